@@ -11,8 +11,8 @@ ends where its clock says so (7.7). A partition that has ended needs nothing mor
 neither be lost nor lag behind.
 """
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark_timestream.core.instants import format_instant, parse_instant
@@ -111,7 +111,7 @@ def hide_missing(
     """
     previous, existing, now_us = state.previous, state.snapshot.positions, state.snapshot.now_us
     gone = {
-        part: dataclasses.replace(
+        part: replace(
             last,
             start_inclusive=last.end_exclusive,
             state=state.clocks[part],
@@ -131,6 +131,109 @@ def hide_missing(
 
 
 _OUR_DAYS_US: Final = parse_instant("1990-01-01T00:00:00Z"), parse_instant("2100-01-01T00:00:00Z")
+_WORDS: Final = {EARLIEST: "-2 is earliest", LATEST: "-1 is latest"}
+_ByPartition = Mapping[Partition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The options of one side of a read, its start or its end: an earlier one overrides the others.
+
+    Attributes:
+        verb: what the read does there.
+        timestamp_ms: of all partitions.
+        timestamps_ms: by partition.
+        offsets: by partition, or a word for all.
+        words: the numbers that are words among the offsets.
+    """
+
+    verb: str
+    timestamp_ms: int | None
+    timestamps_ms: _ByPartition | None
+    offsets: int | _ByPartition
+    words: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The option that decides."""
+        if self.timestamp_ms is not None:
+            return f"{self.verb}ingTimestamp"
+        return f"{self.verb}ingOffsets{'' if self.timestamps_ms is None else 'ByTimestamp'}"
+
+    def find_timestamps(
+        self, partitions: Collection[Partition], listed: Collection[Partition]
+    ) -> dict[Partition, int]:
+        """Return each partition's timestamp, in ms; empty if offsets decide."""
+        if self.timestamp_ms is not None:
+            return dict.fromkeys(partitions, self.timestamp_ms)
+        if self.timestamps_ms is None:
+            return {}
+        self._check_names(self.timestamps_ms, listed)
+        return {part: self.timestamps_ms[part] for part in partitions}
+
+    def find_offsets(
+        self,
+        options: KafkaOptions,
+        earliest: _ByPartition,
+        ends: _ByPartition,
+        listed: Collection[Partition],
+    ) -> dict[Partition, int]:
+        """Return each partition's offset, or the nearest that it has.
+
+        Raises:
+            OptionError: the option names other partitions than are read.
+            DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
+        """
+        words = {EARLIEST: earliest, LATEST: ends}
+        if isinstance(self.offsets, int):
+            return {part: words[self.offsets][part] for part in ends}
+        self._check_names(self.offsets, listed)
+        spelt = ", -2 or -1" if EARLIEST in self.words else " or -1"
+        found = {}
+        for part, end in ends.items():
+            named = self.offsets[part]
+            offset = words[named][part] if named in self.words else named
+            if not earliest[part] <= offset <= end and options.fail_on_data_loss:
+                raise DataLost(
+                    f"option '{self.name}': {part} has offsets {earliest[part]} to {end}, not "
+                    f"{offset}; name one of them{spelt}, or set option "
+                    f"'failOnDataLoss' to 'false' to {self.verb} at the nearest"
+                )
+            found[part] = min(max(offset, earliest[part]), end)
+        return found
+
+    def _check_names(self, named: _ByPartition, listed: Collection[Partition]) -> None:
+        """Refuse an option that names other partitions than are read."""
+        if set(named) == set(listed):
+            return
+        words = [_WORDS[word] for word in self.words] if named is self.offsets else []
+        raise OptionError(
+            self.name,
+            f"it names {_name_partitions(named)}, but the partitions are "
+            f"{_name_partitions(listed)}",
+            f"exactly the partitions that are read{'; ' if words else ''}{', '.join(words)}",
+            "name each of them once",
+        )
+
+
+def _read_start(options: KafkaOptions) -> _Side:
+    return _Side(
+        "start",
+        options.starting_timestamp_ms,
+        options.starting_timestamps_ms,
+        options.starting_offsets,
+        (EARLIEST, LATEST),
+    )
+
+
+def _read_end(options: KafkaOptions) -> _Side:
+    return _Side(
+        "end",
+        options.ending_timestamp_ms,
+        options.ending_timestamps_ms,
+        options.ending_offsets,
+        (LATEST,),
+    )
 
 
 def starting_timestamps(
@@ -140,18 +243,14 @@ def starting_timestamps(
 ) -> dict[Partition, int]:
     """Return the timestamp, in ms, at which each partition starts; empty if offsets decide.
 
-    Args:
-        options: the starting options.
-        partitions: the partitions to resolve.
-        listed: all partitions of the read; None for `partitions`.
+    `listed` are all partitions of the read; None for `partitions`.
 
     Raises:
         OptionError: no partition exists, or `startingOffsetsByTimestamp` names others than exist.
     """
     listed = partitions if listed is None else listed
     _check_exist(options, listed)
-    one_ms, each_ms = options.starting_timestamp_ms, options.starting_timestamps_ms
-    return _choose_timestamps("startingOffsetsByTimestamp", one_ms, each_ms, partitions, listed)
+    return _read_start(options).find_timestamps(partitions, listed)
 
 
 def resolve_starts(
@@ -176,21 +275,23 @@ def resolve_starts(
         DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
     """
     listed = ends if listed is None else listed
-    instants = starting_timestamps(options, ends, listed)
-    if instants:
-        return {part: _resolve_timestamp(options, part, instants[part], found.get(part), ends[part])
-                for part in ends}  # fmt: skip
-    wanted = options.starting_offsets
-    if isinstance(wanted, int):
-        return dict(earliest if wanted == EARLIEST else ends)
-    _check_same_partitions("startingOffsets", wanted, listed)
-    words = {EARLIEST: earliest, LATEST: ends}
-    named = {part: wanted[part] for part in ends}
-    starts = {part: words[at][part] if at in words else at for part, at in named.items()}
-    return {
-        part: _clamp_offset("startingOffsets", options, part, at, earliest, ends)
-        for part, at in starts.items()
-    }
+    side, instants_ms = _read_start(options), starting_timestamps(options, ends, listed)
+    if not instants_ms:
+        return side.find_offsets(options, earliest, ends, listed)
+    starts = {}
+    for part, end in ends.items():
+        offset = found.get(part)
+        if offset is None and options.starting_strategy != "latest":
+            raise OptionError(
+                side.name,
+                f"{part} has no record at or after timestamp {instants_ms[part]}",
+                "a timestamp that each partition has a record at or after, in milliseconds",
+                f"{_correct_unit(instants_ms[part])}choose an earlier one, or set option "
+                "'startingOffsetsByTimestampStrategy' to 'latest' to start such partitions at "
+                "their end",
+            )
+        starts[part] = end if offset is None else offset
+    return starts
 
 
 def ending_timestamps(
@@ -198,19 +299,8 @@ def ending_timestamps(
     partitions: Collection[Partition],
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
-    """Return the timestamp, in ms, at which each partition ends; empty if offsets decide.
-
-    Args:
-        options: the ending options.
-        partitions: the partitions to resolve.
-        listed: all partitions of the read; None for `partitions`.
-
-    Raises:
-        OptionError: `endingOffsetsByTimestamp` names other partitions than exist.
-    """
-    listed = partitions if listed is None else listed
-    one_ms, each_ms = options.ending_timestamp_ms, options.ending_timestamps_ms
-    return _choose_timestamps("endingOffsetsByTimestamp", one_ms, each_ms, partitions, listed)
+    """Return the timestamp, in ms, at which each partition ends; as `starting_timestamps`."""
+    return _read_end(options).find_timestamps(partitions, listed or partitions)
 
 
 def resolve_ends(
@@ -220,33 +310,13 @@ def resolve_ends(
     found: Mapping[Partition, int | None],
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
-    """Return the offset after the last one to read of each partition in `ends`.
-
-    Args:
-        options: the ending options.
-        earliest: the first offset that each partition still has.
-        ends: the offset after each partition's last readable record.
-        found: the first offset at or after each of `ending_timestamps`; None if there is none.
-        listed: all partitions of the read; None for those in `ends`.
-
-    Raises:
-        OptionError: an option names other partitions than exist.
-        DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
-    """
+    """Return the offset after the last one to read of each partition; as `resolve_starts`."""
     listed = ends if listed is None else listed
-    if ending_timestamps(options, ends, listed):
-        at_or_after = {part: found.get(part) for part in ends}
-        return {part: ends[part] if at is None else at for part, at in at_or_after.items()}
-    wanted = options.ending_offsets
-    if isinstance(wanted, int):
-        return dict(ends)
-    _check_same_partitions("endingOffsets", wanted, listed)
-    named = {part: wanted[part] for part in ends}
-    stops = {part: ends[part] if at == LATEST else at for part, at in named.items()}
-    return {
-        part: _clamp_offset("endingOffsets", options, part, at, earliest, ends)
-        for part, at in stops.items()
-    }
+    side = _read_end(options)
+    if not side.find_timestamps(ends, listed):
+        return side.find_offsets(options, earliest, ends, listed)
+    at_or_after = {part: found.get(part) for part in ends}
+    return {part: ends[part] if offset is None else offset for part, offset in at_or_after.items()}
 
 
 def check_order(
@@ -257,16 +327,7 @@ def check_order(
     Raises:
         OptionError: of that option.
     """
-    starting = _find_first_set(
-        startingTimestamp=options.starting_timestamp_ms,
-        startingOffsetsByTimestamp=options.starting_timestamps_ms,
-        startingOffsets=options.starting_offsets,
-    )
-    ending = _find_first_set(
-        endingTimestamp=options.ending_timestamp_ms,
-        endingOffsetsByTimestamp=options.ending_timestamps_ms,
-        endingOffsets=options.ending_offsets,
-    )
+    starting, ending = _read_start(options).name, _read_end(options).name
     for part, start in sorted(starts.items()):
         if start > stops[part]:
             raise OptionError(
@@ -365,88 +426,6 @@ def limit_ends(
     return {**limited, **ended}
 
 
-def _choose_timestamps(
-    name: str,
-    one_ms: int | None,
-    each_ms: Mapping[Partition, int] | None,
-    partitions: Collection[Partition],
-    listed: Collection[Partition],
-) -> dict[Partition, int]:
-    """Return each partition's timestamp: `one_ms` for all, else its own by option `name`."""
-    if one_ms is not None:
-        return dict.fromkeys(partitions, one_ms)
-    if each_ms is None:
-        return {}
-    _check_same_partitions(name, each_ms, listed)
-    return {part: each_ms[part] for part in partitions}
-
-
-def _check_same_partitions(
-    name: str, wanted: Collection[Partition], partitions: Collection[Partition]
-) -> None:
-    """Refuse an option that names `wanted` if the read has other partitions.
-
-    Raises:
-        OptionError: of option `name`.
-    """
-    if set(wanted) == set(partitions):
-        return
-    words = {
-        "startingOffsets": "; -2 is earliest, -1 is latest",
-        "endingOffsets": "; -1 is latest",
-    }
-    raise OptionError(
-        name,
-        f"it names {_name_partitions(wanted)}, but the partitions are "
-        f"{_name_partitions(partitions)}",
-        f"exactly the partitions that are read{words.get(name, '')}",
-        "name each of them once",
-    )
-
-
-def _clamp_offset(
-    name: str,
-    options: KafkaOptions,
-    part: Partition,
-    at: int,
-    earliest: Mapping[Partition, int],
-    ends: Mapping[Partition, int],
-) -> int:
-    """Return the offset `at` of option `name`, or the nearest one that exists.
-
-    Raises:
-        DataLost: it does not exist, and option `failOnDataLoss` is true.
-    """
-    if earliest[part] <= at <= ends[part]:
-        return at
-    if options.fail_on_data_loss:
-        raise DataLost(
-            f"option '{name}': {part} has offsets "
-            f"{earliest[part]} to {ends[part]}, not {at}; name one of them"
-            f"{', -2 or -1' if name == 'startingOffsets' else ' or -1'}, or set "
-            "option 'failOnDataLoss' to 'false' to "
-            f"{'start' if name == 'startingOffsets' else 'end'} at the nearest"
-        )
-    return min(max(at, earliest[part]), ends[part])
-
-
-def _resolve_timestamp(
-    options: KafkaOptions, part: Partition, instant_ms: int, found: int | None, end: int
-) -> int:
-    if found is not None:
-        return found
-    if options.starting_strategy == "latest":
-        return end
-    both = ("startingTimestamp", "startingOffsetsByTimestamp")
-    raise OptionError(
-        both[0] if options.starting_timestamp_ms is not None else both[1],
-        f"{part} has no record at or after timestamp {instant_ms}",
-        "a timestamp that each partition has a record at or after, in milliseconds",
-        f"{_correct_unit(instant_ms)}choose an earlier one, or set option "
-        "'startingOffsetsByTimestampStrategy' to 'latest' to start such partitions at their end",
-    )
-
-
 def name_other_unit(ms: int) -> str:
     """Name the unit in which a number is a time of our days; empty if that is milliseconds.
 
@@ -487,7 +466,3 @@ def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> No
 
 def _name_partitions(partitions: Collection[Partition]) -> str:
     return ", ".join(f"{part.topic}-{part.number}" for part in sorted(partitions)) or "none"
-
-
-def _find_first_set(**options: object) -> str:
-    return next(name for name, value in options.items() if value is not None)

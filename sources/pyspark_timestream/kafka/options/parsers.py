@@ -124,9 +124,9 @@ LATEST: Final = -1
 # -- times -----------------------------------------------------------------------------------------
 
 _PREFIXED_FIELD: Final = re.compile(
-    r"timestamp|record:timestamp|(header|field):.*", re.IGNORECASE | re.DOTALL
+    r"timestamp|record:timestamp|(header|field):.*|.*[.`].*", re.IGNORECASE | re.DOTALL
 )
-"""Field paths that mean something else if they stand alone."""
+"""Field paths that are no plain name, or would mean something else without `field:`."""
 
 
 @dataclass(frozen=True, slots=True)

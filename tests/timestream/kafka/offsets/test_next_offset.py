@@ -145,7 +145,7 @@ class Query:
                 assert mark is not None or row["offset"] is not None
         if check:
             for part, end in leave.items():
-                self.left[part] = encode_group_metadata(offset, part, state)
+                self.left[part] = encode_group_metadata(offset, part, end.state)
             self.check(offset, tasks)
         return tasks
 

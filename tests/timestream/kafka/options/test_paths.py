@@ -108,9 +108,9 @@ def test_a_walk_ends_in_the_value_in_nothing_or_where_no_object_is(value, path):
         ("header:field:x", TimeFrom("header", "field:x"), "header:field:x"),
         ("field:field:x", TimeFrom("field", "field:x"), "field:field:x"),
         ("record:x", TimeFrom("field", "record:x"), "record:x"),
-        ("field:payload.ts_ms", TimeFrom("field", "payload.ts_ms"), "payload.ts_ms"),
-        ("payload.ts_ms", TimeFrom("field", "payload.ts_ms"), "payload.ts_ms"),
-        ("field:`a.b`", TimeFrom("field", "`a.b`"), "`a.b`"),
+        ("field:payload.ts_ms", TimeFrom("field", "payload.ts_ms"), "field:payload.ts_ms"),
+        ("payload.ts_ms", TimeFrom("field", "payload.ts_ms"), "field:payload.ts_ms"),
+        ("field:`a.b`", TimeFrom("field", "`a.b`"), "field:`a.b`"),
         ("header", TimeFrom("field", "header"), "header"),
         ("header:a.b", TimeFrom("header", "a.b"), "header:a.b"),
     ],
@@ -159,7 +159,7 @@ def test_an_import_reads_its_time_like_the_stream_itself():
     assert imported is not None
     assert imported.start_time.path == ("payload", "ts.ms")
     kept = given.settings()["ctiImport"]
-    assert json.loads(kept)["startTime"] == "payload.`ts.ms`"
+    assert json.loads(kept)["startTime"] == "field:payload.`ts.ms`"
     assert options(ctiImport=kept).cti_import == given.cti_import
     with pytest.raises(OptionError, match="a name in it is empty"):
         options(ctiImport=json.dumps({"topic": "fast", "frequency": 1, "startTime": "a."}))
@@ -194,7 +194,7 @@ def test_a_name_in_backquotes_is_another_field_than_a_path():
     with pytest.raises(CheckpointMismatch) as refused:
         check_stream_offset({"version": FORMAT_VERSION, "settings": then}, now)
     assert str(refused.value) == (
-        "option 'startTime' was '`event.created`' when this checkpoint was made and is "
-        "'event.created' now; it defines the stream's time or rows, so set it back to "
-        "'`event.created`' or start with a new checkpoint"
+        "option 'startTime' was 'field:`event.created`' when this checkpoint was made and is "
+        "'field:event.created' now; it defines the stream's time or rows, so set it back to "
+        "'field:`event.created`' or start with a new checkpoint"
     )
