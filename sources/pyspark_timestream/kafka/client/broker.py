@@ -101,9 +101,15 @@ class Broker:
         if self._options.subscribe_pattern is not None:
             return self._list_matching(self._options.subscribe_pattern)
         wanted = None if self._options.assign is None else set(self._options.assign)
-        topics = {part.topic for part in wanted} if wanted else set(self._options.subscribe or ())
-        found = [part for topic in sorted(topics) for part in self._list_topic(topic)]
-        return found if wanted is None else [part for part in found if part in wanted]
+        topics = (
+            {partition.topic for partition in wanted}
+            if wanted
+            else set(self._options.subscribe or ())
+        )
+        found = [partition for topic in sorted(topics) for partition in self._list_topic(topic)]
+        return (
+            found if wanted is None else [partition for partition in found if partition in wanted]
+        )
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Return the first offset of each partition; missing partitions are left out."""
@@ -120,9 +126,9 @@ class Broker:
 
     def offsets_at(self, instants_ms: Mapping[Partition, int]) -> dict[Partition, int | None]:
         """Return the first offset with a timestamp at or after an instant; None if none has."""
-        specs = {part: OffsetSpec.for_timestamp(ms) for part, ms in instants_ms.items()}
+        specs = {partition: OffsetSpec.for_timestamp(ms) for partition, ms in instants_ms.items()}
         found = self._list_offsets(specs, none_is=_NO_OFFSET)
-        return {part: None if at == _NO_OFFSET else at for part, at in found.items()}
+        return {partition: None if at == _NO_OFFSET else at for partition, at in found.items()}
 
     def open_transactions(self, ends: Mapping[Partition, int]) -> set[Partition]:
         """Return the partitions whose logs continue after the last stable offset.
@@ -166,7 +172,7 @@ class Broker:
         """Return the group metadata that tasks committed; empty if it cannot be read."""
         if not partitions or time.monotonic() < self._next_group_s:
             return {}
-        asked = [TopicPartition(part.topic, part.number) for part in partitions]
+        asked = [TopicPartition(partition.topic, partition.number) for partition in partitions]
         try:
             answer = self._consumer.committed(asked, timeout=_GROUP_TIMEOUT_S)
         except KafkaException as error:
@@ -197,8 +203,8 @@ class Broker:
         def ask(request_s: float) -> list[Partition]:
             found = self._admin.list_topics(timeout=request_s).topics
             names = (name for name in sorted(found) if re.fullmatch(pattern, name))
-            return [part for name in names if name not in _INTERNAL_TOPICS
-                    for part in self._read_partitions(found[name])]  # fmt: skip
+            return [partition for name in names if name not in _INTERNAL_TOPICS
+                    for partition in self._read_partitions(found[name])]  # fmt: skip
 
         return self._retry(f"the topics that match '{pattern}'", ask)
 
@@ -239,15 +245,15 @@ class Broker:
             return {}
         committed = self._config["isolation.level"] == "read_committed"
         own = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        topics = {part.topic for part in specs}
+        topics = {partition.topic for partition in specs}
 
         def ask(request_s: float) -> dict[Partition, int]:
             # A client that does not know the leader waits for one of its own timers, up to 3 s.
             gone = self._find_leaders(specs.keys(), request_s)
             asked = {
-                TopicPartition(part.topic, part.number): spec
-                for part, spec in specs.items()
-                if part.topic not in gone
+                TopicPartition(partition.topic, partition.number): spec
+                for partition, spec in specs.items()
+                if partition.topic not in gone
             }
             if not asked:
                 return {}
@@ -256,8 +262,8 @@ class Broker:
                     asked, isolation_level=level or own, request_timeout=request_s
                 )
                 answers = [
-                    (part, self._read_offset(each, none_is, request_s))
-                    for part, each in futures.items()
+                    (partition, self._read_offset(each, none_is, request_s))
+                    for partition, each in futures.items()
                 ]
             except KafkaException:
                 # The client keeps using the leaders and epochs that it knows. They may have
@@ -265,8 +271,8 @@ class Broker:
                 self._topics_with_leaders -= topics
                 raise
             return {
-                Partition(part.topic, part.partition): offset
-                for part, offset in answers
+                Partition(partition.topic, partition.partition): offset
+                for partition, offset in answers
                 if offset is not None
             }
 

@@ -187,8 +187,8 @@ class MessageConsumer:
         """See `ColumnConsumer`."""
         self._answers.clear()
         wanted = [
-            TopicPartition(part.topic, part.number, offset, metadata)
-            for part, (offset, metadata) in offsets.items()
+            TopicPartition(partition.topic, partition.number, offset, metadata)
+            for partition, (offset, metadata) in offsets.items()
         ]
         try:
             self._consumer.commit(offsets=wanted, asynchronous=True)
@@ -196,7 +196,7 @@ class MessageConsumer:
             return dict.fromkeys(offsets, error.args[0])
         deadline = time.monotonic() + _COMMIT_TIMEOUT_S
         # A late answer must not be taken for that of the next commit.
-        key = frozenset((part, offset) for part, (offset, _) in offsets.items())
+        key = frozenset((partition, offset) for partition, (offset, _) in offsets.items())
         while key not in self._answers and time.monotonic() < deadline:
             self._consumer.poll(0.001)
         late = KafkaError(KafkaError._TIMED_OUT, f"no answer in {_COMMIT_TIMEOUT_S:.0f} s")
@@ -212,7 +212,9 @@ class MessageConsumer:
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         refusals = {Partition(p.topic, p.partition): p.error or error for p in partitions}
         key = frozenset((Partition(p.topic, p.partition), p.offset) for p in partitions)
-        self._answers[key] = {part: each for part, each in refusals.items() if each is not None}
+        self._answers[key] = {
+            partition: each for partition, each in refusals.items() if each is not None
+        }
 
 
 class BoundedConsumer:

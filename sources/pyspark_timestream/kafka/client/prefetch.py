@@ -173,8 +173,8 @@ class PartialFetch:
 
     def __init__(self, spans: Iterable[Range]) -> None:
         self._spans: Mapping[Partition, Range] = {span.partition: span for span in spans}
-        self._reached = {part: span.start_inclusive for part, span in self._spans.items()}
-        self._records: dict[Partition, list[Message]] = {part: [] for part in self._spans}
+        self._reached = {partition: span.start_inclusive for partition, span in self._spans.items()}
+        self._records: dict[Partition, list[Message]] = {partition: [] for partition in self._spans}
         self._bytes = 0
         self._broken: set[Partition] = set()
         self.failed = False
@@ -189,38 +189,38 @@ class PartialFetch:
     def add(self, polled: Sequence[Message]) -> bool:
         """Add polled messages; return whether any range made progress."""
         moved = False
-        for part, run in itertools.groupby(polled, _partition_of):
-            if part in self._spans:
-                moved |= self._add_run(part, list(run))
+        for partition, run in itertools.groupby(polled, _partition_of):
+            if partition in self._spans:
+                moved |= self._add_run(partition, list(run))
             else:
                 self.failed |= any(message.error() is not None for message in run)
         return moved
 
-    def _add_run(self, part: Partition, run: Sequence[Message]) -> bool:
-        before, end = self._reached[part], self._spans[part].end_exclusive
+    def _add_run(self, partition: Partition, run: Sequence[Message]) -> bool:
+        before, end = self._reached[partition], self._spans[partition].end_exclusive
         for message in run:
             error = message.error()
             if error is None:
-                if self._reached[part] < end:
-                    self._records[part].append(message)
+                if self._reached[partition] < end:
+                    self._records[partition].append(message)
                     self._bytes += len(message)
-                self._reached[part] = max(self._reached[part], message.offset() + 1)
+                self._reached[partition] = max(self._reached[partition], message.offset() + 1)
             elif error.code() == KafkaError._PARTITION_EOF:
-                self._reached[part] = max(self._reached[part], message.offset())
+                self._reached[partition] = max(self._reached[partition], message.offset())
             else:
                 self.failed = True
-                if self._reached[part] < end:
+                if self._reached[partition] < end:
                     # librdkafka skips a batch that it cannot read, so the records after an error
                     # need not follow those before it.
-                    self._broken.add(part)
-        return self._reached[part] > before
+                    self._broken.add(partition)
+        return self._reached[partition] > before
 
     def complete_ranges(self) -> list[tuple[Range, list[Message]]]:
         """Return the ranges that were read to their end, with their records (at most one more)."""
         return [
-            (span, self._records[part])
-            for part, span in self._spans.items()
-            if self._reached[part] >= span.end_exclusive and part not in self._broken
+            (span, self._records[partition])
+            for partition, span in self._spans.items()
+            if self._reached[partition] >= span.end_exclusive and partition not in self._broken
         ]
 
 

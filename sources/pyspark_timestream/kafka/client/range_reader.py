@@ -264,14 +264,22 @@ class RangeReader:
         if not states or now_s < self._next_commit_s:
             return
         limit = self._length_limit if now_s < self._next_long_s else sys.maxsize
-        short = {part: _shorten(state, limit) for part, state in states.items()}
+        short = {partition: _shorten(state, limit) for partition, state in states.items()}
         refused = self._consumer.commit_offsets(short)
-        too_long = {part for part, error in refused.items() if error.code() == _METADATA_TOO_LARGE}
+        too_long = {
+            partition for partition, error in refused.items() if error.code() == _METADATA_TOO_LARGE
+        }
         if too_long:
-            self._length_limit = min(len(short[part][1]) for part in too_long) - 1
+            self._length_limit = min(len(short[partition][1]) for partition in too_long) - 1
             self._next_long_s = now_s + _COMMIT_RETRY_PAUSE_S
-            again = {part: _shorten(short[part], self._length_limit) for part in too_long}
-            others = {part: error for part, error in refused.items() if part not in too_long}
+            again = {
+                partition: _shorten(short[partition], self._length_limit) for partition in too_long
+            }
+            others = {
+                partition: error
+                for partition, error in refused.items()
+                if partition not in too_long
+            }
             refused = {**others, **self._consumer.commit_offsets(again)}
         if refused:
             # Asking again for a forbidden group would cost every batch the same wait.

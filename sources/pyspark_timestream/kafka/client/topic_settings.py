@@ -73,7 +73,7 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
 def _name_topics(own: Mapping[str, str]) -> list[str]:
     """Return the topics that the options name, in order; KeyError if they name none."""
     if "assign" in own:
-        return sorted({part.topic for part in ASSIGN.parse(own["assign"])})
+        return sorted({partition.topic for partition in ASSIGN.parse(own["assign"])})
     return sorted(SUBSCRIBE.parse(own["subscribe"]))
 
 
@@ -117,16 +117,16 @@ def _read_topic(
     reader = RangeReader(options, group)
     found: dict[str, tuple[Partition, bytes]] = {}
     try:
-        for part, end in sorted(ends.items()):
-            span = Range(part, earliest.get(part, end), end)
+        for partition, end in sorted(ends.items()):
+            span = Range(partition, earliest.get(partition, end), end)
             for topic, value in _read_last_values(reader, span, topics).items():
                 if topic in found and found[topic][1] != value:
                     raise _error(
                         f"topic '{place.topic}' has different descriptions of topic '{topic}' in "
-                        f"partitions {found[topic][0].number} and {part.number}",
+                        f"partitions {found[topic][0].number} and {partition.number}",
                         "produce a record with that key and no value to the outdated partition",
                     )
-                found[topic] = part, value
+                found[topic] = partition, value
     finally:
         reader.close()
     return {
