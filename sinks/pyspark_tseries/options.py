@@ -1,6 +1,7 @@
 """The options of writes and reads: frozen dataclasses, and the texts that make them."""
 
 import dataclasses
+import functools
 import getpass
 import json
 import os
@@ -163,8 +164,25 @@ def location_with(path: str, storage: OptionPairs) -> Location:
     return parse_location(path, dict(storage))
 
 
+class _Located:
+    """Options of something that names a store."""
+
+    __slots__ = ()
+    path: str
+    storage: OptionPairs
+
+    @property
+    def location(self) -> Location:
+        """The location of the store."""
+        return location_with(self.path, self.storage)
+
+
+_batch_option: Final = functools.partial(option, effect="batch")
+_stream_option: Final = functools.partial(option, effect="stream")
+
+
 @dataclass(frozen=True, slots=True)
-class WriteOptions:
+class WriteOptions(_Located):
     """How a DataFrame is added to a store.
 
     Column names are None where the option was not given: the default name is then used if the
@@ -358,11 +376,6 @@ class WriteOptions:
     storage: OptionPairs = field(default=(), repr=False)
 
     @property
-    def location(self) -> Location:
-        """The location of the store."""
-        return location_with(self.path, self.storage)
-
-    @property
     def synced(self) -> bool:
         """True if an acknowledged commit survives a power loss."""
         return self.durability == "fsync"
@@ -374,17 +387,16 @@ class WriteOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
+class ReadOptions(_Located):
     """The options of a batch read; None: all series, or the default end of a range."""
 
-    path: str = option(
+    path: str = _batch_option(
         "path",
         PATH,
         description="the store; `.load(path)`",
-        effect="batch",
         help="name the store in .load(path)",
     )
-    query: str = option(
+    query: str = _batch_option(
         "query",
         choice(*QUERY_KINDS),
         "values",
@@ -394,16 +406,14 @@ class ReadOptions:
             "`allEdits`: originals and all their edits, `latestEdits`: originals and the latest "
             "edit of each, both in the order of sequences"
         ),
-        effect="batch",
     )
-    series: tuple[str, ...] | None = option(
+    series: tuple[str, ...] | None = _batch_option(
         "series",
         SERIES,
         None,
         description="one name, or a JSON list of names; none: all",
-        effect="batch",
     )
-    view_from: Point | None = option(
+    view_from: Point | None = _batch_option(
         "from",
         ANCHOR,
         None,
@@ -411,9 +421,8 @@ class ReadOptions:
             "where the view range, which originals, begins: `start`, `sequence N`, an ISO-8601 "
             "time, `last N`, `last DURATION`; none: `start`"
         ),
-        effect="batch",
     )
-    view_to: Point | None = option(
+    view_to: Point | None = _batch_option(
         "to",
         SPAN,
         None,
@@ -421,32 +430,28 @@ class ReadOptions:
             "where it ends, inclusive: the same, where `last` leaves off that much, or `next N`, "
             "`next DURATION`, `previous N`, `previous DURATION`; none: `last 0`"
         ),
-        effect="batch",
     )
-    edit_from: Point | None = option(
+    edit_from: Point | None = _batch_option(
         "editFrom",
         ANCHOR,
         None,
         description=(
             "where the edit range begins, outside of which no event is in the result; none: `start`"
         ),
-        effect="batch",
     )
-    edit_to: Point | None = option(
+    edit_to: Point | None = _batch_option(
         "editTo",
         SPAN,
         None,
         description="where it ends, inclusive; none: `last 0`",
-        effect="batch",
     )
-    limit: int | None = option(
+    limit: int | None = _batch_option(
         "limit",
         whole_number(),
         None,
-        description=("at most this many events a series, the last of the query's order; none: all"),
-        effect="batch",
+        description="at most this many events a series, the last of the query's order; none: all",
     )
-    columns: tuple[str, ...] | None = option(
+    columns: tuple[str, ...] | None = _batch_option(
         "columns",
         COLUMNS,
         None,
@@ -454,9 +459,8 @@ class ReadOptions:
             "names of columns, separated by commas, such as `timestamp, celsius`: only these are "
             "read, in this order; none: all"
         ),
-        effect="batch",
     )
-    as_of: int | None = option(
+    as_of: int | None = _batch_option(
         "asOf",
         INSTANT,
         None,
@@ -464,9 +468,8 @@ class ReadOptions:
             "the store, its retained range included, as it was at that commit time (ISO-8601), "
             "while its rows exist; else an error names the oldest possible time; none: now"
         ),
-        effect="batch",
     )
-    principal: str | None = option(
+    principal: str | None = _batch_option(
         "principal",
         text,
         None,
@@ -474,14 +477,8 @@ class ReadOptions:
             "who reads, where the store has a policy; none: the OS user of the driver's Python "
             "worker"
         ),
-        effect="batch",
     )
     storage: OptionPairs = field(default=(), repr=False)
-
-    @property
-    def location(self) -> Location:
-        """The location of the store."""
-        return location_with(self.path, self.storage)
 
     def to_query(self) -> Query:
         """The query that the options describe."""
@@ -498,17 +495,16 @@ def _range(anchor: Point | None, span: Point | None) -> Range:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscribeOptions:
+class SubscribeOptions(_Located):
     """How a streaming query follows a store."""
 
-    path: str = option(
+    path: str = _stream_option(
         "path",
         PATH,
         description="the store; `.load(path)`",
-        effect="stream",
         help="name the store in .load(path)",
     )
-    subscription_range: RetainedRange | None = option(
+    subscription_range: RetainedRange | None = _stream_option(
         "subscriptionRange",
         INITIAL,
         None,
@@ -516,9 +512,8 @@ class SubscribeOptions:
             "the initial events: `limit N`, `last DURATION` (before the series' newest original), "
             "both, `unlimited`, or `none`; none given: as the store was created"
         ),
-        effect="stream",
     )
-    starting_sequence: Mapping[str, int] | None = option(
+    starting_sequence: Mapping[str, int] | None = _stream_option(
         "startingSequence",
         STARTS,
         None,
@@ -526,16 +521,14 @@ class SubscribeOptions:
             'JSON `{"series": n}`: of that series every event from `n` on instead, as far as it is '
             "there"
         ),
-        effect="stream",
     )
-    max_events: int | None = option(
+    max_events: int | None = _stream_option(
         "maxEventsPerTrigger",
         whole_number(at_least=1),
         None,
         description="the most events of a batch; initial events come by whole series",
-        effect="stream",
     )
-    cti: str = option(
+    cti: str = _stream_option(
         "cti",
         CTI,
         "",
@@ -543,9 +536,8 @@ class SubscribeOptions:
             "`true`, or a name: adds a column `cti`, or of that name, and rows in which it alone "
             "is set: CTIs, before which no further original comes"
         ),
-        effect="stream",
     )
-    principal: str | None = option(
+    principal: str | None = _stream_option(
         "principal",
         text,
         None,
@@ -553,14 +545,8 @@ class SubscribeOptions:
             "who subscribes, where the store has a policy; none: the OS user of the driver's "
             "Python worker"
         ),
-        effect="stream",
     )
     storage: OptionPairs = field(default=(), repr=False)
-
-    @property
-    def location(self) -> Location:
-        """The location of the store."""
-        return location_with(self.path, self.storage)
 
 
 T = TypeVar("T", "WriteOptions", "ReadOptions", "SubscribeOptions")

@@ -51,7 +51,7 @@ from pyspark_tseries.storage.head_files import (
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.locks import heartbeat
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
-from pyspark_tseries.store.admin_commits import add_erasure_column, require_owner
+from pyspark_tseries.store.admin_commits import add_columns, require_owner
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_entries import read_mark
 from pyspark_tseries.store.log_writer import write_checkpoint
@@ -292,7 +292,7 @@ def erase(
     require_owner(store, principal, "erase values")
     act = _Act(store, series, wanted, reason, os_user() if principal is None else principal)
     act.check()
-    add_erasure_column(store)
+    add_columns(store, [ERASURE_FIELD])
     return act.carry_out(clock)
 
 

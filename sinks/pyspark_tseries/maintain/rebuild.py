@@ -183,7 +183,7 @@ def correct_bounds(store: Store, wrong: Mapping[DataFile, FileStats], now_us: in
     for file, rows in wrong.items():
         path = _new_path(file, ids.setdefault(file.run, f"{store.new_id():016x}"))
         location.copy(location.file(file.path), location.file(path))
-        written.append(WrittenFile(path, file.size, rows.to_json()))
+        written.append(WrittenFile(path, file.size, rows))
     for attempt in range(MAX_ATTEMPTS):
         try:
             if not replace_files(store, list(wrong), written, None, now_us):

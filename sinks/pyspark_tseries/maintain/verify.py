@@ -60,7 +60,7 @@ from pyspark_tseries.storage.row_reader import (
     read_slice,
     sample_sizes,
 )
-from pyspark_tseries.store.log_check import damaged_log_error, find_log_damage
+from pyspark_tseries.store.log_check import find_log_damage
 from pyspark_tseries.store.store import Store, now_us
 
 
@@ -467,7 +467,7 @@ def verify(path: str | Location, storage_options: Mapping[str, str] | None = Non
     location = parse_location(path, storage_options)
     damage = find_log_damage(location) if location.is_local else None
     if damage is not None:
-        return [Finding.of(damaged_log_error(location, damage))]
+        return [Finding.of(damage)]
     found = dict.fromkeys(_find_damage(Store.open_damaged(location)))
     return [finding.with_advice(location.root) for finding in found]
 

@@ -1,11 +1,8 @@
-"""Columns of whole numbers as NumPy arrays, in blocks, and by ranges of keys.
+"""Columns of whole numbers as NumPy arrays, in blocks, and cut by ranges of keys.
 
 Sequences, timestamps and positions are 64-bit integers. A null is a number that no legal value
-reaches, so that arithmetic on it neither fails nor overflows.
-
-Immutable, so that a reader in another thread keeps the columns it has.
-
-A key is (series, sequence). Names compare by their UTF-8 bytes, in Python as in Arrow.
+reaches, so that arithmetic on it neither fails nor overflows. A key is (series, sequence); names
+compare by their UTF-8 bytes, in Python as in Arrow.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -276,10 +273,7 @@ def _flags(compare: Any, series: pa.Array | pa.ChunkedArray, name: str) -> BoolA
 def split_slices(samples: Iterable[Sample], budget: int, *, whole_series: bool) -> Iterator[Slice]:
     """Slices that cover everything, of about `budget` bytes each.
 
-    Args:
-        samples: events spread evenly over the rows, with the bytes each represents.
-        budget: a slice ends where the next sample would exceed it.
-        whole_series: True keeps each series in one slice, however large it is.
+    `samples` are spread evenly over the rows; `whole_series` keeps each series in one slice.
     """
     first: Key | None = None
     held = 0

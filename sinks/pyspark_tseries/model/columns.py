@@ -1,7 +1,7 @@
 """The columns of a store and their types (semantics 15.3 and 15.5); texts are UTF-8.
 
-Arrow passes them on unchecked, and DuckDB, Polars and Python cannot read a file that holds one. So
-they are refused before anything is written.
+Arrow passes text that is not UTF-8 on unchecked, but DuckDB, Polars and Python cannot read a file
+that holds one. So a batch with one is refused before anything is written.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -32,11 +32,7 @@ def check_text(
 ) -> None:
     """Check every text in some columns of a batch, nested texts included.
 
-    Args:
-        batch: the rows.
-        columns: the names of the columns.
-        series: the column with the series' names; None if all rows belong to `series_name`.
-        series_name: the one series of all rows.
+    The series of a row is in the column `series`, or all rows are of `series_name`.
 
     Raises:
         IncompatibleValue: a text is not UTF-8; names series and column.
@@ -186,10 +182,8 @@ SHOWN_FROM: Final = ("timestamp", "original_sequence", "original_timestamp")
 def show_columns(rows: pa.Table, names: Sequence[str], *, at_originals: bool) -> pa.Table:
     """The columns `names` of stored events as a result has them (semantics 21.12).
 
-    Args:
-        rows: columns `names` without that of edits' times, and `SHOWN_FROM`.
-        names: of columns of `result_schema`.
-        at_originals: `timestamp` is that of the original, as in a `values` query.
+    `rows` has them and `SHOWN_FROM`. `at_originals`: `timestamp` is that of the original, as in a
+    `values` query.
     """
     made = {}
     if at_originals and "timestamp" in names and rows["original_sequence"].null_count < len(rows):
@@ -210,14 +204,10 @@ def value_fields(table: pa.Schema) -> list[pa.Field]:
 
 
 def find_later_columns(known: Set[str], values: Sequence[pa.Field]) -> Sequence[pa.Field]:
-    """The value columns that were added after a query had seen all columns of its time.
+    """The columns of `values` that were added after a query, which knows `known`, had seen all.
 
     Columns are added behind the others, so a query has seen all of an earlier time if it has the
     metadata and the first of the value columns. A query with fewer has chosen what it wants.
-
-    Args:
-        known: the query's columns.
-        values: those of the store by now.
     """
     count = len(known) - len(result_schema([]))
     if not 0 <= count < len(values) or known != set(result_schema(values[:count]).names):

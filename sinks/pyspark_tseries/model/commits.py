@@ -1,26 +1,16 @@
-"""What a commit carries besides rows: its id, its time, and the CTIs of writers (semantics 30).
+"""What a commit carries besides rows: its id, its time, and CTIs (semantics 19.4, 19.5 and 30).
 
-The id of a commit is that of its head: a random number that its writer draws. Two copies of a store
-that both go on make commits of the same numbers, but with different ids.
+The id of a commit is that of its head, a random number. Two copies of a store that both go on make
+commits of the same numbers, but with different ids.
 
 The time of commits never decreases. So one commit from the far future would set the time of all
-later ones, and of every event without a timestamp of its own. A writer's clock is compared with
-the time of the last commit and with the clock of the storage, which may be another machine's; the
-clock of the next writer reveals a wrong last commit.
-
-The rules are semantics 19.4.
+later ones, and of every event without a timestamp of its own. A client's clock is compared with the
+time of the last commit and with the clock of the storage, which may be another machine's.
 
 A streaming query that writes may commit a CTI with a batch: it will append no original before that
-time any more. The record has the greatest CTI of each writer that has appended originals, and None
-for one that has given none. The store promises the least of them, once all writers have one; the
-promise never goes back, whoever joins or leaves. A final CTI is the greatest instant, so a writer
-that has ended holds nothing back.
-
-A subscriber needs the promise as it was at an earlier commit, so the record keeps its history. It
-is bounded: of older promises only some are kept. Between two of them the earlier one counts, which
-is less than what was promised, and so still true.
-
-The rules are semantics 30.
+time any more. The store's CTI is the least of them, once every writer has given one; it never goes
+back, whoever joins or leaves. A subscriber needs the store's CTI as it was at an earlier commit, so
+the record keeps a bounded history: between two entries the earlier one counts, which is still true.
 """
 
 import bisect
@@ -111,13 +101,10 @@ _MIN_CREDIBLE_US: Final = 1_767_225_600_000_000
 
 
 def is_clock_suspicious(last_us: int, now_us: int, written_us: int | None = None) -> bool:
-    """True if a writer's clock is far enough from the last commit to ask the storage's clock.
+    """True if a client's clock is far enough from the last commit to ask the storage's clock.
 
-    Args:
-        last_us: the time of the last commit, by its writer's clock.
-        now_us: the writer's clock.
-        written_us: when the storage got the last entry of the log, by its own clock; None if
-            unknown. Commits that are each a little ahead of the last are seen by that.
+    `written_us` is when the storage got the last entry of the log, by its own clock: it shows
+    commits that are each a little ahead of the last.
     """
     ahead = written_us is not None and now_us - written_us > MAX_CLOCK_SKEW_US
     return ahead or abs(now_us - last_us) > MAX_CLOCK_SKEW_US
@@ -134,9 +121,9 @@ def check_commit_time(
     Args:
         store: its location, for the message.
         last_us: the time of the last commit; far in the past where there is none.
-        now_us: the writer's clock.
+        now_us: the client's clock.
         storage_us: the storage's clock; None if unknown.
-        same_machine: True if that may be the writer's own clock.
+        same_machine: True if that may be the client's own clock.
 
     Raises:
         WrongClock: names the clocks, their times, and the next step.

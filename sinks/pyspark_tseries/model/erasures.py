@@ -111,11 +111,7 @@ class ErasedKeys:
         self.originals.setdefault(act.series, set()).update(act.sequences)
 
     def find_values(self, rows: pa.Table) -> BoolArray:
-        """Flags of the events that are meant and not erased in `rows`.
-
-        Args:
-            rows: the columns `KEY_COLUMNS`.
-        """
+        """Flags of the events that are meant and not erased in `rows`, which has `KEY_COLUMNS`."""
         meant = np.zeros(rows.num_rows, bool)
         for series, events in self.events.items():
             mine = pc.equal(rows["series"].cast(pa.string()), series).to_numpy()

@@ -23,9 +23,6 @@ Policy = dict[str, tuple[str, ...]]
 def parse_policy(given: Mapping[str, Iterable[str]] | Any) -> Policy:
     """The policy, with each principal's permissions in the order of `PERMISSIONS`.
 
-    Raises:
-        ValueError: not a mapping of names to permissions.
-
     >>> parse_policy({"ann": {"update", "read"}})
     {'ann': ('read', 'update')}
     """

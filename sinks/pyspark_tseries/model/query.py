@@ -84,10 +84,7 @@ class Query:
 
 
 def parse_anchor(text: str) -> Point:
-    """The point described by `text`.
-
-    Raises:
-        ValueError: none of `start`, `sequence N`, an ISO-8601 time, `last N`, `last DURATION`.
+    """The point described by `text`; ValueError if it is none of those of `ANCHOR_KINDS`.
 
     >>> parse_anchor("last 5"), parse_anchor("LAST 1 minute")
     (Point(kind='last_count', value=5), Point(kind='last_us', value=60000000))
@@ -117,11 +114,7 @@ def _parse_relative(word: str, amount: str) -> Point:
 
 
 def datetime_to_us(moment: datetime) -> int:
-    """Microseconds since the epoch.
-
-    Raises:
-        InvalidQuery: `moment` has no time zone, or nanoseconds, as one of pandas can have.
-    """
+    """Microseconds since the epoch; InvalidQuery without a zone, or for nanoseconds of pandas."""
     if moment.tzinfo is None:
         raise InvalidQuery(
             f"{moment!r} has no time zone", "an aware datetime", "give it one, such as tzinfo=UTC"

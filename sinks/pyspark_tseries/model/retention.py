@@ -57,10 +57,8 @@ NO_EVENTS: Final = RetainedRange(limit=0)
 def parse_range(text: str) -> RetainedRange:
     """The range described by `text`: `limit N`, `last DURATION`, both in any order, or `unlimited`.
 
-    A clause given twice counts once, with the smaller value. Any case.
-
-    Raises:
-        ValueError: not of that form, `limit 0`, or a number of 2**62 or more.
+    A clause given twice counts once, with the smaller value. Any case. ValueError for another form,
+    `limit 0`, or a number of 2**62 or more.
 
     >>> parse_range("last 10S LIMIT 5")
     RetainedRange(limit=5, last_us=10000000)
@@ -92,10 +90,7 @@ def _check_bounds(number: int, *, at_least: int) -> int:
 
 
 def format_range(retained: RetainedRange) -> str:
-    """The shortest text of `retained`; reads back with parse_range.
-
-    Raises:
-        ValueError: `last_us` is not a whole number of milliseconds.
+    """The shortest text of `retained`; ValueError unless `last_us` is in whole milliseconds.
 
     >>> format_range(RetainedRange(limit=5, last_us=90_000_000))
     'limit 5 last 90S'
@@ -120,10 +115,7 @@ def lower_bounds(
 ) -> tuple[Int64Array | None, Int64Array | None]:
     """The lowest sequence and the earliest timestamp inside `retained`; None does not bound.
 
-    Args:
-        retained: the range.
-        last_sequence: of each series, or of each event's series.
-        newest_us: the timestamp of the newest original, likewise.
+    `newest_us` is the timestamp of the series' newest original.
     """
     # Neither overflows: a clause is below 2**62, and so is what it is subtracted from.
     sequence = None if retained.limit is None else last_sequence - (retained.limit - 1)
@@ -136,14 +128,7 @@ def min_retained(
     newest_us: Int64Array,
     floors: Mapping[str, Int64Array],
 ) -> tuple[Int64Array, Int64Array]:
-    """As `lower_bounds`, raised to the floors that an earlier change of the range has left.
-
-    Args:
-        retained: the range.
-        last_sequence: of each series.
-        newest_us: the timestamp of each series' newest original.
-        floors: `floor_sequence` and `floor_us` of each series.
-    """
+    """As `lower_bounds`, raised to the floors that an earlier change of the range has left."""
     sequence, us = lower_bounds(retained, last_sequence, newest_us)
     floor_sequence, floor_us = floors["floor_sequence"], floors["floor_us"]
     return (
@@ -163,14 +148,8 @@ def retained_mask(
 ) -> BoolArray:
     """A flag for each event inside `retained`; all arrays have one element per event.
 
-    Args:
-        retained: the range.
-        sequence: of the event.
-        timestamp_us: of the event.
-        last_sequence: the highest sequence of the event's series.
-        newest_us: the timestamp of the newest original of the event's series.
-        floor_sequence: events below it left the range before the range changed.
-        floor_us: the same for timestamps.
+    `last_sequence` and `newest_us`, of the newest original, are those of the event's series; events
+    below a floor left the range before it changed.
     """
     min_sequence, min_us = lower_bounds(retained, last_sequence, newest_us)
     inside = np.ones(len(sequence), bool)
@@ -186,11 +165,7 @@ def retained_mask(
 
 
 def parse_initial(text: str) -> RetainedRange:
-    """A subscription range: `limit N`, `last DURATION`, both, `unlimited`, or `none`.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """A subscription range: `limit N`, `last DURATION`, both, `unlimited`, or `none`."""
     return NO_EVENTS if str(text).strip().lower() == "none" else parse_range(text)
 
 
@@ -200,10 +175,7 @@ def format_initial(initial: RetainedRange) -> str:
 
 
 def parse_start_sequences(text: str) -> dict[str, int]:
-    """Sequences by series, of a JSON object.
-
-    Raises:
-        ValueError: it is not a JSON object of whole numbers from 0 to below 2**62.
+    """Sequences by series; ValueError unless a JSON object of whole numbers from 0 to below 2**62.
 
     >>> parse_start_sequences('{"a": 7}')
     {'a': 7}

@@ -145,14 +145,11 @@ def _empty_columns() -> BlockColumns:
 
 @dataclass(frozen=True, slots=True)
 class SeriesIndex:
-    """The last sequence and newest timestamps of each series after a commit.
+    """The last sequence and newest timestamps of each series after the commit of `metadata`.
 
-    Attributes:
-        ids: the position of each series in the columns.
-        columns: `last_sequence`; `newest_us`, the newest timestamp of any event;
-            `original_sequence` and `original_us`, those of the newest original; and if the
-            retained range was changed `floor_sequence` and `floor_us`, see `min_retained`.
-        metadata: the commit.
+    `ids` has the position of each series in the columns: `last_sequence`; `newest_us`, the newest
+    timestamp of any event; `original_sequence` and `original_us`, those of the newest original; and
+    if the retained range was changed `floor_sequence` and `floor_us`, see `min_retained`.
     """
 
     ids: SeriesIds = field(default_factory=SeriesIds)
@@ -281,13 +278,7 @@ def next_metadata(
 def advance_index(
     index: SeriesIndex, delta: pa.Table, metadata: CommitMetadata
 ) -> tuple[SeriesIndex, pa.Table]:
-    """The head after a commit, and the table of its file: `delta`, or all series where it is due.
-
-    Args:
-        index: before the commit.
-        delta: the series it touches, as `make_delta` makes it.
-        metadata: the commit, as `next_metadata` makes it.
-    """
+    """The head after a commit, and its table: `delta`, or all series where it is due."""
     delta = attach_metadata(delta, metadata)
     after = apply_delta(index, delta)
     if not needs_full_table(metadata, len(index.ids)):
@@ -337,10 +328,6 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
     most that of its commit; `original_sequence`, `original_us`: of originals that are not erased;
     `edit_sequence`: of edits that are not; `horizon_sequence`, `horizon_us`: the last sequence and
     the newest such original's timestamp among the commits up to `horizon`, inclusive.
-
-    Args:
-        events: the columns `STATE_COLUMNS`.
-        horizon: a commit's number.
     """
     sequence = events["sequence"]
     us = events["timestamp"].cast(pa.int64())

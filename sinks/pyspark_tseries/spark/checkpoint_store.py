@@ -18,6 +18,7 @@ from pyspark_tseries.errors import HistoryChanged, StoreMismatch
 from pyspark_tseries.model.commits import CommitMark
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.history import describe_change, is_given_up, last_mark
+from pyspark_tseries.store.log_entries import Change
 from pyspark_tseries.store.store import Store
 
 _FILE_PATH: Final = ("sinks", "tseries.json")
@@ -98,7 +99,7 @@ def check_in_commit(
         if is_empty:
             with store.commit_lock() as log:
                 # Batches are numbered from 0: -1 marks the query before its first batch.
-                log.commit([], {mark: -1}, synced=synced)
+                log.commit(Change((), {mark: -1}), synced=synced)
 
 
 def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]) -> None:

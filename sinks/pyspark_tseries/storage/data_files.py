@@ -1,10 +1,8 @@
-"""Event files: their entries in Delta's log, and how they are written.
-
-Their names are arbitrary and their statistics may be missing. But every row has its commit, and
-the footer has bounds of the columns.
+"""Files of events: what the log says of them, and how they are written.
 
 Every file has a new name and is part of the store only once a commit names it, so a crash leaves
-unused files at worst.
+unused files at worst. Files that another tool wrote may lack statistics and have any name; then
+the footer, or the rows, have the bounds.
 """
 
 import contextlib
@@ -19,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_timestream.core.instants import clamp_instant, format_instant, parse_instant
+from pyspark_timestream.core.instants import clamp_instant, format_instant
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.columns import COMMIT_FIELDS, ERASURE_FIELD, EVENT_FIELDS
 from pyspark_tseries.model.damage import damage_error
 from pyspark_tseries.model.policy import Policy
@@ -46,46 +45,75 @@ _BOUNDED_COLUMNS: Final = tuple(field.name for field in (*EVENT_FIELDS[:3], COMM
 
 
 @dataclass(frozen=True, slots=True)
-class FileBounds:
-    """The bounds of a file's rows; pairs are inclusive and may be too wide."""
+class FileStats:
+    """The bounds of events; pairs of lowest and highest, both inclusive and perhaps too wide."""
 
     rows: int
     series: tuple[str, str]
     sequence: tuple[int, int]
     us: tuple[int, int]
-    commit: tuple[int, int]
+
+    def extended_with(self, by: "FileStats") -> "FileStats":
+        """The bounds of these events and those of `by`, which come after them."""
+        pairs = ((self.sequence, by.sequence), (self.us, by.us))
+        sequence, us = ((min(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
+        return FileStats(self.rows + by.rows, (self.series[0], by.series[1]), sequence, us)
+
+    def to_json(self) -> str:
+        """Delta's statistics."""
+        least, most = (
+            {
+                "series": self.series[end],
+                "sequence": self.sequence[end],
+                "timestamp": format_instant(self.us[end]),
+            }
+            for end in (0, 1)
+        )
+        nulls = dict.fromkeys(least, 0)
+        said = {"numRecords": self.rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+        # Not escaped: deltalake 1.6 misreads escaped characters of even planes.
+        return json.dumps(said, ensure_ascii=False)
 
 
-_UNKNOWN: Final = FileBounds(0, ("", _LAST_NAME), (0, 2**62), (-(2**62), 2**62), (0, 2**62))
+def compute_stats(table: pa.Table) -> FileStats:
+    """The bounds of at least one event, sorted by (series, sequence)."""
+    ends = table["series"][0].as_py(), table["series"][table.num_rows - 1].as_py()
+    sequence, us = (_bounds(table[name]) for name in ("sequence", "timestamp"))
+    return FileStats(table.num_rows, ends, sequence, us)
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[int, int]:
+    values = to_int64(column)
+    return int(values.min()), int(values.max())
+
+
+Bounds = tuple[FileStats, tuple[int, int]]
+"""The bounds of a file, those of its commits too."""
+
+_UNKNOWN: Final[Bounds] = (
+    FileStats(0, ("", _LAST_NAME), (0, 2**62), (-(2**62), 2**62)),
+    (0, 2**62),
+)
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_FILES)
-def read_bounds(location: Location, path: str, size: int) -> FileBounds:
-    """The bounds of the file at `path`, from its footer or its rows.
+def read_bounds(location: Location, path: str, size: int) -> Bounds:
+    """The bounds of the file at `path`, from its footer or its rows; a file never changes.
 
     A file that cannot be read gets the widest bounds, so that a query that needs it fails.
-
-    Args:
-        location: of the store.
-        path: relative to the store.
-        size: in bytes; a file never changes.
     """
     try:
         metadata = pq.read_metadata(location.file(path), filesystem=location.filesystem)
-        known = {name: _footer_bounds(metadata, name) for name in _BOUNDED_COLUMNS}
+        known: dict[str, Any] = {name: _footer_bounds(metadata, name) for name in _BOUNDED_COLUMNS}
         missing = [name for name, bounds in known.items() if bounds is None]
         if missing and metadata.num_rows:
             known.update(_row_bounds(location, path, missing))
     except (OSError, pa.ArrowException, KeyError):
         return _UNKNOWN
     if not metadata.num_rows:
-        return FileBounds(0, ("", ""), (0, 0), (0, 0), (0, 0))
-    series, sequence, us, commit = (known[name] for name in _BOUNDED_COLUMNS)
-    assert series
-    assert sequence
-    assert us
-    assert commit
-    return FileBounds(metadata.num_rows, series, sequence, us, commit)
+        return FileStats(0, ("", ""), (0, 0), (0, 0)), (0, 0)
+    series, sequence, us, commits = (known[name] for name in _BOUNDED_COLUMNS)
+    return FileStats(metadata.num_rows, series, sequence, us), commits
 
 
 def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
@@ -105,12 +133,11 @@ def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
 def _row_bounds(
     location: Location, path: str, columns: Sequence[str]
 ) -> dict[str, tuple[Any, Any]]:
-    full, filesystem = location.file(path), location.filesystem
     table = pq.read_table(
-        full,
+        location.file(path),
         columns=list(columns),
         partitioning=None,
-        filesystem=filesystem,
+        filesystem=location.filesystem,
         coerce_int96_timestamp_unit="us",
     )
     found = {}
@@ -131,19 +158,8 @@ SMALL_FILE_ROWS: Final = 64
 class DataFile:
     """A file of events, sorted by (series, sequence).
 
-    Attributes:
-        path: relative to the store.
-        size: in bytes.
-        first: the first series in it, or a name before that.
-        last: the last series in it, or a name after that.
-        kind: `event` or `edit`.
-        rows: how many.
-        min_sequence: the lowest sequence in it, of any series.
-        max_sequence: the highest one.
-        min_us: the earliest timestamp in it.
-        max_us: the latest one.
-        first_commit: its rows are of this commit or a later one.
-        last_commit: its rows are of this commit or an earlier one.
+    `first` and `last` are its first and last series, or names before and after them; `kind` is
+    `event` or `edit`; the pairs bound its sequences, timestamps and commits, inclusive.
     """
 
     path: str
@@ -177,12 +193,7 @@ class DataFile:
 
 @contextlib.contextmanager
 def explain_read_errors(location: Location, file: DataFile) -> Iterator[None]:
-    """Turn errors of reading `file` into one that names its contents and the next step.
-
-    Raises:
-        UnusableStore: the file is missing or damaged.
-        OSError: the object store cannot be reached.
-    """
+    """Turn errors of reading `file` into UnusableStore with its contents and the next step."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -238,7 +249,7 @@ def data_files(location: Location, actions: pa.Table) -> list[DataFile]:
         for name in ("series", "sequence", "timestamp")
     ]
     rows = zip(*(_log_column(actions, name) for name in plain), *ends, strict=True)
-    found = (_data_file(location, *row) for row in rows)
+    found = (_logged_file(location, action[:3], FileStats(*action[3:])) for action in rows)
     return sorted(found, key=lambda file: (file.first_commit, file.path.split("/")[-1], file.path))
 
 
@@ -250,34 +261,27 @@ def _log_column(actions: pa.Table, name: str) -> list[Any]:
     return list((column.cast(pa.int64()) if name.endswith("timestamp") else column).to_pylist())
 
 
-def _data_file(
-    location: Location,
-    path: str,
-    size: int,
-    kind: str,
-    rows: int | None,
-    series: tuple[str | None, str | None],
-    sequence: tuple[int | None, int | None],
-    us: tuple[int | None, int | None],
-) -> DataFile:
+def _logged_file(location: Location, file: tuple[Any, ...], logged: FileStats) -> DataFile:
+    """The file that the log names with the bounds `logged`, which may be null."""
+    path, size, _ = file
     own = EVENT_FILE_PATH.fullmatch(path)
     if own is None and not is_inside_store(path):
         raise outside_file_error(location, path)
-    if own is None or rows is None or None in (*series, *sequence, *us):
-        bounds = read_bounds(location, path, size)
-    else:
-        commits = int(own["first"]), int(own["last"] or own["first"])
-        bounds = FileBounds(rows, series, sequence, us, commits)  # type: ignore[arg-type]
-    return DataFile(
-        path,
-        size,
-        *bounds.series,
-        kind,
-        bounds.rows,
-        *bounds.sequence,
-        *bounds.us,
-        *bounds.commit,
-    )
+    known = (logged.rows, *logged.series, *logged.sequence, *logged.us)
+    if own is None or None in known:
+        return _make_data_file(file, *read_bounds(location, path, size))
+    commits = int(own["first"]), int(own["last"] or own["first"])
+    return _make_data_file(file, logged, commits)
+
+
+def to_data_file(file: "WrittenFile", commit: int) -> DataFile:
+    """The entry of `file` in the log after `commit`."""
+    return _make_data_file((file.path, file.size, file.kind), file.stats, (commit, commit))
+
+
+def _make_data_file(file: tuple[Any, ...], stats: FileStats, commits: tuple[int, int]) -> DataFile:
+    (path, size, kind), series = file, stats.series
+    return DataFile(path, size, *series, kind, stats.rows, *stats.sequence, *stats.us, *commits)
 
 
 def outside_file_error(location: Location, path: str) -> UnusableStore:
@@ -329,11 +333,11 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A new file: its path relative to the store, its size in bytes, its Delta statistics."""
+    """A new file: its path relative to the store, its size in bytes, the bounds of its events."""
 
     path: str
     size: int
-    statistics: str
+    stats: FileStats
 
     @property
     def kind(self) -> str:
@@ -376,7 +380,7 @@ def write_events(
     except BaseException:
         location.remove([full])
         raise
-    return WrittenFile(path, size, compute_stats(table).to_json())
+    return WrittenFile(path, size, compute_stats(table))
 
 
 def drop_empty_erasure(table: pa.Table) -> pa.Table:
@@ -403,66 +407,3 @@ def seal_file(location: Location, full: str, metadata: Any) -> int:
     if location.is_local:
         fill_in_checksums(full, metadata)
     return location.size(full)
-
-
-@dataclass(frozen=True, slots=True)
-class FileStats:
-    """The bounds of sorted events; pairs of lowest and highest, both inclusive."""
-
-    rows: int
-    series: tuple[str, str]
-    sequence: tuple[int, int]
-    us: tuple[int, int]
-
-    def extended_with(self, by: "FileStats") -> "FileStats":
-        """The bounds of these events and those of `by`, which come after them."""
-        spans = ((self.sequence, by.sequence), (self.us, by.us))
-        sequence, us = ((min(a[0], b[0]), max(a[1], b[1])) for a, b in spans)
-        return FileStats(self.rows + by.rows, (self.series[0], by.series[1]), sequence, us)
-
-    def to_json(self) -> str:
-        """Delta's statistics."""
-        least, most = (
-            {
-                "series": self.series[end],
-                "sequence": self.sequence[end],
-                "timestamp": format_instant(self.us[end]),
-            }
-            for end in (0, 1)
-        )
-        nulls = dict.fromkeys(least, 0)
-        said = {"numRecords": self.rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-        # Not escaped: deltalake 1.6 misreads escaped characters of even planes.
-        return json.dumps(said, ensure_ascii=False)
-
-
-def compute_stats(table: pa.Table) -> FileStats:
-    """The bounds of at least one event, sorted by (series, sequence)."""
-    ends = table["series"][0].as_py(), table["series"][table.num_rows - 1].as_py()
-    sequence, us = (_bounds(table[name]) for name in ("sequence", "timestamp"))
-    return FileStats(table.num_rows, ends, sequence, us)
-
-
-def _bounds(column: pa.ChunkedArray) -> tuple[int, int]:
-    values = column.cast(pa.int64()).to_numpy()
-    return int(values.min()), int(values.max())
-
-
-def to_data_file(file: WrittenFile, commit: int) -> DataFile:
-    """The entry of `file` in the log after `commit`."""
-    said = json.loads(file.statistics)
-    least, most = said["minValues"], said["maxValues"]
-    return DataFile(
-        path=file.path,
-        size=file.size,
-        first=least["series"],
-        last=most["series"],
-        kind=file.kind,
-        rows=said["numRecords"],
-        min_sequence=least["sequence"],
-        max_sequence=most["sequence"],
-        min_us=parse_instant(least["timestamp"]),
-        max_us=parse_instant(most["timestamp"]),
-        first_commit=commit,
-        last_commit=commit,
-    )

@@ -55,10 +55,6 @@ _NEXT_STEPS: Final = {
 def named_failures(location: Location | None, *, is_new: bool = False) -> Iterator[None]:
     """Name a failure of the storage under the store at `location`, if it is known.
 
-    Args:
-        location: of the store.
-        is_new: the store is being created, and so cannot be away.
-
     Raises:
         NoSuchStore: the store's directory was there, and is away.
         StorageFailed: the storage failed in another way.

@@ -1,10 +1,9 @@
 """Head files, read back as one series index, and the records of erasures.
 
-A head file is in use once a commit names it, so a crash leaves unused files at worst.
-
-The head names the last act, so a record is in force if the chain from there reaches it. What a
-crash leaves is not in the chain. Maintenance marks an act with `log` once no entry of the log has
-its values any more, and with `done` once nothing has.
+Both are in use once a commit names them, so a crash leaves unused files at worst. The head names
+the last act of erasing, and each record the one before; a record outside of this chain does not
+count. Maintenance marks an act with `log` once no entry of the log has its values any more, and
+with `done` once nothing has.
 """
 
 import contextlib
@@ -63,12 +62,7 @@ def write_head(location: Location, head_id: int, table: pa.Table) -> str:
 
 
 def read_head_metadata(location: Location, head_id: int) -> CommitMetadata:
-    """The commit metadata of a head file, without its rows.
-
-    Raises:
-        UnusableStore: it is missing or broken.
-        OSError: it cannot be read now.
-    """
+    """The commit metadata of a head file, without its rows; raises as `load_index`."""
     path = head_path(location, head_id)
     try:
         return _metadata_at(location, path)
@@ -77,12 +71,7 @@ def read_head_metadata(location: Location, head_id: int) -> CommitMetadata:
 
 
 def head_chain(location: Location, head_id: int | None, since_us: int) -> Iterator[str]:
-    """The paths of the head files of `head_id` and of all that were current since `since_us`.
-
-    Raises:
-        UnusableStore: one is broken.
-        OSError: one cannot be read now.
-    """
+    """The paths of the head files of `head_id` and of all that were current since `since_us`."""
     while head_id is not None:
         path = head_path(location, head_id)
         try:
@@ -144,13 +133,13 @@ def unreadable_head_error(location: Location, path: str, reason: str) -> Unusabl
 def load_index(
     location: Location, head_id: int | None, known_id: int | None, known: SeriesIndex
 ) -> SeriesIndex:
-    """The index of the head `head_id`, on top of `known` if that is in its chain.
+    """The index of the head `head_id`, None before the first commit.
 
-    Args:
-        location: of the store.
-        head_id: None before the first commit.
-        known_id: the head of `known`; None for an empty index.
-        known: an index loaded before.
+    It is built on top of `known`, the index of the head `known_id`, if that is in its chain.
+
+    Raises:
+        UnusableStore: a file is missing or damaged.
+        OSError: one cannot be read now.
     """
     index, deltas = _collect_deltas(location, head_id, known_id, known)
     for delta in merge_deltas(deltas):

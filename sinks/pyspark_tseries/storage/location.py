@@ -1,13 +1,9 @@
 """The location of a store: a directory whose files are synced, or a prefix in an object store.
 
-A file survives a power loss once it is synced, and its name once its directory is. Syncing several
-at once costs hardly more than one, because the file system writes them together.
-
-The rules are semantics 25.
-
-Local files go through the operating system; those of an object store through Arrow, with the
-options that Delta's log is opened with. Object stores lack locks and renaming: code that needs
-these checks `is_local`.
+A local file survives a power loss once it is synced, and its name once its directory is
+(semantics 25). Syncing several at once costs hardly more than one. Object stores go through Arrow,
+with the options that Delta's log is opened with; they lack locks and renaming, so code that needs
+these asks `is_local`.
 """
 
 import contextlib
@@ -88,7 +84,7 @@ def list_directories(root: str, files: Sequence[str]) -> list[str]:
 
 
 def copy_or_link(path: str, to: str) -> None:
-    """Hard-link a file that never changes again, or copy it where that cannot be done."""
+    """Hard-link an immutable file, or copy it where that cannot be done."""
     try:
         os.link(path, to)
     except OSError:  # A file system without hard links, or another one; a missing file fails again.
@@ -147,12 +143,7 @@ RANDOM_BITS: Final = 42
 
 
 def marked_id(table_id: str, random_bits: int) -> int:
-    """An id for the names of new files, which says to which store they belong.
-
-    Args:
-        table_id: of the store's table.
-        random_bits: a random number of RANDOM_BITS bits.
-    """
+    """An id for new files that says to which store they belong; has RANDOM_BITS random bits."""
     return _store_mark(table_id) << RANDOM_BITS | random_bits
 
 
@@ -191,11 +182,7 @@ what it copies in a minute."""
 
 
 def local_path(location: str) -> str:
-    """The local path that `location`, a path or a `file:` URI, names.
-
-    Raises:
-        ValueError: it is empty, has a '%', a backslash or a control character in it, or is a URI
-            of another kind.
+    """The local path that `location`, a path or a `file:` URI, names; ValueError for any other.
 
     >>> local_path("file:///tmp/a%20store"), local_path("/tmp/a store")
     ('/tmp/a store', '/tmp/a store')
@@ -239,10 +226,7 @@ def is_inside_store(path: str) -> bool:
 
 
 def normalize_location(text: str) -> str:
-    """The local path, or the `s3:` URI without a slash at its end, that `text` names.
-
-    Raises:
-        ValueError: it names neither.
+    """The local path, or `s3:` URI without a slash at its end, that `text` names; or ValueError.
 
     >>> normalize_location("s3a://bucket/trips/"), normalize_location("file:///tmp/trips")
     ('s3://bucket/trips', '/tmp/trips')
@@ -267,9 +251,7 @@ def parse_location(
 ) -> "Location":
     """The location named by a path or URI, opened with `options`; a Location is returned as it is.
 
-    Args:
-        location: a local path, a `file:` URI or an `s3:` URI; a relative path becomes absolute.
-        options: names among `STORAGE_OPTIONS`, in any case.
+    A relative path becomes absolute. The options are among `STORAGE_OPTIONS`, in any case.
 
     Raises:
         ValueError: no such location.
@@ -295,11 +277,7 @@ def parse_location(
 
 
 def _normalize_options(options: Mapping[str, str]) -> OptionPairs:
-    """Options by their names in capitals, in order.
-
-    Raises:
-        ValueError: an unknown option, or ones that contradict each other.
-    """
+    """Options by their names in capitals, in order; ValueError for unknown ones."""
     found: dict[str, str] = {}
     for key, value in options.items():
         name = _OPTION_ALIASES.get(key.upper(), key.upper())
@@ -437,7 +415,7 @@ class Location:
         return None
 
     def copy(self, path: str, to: str) -> None:
-        """Give a file, which never changes again, a second path."""
+        """Hard-link or copy an immutable file."""
         if not self.is_local:
             if self.size(path) <= MAX_SERVER_COPY_BYTES:
                 return self.filesystem.copy_file(path, to)  # type: ignore[no-any-return]

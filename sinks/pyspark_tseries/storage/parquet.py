@@ -1,12 +1,10 @@
 """How events are laid out in Parquet, and the checksums in its footer.
 
-Parquet's own checksums cover the contents of pages. Neither page headers, with the number of
-values, nor the footer, with all offsets, have one: one wrong bit there can shift values without an
-error. So the footer of a file on a local path has a key of ours, whose
-value is written once all else is there: eight hexadecimal digits for the footer, with zeros in
-their place, then eight for each column chunk, row group by row group. Other readers ignore it.
-An object store checks by itself what it keeps, and lets no file be changed: there Parquet's own
-checksums must do.
+Parquet's own checksums cover the contents of pages, not page headers and the footer: one wrong bit
+there can shift values without an error. So the footer of a file on a local path has a key of ours,
+which is filled in last: eight hexadecimal digits for the footer, with zeros in their place, then
+eight for each column chunk, row group by row group. Other readers ignore it. An object store checks
+by itself what it keeps.
 """
 
 import os
@@ -76,9 +74,6 @@ def has_raw_bounds(column: Any) -> bool:
 
     Spark's Delta usually writes times as INT96, whose bounds are meaningless; other tools may use
     milliseconds.
-
-    Args:
-        column: of a Parquet file's schema.
     """
     if column.physical_type != "INT64":
         return False
@@ -96,11 +91,8 @@ def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
     """The leaves of which Parquet gets bounds: all (True) but floats that have, or may have, a NaN.
 
     Arrow leaves NaN out of bounds, but to Spark, DuckDB and Polars it is above all numbers: they
-    would skip a group for a filter that a NaN in it meets.
-
-    Args:
-        events: the first rows of a file.
-        is_whole: they are all of them, so that a float column without a NaN is known.
+    would skip a group for a filter that a NaN in it meets. `events` are the first rows of a file,
+    or all of them if `is_whole`.
     """
     leaves = [leaf for field in events.schema for leaf in _leaves(field.name, field.type)]
     chosen = [
@@ -131,12 +123,7 @@ def _has_nan(column: pa.ChunkedArray) -> bool:
 
 
 def writer_options(events: pa.Table, *, is_whole: bool) -> dict[str, Any]:
-    """The options to write events like these; `series` is encoded by `series_column`.
-
-    Args:
-        events: the first rows of a file.
-        is_whole: they are all of them.
-    """
+    """The options to write events like these, the first of a file, or all if `is_whole`."""
     schema = events.schema
     deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
@@ -196,15 +183,7 @@ def chunk_span(chunk: Any) -> tuple[int, int]:
 
 
 def fill_in_checksums(path: str, metadata: Any) -> None:
-    """Fill the placeholder of a file that no commit names yet.
-
-    Args:
-        path: of the file, whole.
-        metadata: Arrow's, of the file.
-
-    Raises:
-        OSError: the file cannot be read or written.
-    """
+    """Fill the placeholder of a file that no commit names yet; `metadata` is Arrow's."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         end = os.fstat(descriptor).st_size - _TRAILER_BYTES
@@ -264,10 +243,6 @@ def _find_value(footer: bytes) -> tuple[int, int] | None:
 
 def read_footer(source: Any, size: int) -> tuple[Any, Checksums | None]:
     """Arrow's metadata of a file, and the checksums of its column chunks; None if it has none.
-
-    Args:
-        source: the file, as Arrow opens it.
-        size: of the file, in bytes.
 
     Raises:
         OSError, pa.ArrowException: it cannot be read, or is broken.

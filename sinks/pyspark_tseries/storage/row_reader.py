@@ -1,13 +1,8 @@
 """Reads the needed rows of data files: by bounds of row groups, then row by row.
 
-A data file never changes and its name is unique, so a cached footer stays valid whatever other
-processes commit, compact or remove.
-
-A filter may pass too many rows, never too few: the query decides again on whole series.
-
-The columns with conditions are read first. The others are read only if a row is needed.
-
-Needs no Delta: the files are those of a snapshot.
+The columns with conditions are read first, the others only if a row is needed. A filter may pass
+too many rows, never too few: the query decides again on whole series. A data file never changes
+and its name is unique, so a cached footer stays valid.
 """
 
 import functools
@@ -225,12 +220,8 @@ ANY_VALUE: Final = (MIN_NUMBER, MAX_NUMBER)
 class RowFilter:
     """Conditions on the rows that are needed; all must hold, and bounds are inclusive.
 
-    Attributes:
-        names: series, sorted and distinct; None allows all.
-        part: the slice that the row is in.
-        sequences: bounds of the sequence.
-        times: bounds of the timestamp, in microseconds.
-        commits: bounds of the commit number.
+    `names` are series, sorted and distinct, None allows all; `part` is the slice that the row is
+    in.
     """
 
     names: Sequence[str] | None = None
@@ -276,17 +267,12 @@ class RowFilter:
         return bisect_left(self.names, first) < bisect_right(self.names, last)
 
     def match_rows(self, table: pa.Table, *, is_sorted: bool = True) -> tuple[int, BoolArray]:
-        """The needed rows of `table`: the offset of the first flag, and a flag for each row.
-
-        Args:
-            table: has `columns`.
-            is_sorted: True if it is sorted by series.
-        """
-        start, end = self._names_span(table) if is_sorted else (0, table.num_rows)
+        """The needed rows of `table`: the offset of the first flag, and a flag for each row."""
+        start, end = self._names_range(table) if is_sorted else (0, table.num_rows)
         within = table.slice(start, end - start)
         needed = np.ones(end - start, bool)
         if self.names is not None and (len(self.names) > 1 or not is_sorted):
-            needed &= _to_flags(pc.is_in(within["series"], pa.array(self.names, pa.string())))
+            needed &= pc.is_in(within["series"], pa.array(self.names, pa.string())).to_numpy()
         if self.part != FULL_SLICE:
             needed &= self.part.contains(within["series"], to_int64(within["sequence"]))
         for name, (low, high) in (
@@ -300,7 +286,7 @@ class RowFilter:
                 needed &= values <= high
         return start, needed
 
-    def _names_span(self, table: pa.Table) -> tuple[int, int]:
+    def _names_range(self, table: pa.Table) -> tuple[int, int]:
         """The range of rows from the first to the last of `names`."""
         if self.names is None:
             return 0, table.num_rows
@@ -316,11 +302,6 @@ ALL_ROWS: Final = RowFilter()
 
 def _to_text(scalar: pa.Scalar) -> str:
     return str(scalar.as_py())
-
-
-def _to_flags(found: pa.ChunkedArray) -> BoolArray:
-    flags: BoolArray = found.to_numpy()
-    return flags
 
 
 def _overlaps(wanted: tuple[int, int], low: int, high: int) -> bool:
@@ -354,12 +335,6 @@ def read_files(
     location: Location, files: Sequence[DataFile], schema: pa.Schema, row_filter: RowFilter
 ) -> pa.Table:
     """The rows of `files` that pass `row_filter`, in the order of files.
-
-    Args:
-        location: of the store.
-        files: which of its files.
-        schema: the columns wanted; one that a file does not have is null.
-        row_filter: the conditions on rows.
 
     Raises:
         UnusableStore: a file is missing or damaged; names it and its contents.
@@ -464,11 +439,13 @@ def _read_pieces(
 def _read_piece(
     source: "OpenFile", piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, alone: bool
 ) -> _PieceRows | None:
-    judged = source.columns(piece.groups, row_filter.columns, alone)
+    tested = source.columns(piece.groups, row_filter.columns, alone)
     sizes = np.array([piece.footer.rows(group) for group in piece.groups])
     needed = np.ones(int(sizes.sum()), bool)
-    if judged:
-        needed = _match_rows(judged, row_filter, is_sorted=not piece.file.is_foreign)
+    if tested:
+        start, flags = row_filter.match_rows(pa.table(tested), is_sorted=not piece.file.is_foreign)
+        needed[:start] = needed[start + len(flags) :] = False
+        needed[start : start + len(flags)] = flags
     count = int(np.count_nonzero(needed))
     if not count:
         return None
@@ -476,23 +453,12 @@ def _read_piece(
     if count < len(needed):
         groups, needed_there = _select_groups(piece.groups, sizes, needed)
     fixed = _constant_columns(piece.footer, groups, schema.names)
-    rest = [name for name in schema.names if name not in judged and name not in fixed]
+    rest = [name for name in schema.names if name not in tested and name not in fixed]
     columns = {
-        **_filter_columns({name: judged[name] for name in judged if name in schema.names}, needed),
+        **_filter_columns({name: tested[name] for name in tested if name in schema.names}, needed),
         **_filter_columns(source.columns(groups, rest, alone, encoded=True), needed_there),
     }
     return _PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)
-
-
-def _match_rows(judged: Mapping[str, Any], row_filter: RowFilter, *, is_sorted: bool) -> BoolArray:
-    """A flag for each row: whether it is needed."""
-    table = pa.table(judged)
-    start, flags = row_filter.match_rows(table, is_sorted=is_sorted)
-    if len(flags) == table.num_rows:
-        return flags
-    needed = np.zeros(table.num_rows, bool)
-    needed[start : start + len(flags)] = flags
-    return needed
 
 
 def _select_groups(
@@ -526,13 +492,7 @@ def _constant_columns(
 
 
 class OpenFile:
-    """A file that is open: columns of its row groups, as they were written.
-
-    Args:
-        location: of the store.
-        file: the open file.
-        footer: the file's.
-    """
+    """An open file: columns of its row groups, as they were written."""
 
     def __init__(self, location: Location, file: Any, footer: Footer) -> None:
         self._file, self.footer = file, footer
@@ -554,13 +514,9 @@ class OpenFile:
     def columns(
         self, groups: Sequence[int], names: Sequence[str], alone: bool, encoded: bool = False
     ) -> dict[str, Any]:
-        """Some columns of some row groups by name.
+        """Some columns of some row groups by name; `alone`: with all cores.
 
-        Args:
-            groups: the row groups.
-            names: of the columns.
-            alone: with all cores.
-            encoded: `series` may be a dictionary, which pays where many rows are dropped.
+        `encoded`: `series` may be a dictionary, which pays where many rows are dropped.
 
         Raises:
             OSError, pa.ArrowException: they cannot be read, or are not as they were written.
@@ -645,18 +601,9 @@ def read_rows(
     row_filter: RowFilter,
     wanted: pc.Expression | None = None,
 ) -> pa.Table:
-    """Some columns of the rows that pass, in the order of files; missing columns are null.
+    """As `read_files`, but only the columns `columns` of rows that `wanted` passes, too.
 
-    Args:
-        location: of the store.
-        data: files of it.
-        schema: has `columns`, those of `row_filter`, and those of `wanted`.
-        columns: the names of the result's columns.
-        row_filter: the conditions on rows.
-        wanted: a further condition, on columns of the result.
-
-    Raises:
-        UnusableStore: a file is missing or broken.
+    `schema` has all columns of `row_filter` and `wanted` as well.
     """
     touched = [file for file in data if row_filter.part.overlaps(file.first, file.last)]
     found = read_files(location, touched, _select_fields(schema, columns), row_filter)

@@ -12,7 +12,6 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import BlockColumns, Int64Array
-from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.policy import AccessCheck, Policy, format_policy
 from pyspark_tseries.model.properties import current_policy
 from pyspark_tseries.model.retention import RetainedRange, format_range, min_retained
@@ -28,20 +27,15 @@ from pyspark_tseries.options import os_user
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.head_files import readable_metadata, write_head
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.log import Log, add_actions
-from pyspark_tseries.store.log_entries import RemovedFile
+from pyspark_tseries.store.log import Log
+from pyspark_tseries.store.log_entries import Change, add_files, remove_files
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store, backoff, contention_error
 
 
 def require_owner(store: Store, principal: str | None, to_do: str) -> None:
-    """Refuse a principal that is not an owner of a store with a policy.
+    """Refuse a principal, None: the OS user, that is not an owner of a store with a policy.
 
     If the head cannot be read, the newest readable one counts, as when it is rebuilt.
-
-    Args:
-        store: the store, up to date.
-        principal: the one who calls; None: the OS user.
-        to_do: the call, for the message.
 
     Raises:
         PermissionDenied: the principal is not an owner.
@@ -131,18 +125,13 @@ def replace_files(
 ) -> bool:
     """Commit `written` instead of `removed`; False if one of these was removed before.
 
-    Args:
-        store: the store.
-        removed: files of the store.
-        written: files with their events, except those that compaction left out.
-        horizon: the last commit that lost events; None if no event was left out.
-        now_us: the wall clock.
+    `horizon` is the last commit that lost events to compaction, None if none was left out.
 
     Raises:
         DeltaError: a competing commit was first, or the storage failed.
     """
     changes, now_ms = horizon is not None, now_us // 1000
-    gone = [RemovedFile(file.path, file.size, file.kind, now_ms, changes) for file in removed]
+    actions = [*remove_files(removed, now_ms, changes), *add_files(written, now_ms, changes)]
     files = [store.location.file(file.path) for file in written]
     with store.commit_lock() as log:
         live = {file.path for file in store.data_files()}
@@ -151,19 +140,19 @@ def replace_files(
         transactions = (
             {} if horizon is None else {HORIZON_TRANSACTION: max(horizon, store.horizon()) + 1}
         )
-        log.commit([*gone, *add_actions(written, now_ms, changes)], transactions, files=files)
+        log.commit(Change(actions, transactions), files)
     return True
 
 
 def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
-    """Add the value columns among `wanted` that the store lacks, null in existing events.
+    """Add the columns among `wanted` that the store lacks, null in existing events.
 
     Raises:
-        StoreBusy: other writers won all attempts.
+        StoreBusy: other clients won all attempts.
     """
 
     def add(log: Log) -> bool:
-        known = {field.name.lower() for field in store.values}
+        known = {name.lower() for name in pa.schema(log.table.schema()).names}
         new = [field for field in wanted if field.name.lower() not in known]
         if new:
             log.add_columns(pa.schema(new))
@@ -188,22 +177,6 @@ def _change_table(store: Store, change: Callable[[Log], bool]) -> None:
     raise contention_error(store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
 
 
-def add_erasure_column(store: Store) -> None:
-    """Add the column of erased events to the table, if it lacks it.
-
-    Raises:
-        StoreBusy: other writers won all attempts.
-    """
-
-    def add(log: Log) -> bool:
-        missing = ERASURE_FIELD.name not in pa.schema(log.table.schema()).names
-        if missing:
-            log.add_columns(pa.schema([ERASURE_FIELD]))
-        return missing
-
-    _change_table(store, add)
-
-
 def set_retained_range(
     store: Store, retained: RetainedRange, now_us: int, principal: str | None = None
 ) -> None:
@@ -217,81 +190,69 @@ def set_retained_range(
 
     Raises:
         PermissionDenied: the principal is not an owner.
-        StoreBusy: other writers won all attempts.
+        StoreBusy: other clients won all attempts.
     """
-    text = format_range(retained)
+    text, to_do = format_range(retained), "change the retained range"
 
-    def changed(head_id: int | None, version: int) -> SeriesIndex:
-        _require_owner(store, principal, "change the retained range")
-        _, index = store.index()
-        before = store.retained
-        metadata = next_metadata(index, head_id, now_us=now_us, rows=0)
-        metadata = dataclasses.replace(metadata, retained=text, retained_since=metadata.commit)
-        columns = BlockColumns({**index.columns, **raise_min_retained(index, before)})
-        return SeriesIndex(index.ids, columns, metadata)
+    def change(index: SeriesIndex, metadata: CommitMetadata) -> SeriesIndex:
+        columns = BlockColumns({**index.columns, **raise_min_retained(index, store.retained)})
+        changed = dataclasses.replace(metadata, retained=text, retained_since=metadata.commit)
+        return SeriesIndex(index.ids, columns, changed)
 
-    _require_owner(store, principal, "change the retained range")
+    _require_owner(store, principal, to_do)
     if store.retained != retained:
-        replace_index(store, changed)
-
-
-def _require_owner(store: Store, principal: str | None, to_do: str) -> None:
-    if principal is not None:
-        AccessCheck(store.policy, principal).require("own", to_do)
+        _change_head(store, now_us, principal, to_do, change)
 
 
 def set_policy(store: Store, policy: Policy, now_us: int, principal: str | None = None) -> None:
-    """Set the store's policy.
+    """Set the store's policy, which names an owner; else as `set_retained_range`."""
+    text = format_policy(policy)
 
-    Args:
-        store: the store.
-        policy: as `parse_policy` makes it.
-        now_us: the wall clock.
-        principal: the one who sets it; None skips the check of the policy so far.
+    def change(index: SeriesIndex, metadata: CommitMetadata) -> SeriesIndex:
+        return dataclasses.replace(index, metadata=dataclasses.replace(metadata, policy=text))
 
-    Raises:
-        PermissionDenied: the principal is not an owner.
-        StoreBusy: other writers won all attempts.
-    """
-
-    def changed(head_id: int | None, version: int) -> SeriesIndex:
-        _require_owner(store, principal, "set the policy")
-        _, index = store.index()
-        metadata = next_metadata(index, head_id, now_us=now_us, rows=0)
-        return dataclasses.replace(
-            index, metadata=dataclasses.replace(metadata, policy=format_policy(policy))
-        )
-
-    replace_index(store, changed)
+    _change_head(store, now_us, principal, "set the policy", change)
 
 
 def forget_writer(store: Store, writer: str, now_us: int, principal: str | None = None) -> None:
     """Let a writer hold back the store's CTI no more; if it appends again it is one again.
 
-    Args:
-        store: the store.
-        writer: as `describe` names it.
-        now_us: the wall clock.
-        principal: the one who asks; None skips the check of the policy.
-
     Raises:
-        ValueError: there is no such writer.
-        PermissionDenied: the principal is not an owner.
-        StoreBusy: other writers won all attempts.
+        ValueError: `describe` names no such writer.
+        Exception: as `set_retained_range`.
     """
 
-    def changed(head_id: int | None, version: int) -> SeriesIndex:
-        _require_owner(store, principal, "forget a writer")
-        _, index = store.index()
-        known = index.metadata.ctis.writers
+    def change(index: SeriesIndex, metadata: CommitMetadata) -> SeriesIndex:
+        known = metadata.ctis.writers
         if writer not in known:
             names = ", ".join(map(repr, sorted(known))) or "none"
             raise ValueError(f"writer {writer!r} is not known; accepted: {names}")
-        metadata = next_metadata(index, head_id, now_us=now_us, rows=0)
         ctis = metadata.ctis.forget(writer, metadata.commit)
         return dataclasses.replace(index, metadata=dataclasses.replace(metadata, ctis=ctis))
 
+    _change_head(store, now_us, principal, "forget a writer", change)
+
+
+def _change_head(
+    store: Store,
+    now_us: int,
+    principal: str | None,
+    to_do: str,
+    change: Callable[[SeriesIndex, CommitMetadata], SeriesIndex],
+) -> None:
+    """Commit what `change` makes of the current index and the metadata of the next commit."""
+
+    def changed(head_id: int | None, version: int) -> SeriesIndex:
+        _require_owner(store, principal, to_do)
+        _, index = store.index()
+        return change(index, next_metadata(index, head_id, now_us=now_us, rows=0))
+
     replace_index(store, changed)
+
+
+def _require_owner(store: Store, principal: str | None, to_do: str) -> None:
+    if principal is not None:
+        AccessCheck(store.policy, principal).require("own", to_do)
 
 
 def raise_min_retained(index: SeriesIndex, retained: RetainedRange) -> dict[str, Int64Array]:

@@ -20,7 +20,7 @@ from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
 from pyspark_tseries.store.log_entries import TornEntry
 
 if TYPE_CHECKING:
-    from pyspark_tseries.store.store import StoreState
+    from pyspark_tseries.store.store import Store
 
 LOST_FILE: Final = "lost.json"
 """In a folder of `_tseries/lost`: the commits that a repair has given up."""
@@ -31,13 +31,13 @@ MAX_PROVEN: Final = 1000
 _ENTRY: Final = re.compile(r"(\d{20})[.]json")
 
 
-def last_mark(store: "StoreState") -> CommitMark | None:
+def last_mark(store: "Store") -> CommitMark | None:
     """The last commit of the log as it was last refreshed; None before the first."""
     head_id = store.head_id()
     return None if head_id is None else CommitMark(store.metadata().commit, head_id)
 
 
-def find_mark(store: "StoreState", number: int) -> CommitMark | None:
+def find_mark(store: "Store", number: int) -> CommitMark | None:
     """The commit `number`, or the one before it if there is none; None if that is not known."""
     last = last_mark(store)
     if last is None or number >= last.number:
@@ -47,7 +47,7 @@ def find_mark(store: "StoreState", number: int) -> CommitMark | None:
     )
 
 
-def describe_change(store: "StoreState", mark: CommitMark) -> str | None:
+def describe_change(store: "Store", mark: CommitMark) -> str | None:
     """What the store has in place of a commit that it had before; None if it has it still.
 
     A commit whose id nobody has kept, because another tool removed its log entry, counts as there.
@@ -87,12 +87,8 @@ def is_given_up(location: Location, mark: CommitMark) -> bool:
     return False
 
 
-def keep_history(store: "StoreState") -> None:
-    """Keep the ids of the log's commits, before entries of it are removed.
-
-    Raises:
-        OSError: the storage failed.
-    """
+def keep_history(store: "Store") -> None:
+    """Keep the ids of the log's commits, before entries of it are removed."""
     last = last_mark(store)
     if last is None:
         return

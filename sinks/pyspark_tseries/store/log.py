@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -28,7 +28,6 @@ from deltalake.transaction import (
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.columns import table_schema
 from pyspark_tseries.model.properties import check_version
-from pyspark_tseries.storage.data_files import WrittenFile
 from pyspark_tseries.storage.head_files import head_path
 from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, make_directories, sync
 from pyspark_tseries.store.log_check import (
@@ -37,17 +36,15 @@ from pyspark_tseries.store.log_check import (
     check_entries,
     check_log_at,
     check_undamaged,
-    damaged_log_error,
     find_log_damage,
     read_entry,
     read_plain_entry,
     unsynced_files,
 )
 from pyspark_tseries.store.log_entries import (
-    AddedFile,
-    RemovedFile,
+    Change,
+    FileAction,
     adopt_entry,
-    commit_info,
     entry_path,
     format_entry,
     read_mark,
@@ -79,7 +76,7 @@ def open_table(location: Location) -> DeltaTable | None:
         with contextlib.suppress(OSError):
             damage = find_log_damage(location)
             if damage is not None:
-                raise damaged_log_error(location, damage) from None
+                raise damage from None
         raise UnusableStore(
             f"'{location.root}' cannot be opened as a store: {str(error).splitlines()[0]}",
             "a directory that a tseries write has created",
@@ -178,10 +175,6 @@ def _require_exclusive_writes(location: Location) -> None:
     MinIO and R2 pass; some older and emulated services ignore the header, and there two writers
     lose commits without an error. Delta looks for the newest entry before it writes its own, so
     only a race makes it depend on the header.
-
-    Raises:
-        UnusableStore: the service ignores it.
-        DeltaError, OSError: the service cannot be reached.
     """
     probe = Location(f"{location.root}/_tseries/probe-{secrets.token_hex(8)}", location.options)
     schema = pa.schema([("kind", pa.string())])
@@ -274,7 +267,7 @@ def _create_local(location: Location, schema: pa.Schema, properties: dict[str, s
     with tempfile.TemporaryDirectory() as elsewhere:
         _create(pathlib.Path(elsewhere).as_uri(), schema, properties, None)
         with open(os.path.join(elsewhere, "_delta_log", f"{0:020d}.json"), "rb") as file:
-            entry = adopt_entry(file.read(), commit_info(None, -1, synced=True), f"{location.uri}/")
+            entry = adopt_entry(file.read(), -1, f"{location.uri}/")
     make_directories(location.file("_delta_log"))
     publish(location, 0, entry, [], synced=True, known=set())
 
@@ -300,16 +293,6 @@ _SUPPORTED_FEATURES: Final = frozenset(["appendOnly", "invariants", "timestampNt
 """Table features that this package can write."""
 
 
-def add_actions(
-    files: Iterable[WrittenFile], modified_ms: int, is_new: bool = True
-) -> list[AddedFile]:
-    """The add actions of new files; `is_new` if they change the rows of the table."""
-    return [
-        AddedFile(file.path, file.size, file.kind, modified_ms, is_new, file.statistics)
-        for file in files
-    ]
-
-
 class Log:
     """A table and its last known version; not safe for threads by itself.
 
@@ -330,7 +313,7 @@ class Log:
         self._directories: set[str] = set()
         self._transactions: dict[str, int | None] = {}
         self._transactions_version = -1
-        self._own_entry: tuple[int, dict[str, int]] | None = None
+        self._own_entry: tuple[int, Mapping[str, int]] | None = None
         self._properties: dict[str, str] | None = None
         self._is_writable = False
         self.proven: dict[int, int] = {}
@@ -379,7 +362,7 @@ class Log:
         while (identity := self._entry_identity(self._version + 1)) is not None:
             version = self._version + 1
             if self._own_entry is not None and self._own_entry[0] == version:
-                transactions: Mapping[str, int] = self._own_entry[1]
+                transactions = self._own_entry[1]
             else:
                 entry = read_plain_entry(self.location, version)
                 if entry is None:
@@ -498,22 +481,12 @@ class Log:
             self._properties = dict(self._table.metadata().configuration)
         return dict(self._properties)
 
-    def commit(
-        self,
-        actions: Sequence[AddedFile | RemovedFile],
-        transactions: dict[str, int],
-        number: int | None = None,
-        files: Sequence[str] = (),
-        *,
-        synced: bool = True,
-    ) -> None:
-        """Commit files atomically, unless another writer has set one of `transactions`.
+    def commit(self, change: Change, files: Sequence[str] = (), *, synced: bool = True) -> None:
+        """Commit `change` atomically, unless another writer has set one of its transactions.
 
         Args:
-            actions: files to add and remove.
-            transactions: versions by name, which the log keeps.
-            number: of the commit; None if it adds no events.
-            files: full paths of all files that the commit depends on.
+            change: the commit.
+            files: full paths of all files that it depends on.
             synced: True if a commit on a local path must survive a power loss once this returns.
 
         Raises:
@@ -521,52 +494,39 @@ class Log:
             OSError: the storage failed.
         """
         if self.location.is_local:
-            self._commit_local(actions, transactions, number, files, synced)
+            self._commit_local(change, files, synced)
         else:
-            self._commit_remote(actions, transactions, number)
+            self._commit_remote(change)
 
-    def _commit_remote(
-        self,
-        actions: Sequence[AddedFile | RemovedFile],
-        transactions: dict[str, int],
-        number: int | None,
-    ) -> None:
+    def _commit_remote(self, change: Change) -> None:
         # Delta's own retries stay on: commits without a head do not conflict, while appends
         # conflict over the head.
-        info = commit_info(number, self._checked, synced=True)
         self.table.create_write_transaction(
-            [_delta_action(action) for action in actions],
+            [_delta_action(action) for action in change.actions],
             "append",
             self.table.schema(),
             partition_by=["kind"],
             commit_properties=CommitProperties(
-                app_transactions=[Transaction(*mark) for mark in transactions.items()],
-                custom_metadata={"tseries": seal_info(actions, transactions, info)},
+                app_transactions=[Transaction(*mark) for mark in change.transactions.items()],
+                custom_metadata={"tseries": seal_info(change, change.info(self._checked))},
             ),
             post_commithook_properties=PostCommitHookProperties(True, False),
         )
 
-    def _commit_local(
-        self,
-        actions: Sequence[AddedFile | RemovedFile],
-        transactions: dict[str, int],
-        number: int | None,
-        files: Sequence[str],
-        synced: bool,
-    ) -> None:
+    def _commit_local(self, change: Change, files: Sequence[str], synced: bool) -> None:
         if not self._is_writable:
             _check_writable(self._table, self.location)
             self._is_writable = True
-        before = {name: self.transaction(name) for name in transactions}
-        gone = {action.path for action in actions if isinstance(action, RemovedFile)}
+        before = {name: self.transaction(name) for name in change.transactions}
+        gone = {action.path for action in change.actions if action.statistics is None}
         while True:
             version = self.version()
             if synced:
                 self._sync_before(version)
-            info = commit_info(number, version, synced=synced)
-            entry = format_entry(actions, transactions, info, time.time_ns() // 1_000_000)
+            info = change.info(version, synced=synced)
+            entry = format_entry(change, info, time.time_ns() // 1_000_000)
             if self._publish(version + 1, entry, files, synced):
-                self._own_entry = version + 1, transactions
+                self._own_entry = version + 1, change.transactions
                 break
             # Commits without a head do not conflict, while appends conflict over the head.
             if any(self.transaction(name) != known for name, known in before.items()) or not (
@@ -612,8 +572,8 @@ class Log:
             return
         version = self.version()
         self._sync_before(version)
-        info = commit_info(None, version, synced=True)
-        entry = adopt_entry(capture_entry(self.location, version, change), info, self.location.uri)
+        captured = capture_entry(self.location, version, change)
+        entry = adopt_entry(captured, version, self.location.uri)
         if not self._publish(version + 1, entry, [], synced=True):
             raise CommitFailedError("a competing commit was first")
         self._checkpoint(version + 1)
@@ -678,15 +638,8 @@ def _version_before_protocol(table: DeltaTable, location: Location) -> int | Non
     return before
 
 
-def _delta_action(action: AddedFile | RemovedFile) -> AddAction | RemoveAction:
-    kind = {"kind": action.kind}
-    if isinstance(action, RemovedFile):
-        return RemoveAction(action.path, action.changes_rows, action.removed_ms, action.size, kind)
-    return AddAction(
-        action.path,
-        action.size,
-        kind,
-        action.modified_ms,
-        action.changes_rows,
-        action.statistics,
-    )
+def _delta_action(action: FileAction) -> AddAction | RemoveAction:
+    kind, changes = {"kind": action.kind}, action.changes_rows
+    if action.statistics is None:
+        return RemoveAction(action.path, changes, action.time_ms, action.size, kind)
+    return AddAction(action.path, action.size, kind, action.time_ms, changes, action.statistics)

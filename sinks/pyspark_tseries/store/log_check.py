@@ -1,9 +1,9 @@
 """Checks of a store's log: for damage by a power loss, and for changes of rows by other tools.
 
-A commit of this package records the version up to which its writer had checked for changes by
+A commit of this package records the version up to which its client had checked for changes by
 others, so usually only the newest entry is parsed. But every entry that Delta reads is read here as
-well, for its checksum: those after the last checkpoint, and then those that are new. The checkpoint
-has one, too, in the file `_last_checkpoint`.
+well, for its checksum: those after the last checkpoint, whose checksum is in `_last_checkpoint`,
+and then those that are new.
 """
 
 import os
@@ -49,12 +49,7 @@ MAX_UNSYNCED_ENTRIES: Final = 64
 
 
 def read_entry(location: Location, version: int) -> Entry | None:
-    """The log's entry `version`; None if it was cleaned up.
-
-    Raises:
-        TornEntry: it is incomplete.
-        OSError: it cannot be read.
-    """
+    """The log's entry `version`; None if it was cleaned up. Raises TornEntry and OSError."""
     try:
         with location.read(entry_path(location, version)) as file:
             return parse_entry(version, file.read())
@@ -63,11 +58,7 @@ def read_entry(location: Location, version: int) -> Entry | None:
 
 
 def read_plain_entry(location: Location, version: int) -> Entry | None:
-    """The log's entry `version` if it is whole, of this package, and about files alone; else None.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """As `read_entry`; None unless it is whole, of this package, and about files alone."""
     try:
         entry = read_entry(location, version)
     except TornEntry:
@@ -93,7 +84,7 @@ def check_checksums(location: Location, first: int, last: int) -> None:
         except FileNotFoundError:
             continue  # Cleaned up after Delta has read it.
         except TornEntry as error:
-            raise damaged_log_error(location, LogDamage(version, str(error), ())) from None
+            raise _torn_entry_error(location, version, str(error)) from None
 
 
 def check_log_at(location: Location, version: int) -> None:
@@ -111,7 +102,7 @@ def check_log_at(location: Location, version: int) -> None:
         base = max((number for number in there if number <= version), default=-1)
         path = location.file("_delta_log", _checkpoint_name(base))
     if base in mark.checksums and os.path.exists(path) and not _is_as_marked(path, mark):
-        raise damaged_log_error(location, LogDamage(None, "", (os.path.basename(path),)))
+        raise _torn_checkpoint_error(location, os.path.basename(path))
     check_checksums(location, base + 1, version)
 
 
@@ -131,12 +122,7 @@ def _is_as_marked(path: str, mark: CheckpointMark) -> bool:
 
 
 def check_entries(location: Location, newest: int, checked: int) -> list[Entry]:
-    """The unchecked entries after `checked`, rising by version.
-
-    Args:
-        location: of the store.
-        newest: the log's version.
-        checked: the version up to which entries are known to be sound; -1 for none.
+    """The unchecked entries up to `newest` and after `checked`, rising by version.
 
     Raises:
         UnusableStore: an entry is torn, or names a file outside of the store; or another tool
@@ -175,7 +161,7 @@ def unchecked_entries(
         try:
             entry = read_entry(location, version)
         except TornEntry as error:
-            raise damaged_log_error(location, LogDamage(version, str(error), ())) from None
+            raise _torn_entry_error(location, version, str(error)) from None
         if entry is None:
             gone = version
             break
@@ -210,51 +196,26 @@ def _foreign_change_error(location: Location, change: ForeignChange) -> Unusable
     return error.with_next_step(f"{error.next_step}, or with {restore}")
 
 
-@dataclass(frozen=True, slots=True)
-class LogDamage:
-    """The damage of a log.
-
-    Attributes:
-        entry: the first entry that is torn, or missing although later ones exist; it and all
-            after it are lost. None if all are whole.
-        reason: the damage of that entry.
-        checkpoints: names of files in the log's directory that are torn, or name a torn one.
-    """
-
-    entry: int | None
-    reason: str
-    checkpoints: tuple[str, ...]
-
-
-def find_log_damage(location: Location) -> LogDamage | None:
-    """The damage of the log of a store on a local path; None if it is whole, or missing.
+def find_log_damage(location: Location) -> UnusableStore | None:
+    """The error of a log on a local path that is torn; None if it is whole, or missing.
 
     Reads the newest checkpoint and the entries after it.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     newest = newest_version(location)
     reach = find_readable_log(location, newest)
-    torn = list(reach.torn)
-    if reach.last == newest and not torn:
-        return None
-    if reach.last < 0:  # Not a store, unless only its last checkpoint is torn.
-        return LogDamage(None, "", tuple(torn)) if torn else None
-    if reach.last == newest:
-        return LogDamage(None, "", tuple(torn))
-    return LogDamage(reach.last + 1, reach.reason, tuple(torn))
+    if 0 <= reach.last < newest:
+        return _torn_entry_error(location, reach.last + 1, reach.reason)
+    # Where no entry can be read, it is not a store, unless only its last checkpoint is torn.
+    return _torn_checkpoint_error(location, reach.torn[0]) if reach.torn else None
 
 
 @dataclass(frozen=True, slots=True)
 class ReadableLog:
     """The readable part of a log.
 
-    Attributes:
-        last: the last version whose state is known; -1 for none.
-        reason: the damage of the next entry.
-        torn: names of files in the log's directory that are torn checkpoints, or name one.
-        base: the version of the last whole checkpoint; -1 for none.
+    `last` is the last version whose state is known, -1 for none, and `reason` the damage of the
+    next entry; `torn` are names of torn checkpoints, or of a file that names one; `base` is the
+    version of the last whole checkpoint, -1 for none.
     """
 
     last: int
@@ -321,11 +282,12 @@ def _is_whole_checkpoint(path: str, mark: CheckpointMark) -> bool:
     return True
 
 
-def damaged_log_error(location: Location, damage: LogDamage) -> UnusableStore:
-    """The error of a store whose log was torn, as by a power loss."""
-    if damage.entry is not None:
-        return _torn_error(location, "log entry", entry_path(location, damage.entry), damage.reason)
-    path = location.file("_delta_log", damage.checkpoints[0])
+def _torn_entry_error(location: Location, version: int, reason: str) -> UnusableStore:
+    return _torn_error(location, "log entry", entry_path(location, version), reason)
+
+
+def _torn_checkpoint_error(location: Location, name: str) -> UnusableStore:
+    path = location.file("_delta_log", name)
     return _torn_error(location, "checkpoint", path, "it cannot be read")
 
 
@@ -347,13 +309,8 @@ def check_undamaged(
 ) -> None:
     """Refuse a store on a local path with a file that a power loss has torn.
 
-    Checks the newest entry and its files; if these were not synced, all files in use.
-
-    Args:
-        location: of the store.
-        newest: the log's version.
-        index: the full path of the head file; None before the first commit.
-        live: the paths and sizes of the store's files of events.
+    Checks the newest entry, its files and the head file `index`; if these were not synced, all
+    files in use, whose paths and sizes `live` returns.
 
     Raises:
         UnusableStore: a file is torn; names it.
@@ -369,7 +326,7 @@ def check_undamaged(
     else:
         damage = find_log_damage(location)
         if damage is not None:
-            raise damaged_log_error(location, damage)
+            raise damage
         files = live()
     reason = None if index is None else _torn_reason(index, None)
     if index is not None and reason is not None:
@@ -416,13 +373,9 @@ def _torn_reason(path: str, size: int | None) -> str | None:
 def unsynced_files(
     location: Location, newest: int, synced: int, live: Callable[[], Iterable[str]]
 ) -> list[str]:
-    """The paths to sync so that the log up to `newest` survives a power loss.
+    """The paths to sync so that a local log up to `newest` survives a power loss.
 
-    Args:
-        location: of the store, a local path.
-        newest: the log's version.
-        synced: the version up to which all is known to survive one.
-        live: the paths of the store's files of events.
+    Up to `synced` all is known to survive one; `live` returns the paths of the store's files.
     """
     files: list[str] = []
     for version in range(newest, synced, -1):

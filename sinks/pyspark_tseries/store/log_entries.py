@@ -1,14 +1,14 @@
 """Entries of a store's Delta log as lines of JSON, and changes of rows by other tools.
 
-A commit of this package has an object `tseries` in its `commitInfo`: `checked`, the version up to
-which its writer had checked for changes by other tools; `lines`, the number of lines of the entry,
-which reveals a torn one; `synced`, true if it and everything before survives a power loss; and
-`crc32`, the checksum of the entry. On a local path that is of all bytes of the entry, with zeros in
-the place of its digits. In an object store Delta writes the entry: there it is of the actions and
-of the object itself, whatever their form. Entries of other tools have none.
+A commit of this package has an object `tseries` in its `commitInfo`: `commit`, its number;
+`checked`, the version up to which its client had checked for changes by other tools; `synced`,
+true if it and everything before survives a power loss; `lines`, how many the entry has; `crc32`,
+the checksum of all its bytes with zeros in the place of these digits. In an object store Delta
+writes the entry: there `lines` is missing, and the checksum is of the actions and of the object
+itself, whatever their form. Entries of other tools have no such object.
 
-A state of the table is the set of its files. A state is *sound* if a commit of this package made it
-from a sound one, if a commit that changes no rows (OPTIMIZE, z-order, VACUUM) did, or if a RESTORE
+A state of the table is the set of its files. It is *sound* if a commit of this package made it from
+a sound one, if a commit that changes no rows (OPTIMIZE, z-order, VACUUM) did, or if a RESTORE
 returned to a sound one. A commit of this package on an unsound state leaves it unsound.
 """
 
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Final
 
+from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.location import Location
 
 _INFO_KEY: Final = "tseries"
@@ -35,35 +36,72 @@ _CHECKSUM: Final = re.compile(rb'"lines":\d+,"crc32":"([0-9a-f]{8})"')
 
 
 @dataclass(frozen=True, slots=True)
-class AddedFile:
-    """A file that a commit adds.
+class FileAction:
+    """A file that an entry adds or removes.
 
     Attributes:
         path: relative to the store.
         size: in bytes.
         kind: `event` or `edit`, its partition.
-        modified_ms: the time it was written.
-        changes_rows: True if its rows are new to the table.
-        statistics: Delta's, as JSON.
+        time_ms: when it was written or removed.
+        changes_rows: True if the table has other rows then.
+        statistics: Delta's, as JSON; None if the file is removed.
     """
 
     path: str
     size: int
     kind: str
-    modified_ms: int
-    changes_rows: bool
-    statistics: str
+    time_ms: int
+    changes_rows: bool = True
+    statistics: str | None = None
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """The action as a line of an entry has it."""
+        common = {
+            "path": self.path,
+            "partitionValues": {"kind": self.kind},
+            "size": self.size,
+            "dataChange": self.changes_rows,
+        }
+        if self.statistics is None:
+            times = {"deletionTimestamp": self.time_ms, "extendedFileMetadata": True}
+            return {"remove": {**common, **times}}
+        return {"add": {**common, "modificationTime": self.time_ms, "stats": self.statistics}}
+
+
+def add_files(
+    files: Iterable[WrittenFile], now_ms: int, changes_rows: bool = True
+) -> list[FileAction]:
+    """The actions that add new files."""
+    return [
+        FileAction(file.path, file.size, file.kind, now_ms, changes_rows, file.stats.to_json())
+        for file in files
+    ]
+
+
+def remove_files(
+    files: Iterable[DataFile], now_ms: int, changes_rows: bool = True
+) -> list[FileAction]:
+    """The actions that remove files of the table."""
+    return [FileAction(file.path, file.size, file.kind, now_ms, changes_rows) for file in files]
 
 
 @dataclass(frozen=True, slots=True)
-class RemovedFile:
-    """A file that a commit removes; the attributes are those of `AddedFile`."""
+class Change:
+    """What an entry of this package says; `number` is that of a commit with events, else None."""
 
-    path: str
-    size: int
-    kind: str
-    removed_ms: int
-    changes_rows: bool
+    actions: Sequence[FileAction] = ()
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    number: int | None = None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The actions as lines of an entry have them."""
+        marks = ({"appId": name, "version": mark} for name, mark in self.transactions.items())
+        return [*(action.to_json() for action in self.actions), *({"txn": mark} for mark in marks)]
+
+    def info(self, checked: int, *, synced: bool = True) -> dict[str, Any]:
+        """The `tseries` object of the entry; see `Entry`."""
+        return {"commit": self.number, "checked": checked, "synced": synced}
 
 
 class TornEntry(ValueError):
@@ -72,19 +110,10 @@ class TornEntry(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The contents of an entry.
+    """The contents of an entry; `added` and `removed` are its actions by path.
 
-    Attributes:
-        version: its number.
-        own: the `tseries` object of its `commitInfo`; None if another tool made it.
-        operation: the writer's name of the operation.
-        engine: the writer.
-        transactions: numbers by name (Delta's transactions).
-        added: the `add` actions by path.
-        removed: the `remove` actions by path.
-        changes_rows: True if an added or removed file changes the table's rows.
-        changes_table: True if it sets columns, properties or the protocol.
-        changes_protocol: True if it sets the protocol.
+    `own` is the `tseries` object of its `commitInfo`, None if another tool made it. `changes_rows`:
+    a file changes the table's rows; `changes_table`: it sets columns, properties or the protocol.
     """
 
     version: int
@@ -116,33 +145,9 @@ def entry_path(location: Location, version: int) -> str:
     return location.file("_delta_log", f"{version:020d}.json")
 
 
-def commit_info(commit: int | None, checked: int, *, synced: bool) -> dict[str, Any]:
-    """The `tseries` object of a commit.
-
-    Args:
-        commit: its number; None if it has no events.
-        checked: see `Entry.checked`.
-        synced: see `Entry.synced`.
-    """
-    return {"commit": commit, "checked": checked, "synced": synced}
-
-
-def format_entry(
-    actions: Iterable[AddedFile | RemovedFile],
-    transactions: Mapping[str, int],
-    own_info: Mapping[str, Any],
-    now_ms: int,
-) -> bytes:
-    """An entry of this package.
-
-    Args:
-        actions: files to add and remove.
-        transactions: numbers by name.
-        own_info: as `commit_info` makes it.
-        now_ms: the wall clock.
-    """
-    lines: list[dict[str, Any]] = [_action(action) for action in actions]
-    lines += [{"txn": {"appId": name, "version": number}} for name, number in transactions.items()]
+def format_entry(change: Change, own_info: Mapping[str, Any], now_ms: int) -> bytes:
+    """An entry of this package; `own_info` is the info of `change`."""
+    lines = change.lines()
     info = {
         "timestamp": now_ms,
         "operation": "WRITE",
@@ -153,19 +158,16 @@ def format_entry(
     return seal(b"".join(_line(line) for line in [{"commitInfo": info}, *lines]))
 
 
-def adopt_entry(entry: bytes, own_info: Mapping[str, Any], location: str) -> bytes:
+def adopt_entry(entry: bytes, checked: int, location: str) -> bytes:
     """Mark an entry that Delta has written elsewhere as one of this package.
 
-    Args:
-        entry: its lines.
-        own_info: as `commit_info` makes it.
-        location: the table's.
+    `checked` is that of `Entry`, `location` the table's.
     """
     lines = [json.loads(line) for line in entry.splitlines()]
     for line in lines:
         if "commitInfo" in line:
-            info = line["commitInfo"]
-            info[_INFO_KEY] = {**own_info, "lines": len(lines), CHECKSUM_KEY: NO_CHECKSUM}
+            info, own = line["commitInfo"], Change().info(checked)
+            info[_INFO_KEY] = {**own, "lines": len(lines), CHECKSUM_KEY: NO_CHECKSUM}
             if "location" in info.get("operationParameters", {}):
                 info["operationParameters"]["location"] = location
     return seal(b"".join(map(_line, lines)))
@@ -248,21 +250,9 @@ def _shift(change: int) -> int:
     return change
 
 
-def seal_info(
-    actions: Iterable[AddedFile | RemovedFile],
-    transactions: Mapping[str, int],
-    own_info: Mapping[str, Any],
-) -> dict[str, Any]:
-    """`own_info` with the checksum of an entry that Delta writes into an object store.
-
-    Args:
-        actions: files to add and remove.
-        transactions: numbers by name.
-        own_info: as `commit_info` makes it.
-    """
-    lines: list[Mapping[str, Any]] = [_action(action) for action in actions]
-    lines += [{"txn": {"appId": name, "version": number}} for name, number in transactions.items()]
-    return {**own_info, CHECKSUM_KEY: _content_checksum(lines, own_info)}
+def seal_info(change: Change, own_info: Mapping[str, Any]) -> dict[str, Any]:
+    """`own_info` with the checksum of an entry that Delta writes into an object store."""
+    return {**own_info, CHECKSUM_KEY: _content_checksum(change.lines(), own_info)}
 
 
 _COVERED: Final = {
@@ -288,20 +278,6 @@ def _content_checksum(lines: Iterable[Mapping[str, Any]], own_info: Mapping[str,
 
 def _line(action: Mapping[str, Any]) -> bytes:
     return json.dumps(action, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-
-
-def _action(action: AddedFile | RemovedFile) -> dict[str, Any]:
-    common = {
-        "path": action.path,
-        "partitionValues": {"kind": action.kind},
-        "size": action.size,
-        "dataChange": action.changes_rows,
-    }
-    if isinstance(action, AddedFile):
-        added = {"modificationTime": action.modified_ms, "stats": action.statistics}
-        return {"add": {**common, **added}}
-    removed = {"deletionTimestamp": action.removed_ms, "extendedFileMetadata": True}
-    return {"remove": {**common, **removed}}
 
 
 def parse_entry(version: int, data: bytes) -> Entry:

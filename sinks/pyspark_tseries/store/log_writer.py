@@ -1,14 +1,12 @@
 """Writes log entries and checkpoints on a local path, safe against a power loss.
 
-Delta takes it as a hint. On a local path this package adds an object `tseries` to it: the checksum
-of the file itself, and those of the checkpoints that are kept. Another tool that writes a
-checkpoint leaves the object out, and nothing is known of the checkpoints until this package writes
-one again.
-
 An entry is written under a temporary name and synced together with the files that it names. Only
-then it is linked to its own name, which fails if another writer was first. Entries and
-checkpoints that Delta writes go to a copy of the log's end, a *shadow*, first, and are moved over
-in the same way.
+then it is linked to its own name, which fails if another client was first. Checkpoints, and entries
+that Delta writes, go to a copy of the log's end first, a *shadow*, and are moved over.
+
+`_last_checkpoint` gets an object `tseries` with the checksums of the file and of the checkpoints.
+Another tool that writes a checkpoint leaves it out; then nothing is known of the checkpoints until
+this package writes one again.
 """
 
 import contextlib
@@ -52,8 +50,7 @@ def publish(
         version: of the entry.
         entry: its lines.
         files: the full paths of all files that the entry depends on.
-        synced: True if it and `files` must survive a power loss once this returns. Otherwise the
-            operating system writes them later.
+        synced: True if it and `files` must survive a power loss once this returns.
         known: directories whose names are known to survive a power loss; it is extended.
 
     Raises:
@@ -84,11 +81,7 @@ def publish(
 def capture_entry(
     location: Location, version: int, change: Callable[[DeltaTable], object]
 ) -> bytes:
-    """The entry that `change` would add to the log at `version`; the log is not changed.
-
-    Raises:
-        DeltaError: Delta refuses the change.
-    """
+    """The entry that `change` would add to the log at `version`; the log is not changed."""
     with shadow_log(location, version) as copy:
         change(DeltaTable(pathlib.Path(copy).as_uri()))
         with open(os.path.join(copy, _LOG_DIRECTORY, f"{version + 1:020d}.json"), "rb") as file:
@@ -96,11 +89,7 @@ def capture_entry(
 
 
 def write_checkpoint(location: Location, version: int) -> None:
-    """Make a checkpoint of `version`, synced before it becomes visible.
-
-    Raises:
-        DeltaError, OSError: it could not be made; the log is unchanged.
-    """
+    """Make a checkpoint of `version`, synced before it becomes visible."""
     log = location.file(_LOG_DIRECTORY)
     with shadow_log(location, version) as copy:
         DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
@@ -155,10 +144,7 @@ def remove_shadows(location: Location, before_us: int) -> None:
 def shadow_log(location: Location, version: int, without: Collection[str] = ()) -> Iterator[str]:
     """A directory whose log is the end of the store's, from its last checkpoint to `version`.
 
-    Args:
-        location: of the store, a local path.
-        version: the last one.
-        without: names of log files to leave out.
+    Log files of the names `without` are left out.
     """
     name = f"{secrets.token_hex(8)}.shadow"
     copy = location.file("_tseries", "staging", name)

@@ -1,25 +1,19 @@
-"""Group commit: threads of one process that append single events share commits.
+"""Group commit: threads of one process that append single events share commits (semantics 16.9).
 
-The callers wait for the commit lock. Whoever gets it draws all that wait and commits them as one
-batch, so that they pay once for the files of a commit and for syncing them. The result is one that
-the callers could have got one after the other: within a batch the events of a series are in the
-order of their timestamps, and none of a batch makes another late (semantics 16.2, 17.1).
+The callers wait for the commit lock. One of them, the leader, commits for all that wait by the time
+it has the lock, so that they pay once for the files of a commit and for syncing them. The others
+sleep until their event is stored or refused; then the leader passes the lead on to one that has
+come meanwhile. The result is one that the callers could have got one after the other: within a
+batch the events of a series are in the order of their timestamps, and none makes another late.
 
-A row that may not be appended would fail the whole batch. So if the batch fails, every row is
-judged alone on top of the same index: its caller gets the error that the row would have got alone,
-and the rest is committed. A row that is accepted alone is accepted with others, too: lateness
-depends on the index alone, and others of the batch only raise an assigned timestamp.
-
-One of the callers, the leader, commits for all: for those that wait by the time it has the commit
-lock. The others sleep until their event is stored or refused. Then the leader passes the lead on to
-one that has come meanwhile. A caller is in one commit only, and returns once that is acknowledged,
-so its next event is in a later one.
+If the batch fails, every row is checked alone on top of the same index: its caller gets the error
+that the row would have got alone, and the rest is committed. A row that is accepted alone is
+accepted with others, too: lateness depends on the index alone, and others of the batch only raise
+an assigned timestamp.
 
 A leader may be interrupted (Ctrl-C) in the middle of a commit, without knowing whether that is in
 the log. Another caller of the same commit then takes over with the same attempts, and looks whether
 one of them is in the log before it makes a new one.
-
-The rules are semantics 16.9.
 """
 
 import contextlib
@@ -72,30 +66,16 @@ class SharedBatch:
             first attempt begins.
     """
 
+    token = digest = None
+    """Only batches without a token share a commit."""
+
+    has_edits = is_slow = False
+    """Its rows are few, and no edits: whether an original exists is not checked row by row."""
+
     def __init__(self, draw: Callable[[], Sequence[Batch]]) -> None:
         self._draw = draw
         self._batches: Sequence[Batch] = ()
         self._refused: dict[int, dict[int, TseriesError]] = {}
-
-    @property
-    def token(self) -> None:
-        """None: only batches without one share a commit."""
-        return
-
-    @property
-    def digest(self) -> None:
-        """None: it comes once."""
-        return
-
-    @property
-    def has_edits(self) -> bool:
-        """Never: whether an original exists is not judged alone as it is with others."""
-        return False
-
-    @property
-    def is_slow(self) -> bool:
-        """Never: its rows are few."""
-        return False
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
         """Write the files of a commit of the rows that may be appended.
@@ -108,7 +88,7 @@ class SharedBatch:
         try:
             commit = _join(self._batches).prepare(context)
         except TseriesError as error:
-            refused = self._judge(context) if len(self._batches) > 1 else {0: error}
+            refused = self._find_refused(context) if len(self._batches) > 1 else {0: error}
             accepted = [each for row, each in enumerate(self._batches) if row not in refused]
             if not accepted:
                 raise Refused([refused[row] for row in range(len(refused))]) from None
@@ -116,7 +96,7 @@ class SharedBatch:
         self._refused[commit.head_id] = refused
         return commit
 
-    def _judge(self, context: CommitContext) -> dict[int, TseriesError]:
+    def _find_refused(self, context: CommitContext) -> dict[int, TseriesError]:
         """The rows that may not be appended, and the error of each."""
         refused = {}
         for row, batch in enumerate(self._batches):
@@ -146,8 +126,8 @@ def _join(batches: Sequence[Batch]) -> Batch:
 MAX_SHARED_EVENTS: Final = 1000
 """The events of a shared commit at most; as many are numbered and written in a few ms."""
 
-Append = Callable[[SharedBatch, bool, list[PreparedCommit]], PreparedCommit | None]
-"""Appends a batch, synced or not, after the given attempts, and adds its own to them."""
+Append = Callable[..., PreparedCommit | None]
+"""`Store.append`."""
 
 
 class SharedCommits:
@@ -170,14 +150,7 @@ class SharedCommits:
         self._current = _SharedCommit()
 
     def append(self, batch: Batch, *, synced: bool) -> tuple[AppendedEvent, bool]:
-        """Append a batch of one row, without an edit and without a token.
-
-        Returns:
-            The event; and True for one of the callers of each commit.
-
-        Raises:
-            Exception: as `Store.append`; the event is not stored.
-        """
+        """As `Store.append_event`."""
         if self._pid != os.getpid():
             self._start()  # A fork has the callers of its parent, but not their threads.
         thread, caller = threading.get_ident(), _Caller(batch, synced)
@@ -204,7 +177,7 @@ class SharedCommits:
         """Append without waiting for others: a signal has interrupted an append of this thread."""
         batch = SharedBatch(lambda: [caller.batch])
         try:
-            commit = self._append(batch, caller.synced, [])
+            commit = self._append(batch, synced=caller.synced)
         except Refused as refused:
             raise refused.reasons[0] from None
         assert commit is not None
@@ -220,7 +193,7 @@ class SharedCommits:
         batch = shared.batch = shared.batch or SharedBatch(lambda: self._draw(leader, shared))
         if shared.outcomes is None:
             try:
-                commit = self._append(batch, leader.synced, shared.tried)
+                commit = self._append(batch, synced=leader.synced, attempts=shared.attempts)
                 assert commit is not None
                 shared.outcomes = batch.outcomes(commit)
             except Refused as refused:
@@ -279,14 +252,14 @@ class _SharedCommit:
     Attributes:
         callers: in the order of the batch; empty until they are drawn.
         batch: of their rows.
-        tried: the attempts to commit it.
+        attempts: to commit it.
         outcomes: of the callers; None until they are known.
     """
 
     def __init__(self) -> None:
         self.callers: list[_Caller] = []
         self.batch: SharedBatch | None = None
-        self.tried: list[PreparedCommit] = []
+        self.attempts: list[PreparedCommit] = []
         self.outcomes: Sequence[AppendedEvent | Exception] | None = None
 
     def remaining(self) -> list[_Caller]:

@@ -1,12 +1,7 @@
-"""A store: opened, created, and the one way to append to it.
-
-The rules are semantics 19.2.
-
-Three things are kept between calls and brought up to date before use: the log, the series index
-loaded last, and the snapshot of the last version.
+"""A store: opened, created, and the one way to append to it (semantics 19.2).
 
 A commit is one Delta commit that names the event files, the new head (transaction `tseries:head`)
-and the writer's token. Delta rejects it if another writer has set a head in the meantime: compare
+and the batch's token. Delta rejects it if another client has set a head in the meantime: compare
 and swap. The loser discards its files and tries again on top of the winner's index.
 
 A commit may also fail without a competing one: the storage failed, or only its answer was lost.
@@ -22,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -41,14 +36,13 @@ from pyspark_tseries.storage.head_files import LastIndex, head_path, read_head_m
 from pyspark_tseries.storage.location import RANDOM_BITS, Location, marked_id, parse_location
 from pyspark_tseries.store.log import (
     Log,
-    add_actions,
     create_table,
     load_table_at,
     open_table,
     unreachable_error,
 )
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
-from pyspark_tseries.store.log_entries import RemovedFile
+from pyspark_tseries.store.log_entries import Change, add_files, remove_files
 from pyspark_tseries.store.shared_commits import AppendedEvent, SharedCommits
 from pyspark_tseries.write.batch import (
     Appendable,
@@ -79,174 +73,6 @@ HORIZON_TRANSACTION: Final = "tseries:horizon"
 """The transaction whose version is one more than the last commit that lost events to compaction."""
 
 
-class StoreState:
-    """The state of an open store, up to the log entry that it has read; safe for threads."""
-
-    def __init__(
-        self, location: str | Location, table: DeltaTable, *, skip_checks: bool = False
-    ) -> None:
-        self.location = parse_location(location)
-        self.log = Log(self.location, table, skip_checks=skip_checks)
-        self._lock = threading.RLock()
-        self._last = LastIndex(self.location)
-        self._last_snapshot: tuple[DeltaTable, int, Snapshot] | None = None
-        self._last_with_index: tuple[Snapshot, SeriesIndex] | None = None
-
-    @property
-    def root(self) -> str:
-        """The store's location, for people."""
-        return self.location.root
-
-    @property
-    def values(self) -> list[pa.Field]:
-        """The value columns."""
-        return value_fields(pa.schema(self.log.table.schema()))
-
-    @property
-    def retained(self) -> RetainedRange:
-        """The retained range."""
-        with self._lock:
-            return properties.retained_range(self.log.properties(), self.metadata())
-
-    @property
-    def id(self) -> str:
-        """The table's id, which no other store has."""
-        return self.log.table_id
-
-    def new_id(self) -> int:
-        """A random id for the names of new files, which bears the mark of this store."""
-        return marked_id(self.id, secrets.randbits(RANDOM_BITS))
-
-    def version(self) -> int:
-        """The version of the log as it was last refreshed."""
-        return self.log.version()
-
-    @property
-    def policy(self) -> Policy | None:
-        """The policy of the log as it was last refreshed; None if there is none."""
-        with self._lock:
-            return properties.current_policy(self.log.properties(), self.metadata())
-
-    def metadata(self) -> CommitMetadata:
-        """The metadata of the last commit; the rows of the head file are not read."""
-        head_id = self.head_id()
-        if head_id is None:
-            return NO_COMMIT
-        if head_id == self._last.head_id:
-            return self._last.index.metadata
-        return read_head_metadata(self.location, head_id)
-
-    @property
-    def subscription(self) -> RetainedRange:
-        """The default range of initial events of a subscription."""
-        return properties.subscription_range(self.log.properties())
-
-    def horizon(self) -> int:
-        """The last commit whose events compaction may have removed; -1 if it removed none."""
-        with self._lock:
-            beyond = self.log.transaction(HORIZON_TRANSACTION)
-            return -1 if beyond is None else beyond - 1
-
-    def refresh(self) -> bool:
-        """Bring the log up to date; False if the table was removed or replaced."""
-        with self._lock:
-            return self.log.refresh()
-
-    def head_id(self) -> int | None:
-        """The id of the head of the log as it was last refreshed; None before the first commit."""
-        with self._lock:
-            return self.log.transaction(HEAD_TRANSACTION)
-
-    def last_commit(self) -> int:
-        """The number of the last commit that this object has seen; -1 before the first."""
-        return self._last.index.metadata.commit
-
-    def index(self) -> tuple[int | None, SeriesIndex]:
-        """The id and the state of the head of the log as it was last refreshed."""
-        with self._lock:
-            head_id = self.log.transaction(HEAD_TRANSACTION)
-            return head_id, self._last.load(head_id)
-
-    def snapshot(self) -> Snapshot:
-        """The current state of the store; raises NoSuchStore if it was removed.
-
-        The rows of the head file are not read.
-        """
-        with self._lock:
-            self._refresh_or_fail()
-            return self._current_snapshot()
-
-    def at(self, version: int) -> Snapshot:
-        """The store as it was with the entry `version` of its log, not after the one last seen.
-
-        Raises:
-            UnusableStore: the log does not reach back so far.
-        """
-        with self._lock:
-            if version == self.version():
-                return self._current_snapshot()
-        table = load_table_at(self.location, version)
-        return StoreState(self.location, table, skip_checks=True)._current_snapshot()
-
-    def snapshot_with_index(self) -> tuple[Snapshot, SeriesIndex]:
-        """The current state of the store, and its series index."""
-        with self._lock:
-            self._refresh_or_fail()
-            if self._last_snapshot is None or not self._is_current(*self._last_snapshot[:2]):
-                self.index()  # Saves reading the metadata separately.
-            snapshot = self._current_snapshot()
-            if self._last_with_index is None or self._last_with_index[0] is not snapshot:
-                self._last_with_index = snapshot, self.index()[1]
-            return self._last_with_index
-
-    def snapshot_with_series(self, names: Sequence[str]) -> tuple[Snapshot, SeriesIndex]:
-        """As `snapshot_with_index`, with an index that may lack all series but `names`.
-
-        So a process with a single query need not load the index of all series.
-        """
-        with self._lock:
-            if self._last.head_id is None:
-                self._refresh_or_fail()
-                index = self._last.load_series(self.log.transaction(HEAD_TRANSACTION), names)
-                if index is not self._last.index:
-                    return self._current_snapshot(), index
-            return self.snapshot_with_index()
-
-    def _current_snapshot(self) -> Snapshot:
-        """The snapshot of the log as it was last refreshed."""
-        if self._last_snapshot is None or not self._is_current(*self._last_snapshot[:2]):
-            fixed, metadata = self.log.properties(), self.metadata()
-            snapshot = Snapshot(
-                self.location,
-                self.data_files(),
-                self.head_id(),
-                metadata,
-                properties.retained_range(fixed, metadata),
-                self.values,
-                policy=properties.current_policy(fixed, metadata),
-            )
-            self._last_snapshot = self.log.table, self.version(), snapshot
-        return self._last_snapshot[2]
-
-    def _is_current(self, table: DeltaTable, version: int) -> bool:
-        return table is self.log.table and version == self.version()
-
-    def data_files(self) -> list[DataFile]:
-        """The files of the log as it was last refreshed, in the order of their commits."""
-        with self._lock:
-            return data_files(self.location, pa.table(self.log.table.get_add_actions(flatten=True)))
-
-    def _refresh_or_fail(self, *, whole: bool = True) -> None:
-        """Bring the log up to date, without its table unless `whole`; see `Log.refresh`."""
-        with self._lock:
-            there = self.log.refresh(whole=whole)
-        if not there:
-            raise NoSuchStore(
-                f"the store '{self.root}' was removed or replaced while it was in use",
-                next_step="start the query again",
-            )
-
-
 _LOG: Final = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 200
@@ -267,16 +93,17 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-class Store(StoreState):
+class Store:
     """An open store; one object per location and process, safe for threads.
 
-    It keeps the log and the head between batches; both are brought up to date before use.
+    It keeps the log, the index loaded last and the last snapshot between calls; all are brought
+    up to date before use.
 
     Args:
         location: of the store.
         table: the Delta table there.
         skip_checks: whether foreign changes and torn files are passed over.
-        host_lock: keeps the writers of this host apart; those of other hosts meet in the log.
+        host_lock: keeps the clients of this host apart; those of other hosts meet in the log.
         pause: waits after a failed attempt, which it is given the number of.
     """
 
@@ -289,11 +116,15 @@ class Store(StoreState):
         host_lock: Callable[[Location], AbstractContextManager[None]] = host_locks.commit_lock,
         pause: Callable[[int], None] = backoff,
     ) -> None:
-        super().__init__(location, table, skip_checks=skip_checks)
+        self.location = parse_location(location)
+        self.log = Log(self.location, table, skip_checks=skip_checks)
+        self._lock = threading.RLock()
+        self._last = LastIndex(self.location)
+        self._last_snapshot: tuple[DeltaTable, int, Snapshot] | None = None
+        self._last_with_index: tuple[Snapshot, SeriesIndex] | None = None
+        self._known_settings: tuple[Any, tuple[RetainedRange, Policy | None]] | None = None
         self._host_lock, self._pause = host_lock, pause
-        self._shared = SharedCommits(
-            lambda batch, synced, tried: self.append(batch, synced=synced, tried=tried)
-        )
+        self._shared = SharedCommits(self.append)
 
     @staticmethod
     def find(path: str | Location) -> "Store | None":
@@ -367,29 +198,183 @@ class Store(StoreState):
             )
         return store
 
-    @contextlib.contextmanager
-    def commit_lock(self) -> Iterator[Log]:
-        """The log, up to date, while no other writer of this host commits."""
-        with self._lock, self._host_lock(self.location):
+    @property
+    def root(self) -> str:
+        """The store's location, for people."""
+        return self.location.root
+
+    @property
+    def values(self) -> list[pa.Field]:
+        """The value columns."""
+        return value_fields(pa.schema(self.log.table.schema()))
+
+    @property
+    def retained(self) -> RetainedRange:
+        """The retained range."""
+        return self._settings()[0]
+
+    @property
+    def id(self) -> str:
+        """The table's id, which no other store has."""
+        return self.log.table_id
+
+    def new_id(self) -> int:
+        """A random id for the names of new files, which bears the mark of this store."""
+        return marked_id(self.id, secrets.randbits(RANDOM_BITS))
+
+    def version(self) -> int:
+        """The version of the log as it was last refreshed."""
+        return self.log.version()
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy of the log as it was last refreshed; None if there is none."""
+        return self._settings()[1]
+
+    def _settings(self) -> tuple[RetainedRange, Policy | None]:
+        with self._lock:
+            fixed, metadata = self.log.properties(), self.metadata()
+            key = fixed, metadata.retained, metadata.policy
+            if self._known_settings is None or self._known_settings[0] != key:
+                retained = properties.retained_range(fixed, metadata)
+                policy = properties.current_policy(fixed, metadata)
+                self._known_settings = key, (retained, policy)
+            return self._known_settings[1]
+
+    def metadata(self) -> CommitMetadata:
+        """The metadata of the last commit; the rows of the head file are not read."""
+        head_id = self.head_id()
+        if head_id is None:
+            return NO_COMMIT
+        if head_id == self._last.head_id:
+            return self._last.index.metadata
+        return read_head_metadata(self.location, head_id)
+
+    @property
+    def subscription(self) -> RetainedRange:
+        """The default range of initial events of a subscription."""
+        return properties.subscription_range(self.log.properties())
+
+    def horizon(self) -> int:
+        """The last commit whose events compaction may have removed; -1 if it removed none."""
+        with self._lock:
+            beyond = self.log.transaction(HORIZON_TRANSACTION)
+            return -1 if beyond is None else beyond - 1
+
+    def refresh(self) -> bool:
+        """Bring the log up to date; False if the table was removed or replaced."""
+        with self._lock:
+            return self.log.refresh()
+
+    def head_id(self) -> int | None:
+        """The id of the head of the log as it was last refreshed; None before the first commit."""
+        with self._lock:
+            return self.log.transaction(HEAD_TRANSACTION)
+
+    def last_commit(self) -> int:
+        """The number of the last commit that this object has seen; -1 before the first."""
+        return self._last.index.metadata.commit
+
+    def index(self) -> tuple[int | None, SeriesIndex]:
+        """The id and the state of the head of the log as it was last refreshed."""
+        with self._lock:
+            head_id = self.log.transaction(HEAD_TRANSACTION)
+            return head_id, self._last.load(head_id)
+
+    def snapshot(self) -> Snapshot:
+        """The current state of the store; raises NoSuchStore if it was removed.
+
+        The rows of the head file are not read.
+        """
+        with self._lock:
             self._refresh_or_fail()
+            return self._current_snapshot()
+
+    def at(self, version: int) -> Snapshot:
+        """The store as it was with the entry `version` of its log, not after the one last seen.
+
+        Raises:
+            UnusableStore: the log does not reach back so far.
+        """
+        with self._lock:
+            if version == self.version():
+                return self._current_snapshot()
+        table = load_table_at(self.location, version)
+        return Store(self.location, table, skip_checks=True)._current_snapshot()
+
+    def snapshot_with_index(self) -> tuple[Snapshot, SeriesIndex]:
+        """The current state of the store, and its series index."""
+        with self._lock:
+            self._refresh_or_fail()
+            if self._last_snapshot is None or not self._is_current(*self._last_snapshot[:2]):
+                self.index()  # Saves reading the metadata separately.
+            snapshot = self._current_snapshot()
+            if self._last_with_index is None or self._last_with_index[0] is not snapshot:
+                self._last_with_index = snapshot, self.index()[1]
+            return self._last_with_index
+
+    def snapshot_with_series(self, names: Sequence[str]) -> tuple[Snapshot, SeriesIndex]:
+        """As `snapshot_with_index`, with an index that may lack all series but `names`.
+
+        So a process with a single query need not load the index of all series.
+        """
+        with self._lock:
+            if self._last.head_id is None:
+                self._refresh_or_fail()
+                index = self._last.load_series(self.log.transaction(HEAD_TRANSACTION), names)
+                if index is not self._last.index:
+                    return self._current_snapshot(), index
+            return self.snapshot_with_index()
+
+    def _current_snapshot(self) -> Snapshot:
+        """The snapshot of the log as it was last refreshed."""
+        if self._last_snapshot is None or not self._is_current(*self._last_snapshot[:2]):
+            retained, policy = self._settings()
+            snapshot = Snapshot(
+                self.location,
+                self.data_files(),
+                self.head_id(),
+                self.metadata(),
+                retained,
+                self.values,
+                policy=policy,
+            )
+            self._last_snapshot = self.log.table, self.version(), snapshot
+        return self._last_snapshot[2]
+
+    def _is_current(self, table: DeltaTable, version: int) -> bool:
+        return table is self.log.table and version == self.version()
+
+    def data_files(self) -> list[DataFile]:
+        """The files of the log as it was last refreshed, in the order of their commits."""
+        with self._lock:
+            return data_files(self.location, pa.table(self.log.table.get_add_actions(flatten=True)))
+
+    def _refresh_or_fail(self, *, whole: bool = True) -> None:
+        """Bring the log up to date, without its table unless `whole`; see `Log.refresh`."""
+        with self._lock:
+            there = self.log.refresh(whole=whole)
+        if not there:
+            raise NoSuchStore(
+                f"the store '{self.root}' was removed or replaced while it was in use",
+                next_step="start the query again",
+            )
+
+    @contextlib.contextmanager
+    def commit_lock(self, *, whole: bool = True) -> Iterator[Log]:
+        """The log, up to date, while no other client of this host commits; see `Log.refresh`."""
+        with self._lock, self._host_lock(self.location):
+            self._refresh_or_fail(whole=whole)
             yield self.log
 
     def read_clock(self, clock: Callable[[], int] = now_us) -> int:
-        """The wall clock, in microseconds.
-
-        Raises:
-            WrongClock: it is far ahead, or was when the last commit was made.
-        """
+        """The wall clock, in microseconds; WrongClock if it is, or last was, far ahead."""
         us = clock()
         self.check_time(us)
         return us
 
     def check_time(self, us: int) -> None:
-        """Refuse the time `us` if it, or the last commit's, is far ahead of other clocks.
-
-        Raises:
-            WrongClock: one of them is; see `check_commit_time`.
-        """
+        """Refuse the time `us` if it, or the last commit's, is far ahead of other clocks."""
         last_us = self.metadata().commit_us
         if is_clock_suspicious(last_us, us, self.log.written_us):
             storage_us = self.location.clock_us()
@@ -405,9 +390,7 @@ class Store(StoreState):
         written: Sequence[WrittenFile] = (),
         beside: Sequence[str] = (),
     ) -> None:
-        """Commit the head that was written as `head_id`, without new events.
-
-        The commit lock is held.
+        """Commit the head that was written as `head_id`, without new events, under the commit lock.
 
         Args:
             head_id: of the head.
@@ -425,11 +408,7 @@ class Store(StoreState):
     def append_event(self, batch: Batch, *, synced: bool = True) -> tuple[AppendedEvent, bool]:
         """Append a batch of one row, no edit, without a token; threads share commits.
 
-        Returns:
-            The event; and True for one of the callers of each commit.
-
-        Raises:
-            Exception: as `append`.
+        Returns the event, and True for one of the callers of each commit; raises as `append`.
         """
         return self._shared.append(batch, synced=synced)
 
@@ -439,7 +418,7 @@ class Store(StoreState):
         clock: Callable[[], int] = now_us,
         *,
         synced: bool = True,
-        tried: list[PreparedCommit] | None = None,
+        attempts: list[PreparedCommit] | None = None,
     ) -> PreparedCommit | None:
         """Commit `batch`, once for all calls with the same token.
 
@@ -447,7 +426,7 @@ class Store(StoreState):
             batch: the rows to append.
             clock: the wall clock, in microseconds; read once per attempt.
             synced: True if a commit on a local path must survive a power loss once this returns.
-            tried: the attempts of a call that was interrupted; this call adds its own.
+            attempts: those of a call that was interrupted; this call adds its own.
 
         Returns:
             The commit; None if the store already has the batch.
@@ -462,41 +441,33 @@ class Store(StoreState):
             StoreBusy: other writers won all attempts.
             OSError, DeltaError, UnusableStore: the storage failed again and again.
         """
-        tried = [] if tried is None else tried
+        attempts = [] if attempts is None else attempts
         lost: DeltaError | OSError | None = None
-        faults = attempts = 0
-        while True:
+        faults = 0
+        for number in range(MAX_ATTEMPTS + 1):
             try:
-                with self._lock, self._host_lock(self.location):
-                    self._refresh_or_fail(whole=batch.has_edits)
-                    landed = next(
-                        (attempt for attempt in tried if self._is_committed(attempt)), None
-                    )
+                with self.commit_lock(whole=batch.has_edits):
+                    landed = next(filter(self._is_committed, attempts), None)
                     if landed or self._has_batch(batch):
                         if synced:
                             self.log.sync_entries()
-                        return landed or (tried[-1] if tried else None)
-                    faults = 0 if tried and self._discard_lost(tried) else faults
-                    if faults == MAX_STORAGE_FAILURES or attempts == MAX_ATTEMPTS:
+                        return landed or (attempts[-1] if attempts else None)
+                    faults = 0 if attempts and self._discard_lost(attempts) else faults
+                    if faults == MAX_STORAGE_FAILURES or number == MAX_ATTEMPTS:
                         break
-                    return self._attempt(batch, clock, tried, synced)
+                    return self._attempt(batch, clock, attempts, synced)
             except (DeltaError, OSError) as error:
                 # The next attempt first checks whether the batch is stored nevertheless.
                 lost, faults = error, faults + 1
                 if faults > MAX_STORAGE_FAILURES:
                     break
-            self._pause(attempts)
-            attempts += 1
+            self._pause(number)
         if lost is None or faults < MAX_STORAGE_FAILURES:
             raise contention_error(self.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
         raise lost if self.location.is_local else unreachable_error(self.location, "written", lost)
 
     def _has_batch(self, batch: Appendable) -> bool:
-        """True if the store's last batch with the token's name is this one.
-
-        Raises:
-            ReplayDiffers: it is a later one, or has other rows.
-        """
+        """True if the store's last batch with the token's name is this one."""
         return batch.token is not None and self.is_replay(batch.token, batch.digest)
 
     def is_replay(self, token: tuple[str, int], digest: int | None) -> bool:
@@ -506,37 +477,41 @@ class Store(StoreState):
         return is_replay(self.root, token, digest, last, stored)
 
     def _attempt(
-        self, batch: Appendable, clock: Callable[[], int], tried: list[PreparedCommit], synced: bool
+        self,
+        batch: Appendable,
+        clock: Callable[[], int],
+        attempts: list[PreparedCommit],
+        synced: bool,
     ) -> PreparedCommit:
-        """Make one attempt to commit, added to `tried` before it is published."""
+        """Make one attempt to commit, added to `attempts` before it is published."""
         head_id, index = self.index()
-        edits = EditContext(self.data_files(), self.retained) if batch.has_edits else None
-        policy = properties.current_policy(self.log.properties(), index.metadata)
+        retained, policy = self._settings()
+        edits = EditContext(self.data_files(), retained) if batch.has_edits else None
         working = host_locks.heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
         with working:
             us, new_id = self.read_clock(clock), self.new_id()
             context = CommitContext(
-                self.location, head_id, index, us, new_id, edits, policy, self.retained
+                self.location, head_id, index, us, new_id, edits, policy, retained
             )
             attempt = batch.prepare(context)
-            tried.append(attempt)
+            attempts.append(attempt)
             if self.head_id() != head_id:
                 # By this very thread: the handler of a signal may have committed meanwhile.
                 raise CommitFailedError("a competing commit was first")
             self.publish(attempt, make_marks(batch.token, batch.digest), synced)
         return attempt
 
-    def _discard_lost(self, tried: list[PreparedCommit]) -> bool:
+    def _discard_lost(self, attempts: list[PreparedCommit]) -> bool:
         """True if a competing commit was first; discards attempts that cannot succeed any more.
 
         An object store may still carry out a request that failed, unless a competing commit is
         in its way. Until then the files of the attempt stay; cleaning removes them in the end.
         """
         head_id, _ = self.index()
-        beaten = [attempt for attempt in tried if attempt.index.metadata.parent != head_id]
-        for attempt in list(tried) if self.location.is_local else beaten:
+        beaten = [attempt for attempt in attempts if attempt.index.metadata.parent != head_id]
+        for attempt in list(attempts) if self.location.is_local else beaten:
             self.location.remove(attempt.paths)
-            tried.remove(attempt)
+            attempts.remove(attempt)
         return bool(beaten)
 
     def _is_committed(self, attempt: PreparedCommit) -> bool:
@@ -575,14 +550,13 @@ class Store(StoreState):
         """
         metadata, files = attempt.index.metadata, [file.path for file in attempt.written]
         now_ms = metadata.commit_us // 1000
-        gone = [RemovedFile(old.path, old.size, old.kind, now_ms, True) for old in replaced]
-        self.log.commit(
-            [*gone, *add_actions(attempt.written, now_ms)],
+        change = Change(
+            [*remove_files(replaced, now_ms), *add_files(attempt.written, now_ms)],
             {HEAD_TRANSACTION: attempt.head_id, **marks},
             metadata.commit,
-            [head_path(self.location, attempt.head_id), *map(self.location.file, files), *beside],
-            synced=synced,
         )
+        head = head_path(self.location, attempt.head_id)
+        self.log.commit(change, [head, *map(self.location.file, files), *beside], synced=synced)
         self._last.remember(attempt.head_id, attempt.index)
 
 

@@ -202,7 +202,7 @@ class _EventFile:
         self._writer.close()
         self._sink.close()
         size = seal_file(self.location, self.location.file(self.path), self._made[0])
-        return WrittenFile(self.path, size, self._extent.to_json())
+        return WrittenFile(self.path, size, self._extent)
 
 
 def _value_fields(events: pa.Table) -> list[pa.Field]:

@@ -9,7 +9,7 @@ from pyspark_tseries.maintain.compactor import (
     compact,
     merge_runs,
 )
-from pyspark_tseries.maintain.verify import rebuild
+from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.retention import parse_range
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store

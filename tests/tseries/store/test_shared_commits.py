@@ -210,7 +210,7 @@ def test_fork_of_a_process_whose_threads_append_can_append(series, tmp_path):
 def fresh(series):
     """True if a caller leads in this process, whoever led in its parent."""
     made = []
-    series._store._shared._append = lambda *given: made.append(given) or 1 / 0
+    series._store._shared._append = lambda *given, **named: made.append(given) or 1 / 0
     with pytest.raises(ZeroDivisionError):
         series.append("a", 0)
     return len(made) == 1

@@ -53,9 +53,8 @@ from pyspark_tseries.storage.row_reader import (
     scan_file,
     scan_state,
 )
-from pyspark_tseries.store.log import add_actions
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
-from pyspark_tseries.store.log_entries import RemovedFile
+from pyspark_tseries.store.log_entries import Change, add_files, remove_files
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import series_column
 
@@ -245,14 +244,14 @@ def correct_future_commits(store: Store, found: FutureCommits) -> None:
         head = _rebuild_head(store, [*kept, *stored], found.now_us)
         write_head(location, new_id, make_full_table(head))
         now_ms = found.now_us // 1000
-        gone = [RemovedFile(file.path, file.size, file.kind, now_ms, True) for file in found.files]
-        log.mark_checked()
-        log.commit(
-            [*gone, *add_actions(written, now_ms)],
+        change = Change(
+            [*remove_files(found.files, now_ms), *add_files(written, now_ms)],
             {HEAD_TRANSACTION: new_id},
             head.metadata.commit,
-            [head_path(location, new_id), *(location.file(file.path) for file in written)],
         )
+        files = [location.file(file.path) for file in written]
+        log.mark_checked()
+        log.commit(change, [head_path(location, new_id), *files])
 
 
 def _rewrite_file(

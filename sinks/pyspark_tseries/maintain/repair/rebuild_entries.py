@@ -44,11 +44,11 @@ from pyspark_tseries.store.log_check import (
 )
 from pyspark_tseries.store.log_entries import (
     LAST_CHECKPOINT,
-    AddedFile,
+    Change,
     Entry,
+    FileAction,
     TornEntry,
     adopt_entry,
-    commit_info,
     correct_bit,
     entry_path,
     format_entry,
@@ -176,7 +176,6 @@ def _rebuild_from_files(log: _Log) -> None:
 
 def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
     """The entry `version`, which held no commit, and how it was made; None if nobody knows."""
-    info = commit_info(None, version - 1, synced=True)
     with _shadow(log, list(log.rebuilt.values()), version - 1) as copy:
         table = DeltaTable(pathlib.Path(copy).as_uri())
         columns = _find_unknown_columns(log, pa.schema(table.schema()))
@@ -184,12 +183,14 @@ def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
             table.alter.add_columns(Schema.from_arrow(pa.schema(columns)).fields)
             path = os.path.join(copy, "_delta_log", os.path.basename(_entry_path(log, version)))
             with open(path, "rb") as file:
-                content = adopt_entry(file.read(), info, log.location.uri)
+                content = adopt_entry(file.read(), version - 1, log.location.uri)
             names = ", ".join(f"'{column.name}'" for column in columns)
             return content, f"it was made again from files that have the columns {names}"
     if not _has_replaced_files(log):
         return None, ""  # It may have set a property.
-    return format_entry([], {}, info, 0), "it replaced files that are still there, and is empty now"
+    empty = Change()
+    content = format_entry(empty, empty.info(version - 1), 0)
+    return content, "it replaced files that are still there, and is empty now"
 
 
 def _find_unknown_columns(log: _Log, known: pa.Schema) -> list[pa.Field]:
@@ -287,9 +288,10 @@ def _rebuild_commit(
         before = None if parent is None else read_head_metadata(log.location, parent).erasure
         if metadata.erasure != before:
             return None  # It erased values, and would not do so again.
-    written_ms = max((file.modified_ms for file in added), default=0)
+    written_ms = max((file.time_ms for file in added), default=0)
     now_ms = written_ms if metadata is None else metadata.commit_us // 1000
-    return format_entry(added, transactions, commit_info(number, version - 1, synced=True), now_ms)
+    change = Change(added, transactions, number)
+    return format_entry(change, change.info(version - 1), now_ms)
 
 
 def _chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
@@ -302,10 +304,10 @@ def _chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
     return found
 
 
-def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, AddedFile]]:
+def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, FileAction]]:
     """The files of the commit `number` that no whole entry adds, with the ids of their heads."""
     named = {path for entry in log.entries.values() for path in entry.added}
-    found: dict[str, tuple[int, AddedFile]] = {}
+    found: dict[str, tuple[int, FileAction]] = {}
     for later in range(version + 1, log.newest + 1):
         for path, gone in (log.entries[later].removed if later in log.entries else {}).items():
             own = _OWN_FILE.fullmatch(path)
@@ -313,7 +315,7 @@ def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, AddedFi
                 size = int(gone.get("size") or 0)
                 found[path] = (
                     int(own["head"], 16),
-                    AddedFile(path, size, own["kind"], 0, True, "{}"),
+                    FileAction(path, size, own["kind"], 0, True, "{}"),
                 )
     for kind in ("event", "edit"):
         for full, ns in list(log.location.list_files(log.location.file(f"kind={kind}"))):
@@ -324,7 +326,7 @@ def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, AddedFi
                 rows = pq.read_table(full, columns=columns, partitioning=None)
                 stats = compute_stats(rows).to_json()
                 size = log.location.size(full)
-                made = AddedFile(path, size, kind, ns // 1_000_000, True, stats)
+                made = FileAction(path, size, kind, ns // 1_000_000, True, stats)
                 found[path] = int(own["head"], 16), made
     return list(found.values())
 

@@ -57,9 +57,9 @@ from pyspark_tseries.store.log_check import (
     unknown_changes_error,
 )
 from pyspark_tseries.store.log_entries import (
-    AddedFile,
+    Change,
+    FileAction,
     ForeignChange,
-    RemovedFile,
     entry_path,
     find_foreign_change,
 )
@@ -128,17 +128,17 @@ def revert_changes(store: Store, revert: Revert, kept: Sequence[tuple[str, str]]
     location, now_ms = store.location, time.time_ns() // 1_000_000
     for path, copy in kept:
         location.copy(location.file(path), location.file(copy))
-    actions: list[AddedFile | RemovedFile] = [
-        RemovedFile(path, size, "edit" if path.startswith("kind=edit/") else "event", now_ms, True)
+    actions = [
+        FileAction(path, size, "edit" if path.startswith("kind=edit/") else "event", now_ms)
         for path, size in revert.removed
     ]
     actions += [
-        AddedFile(file.path, file.size, file.kind, now_ms, True, _format_statistics(file))
+        FileAction(file.path, file.size, file.kind, now_ms, True, _format_statistics(file))
         for file in revert.again
     ]
     with store.commit_lock() as log:
         log.mark_checked()
-        log.commit(actions, {}, files=[location.file(file.path) for file in revert.again])
+        log.commit(Change(actions), [location.file(file.path) for file in revert.again])
 
 
 def _format_statistics(file: DataFile) -> str:
