@@ -17,7 +17,7 @@ from google.protobuf import (
 )
 from google.type import date_pb2, timeofday_pb2
 
-from pyspark_timestream.kafka.decode.protobuf.reader import create_reader
+from pyspark_timestream.kafka.decode.protobuf.descriptors import create_reader
 
 UTC = datetime.UTC
 INSTANT = pa.timestamp("us", tz="UTC")

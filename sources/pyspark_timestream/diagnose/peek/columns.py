@@ -35,7 +35,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     read_as,
 )
 from pyspark_timestream.kafka.decode.framing import HEADERS
-from pyspark_timestream.kafka.decode.protobuf.reader import compile_reader, create_reader
+from pyspark_timestream.kafka.decode.protobuf.descriptors import compile_reader, create_reader
 from pyspark_timestream.kafka.decode.records import read_header
 from pyspark_timestream.kafka.options.parsers import format_path
 from pyspark_timestream.kafka.options.schemas import ReaderSchema

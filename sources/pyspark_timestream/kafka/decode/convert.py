@@ -251,6 +251,19 @@ def _cast_times(array: pa.Array, target: pa.DataType) -> Converted:
     return Converted(pc.multiply(kept, 1_000_000 // per_second).view(target), bad)
 
 
+def to_instants(values: pa.Array) -> pa.Array:
+    """Return dates and timestamps as instants, for event times; others as they are.
+
+    What is outside of the calendar is null; a timestamp without a zone is in UTC.
+    """
+    if pa.types.is_date32(values.type):
+        values = _cast_times(values, values.type).column.cast(pa.timestamp("s"))
+    elif not pa.types.is_timestamp(values.type):
+        return values
+    local = pa.timestamp("us", tz=values.type.tz)
+    return _cast_times(values, local).column.view(pa.timestamp("us", tz="UTC"))
+
+
 def _cast_integers(array: pa.Array, target: pa.DataType) -> Converted:
     kept, bad = _limit(array, *_get_range(target))
     return Converted(kept.cast(target), bad)

@@ -39,7 +39,7 @@ from pyspark_timestream.kafka.options.schemas import (
 
 if TYPE_CHECKING:
     from pyspark_timestream.kafka.decode.avro.schemas import AvroReader
-    from pyspark_timestream.kafka.decode.protobuf.reader import ProtobufReader
+    from pyspark_timestream.kafka.decode.protobuf.descriptors import ProtobufReader
 
 _TYPES: Final = {"avro": AVRO, "protobuf": PROTOBUF, "json": JSON}
 
@@ -109,7 +109,7 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, requested: Requeste
         reader = _create_avro_reader(options.readers[rules.part])
         check_avro_columns(reader, requested.columns, requested.raw)
     if rules.format == "protobuf":
-        from pyspark_timestream.kafka.decode.protobuf.reader import check_protobuf_columns
+        from pyspark_timestream.kafka.decode.protobuf.plans import check_protobuf_columns
 
         message = _create_protobuf_reader(options.readers[rules.part])
         check_protobuf_columns(message, requested.columns, requested.raw)
@@ -257,7 +257,7 @@ def _name_message(schema: RegisteredSchema, indexes: tuple[int, ...]) -> str | N
 
 @functools.lru_cache(maxsize=16)
 def _create_protobuf_reader(given: ReaderSchema) -> "ProtobufReader":
-    from pyspark_timestream.kafka.decode.protobuf.reader import create_reader
+    from pyspark_timestream.kafka.decode.protobuf.descriptors import create_reader
 
     return create_reader(base64.b64decode(given.text), given.message)
 

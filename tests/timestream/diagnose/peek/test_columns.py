@@ -13,7 +13,8 @@ from pyspark_timestream.diagnose.peek.columns import (
     read_schema,
 )
 from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, parse_avro_reader
-from pyspark_timestream.kafka.decode.protobuf.reader import check_protobuf_columns, create_reader
+from pyspark_timestream.kafka.decode.protobuf.descriptors import create_reader
+from pyspark_timestream.kafka.decode.protobuf.plans import check_protobuf_columns
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 
 

@@ -21,7 +21,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, par
 from pyspark_timestream.kafka.decode.convert import can_cast, cast
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
-from pyspark_timestream.kafka.decode.protobuf.reader import create_reader
+from pyspark_timestream.kafka.decode.protobuf.descriptors import create_reader
 from pyspark_timestream.kafka.decode.records import FINE, TYPE, RequestedFields
 
 INTEGERS = [

@@ -26,7 +26,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     find_name,
     parse_schema,
 )
-from pyspark_timestream.kafka.decode.convert import cast
+from pyspark_timestream.kafka.decode.convert import cast, to_instants
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     NAME,
@@ -49,8 +49,6 @@ _PIECE_BODIES: Final = 8_192
 
 _PIECE_BYTES: Final = 1 << 20
 """The bytes that are read at a time, unless a single payload has more: they bound the memory."""
-
-_INSTANT: Final = pa.timestamp("us", tz="UTC")
 
 
 class _Codec(NamedTuple):
@@ -199,7 +197,7 @@ def _read_piece(codec: _Codec, requested: RequestedFields, bodies: pa.Array) -> 
         columns.append(converted.column)
         reasons[converted.bad & (reasons == FINE)] = TYPE
     raw = {
-        text: [_to_instants(pc.struct_field(values, path))]
+        text: [to_instants(pc.struct_field(values, path))]
         for text, path in requested.raw_paths().items()
     }
     return DecodedBlock(columns, raw, reasons)
@@ -224,12 +222,3 @@ def _read_values(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
     if not len(singles) and not absent.any():
         return values, reasons
     return values.take(pa.array(order, mask=absent)), reasons
-
-
-def _to_instants(values: pa.Array) -> pa.Array:
-    """Return dates and timestamps as instants, for event times; others as they are."""
-    if pa.types.is_date32(values.type):
-        return cast(values, pa.date32()).column.cast(pa.timestamp("us")).view(_INSTANT)
-    if pa.types.is_timestamp(values.type):
-        return cast(values, pa.timestamp("us", tz=values.type.tz)).column.view(_INSTANT)
-    return values

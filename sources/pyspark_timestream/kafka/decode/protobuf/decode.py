@@ -29,13 +29,16 @@ import pyarrow.compute as pc
 from pyspark_timestream.core.instants import Mask
 from pyspark_timestream.kafka.decode.convert import Longs
 from pyspark_timestream.kafka.decode.framing import FramedBlock, Writer
-from pyspark_timestream.kafka.decode.protobuf.descriptors import import_libraries
-from pyspark_timestream.kafka.decode.protobuf.reader import (
-    Plan,
+from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     ProtobufReader,
+    compile_reader,
+    describe_block,
+    import_libraries,
+)
+from pyspark_timestream.kafka.decode.protobuf.plans import (
+    Plan,
     Tree,
     comes_in_pieces,
-    compile_reader,
     find_path,
     is_map_entry,
     name_field,
@@ -90,17 +93,8 @@ class _Describer:
 
     def describe(self, message: Any, tree: Tree) -> Any:
         """Return the descriptor of a block of `message`."""
-        block = self._file.message_type.add(name="Block")
-        block.field.add(
-            name="rows",
-            number=1,
-            type=self._types.TYPE_MESSAGE,
-            label=self._types.LABEL_REPEATED,
-            type_name=self._add_message(message, tree),
-        )
         pool = import_libraries().descriptor_pool.DescriptorPool()
-        pool.Add(self._file)
-        return pool.FindMessageTypeByName(f"{_PACKAGE}.Block")
+        return describe_block(pool, self._file, self._add_message(message, tree))
 
     def _add_message(self, message: Any, tree: Tree) -> str:
         """Add `message` with the fields of `tree`, and return the name of its type."""

@@ -1,4 +1,4 @@
-"""Descriptors of Protobuf schemas, and the optional libraries that read them.
+"""Protobuf schemas: their descriptors, normalised and compiled, and the libraries that read them.
 
 A set that comes from a registry, a compiler or Python differs in what reading does not need. All
 of it is left out, and so are Protobuf's own files, which come from the installed library: the same
@@ -8,9 +8,11 @@ schema has the same fingerprint wherever it was compiled and whatever library re
 import base64
 import binascii
 import functools
+import hashlib
 import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.errors import MissingExtra, SchemaRefused
@@ -24,11 +26,6 @@ class Libraries(NamedTuple):
     message_factory: Any
     ptars: Any
     DecodeError: type[Exception]
-
-    @staticmethod
-    def import_module(name: str) -> Any:
-        """Import a module of compiled messages."""
-        return importlib.import_module(name)
 
 
 @functools.cache
@@ -215,7 +212,7 @@ def well_known(name: str) -> Any | None:
         return libraries.descriptor_pb2.FileDescriptorProto.FromString(_CONFLUENT[name])
     if name not in _WELL_KNOWN:
         return None
-    module = libraries.import_module(_WELL_KNOWN[name])
+    module = importlib.import_module(_WELL_KNOWN[name])
     return libraries.descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
 
 
@@ -223,30 +220,160 @@ def _strip(file: Any) -> Any:
     stripped = type(file).FromString(file.SerializeToString())
     stripped.ClearField("source_code_info")
     stripped.ClearField("service")
-    for message in _walk(stripped.message_type):
+    for _, message in _walk(stripped):
         for field in message.field:
             field.ClearField("json_name")
     return stripped
 
 
-def _walk(messages: Iterable[Any]) -> Iterator[Any]:
-    for message in messages:
-        yield message
-        yield from _walk(message.nested_type)
+def _walk(file: Any) -> Iterator[tuple[str, Any]]:
+    """List all messages of `file` with their full names."""
+    scope = f"{file.package}." if file.package else ""
+    pending = [(scope + message.name, message) for message in reversed(file.message_type)]
+    while pending:
+        name, message = pending.pop()
+        yield name, message
+        pending += [(f"{name}.{each.name}", each) for each in reversed(message.nested_type)]
 
 
 def _messages(file: Any) -> list[str]:
-    """List the full names of the messages of `file`."""
-
-    def names(scope: str, messages: Iterable[Any]) -> Iterator[str]:
-        for message in messages:
-            if not message.options.map_entry:
-                yield scope + message.name
-                yield from names(f"{scope}{message.name}.", message.nested_type)
-
-    return list(names(f"{file.package}." if file.package else "", file.message_type))
+    """List the full names of the messages of `file`, without entries of maps."""
+    return [name for name, message in _walk(file) if not message.options.map_entry]
 
 
 def _decode_error() -> type[Exception]:
     error: type[Exception] = import_libraries().DecodeError
     return error
+
+
+GROUP: Final = "group "
+"""The beginning of the JSON name of fields in Protobuf's outdated group encoding, which Arrow's
+reader lacks; the field's number follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufReader:
+    """The message as which payloads are read; create it with `create_reader`.
+
+    Attributes:
+        descriptor_set: a serialised FileDescriptorSet, in the form of `normalize`.
+        message: the full name of the message.
+    """
+
+    descriptor_set: bytes
+    message: str
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of all that decides how payloads are read: equal for equal schemas."""
+        return hashlib.sha256(self.message.encode() + b"\0" + self.descriptor_set).hexdigest()
+
+
+def create_reader(descriptor_set: bytes, message: str) -> ProtobufReader:
+    """Create the reader of `message`, a full name, from a serialised FileDescriptorSet.
+
+    Raises:
+        SchemaRefused: the set is damaged or incomplete, or lacks the message.
+        MissingExtra: the libraries are not installed.
+    """
+    reader = ProtobufReader(normalize(descriptor_set, message), message)
+    compile_reader(reader)
+    return reader
+
+
+class CompiledReader(NamedTuple):
+    """A reader with the classes of its library.
+
+    Attributes:
+        descriptor: the descriptor of the message, in which groups are fields of bytes.
+        block_class: the class of a message of one field, `rows`, which repeats the message.
+    """
+
+    descriptor: Any
+    block_class: Any
+
+
+@functools.lru_cache(maxsize=16)
+def compile_reader(reader: ProtobufReader) -> CompiledReader:
+    """Compile the descriptors of `reader`.
+
+    Raises:
+        SchemaRefused: they do not fit together.
+    """
+    libraries = import_libraries()
+    proto = libraries.descriptor_pb2.FileDescriptorSet.FromString(reader.descriptor_set)
+    files = {file.name: file for file in proto.file}
+    for file in files.values():
+        # Names that differ in style alone have one JSON name, which Google's library refuses.
+        for _, message in _walk(file):
+            for field in message.field:
+                field.json_name = str(field.number)
+    try:
+        groups = _find_groups(_create_pool(files), files)
+        for file in files.values():
+            _remove_groups(file, groups)
+        pool = _create_pool(files)
+        descriptor = pool.FindMessageTypeByName(reader.message)
+        file = libraries.descriptor_pb2.FileDescriptorProto(
+            name="pyspark_timestream/block.proto",
+            package="pyspark_timestream_block",
+            syntax="proto3",
+            dependency=[descriptor.file.name],
+        )
+        block = describe_block(pool, file, f".{descriptor.full_name}")
+    except (TypeError, KeyError) as error:
+        raise SchemaRefused(
+            f"the Protobuf descriptor of '{reader.message}' does not compile: {error}",
+            "a FileDescriptorSet that protoc or a registry wrote",
+            "write it with protoc --descriptor_set_out=FILE --include_imports",
+        ) from error
+    return CompiledReader(descriptor, libraries.message_factory.GetMessageClass(block))
+
+
+def describe_block(pool: Any, file: Any, type_name: str) -> Any:
+    """Add to `file` a message whose `rows` are of a type, and the file to a pool."""
+    types = import_libraries().descriptor_pb2.FieldDescriptorProto
+    file.message_type.add(name="Block").field.add(
+        name="rows",
+        number=1,
+        type=types.TYPE_MESSAGE,
+        type_name=type_name,
+        label=types.LABEL_REPEATED,
+    )
+    pool.Add(file)
+    return pool.FindMessageTypeByName(f"{file.package}.Block")
+
+
+def _create_pool(files: dict[str, Any]) -> Any:
+    """Create a pool of `files`, imports first, and of Protobuf's own files."""
+    pool = import_libraries().descriptor_pool.DescriptorPool()
+    for file in _order(files, list(files)):
+        pool.Add(file)
+    return pool
+
+
+def _find_groups(pool: Any, files: dict[str, Any]) -> frozenset[str]:
+    """Find the full names of the fields that are groups."""
+    messages = [
+        pool.FindMessageTypeByName(name) for file in files.values() for name, _ in _walk(file)
+    ]
+    fields = [field for message in messages for field in message.fields]
+    return frozenset(field.full_name for field in fields if field.type == field.TYPE_GROUP)
+
+
+def _remove_groups(file: Any, groups: frozenset[str]) -> None:
+    """Make groups fields of bytes, and extensions unknown.
+
+    A group in a payload is then an unknown field, which is skipped as a whole.
+    """
+    file.ClearField("extension")
+    for name, message in _walk(file):
+        message.ClearField("extension")
+        if message.HasField("options"):
+            message.options.ClearField("message_set_wire_format")
+        for field in message.field:
+            if f"{name}.{field.name}" in groups:
+                field.type, field.json_name = field.TYPE_BYTES, f"{GROUP}{field.number}"
+                field.ClearField("type_name")
+                if field.options.HasField("features"):
+                    field.options.features.ClearField("message_encoding")

@@ -11,7 +11,7 @@ from timestream.protobuf_schemas import Schema, field, file, message
 
 from pyspark_timestream.kafka.decode.protobuf import decode
 from pyspark_timestream.kafka.decode.protobuf.decode import BlockReader, create_handler, parse_block
-from pyspark_timestream.kafka.decode.protobuf.reader import compile_reader
+from pyspark_timestream.kafka.decode.protobuf.descriptors import compile_reader
 
 SCHEMA = Schema(file(message("M", field("i", 1, "int64"), field("s", 2, "string"))))
 COMPILED = compile_reader(SCHEMA.reader)

@@ -12,7 +12,7 @@ from timestream.protobuf_schemas import (
 )
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.protobuf.reader import check_protobuf_columns
+from pyspark_timestream.kafka.decode.protobuf.plans import check_protobuf_columns
 
 LABELS, LABELS_ENTRY = map_field(".m.M", "labels", 3, "string", "int32")
 READER = Schema(

@@ -20,10 +20,10 @@ from pyspark_timestream.kafka.decode.protobuf import descriptors
 from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     build_descriptor_set,
+    create_reader,
     find_message_name,
     list_messages,
 )
-from pyspark_timestream.kafka.decode.protobuf.reader import create_reader
 from pyspark_timestream.kafka.decode.records import RequestedFields
 
 PLACE = file(message("Place", field("x", 1, "int32")), name="place.proto", package="p", imports=())

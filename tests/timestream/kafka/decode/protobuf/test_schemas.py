@@ -18,8 +18,7 @@ from timestream.protobuf_wire import delimited, tag
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.framing import Writer, split_value_frames
 from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf, read_protobuf
-from pyspark_timestream.kafka.decode.protobuf.descriptors import find_message_name
-from pyspark_timestream.kafka.decode.protobuf.reader import create_reader
+from pyspark_timestream.kafka.decode.protobuf.descriptors import create_reader, find_message_name
 from pyspark_timestream.kafka.decode.records import FINE, FRAMING, NAME, TYPE, RequestedFields
 
 COLORS = {0: "RED", 1: "GREEN"}

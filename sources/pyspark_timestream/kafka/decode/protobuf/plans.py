@@ -1,11 +1,9 @@
-"""The reader's Protobuf message, and how each column is made of its fields.
+"""Plans how each column is made of a Protobuf message's fields.
 
 A plan is made once, and refuses a type that the field cannot be read as.
 """
 
-import functools
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -26,21 +24,18 @@ from pyspark_timestream.kafka.decode.convert import (
     convert_list,
     convert_map,
     keep,
+    to_instants,
 )
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
-    import_libraries,
-    normalize,
-    well_known,
+    GROUP,
+    ProtobufReader,
+    compile_reader,
 )
 from pyspark_timestream.kafka.decode.records import to_mask
 from pyspark_timestream.kafka.options.parsers import parse_path
 
 Tree: TypeAlias = dict[str, Any]
 """The fields needed of a message, each with its own tree; None: a scalar, or a message's bytes."""
-
-GROUP: Final = "group "
-"""The beginning of the JSON name of fields in Protobuf's outdated group encoding, which Arrow's
-reader lacks; the field's number follows."""
 
 _SCALARS: Final = (
     ("double", pa.float64()),
@@ -75,31 +70,31 @@ _TIMESTAMP, _DURATION, _DATE = (
     "google.protobuf.Duration",
     "google.type.Date",
 )
+_MESSAGE: Final = "a struct or binary"
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
+_MIN_S, _MAX_S = MIN_US // 1_000_000, FINAL_US // 1_000_000
 _MAX_DURATION_S: Final = 315_576_000_000
 _NANOS: Final = 1_000_000_000
 
 
 def _convert_timestamps(messages: pa.Array) -> Converted:
-    """Read messages of seconds and nanos as timestamps, rounded down to the microsecond."""
+    """Read messages of seconds and nanos, rounded down to the microsecond."""
     seconds, nanos = _read_integers(messages, 2)
-    first, last = MIN_US // 1_000_000, FINAL_US // 1_000_000
-    legal = (seconds >= first) & (seconds <= last) & (nanos >= 0) & (nanos < _NANOS)
-    us = np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
-    return _keep_legal(us, _INSTANT, messages, legal)
+    legal = (seconds >= _MIN_S) & (seconds <= _MAX_S) & (nanos >= 0) & (nanos < _NANOS)
+    return _keep_legal(_to_microseconds(seconds, nanos, legal), _INSTANT, messages, legal)
 
 
 def _convert_durations(messages: pa.Array) -> Converted:
-    """Read messages of seconds and nanos as durations, rounded down to the microsecond."""
+    """Read messages of seconds and nanos, rounded down to the microsecond."""
     seconds, nanos = _read_integers(messages, 2)
-    legal = (np.abs(nanos) < _NANOS) & (seconds >= -_MAX_DURATION_S) & (seconds <= _MAX_DURATION_S)
+    legal = (np.abs(nanos) < _NANOS) & (np.abs(seconds) <= _MAX_DURATION_S)
     legal &= np.sign(seconds) * np.sign(nanos) >= 0
-    us = np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
+    us = _to_microseconds(seconds, nanos, legal)
     return _keep_legal(us, pa.duration("us"), messages, legal)
 
 
 def _convert_dates(messages: pa.Array) -> Converted:
-    """Read messages of year, month and day as dates."""
+    """Read messages of year, month and day."""
     year, month, day = _read_integers(messages, 3)
     legal = (year >= 1) & (year <= 9999) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
     months = np.where(legal, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
@@ -115,6 +110,10 @@ def _read_integers(messages: pa.Array, count: int) -> list[Longs]:
     return [array.to_numpy(zero_copy_only=False).astype(np.int64) for array in arrays]
 
 
+def _to_microseconds(seconds: Longs, nanos: Longs, legal: Mask) -> Longs:
+    return np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
+
+
 def _keep_legal(
     values: npt.NDArray[np.integer], target: pa.DataType, messages: pa.Array, legal: Mask
 ) -> Converted:
@@ -122,15 +121,21 @@ def _keep_legal(
     return Converted(pa.array(values, mask=~(present & legal)).cast(target), present & ~legal)
 
 
-_TIMES: Final[dict[str, tuple[pa.DataType, str, Tree, Convert]]] = {
-    _TIMESTAMP: (_INSTANT, "a timestamp", {"seconds": None, "nanos": None}, _convert_timestamps),
-    _DURATION: (
-        pa.duration("us"),
-        "an interval day to second",
-        {"seconds": None, "nanos": None},
-        _convert_durations,
+class _Time(NamedTuple):
+    """How a message that is a time is read: its type, the type's name in Spark, and its fields."""
+
+    type: pa.DataType
+    words: str
+    fields: tuple[str, ...]
+    convert: Convert
+
+
+_TIMES: Final = {
+    _TIMESTAMP: _Time(_INSTANT, "a timestamp", ("seconds", "nanos"), _convert_timestamps),
+    _DURATION: _Time(
+        pa.duration("us"), "an interval day to second", ("seconds", "nanos"), _convert_durations
     ),
-    _DATE: (pa.date32(), "a date", {"year": None, "month": None, "day": None}, _convert_dates),
+    _DATE: _Time(pa.date32(), "a date", ("year", "month", "day"), _convert_dates),
 }
 
 
@@ -155,11 +160,11 @@ class Misfit(Exception):
         self.problem, self.accepts = problem, accepts
 
 
-def describe_type(field: Any) -> str:
+def _describe_type(field: Any) -> str:
     """Describe the type of a field as a schema's text does."""
     if _is_map(field):
         key, value = field.message_type.fields
-        return f"map<{describe_type(key)}, {describe_type(value)}>"
+        return f"map<{_describe_type(key)}, {_describe_type(value)}>"
     if field.type in (field.TYPE_MESSAGE, field.TYPE_GROUP):
         name = field.message_type.full_name
     elif field.type == field.TYPE_ENUM:
@@ -195,13 +200,9 @@ def find_path(message: Any, name: str) -> list[str]:
     return path
 
 
-def plan_field(field: Any, target: pa.DataType) -> Plan:
-    """Plan the reading of `field` as `target`.
-
-    Raises:
-        Misfit: it cannot be read so.
-    """
-    check_readable(field)
+def _plan_field(field: Any, target: pa.DataType) -> Plan:
+    """Plan the reading of `field` as `target`."""
+    _check_readable(field)
     if _is_map(field):
         if not pa.types.is_map(target):
             raise _misfit(field, target, "a map")
@@ -220,21 +221,15 @@ def plan_field(field: Any, target: pa.DataType) -> Plan:
     return _plan_one(field, target)
 
 
-def plan_raw(field: Any) -> Plan:
-    """Plan the reading of `field` for an event time or an edge: failures are nulls.
-
-    Raises:
-        Misfit: it is neither a text, a number nor a time.
-    """
-    check_readable(field)
+def _plan_raw(field: Any) -> Plan:
+    """Plan the reading of `field` for an event time or an edge: failures are nulls."""
+    _check_readable(field)
     found = field
     if not field.is_repeated and field.type == field.TYPE_MESSAGE:
         name = field.message_type.full_name
-        if name == _DATE:
-            days = plan_field(field, pa.date32())
-            return Plan(days.tree, lambda array: _cast_days(days.convert(array)))
-        if name == _TIMESTAMP:
-            return plan_field(field, _INSTANT)
+        if name in (_TIMESTAMP, _DATE):
+            plan = _plan_field(field, _TIMES[name].type)
+            return Plan(plan.tree, lambda array: keep(to_instants(plan.convert(array).column)))
         if name in _WRAPPERS:
             found = field.message_type.fields_by_name["value"]
     kind = _SCALARS[found.type - 1][1]
@@ -248,24 +243,15 @@ def plan_raw(field: Any) -> Plan:
         target = None
     if target is None or field.is_repeated:
         raise Misfit(
-            f"'{field.full_name}' is {describe_type(field)}",
+            f"'{field.full_name}' is {_describe_type(field)}",
             f"a {_TIMESTAMP}, {_DATE}, string, number or enum that is not repeated",
         )
-    return plan_field(field, target)
+    return _plan_field(field, target)
 
 
-def check_readable(field: Any) -> None:
-    """Check that a field can be read at all.
-
-    Raises:
-        Misfit: it cannot.
-    """
+def _check_readable(field: Any) -> None:
     if field.json_name.startswith(GROUP):
         raise Misfit(f"'{field.full_name}' is a group, which is not read", "another field")
-
-
-def _cast_days(days: Converted) -> Converted:
-    return days._replace(column=days.column.cast(pa.timestamp("s")).cast(_INSTANT))
 
 
 def _sort_entries(array: pa.Array) -> pa.Array:
@@ -316,10 +302,9 @@ def _plan_message(field: Any, target: pa.DataType) -> Plan:
     message = field.message_type
     if pa.types.is_struct(target):
         return _plan_struct(field, target)
-    if message.full_name in _TIMES:
-        kind, _, tree, convert = _TIMES[message.full_name]
-        if target == kind:
-            return Plan(tree, convert)
+    time = _TIMES.get(message.full_name)
+    if time is not None and target == time.type:
+        return Plan(dict.fromkeys(time.fields), time.convert)
     if message.full_name in _WRAPPERS:
         value = message.fields_by_name["value"]
         try:
@@ -332,10 +317,7 @@ def _plan_message(field: Any, target: pa.DataType) -> Plan:
     if pa.types.is_binary(target):
         joins = comes_in_pieces(field)
         return Plan(None, lambda array: keep(_join_pieces(array) if joins else array))
-    named = _TIMES.get(message.full_name)
-    raise _misfit(
-        field, target, f"{named[1]}, a struct or binary" if named else "a struct or binary"
-    )
+    raise _misfit(field, target, f"{time.words}, a struct or binary" if time else _MESSAGE)
 
 
 def comes_in_pieces(field: Any) -> bool:
@@ -366,7 +348,7 @@ def _join_pieces(pieces: pa.Array) -> pa.Array:
 
 def _plan_struct(field: Any, target: pa.StructType) -> Plan:
     fields = [_get_field(field.message_type, child.name) for child in target]
-    plans = [plan_field(found, child.type) for found, child in zip(fields, target, strict=True)]
+    plans = [_plan_field(found, child.type) for found, child in zip(fields, target, strict=True)]
 
     def convert(array: pa.Array) -> Converted:
         children = [
@@ -389,7 +371,7 @@ def _get_field(message: Any, name: str) -> Any:
 
 
 def _misfit(field: Any, target: pa.DataType, accepts: str) -> Misfit:
-    problem = f"'{field.full_name}' is {describe_type(field)}, which is not read as {target}"
+    problem = f"'{field.full_name}' is {_describe_type(field)}, which is not read as {target}"
     return Misfit(problem, accepts)
 
 
@@ -406,183 +388,6 @@ def _list_targets(field: Any) -> str:
     return "a float or a double" if pa.types.is_floating(kind) else "a boolean"
 
 
-def merge_trees(trees: Sequence[Tree]) -> Tree:
-    """Merge the fields that several columns need.
-
-    Raises:
-        ValueError: one needs a message's fields, and another its bytes; the text is the path.
-    """
-    merged: Tree = {}
-    for name in dict.fromkeys(name for tree in trees for name in tree):
-        found = [tree[name] for tree in trees if name in tree]
-        inner = [tree for tree in found if tree is not None]
-        if inner and len(inner) < len(found):
-            raise ValueError(name)
-        try:
-            merged[name] = merge_trees(inner) if inner else None
-        except ValueError as error:
-            raise ValueError(f"{name}.{error}") from None
-    return merged
-
-
-_BLOCK_FILE: Final = "pyspark_timestream/block.proto"
-_BLOCK_PACKAGE: Final = "pyspark_timestream_block"
-
-
-@dataclass(frozen=True, slots=True)
-class ProtobufReader:
-    """The message as which payloads are read; create it with `create_reader`.
-
-    Attributes:
-        descriptor_set: a serialised FileDescriptorSet, in the form of `normalize`.
-        message: the full name of the message.
-    """
-
-    descriptor_set: bytes
-    message: str
-
-    @property
-    def fingerprint(self) -> str:
-        """The hash of all that decides how payloads are read: equal for equal schemas."""
-        return hashlib.sha256(self.message.encode() + b"\0" + self.descriptor_set).hexdigest()
-
-
-def create_reader(descriptor_set: bytes, message: str) -> ProtobufReader:
-    """Create the reader of `message`, a full name, from a serialised FileDescriptorSet.
-
-    Raises:
-        SchemaRefused: the set is damaged or incomplete, or lacks the message.
-        MissingExtra: the libraries are not installed.
-    """
-    reader = ProtobufReader(normalize(descriptor_set, message), message)
-    compile_reader(reader)
-    return reader
-
-
-class CompiledReader(NamedTuple):
-    """A reader with the classes of its library.
-
-    Attributes:
-        descriptor: the descriptor of the message, in which groups are fields of bytes.
-        block_class: the class of a message of one field, `rows`, which repeats the message.
-    """
-
-    descriptor: Any
-    block_class: Any
-
-
-@functools.lru_cache(maxsize=16)
-def compile_reader(reader: ProtobufReader) -> CompiledReader:
-    """Compile the descriptors of `reader`.
-
-    Raises:
-        SchemaRefused: they do not fit together.
-    """
-    libraries = import_libraries()
-    proto = libraries.descriptor_pb2.FileDescriptorSet.FromString(reader.descriptor_set)
-    files = {file.name: file for file in proto.file}
-    for file in files.values():
-        _number_json_names(file)
-    try:
-        groups = _find_groups(_create_pool(files), files)
-        for file in files.values():
-            _remove_groups(file, groups)
-        pool = _create_pool(files)
-        descriptor = pool.FindMessageTypeByName(reader.message)
-        pool.Add(_describe_block(descriptor))
-        block = pool.FindMessageTypeByName(f"{_BLOCK_PACKAGE}.Block")
-    except (TypeError, KeyError) as error:
-        raise SchemaRefused(
-            f"the Protobuf descriptor of '{reader.message}' does not compile: {error}",
-            "a FileDescriptorSet that protoc or a registry wrote",
-            "write it with protoc --descriptor_set_out=FILE --include_imports",
-        ) from error
-    return CompiledReader(descriptor, libraries.message_factory.GetMessageClass(block))
-
-
-def _number_json_names(file: Any) -> None:
-    """Give fields JSON names of their numbers: others could be equal, and nothing here reads JSON.
-
-    Names that differ in style alone have one JSON name, which Google's library refuses.
-    """
-    pending = list(file.message_type)
-    while pending:
-        message = pending.pop()
-        pending.extend(message.nested_type)
-        for field in message.field:
-            field.json_name = str(field.number)
-
-
-def _create_pool(files: dict[str, Any]) -> Any:
-    """Create a pool of `files`, imports first, and of Protobuf's own files."""
-    pool = import_libraries().descriptor_pool.DescriptorPool()
-    added: set[str] = set()
-
-    def add(file: Any) -> None:
-        if file.name not in added:
-            added.add(file.name)
-            for name in file.dependency:
-                add(well_known(name) or files[name])
-            pool.Add(file)
-
-    for file in files.values():
-        add(file)
-    return pool
-
-
-def _find_groups(pool: Any, files: dict[str, Any]) -> frozenset[str]:
-    """Find the names of the fields that are groups."""
-    messages = [
-        m for name in files for m in pool.FindFileByName(name).message_types_by_name.values()
-    ]
-    groups = set()
-    while messages:
-        message = messages.pop()
-        messages.extend(message.nested_types)
-        groups |= {field.full_name for field in message.fields if field.type == field.TYPE_GROUP}
-    return frozenset(groups)
-
-
-def _remove_groups(file: Any, groups: frozenset[str]) -> None:
-    """Make groups fields of bytes, and extensions unknown.
-
-    A group in a payload is then an unknown field, which is skipped as a whole.
-    """
-    file.ClearField("extension")
-    pending = [(f"{file.package}." if file.package else "", each) for each in file.message_type]
-    while pending:
-        scope, message = pending.pop()
-        scope = f"{scope}{message.name}."
-        pending.extend((scope, each) for each in message.nested_type)
-        message.ClearField("extension")
-        if message.HasField("options"):
-            message.options.ClearField("message_set_wire_format")
-        for field in message.field:
-            if scope + field.name in groups:
-                field.type, field.json_name = field.TYPE_BYTES, f"{GROUP}{field.number}"
-                field.ClearField("type_name")
-                if field.options.HasField("features"):
-                    field.options.features.ClearField("message_encoding")
-
-
-def _describe_block(descriptor: Any) -> Any:
-    field_type = import_libraries().descriptor_pb2.FieldDescriptorProto
-    file = import_libraries().descriptor_pb2.FileDescriptorProto(
-        name=_BLOCK_FILE,
-        package=_BLOCK_PACKAGE,
-        syntax="proto3",
-        dependency=[descriptor.file.name],
-    )
-    file.message_type.add(name="Block").field.add(
-        name="rows",
-        number=1,
-        type=field_type.TYPE_MESSAGE,
-        type_name=f".{descriptor.full_name}",
-        label=field_type.LABEL_REPEATED,
-    )
-    return file
-
-
 def check_protobuf_columns(
     reader: ProtobufReader, columns: pa.Schema, raw: tuple[str, ...] = ()
 ) -> None:
@@ -591,66 +396,57 @@ def check_protobuf_columns(
     Raises:
         SchemaRefused: a column names no field, or has a type that the field is not read as.
     """
-    plans = [
-        (field.name, plan)
-        for field, plan in zip(columns, plan_columns(reader, columns), strict=True)
-    ]
-    plans += plan_raw_fields(reader, raw).items()
-    nest_plans(plans)
+    planned = zip(columns.names, plan_columns(reader, columns), strict=True)
+    nest_plans([*planned, *plan_raw_fields(reader, raw).items()])
 
 
 def plan_columns(reader: ProtobufReader, columns: pa.Schema) -> list[Plan]:
-    """Plan the reading of `columns`, in their order.
-
-    Raises:
-        SchemaRefused: one cannot be read.
-    """
+    """Plan the reading of `columns`, in their order; SchemaRefused if one cannot be read."""
     return [
-        _refuse_misfit(f"column '{column.name}'", reader, column.name, column.type)
-        for column in columns
+        _plan(f"column '{column.name}'", reader, column.name, column.type) for column in columns
     ]
 
 
 def plan_raw_fields(reader: ProtobufReader, names: tuple[str, ...]) -> dict[str, Plan]:
-    """Plan the reading of fields for event times and edges.
+    """Plan the reading of fields for event times; SchemaRefused if one cannot be read."""
+    return {name: _plan(f"field '{name}'", reader, name, None) for name in names}
+
+
+def nest_plans(plans: Iterable[tuple[str, Plan]]) -> Tree:
+    """Return the fields that columns read of the message, by the columns' paths.
 
     Raises:
-        SchemaRefused: one cannot be read.
+        SchemaRefused: a column reads a message's fields, and another one its bytes.
     """
-    return {name: _refuse_misfit(f"field '{name}'", reader, name, None) for name in names}
+    merged: Tree = {}
+    for name, plan in plans:
+        *parents, last = parse_path(name)
+        tree: Tree = {last: plan.tree}
+        for parent in reversed(parents):
+            tree = {parent: tree}
+        _merge(merged, tree, ())
+    return merged
 
 
-def nest_plans(plans: list[tuple[str, Plan]]) -> Tree:
-    """Return the fields that the columns need, from the message on.
-
-    Raises:
-        SchemaRefused: a column needs a message's fields, and another one its bytes.
-    """
-    try:
-        return merge_trees([_nest(name, plan) for name, plan in plans])
-    except ValueError as error:
-        raise SchemaRefused(
-            f"field '{error}' is read as binary, and also as a struct or by its fields",
-            "one of them",
-            "leave one of the columns out",
-        ) from None
+def _merge(merged: Tree, tree: Tree, path: tuple[str, ...]) -> None:
+    for name, inner in tree.items():
+        kept = merged.setdefault(name, None if inner is None else {})
+        if (kept is None) != (inner is None):
+            raise SchemaRefused(
+                f"field '{'.'.join((*path, name))}' is read as binary, and also as a struct or by "
+                "its fields",
+                "one of them",
+                "leave one of the columns out",
+            )
+        if inner is not None:
+            _merge(kept, inner, (*path, name))
 
 
-def _nest(name: str, plan: Plan) -> Tree:
-    *parents, last = parse_path(name)
-    tree: Tree = {last: plan.tree}
-    for parent in reversed(parents):
-        tree = {parent: tree}
-    return tree
-
-
-def _refuse_misfit(
-    what: str, reader: ProtobufReader, name: str, target: pa.DataType | None
-) -> Plan:
-    """Plan the field at `name`; errors begin with `what`."""
+def _plan(what: str, reader: ProtobufReader, name: str, target: pa.DataType | None) -> Plan:
+    """Plan the field at `name`, as event times if there is no target; errors begin with `what`."""
     try:
         field = _find_field(reader, name)
-        return plan_raw(field) if target is None else plan_field(field, target)
+        return _plan_raw(field) if target is None else _plan_field(field, target)
     except Misfit as misfit:
         raise SchemaRefused(
             f"{what} cannot be read: {misfit.problem}",
@@ -662,14 +458,15 @@ def _refuse_misfit(
 def _find_field(reader: ProtobufReader, name: str) -> Any:
     """Find the field at the path `name`, which leads through single messages."""
     message, field = compile_reader(reader).descriptor, None
-    for part in parse_path(name):
+    for step in parse_path(name):
         if field is not None:
-            check_readable(field)
+            _check_readable(field)
             if field.type != field.TYPE_MESSAGE or field.is_repeated:
                 raise Misfit(
-                    f"'{field.full_name}' is {describe_type(field)}, which is not a single message",
+                    f"'{field.full_name}' is {_describe_type(field)}, which is not a single "
+                    "message",
                     "a path through single messages",
                 )
             message = field.message_type
-        field = _get_field(message, part)
+        field = _get_field(message, step)
     return field
