@@ -1,9 +1,7 @@
 """Decodes values and keys by their format and framing (semantics 13.6).
 
-A row is a function of the record's bytes, the reader's schema and the writer's. The reader's is
-fixed when the query first starts, and a writer's never changes under its id: both reach this module
-in the options. A writer's schema that cannot be had is an error of the task; only bytes that
-contradict a schema make a payload malformed.
+The reader's schema and the source of writers' schemas come in the options. A writer's schema that
+cannot be had is an error of the task; only bytes that contradict a schema make a payload malformed.
 """
 
 import base64
@@ -54,9 +52,8 @@ def decode_part(
     """Decode n values or keys (binary); a null is a row of nulls, and is not malformed.
 
     Args:
-        options: the options; with the reader's schema and the source of writers' schemas, where
-            the format needs them.
-        rules: the options of this part of the record.
+        options: the options, with the schemas that the format reads by.
+        rules: the options of this side of the record.
         requested: the fields to read.
         payloads: n binary.
         headers: the records' headers; None unless they hold the frames.
@@ -72,14 +69,7 @@ def decode_part(
         case "protobuf":
             block = _read_protobuf(options, rules, requested, framed)
         case "json" | "binary":  # Nothing is read of `binary`.
-            found = (
-                [_fetch(options, rules, framed, writer) for writer in framed.writers]
-                if rules.has_registry
-                else []
-            )
-            block = parse_json(requested, framed.bodies)
-            if requested.names and found:
-                block = block._replace(names=framed.name([_find_title(each) for each in found]))
+            block = _read_json(options, rules, requested, framed)
         case unknown:
             raise NotImplementedError(f"nothing decodes {unknown}")
     if not framed.bad.any():
@@ -164,6 +154,24 @@ def _fetch_checked(options: KafkaOptions, rules: PayloadRules, writer: Writer) -
     return found
 
 
+def _read_json(
+    options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, framed: FramedBlock
+) -> DecodedBlock:
+    # Of a schema only its title is used, but its id must be known and be of a JSON Schema.
+    writers = framed.writers if rules.has_registry else ()
+    titles = [_find_title(_fetch(options, rules, framed, writer)) for writer in writers]
+    block = parse_json(requested, framed.bodies)
+    return block._replace(names=framed.name(titles)) if requested.names and titles else block
+
+
+def _find_title(schema: RegisteredSchema) -> str | None:
+    """Return the title of a JSON Schema, which is what its records are called."""
+    with contextlib.suppress(ValueError):
+        title = json.loads(schema.text).get("title")
+        return title if isinstance(title, str) else None
+    return None
+
+
 def _read_avro(
     options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
@@ -217,14 +225,6 @@ def _refuse_writer(
 
 def _show_key(writer: Writer) -> str:
     return str(writer.schema_id) if writer.guid is None else writer.guid.hex()
-
-
-def _find_title(schema: RegisteredSchema) -> str | None:
-    """Return the title of a JSON Schema, which is what its records are called."""
-    with contextlib.suppress(ValueError):
-        title = json.loads(schema.text).get("title")
-        return title if isinstance(title, str) else None
-    return None
 
 
 @functools.lru_cache(maxsize=1_000)

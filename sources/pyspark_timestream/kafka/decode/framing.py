@@ -1,34 +1,29 @@
-"""Splits framed payloads into bodies and the ids of the schemas that wrote them (semantics 13.8).
+"""Splits framed payloads into bodies and the ids of the schemas that wrote them.
 
-A frame is Confluent's wire format. It begins with a zero byte and a schema's id of four bytes, big
-end first; or with a byte of one and a schema's GUID of sixteen bytes. In front of a Protobuf
-message follow the indexes that lead to its type in the schema: a count and that number of indexes,
-each a zigzag varint; a single zero byte stands for the first message. `confluent` frames stand in
-front of the body, `header` frames are a header of the record and leave the body alone.
-
-Only the lengths of frames are computed per record, in columns; equal frames are then parsed once.
-Whether a frame is well formed is a matter of its own bytes: whether its id is known is the
-registry's affair, and not knowing it makes no record malformed.
+Semantics 13.8 describes the bytes of a frame. Only the lengths of frames are computed per record,
+in columns; equal frames are then parsed once.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.kafka.decode.convert import Longs
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     FRAMING,
     Reasons,
     find_header,
     take_header_values,
+    to_mask,
 )
 
 HEADERS: Final = {"key": "__key_schema_id", "value": "__value_schema_id"}
-"""The record header with the frame, by the part of the record that it is about."""
+"""The record header with the frame of the key or the value."""
 
 MAX_INDEXES: Final = 100
 """Frames with more message indexes are malformed: Protobuf's own readers stop at this nesting."""
@@ -40,8 +35,7 @@ _MAX_VARINT: Final = 5
 
 _MAX_ID: Final = 2**31 - 1
 
-Places = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class Writer(NamedTuple):
@@ -114,16 +108,14 @@ def split_header_frames(
     payload never is.
     """
     frames, rest, bad = _cut(take_header_values(headers, find_header(headers, name)), indexed)
-    longer = np.array(rest.is_valid()) & (_measure(rest) > 0)
-    bad = (bad | longer | np.array(frames.is_null())) & np.array(payloads.is_valid())
-    return _resolve(_blank(frames, np.array(payloads.is_null()) | bad), payloads, bad, indexed)
+    starts, ends, _ = _locate(rest)
+    longer = to_mask(rest.is_valid()) & (ends > starts)
+    bad = (bad | longer | to_mask(frames.is_null())) & to_mask(payloads.is_valid())
+    return _resolve(_blank(frames, to_mask(payloads.is_null()) | bad), payloads, bad, indexed)
 
 
 def _split_equal_frames(payloads: pa.Array, indexed: bool) -> FramedBlock | None:
-    """Split n payloads that all begin with one frame, as most blocks do; None if they do not.
-
-    A frame shows its own length, so payloads that begin with the same frame have no other.
-    """
+    """Split n payloads that all begin with one frame, as most blocks do; None if they do not."""
     n = len(payloads)
     if n == 0 or payloads.null_count:
         return None
@@ -145,7 +137,7 @@ def _split_equal_frames(payloads: pa.Array, indexed: bool) -> FramedBlock | None
 def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
     """Cut payloads behind their frames; frames and bodies are null where there is none."""
     n = len(payloads)
-    present = np.array(payloads.is_valid())
+    present = to_mask(payloads.is_valid())
     starts, ends, data = _locate(payloads)
     lengths = _measure_frames(data, starts, ends, indexed)
     bad = present & (lengths == 0)
@@ -159,7 +151,7 @@ def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
     )
 
 
-def _alternate(payloads: pa.Array, starts: Places, ends: Places, lengths: Places | int) -> pa.Array:
+def _alternate(payloads: pa.Array, starts: Longs, ends: Longs, lengths: Longs | int) -> pa.Array:
     """Return frames and bodies in turns, as the elements of an array over the payloads' bytes."""
     n = len(payloads)
     bounds = np.empty(2 * n + 1, dtype=np.int32)
@@ -168,7 +160,7 @@ def _alternate(payloads: pa.Array, starts: Places, ends: Places, lengths: Places
     return pa.BinaryArray.from_buffers(pa.binary(), 2 * n, buffers)
 
 
-def _locate(payloads: pa.Array) -> tuple[Places, Places, Bytes]:
+def _locate(payloads: pa.Array) -> tuple[Longs, Longs, Bytes]:
     """Return the starts and the ends of payloads in their buffer, and the buffer."""
     if not len(payloads):
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -178,12 +170,7 @@ def _locate(payloads: pa.Array) -> tuple[Places, Places, Bytes]:
     return wide[:-1], wide[1:], np.frombuffer(data or b"", np.uint8)
 
 
-def _measure(values: pa.Array) -> Places:
-    starts, ends, _ = _locate(values)
-    return ends - starts
-
-
-def _measure_frames(data: Bytes, starts: Places, ends: Places, indexed: bool) -> Places:
+def _measure_frames(data: Bytes, starts: Longs, ends: Longs, indexed: bool) -> Longs:
     """Return the length of each frame; 0 where it is malformed."""
     magic = _read_bytes(data, starts, ends)
     lengths = np.where(magic == 0, _ID_LENGTH, np.where(magic == 1, _GUID_LENGTH, 0))
@@ -199,7 +186,7 @@ def _measure_frames(data: Bytes, starts: Places, ends: Places, indexed: bool) ->
     return lengths
 
 
-def _skip_indexes(data: Bytes, places: Places, ends: Places) -> Places:
+def _skip_indexes(data: Bytes, places: Longs, ends: Longs) -> Longs:
     """Return the places behind arrays of message indexes; 0 where one is malformed."""
     counts, places = _read_varints(data, places, ends)
     # A negative count is odd in zigzag.
@@ -213,7 +200,7 @@ def _skip_indexes(data: Bytes, places: Places, ends: Places) -> Places:
     return places
 
 
-def _read_varints(data: Bytes, places: Places, ends: Places) -> tuple[Places, Places]:
+def _read_varints(data: Bytes, places: Longs, ends: Longs) -> tuple[Longs, Longs]:
     """Read a 32-bit varint at each place; return values and the places behind, 0 if malformed."""
     values = np.zeros(len(places), dtype=np.int64)
     behind = np.zeros(len(places), dtype=np.int64)
@@ -229,7 +216,7 @@ def _read_varints(data: Bytes, places: Places, ends: Places) -> tuple[Places, Pl
     return values, np.where(values < 2**32, behind, 0)
 
 
-def _read_bytes(data: Bytes, places: Places, ends: Places) -> Places:
+def _read_bytes(data: Bytes, places: Longs, ends: Longs) -> Longs:
     """Read a byte at each place; -1 where the payload ends before."""
     inside = places < ends
     if not inside.any():
@@ -248,11 +235,8 @@ def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> Fr
             meaning[place] = writers.setdefault(writer, len(writers))
     # The last place stands for no frame.
     codes = meaning[encoded.indices.fill_null(len(meaning) - 1).to_numpy(zero_copy_only=False)]
-    framed = np.array(frames.is_valid())
-    beyond = framed & (codes < 0)
-    if beyond.any():
-        bad = bad | beyond
-    if (bad & np.array(bodies.is_valid())).any():
+    bad = bad | (to_mask(frames.is_valid()) & (codes < 0))
+    if (bad & to_mask(bodies.is_valid())).any():
         bodies = _blank(bodies, bad)
     ids = np.array([writer.schema_id or 0 for writer in writers] + [0], dtype=np.int32)
     named = np.array([writer.schema_id is not None for writer in writers] + [False])

@@ -430,7 +430,7 @@ def nest_plans(plans: Iterable[tuple[str, Plan]]) -> Tree:
 
 def _merge(merged: Tree, tree: Tree, path: tuple[str, ...]) -> None:
     for name, inner in tree.items():
-        kept = merged.setdefault(name, None if inner is None else {})
+        kept: Tree | None = merged.setdefault(name, None if inner is None else {})
         if (kept is None) != (inner is None):
             raise SchemaRefused(
                 f"field '{'.'.join((*path, name))}' is read as binary, and also as a struct or by "
@@ -438,7 +438,7 @@ def _merge(merged: Tree, tree: Tree, path: tuple[str, ...]) -> None:
                 "one of them",
                 "leave one of the columns out",
             )
-        if inner is not None:
+        if kept is not None:
             _merge(kept, inner, (*path, name))
 
 
