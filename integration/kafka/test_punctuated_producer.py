@@ -14,6 +14,7 @@ from kafka_query import DAY_MS, Stream, marks
 from pyspark_timestream import PunctuatedProducer
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed, OptionError
+from pyspark_timestream.producer.producer import ProducerLimits
 
 T1, T2 = "2024-01-01T00:00:01Z", "2024-01-01T00:00:02Z"
 
@@ -183,7 +184,7 @@ def test_a_record_that_the_broker_refuses_is_told_and_nothing_is_noted(
     one.close()
 
 
-def test_what_cannot_work_is_said_without_secrets(broker, topic, producer, monkeypatch) -> None:
+def test_what_cannot_work_is_said_without_secrets(broker, topic, producer) -> None:
     with pytest.raises(OptionError, match=r"no\.such\.property"):
         producer("t", **{"no.such.property": "1"})
     with pytest.raises(OptionError, match="hidden") as refused:
@@ -192,7 +193,10 @@ def test_what_cannot_work_is_said_without_secrets(broker, topic, producer, monke
     missing = producer(unique_name("missing"), **{"allow.auto.create.topics": False})
     with pytest.raises((LookupError, BrokerUnreachable), match="missing"):
         missing.note_time(T1)
-    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_TIMEOUT_S", 0.5)
-    nowhere = producer("t", bootstrap_servers="127.0.0.1:1")
+
+    class Hurried(PunctuatedProducer):
+        limits = ProducerLimits(request_s=0.5)
+
+    nowhere = Hurried({"bootstrap.servers": "127.0.0.1:1"}, "t", "w")
     with pytest.raises(BrokerUnreachable, match=r"check 'bootstrap.servers'"):
         nowhere.note_time(T1)

@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
@@ -117,7 +118,23 @@ class DeliveryReports:
 
 
 _RETRY_TIMEOUT_S: Final = 60.0
-_STEP_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerLimits:
+    """How long a producer waits, in seconds.
+
+    Attributes:
+        request_s: for the list of partitions, and for the last flush after an error.
+        flush_step_s: for a part of a flush, after which it looks whether anything was delivered.
+        step_s: for a step of a transaction, which is tried again for a minute.
+        grace_s: for a call beyond its time-out, before its client is given up.
+    """
+
+    request_s: float = 30.0
+    flush_step_s: float = 1.0
+    step_s: float = 10.0
+    grace_s: float = GRACE_S
 
 
 class Transaction:
@@ -128,11 +145,19 @@ class Transaction:
         topic: for messages.
         error_text: an error's text without secrets.
         wanted: transactions are in use; if not, every call does nothing.
+        step_s: how long a step may take, in seconds.
     """
 
     def __init__(
-        self, client: Any, topic: str, error_text: Callable[[KafkaException], str], wanted: bool
+        self,
+        client: Any,
+        topic: str,
+        error_text: Callable[[KafkaException], str],
+        *,
+        wanted: bool,
+        step_s: float,
     ) -> None:
+        self._step_s = step_s
         self._client, self._topic, self._error_text, self._wanted = (
             client,
             topic,
@@ -147,7 +172,7 @@ class Transaction:
         if not self._wanted or self.is_open:
             return
         if not self._ready:
-            self._retry(partial(self._client.init_transactions, timeout=_STEP_TIMEOUT_S))
+            self._retry(partial(self._client.init_transactions, timeout=self._step_s))
             self._ready = True
         self._retry(self._client.begin_transaction)
         self.is_open = True
@@ -155,13 +180,13 @@ class Transaction:
     def commit(self) -> None:
         """Commit the open one."""
         if self.is_open:
-            self._retry(partial(self._client.commit_transaction, timeout=_STEP_TIMEOUT_S))
+            self._retry(partial(self._client.commit_transaction, timeout=self._step_s))
             self.is_open = False
 
     def abort(self) -> None:
         """Abort the open one."""
         if self.is_open:
-            self._retry(partial(self._client.abort_transaction, timeout=_STEP_TIMEOUT_S))
+            self._retry(partial(self._client.abort_transaction, timeout=self._step_s))
             self.is_open = False
 
     def _retry(self, step: Callable[[], None]) -> None:
@@ -187,8 +212,6 @@ class Transaction:
 
 T = TypeVar("T")
 
-_REQUEST_TIMEOUT_S: Final = 30.0
-_FLUSH_STEP_S: Final = 1.0
 _POLL_STEP_S: Final = 0.1
 _MILLISECOND_US: Final = 1_000
 _DEFAULT_LIFE_MS: Final = 300_000
@@ -304,9 +327,16 @@ class PunctuatedProducer:
         auto_note_time: note the wall clock at this interval in seconds, for records that are
             produced as they happen and whose event time is their record timestamp.
 
+    Attributes:
+        client_class: makes the client of its configuration, for this class.
+        limits: how long this class waits.
+
     Raises:
         OptionError: an argument that cannot work.
     """
+
+    client_class: ClassVar[type[Any]] = Producer
+    limits: ClassVar[ProducerLimits] = ProducerLimits()
 
     def __init__(
         self,
@@ -326,7 +356,9 @@ class PunctuatedProducer:
         self._last_us: int | None = None
         self._closed = False
         try:
-            self._client = new_bounded_client(Producer, require_idempotence(config), self._log)
+            self._client = new_bounded_client(
+                self.client_class, require_idempotence(config), self._log, self.limits.grace_s
+            )
         except KafkaException as error:
             raise OptionError(
                 "config",
@@ -336,8 +368,14 @@ class PunctuatedProducer:
             ) from None
         # Callbacks run in the threads that make the client's calls.
         self._client.wrap = self._lock.lend
-        self._delivery_limit_s = _read_delivery_limit_s(config)
-        self._transaction = Transaction(self._client, topic, self._error_text, self._transactional)
+        self._delivery_limit_s = _read_delivery_limit_s(config, self.limits.grace_s)
+        self._transaction = Transaction(
+            self._client,
+            topic,
+            self._error_text,
+            wanted=self._transactional,
+            step_s=self.limits.step_s,
+        )
         self._ended = threading.Event()
         self._clock: threading.Thread | None = None
         if auto_note_time is not None:
@@ -391,11 +429,12 @@ class PunctuatedProducer:
     def flush(self) -> None:
         """Return when everything that was produced is in the log; raises as `note_time` does."""
         least, patience = sys.maxsize, _Patience(self._delivery_limit_s)
+        step_s = self.limits.flush_step_s
 
         def flush(client: Any) -> int:
-            return int(client.flush(_FLUSH_STEP_S))
+            return int(client.flush(step_s))
 
-        while left := self._serve(self._lock.lend(flush, is_flush=True), _FLUSH_STEP_S, "flush"):
+        while left := self._serve(self._lock.lend(flush, is_flush=True), step_s, "flush"):
             # Other threads may add as much as is delivered.
             least = min(least, left)
             self._check_delivery(patience, least)
@@ -445,7 +484,7 @@ class PunctuatedProducer:
             )
 
     def _partitions(self) -> range:
-        budget = RetryBudget(_REQUEST_TIMEOUT_S)
+        budget = RetryBudget(self.limits.request_s)
 
         def pause_or_raise(error: KafkaException) -> None:
             if isinstance(error, CallAbandoned):
@@ -561,9 +600,8 @@ class PunctuatedProducer:
                 # A callback that produces now would begin another transaction.
                 self._closed = self._transactional
                 with suppress(DeliveryFailed):
-                    self._serve(
-                        lambda client: client.flush(_REQUEST_TIMEOUT_S), _REQUEST_TIMEOUT_S, "flush"
-                    )
+                    limit_s = self.limits.request_s
+                    self._serve(lambda client: client.flush(limit_s), limit_s, "flush")
             finally:
                 self._closed = True
                 self._client.close()
@@ -637,8 +675,8 @@ class PunctuatedProducer:
         return hide_secrets(str(error.args[0].str()), self._config)
 
 
-def _read_delivery_limit_s(config: Mapping[str, Any]) -> float:
+def _read_delivery_limit_s(config: Mapping[str, Any], grace_s: float) -> float:
     """How long records live, and a little longer; infinite where the user says so, by 0."""
     names = ("message.timeout.ms", "delivery.timeout.ms")
     life_ms = next((int(config[name]) for name in names if name in config), _DEFAULT_LIFE_MS)
-    return life_ms / 1_000 + GRACE_S if life_ms else float("inf")
+    return life_ms / 1_000 + grace_s if life_ms else float("inf")

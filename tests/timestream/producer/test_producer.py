@@ -6,16 +6,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-import pyspark_timestream.producer.producer
 from pyspark_timestream import PunctuatedProducer
 from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed, OptionError
-from pyspark_timestream.kafka.client import bounded
+from pyspark_timestream.producer.producer import ProducerLimits
 
 T1, T2 = "2024-01-01T00:00:01Z", "2024-01-01T00:00:02Z"
 
@@ -72,21 +72,30 @@ class FakeClient:
 
 
 @pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeClient]:
-    monkeypatch.setattr(pyspark_timestream.producer.producer, "Producer", FakeClient)
+def made() -> list[FakeClient]:
     FakeClient.made.clear()
     return FakeClient.made
 
 
-@pytest.fixture
-def real_client(monkeypatch: pytest.MonkeyPatch, made: list[FakeClient]) -> None:
-    """The client that is there, in place of the fake one."""
-    monkeypatch.setattr(pyspark_timestream.producer.producer, "Producer", Producer)
-
-
-def producer(**arguments: Any) -> tuple[PunctuatedProducer, FakeClient]:
+def producer(
+    *, client: type[FakeClient] = FakeClient, limits: Any = None, **arguments: Any
+) -> tuple[PunctuatedProducer, FakeClient]:
     config = arguments.pop("config", {})
-    return PunctuatedProducer(config, "t", "w", **arguments), FakeClient.made[-1]
+    kind = producer_class(client, limits)
+    return kind(config, "t", "w", **arguments), FakeClient.made[-1]
+
+
+def producer_class(client: type[Any] = Producer, limits: Any = None) -> type[PunctuatedProducer]:
+    """A producer with such a client, which waits no longer than `limits`."""
+
+    class Limited(PunctuatedProducer):
+        client_class = client
+
+    Limited.limits = limits or ProducerLimits()
+    return Limited
+
+
+HURRIED = ProducerLimits(request_s=0.05, flush_step_s=0.05, step_s=0.05, grace_s=0.3)
 
 
 def mark(t: str) -> str:
@@ -338,26 +347,20 @@ def test_an_interval_that_is_none_is_refused(seconds: float) -> None:
         producer(auto_note_time=seconds)
 
 
-def test_a_broker_that_does_not_say_its_partitions_is_named_without_secrets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one, client = producer(config={"sasl.password": "pa55"})
+def test_a_broker_that_does_not_say_its_partitions_is_named_without_secrets() -> None:
+    limits = ProducerLimits(request_s=0.2)
+    one, client = producer(config={"sasl.password": "pa55"}, limits=limits)
 
     def silent(topic: str, timeout: float) -> None:
         raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no route for pa55"))
 
     client.list_topics = silent  # type: ignore[method-assign,assignment]
-    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_TIMEOUT_S", 0.2)
     with pytest.raises(BrokerUnreachable, match=r"no route for \[hidden\]"):
         one.note_time(T1)
 
 
-@pytest.mark.usefixtures("real_client")
-def test_a_producer_without_a_broker_says_who_was_asked_and_what_was_said(
-    monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_TIMEOUT_S", 1.5)
-    one = PunctuatedProducer(
+def test_a_producer_without_a_broker_says_who_was_asked_and_what_was_said(capfd: Any) -> None:
+    one = producer_class(limits=ProducerLimits(request_s=1.5))(
         {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 1500}, "t", "w"
     )
     with pytest.raises(
@@ -370,7 +373,6 @@ def test_a_producer_without_a_broker_says_who_was_asked_and_what_was_said(
     assert "FAIL" not in capfd.readouterr().err
 
 
-@pytest.mark.usefixtures("real_client")
 def test_a_producers_own_handlers_hear_what_the_client_says() -> None:
     errors: list[Any] = []
     lines: list[str] = []
@@ -390,16 +392,12 @@ def test_a_producers_own_handlers_hear_what_the_client_says() -> None:
 
 
 @pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Any:
+def hanging() -> Any:
     """Let a method of the client never return, until the test ends."""
     gate = threading.Event()
-    monkeypatch.setattr(bounded, "GRACE_S", 0.3)
-    monkeypatch.setattr(pyspark_timestream.producer.producer, "_FLUSH_STEP_S", 0.05)
-    monkeypatch.setattr(pyspark_timestream.producer.producer, "_REQUEST_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(pyspark_timestream.producer.producer, "_STEP_TIMEOUT_S", 0.05)
 
     def hang(client: FakeClient, name: str) -> None:
-        monkeypatch.setattr(client, name, lambda *_, **__: gate.wait())
+        setattr(client, name, lambda *_, **__: gate.wait())
 
     yield hang
     gate.set()
@@ -409,7 +407,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_client_that_never_returns_fails_the_mark_by_name_and_takes_nothing_more(
     hanging: Any, name: str
 ) -> None:
-    one, client = producer()
+    one, client = producer(limits=HURRIED)
     one.produce("a")
     hanging(client, name)
     with pytest.raises(DeliveryFailed, match=f"has not returned from {name}.*make a new producer"):
@@ -425,7 +423,7 @@ def test_a_client_that_never_returns_fails_the_mark_by_name_and_takes_nothing_mo
     "name", ["init_transactions", "begin_transaction", "flush", "commit_transaction"]
 )
 def test_a_transaction_whose_call_never_returns_fails_by_name(hanging: Any, name: str) -> None:
-    one, client = producer(config=TX)
+    one, client = producer(limits=HURRIED, config=TX)
     hanging(client, name)
 
     def write() -> None:
@@ -437,17 +435,15 @@ def test_a_transaction_whose_call_never_returns_fails_by_name(hanging: Any, name
 
 
 def test_a_failing_block_ends_also_where_the_client_never_returns(hanging: Any) -> None:
-    one, client = producer()
+    one, client = producer(limits=HURRIED)
     hanging(client, "flush")
     with pytest.raises(ZeroDivisionError), one:
         raise ZeroDivisionError
 
 
-def test_a_queue_that_never_empties_ends_the_wait_after_the_records_life(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pyspark_timestream.producer.producer, "GRACE_S", 0.1)
-    one, client = producer(config={"message.timeout.ms": 100})
+def test_a_queue_that_never_empties_ends_the_wait_after_the_records_life() -> None:
+    limits = ProducerLimits(grace_s=0.1)
+    one, client = producer(config={"message.timeout.ms": 100}, limits=limits)
 
     def full(*_: Any, **__: Any) -> None:
         raise BufferError
@@ -489,10 +485,9 @@ def produce_again(one: PunctuatedProducer) -> Callable[[Any, Any], None]:
 
 @pytest.mark.timeout(30)
 def test_a_callback_may_produce_while_a_producing_thread_waits_for_room(
-    hanging: Any, monkeypatch: pytest.MonkeyPatch
+    hanging: Any,
 ) -> None:
-    monkeypatch.setattr(pyspark_timestream.producer.producer, "Producer", Small)
-    one, client = producer()
+    one, client = producer(client=Small, limits=HURRIED)
     one.produce("a", on_delivery=produce_again(one))
     one.produce("c")
     one.flush()
@@ -501,9 +496,9 @@ def test_a_callback_may_produce_while_a_producing_thread_waits_for_room(
 
 @pytest.mark.timeout(30)
 def test_a_callback_may_produce_while_the_partitions_are_listed(
-    hanging: Any, monkeypatch: pytest.MonkeyPatch
+    hanging: Any,
 ) -> None:
-    one, client = producer()
+    one, client = producer(limits=replace(HURRIED, request_s=5))
     failures = [KafkaException(KafkaError(KafkaError._TRANSPORT, "down"))]
     listed = client.list_topics
 
@@ -513,19 +508,16 @@ def test_a_callback_may_produce_while_the_partitions_are_listed(
             raise failures.pop()
         return listed(topic, timeout)
 
-    monkeypatch.setattr(pyspark_timestream.producer.producer, "_REQUEST_TIMEOUT_S", 5)
-    monkeypatch.setattr(client, "list_topics", list_topics)
-    monkeypatch.setattr(client, "poll", lambda timeout: client.flush())
+    client.list_topics = list_topics  # type: ignore[method-assign]
+    client.poll = lambda timeout: client.flush()  # type: ignore[assignment,method-assign,return-value]
     one.note_time(T1)
     assert [label for label, _ in client.log] == ["late", "b", mark(T1), mark(T1)]
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("name", ["commit", "abort"])
-def test_a_callback_may_produce_while_a_transaction_ends(
-    hanging: Any, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    one, client = producer(config=TX)
+def test_a_callback_may_produce_while_a_transaction_ends(hanging: Any, name: str) -> None:
+    one, client = producer(limits=HURRIED, config=TX)
     one.produce("a")
     called: list[str] = []
     end = getattr(client, f"{name}_transaction")
@@ -535,14 +527,14 @@ def test_a_callback_may_produce_while_a_transaction_ends(
         called.append("b")
         end()
 
-    monkeypatch.setattr(client, f"{name}_transaction", serve_and_end)
+    setattr(client, f"{name}_transaction", serve_and_end)
     getattr(one, name)()
     assert (called, client.steps[-1]) == (["b"], name)
 
 
 @pytest.mark.timeout(30)
 def test_a_callback_that_produces_does_not_hold_up_a_failing_block(hanging: Any) -> None:
-    one, client = producer()
+    one, client = producer(limits=HURRIED)
     one.produce("a", on_delivery=produce_again(one))
     began_s = time.monotonic()
     with pytest.raises(ZeroDivisionError), one:
@@ -554,7 +546,7 @@ def test_a_callback_that_produces_does_not_hold_up_a_failing_block(hanging: Any)
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("interval_s", [None, 0.01])
 def test_a_callback_may_close_the_producer(hanging: Any, interval_s: float | None) -> None:
-    one, client = producer(auto_note_time=interval_s)
+    one, client = producer(limits=HURRIED, auto_note_time=interval_s)
     one.produce("a", on_delivery=lambda error, message: one.close())
     with suppress(DeliveryFailed):
         one.flush() if interval_s else one.note_time(T1)
@@ -585,10 +577,10 @@ def test_a_client_that_another_thread_gives_up_is_a_failed_delivery() -> None:
 
 @pytest.mark.parametrize("is_delivering", [True, False])
 def test_a_flush_beside_producing_threads_waits_while_anything_is_delivered(
-    monkeypatch: pytest.MonkeyPatch, is_delivering: bool
+    is_delivering: bool,
 ) -> None:
-    monkeypatch.setattr(pyspark_timestream.producer.producer, "GRACE_S", 0.1)
-    one, client = producer(config={"message.timeout.ms": 100})
+    limits = ProducerLimits(grace_s=0.1)
+    one, client = producer(config={"message.timeout.ms": 100}, limits=limits)
     left = [5] * 20 + [0]
 
     def flush(timeout: float) -> int:
@@ -597,7 +589,7 @@ def test_a_flush_beside_producing_threads_waits_while_anything_is_delivered(
             one._reports.record_report(None, None)
         return left.pop(0)
 
-    monkeypatch.setattr(client, "flush", flush)
+    client.flush = flush  # type: ignore[method-assign]
     if is_delivering:
         one.flush()
         assert left == []
@@ -606,13 +598,9 @@ def test_a_flush_beside_producing_threads_waits_while_anything_is_delivered(
             one.flush()
 
 
-@pytest.mark.usefixtures("real_client")
 @pytest.mark.timeout(30)
-def test_a_callback_of_a_flush_may_produce_while_another_thread_notes_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bounded, "GRACE_S", 2)
-    one = PunctuatedProducer(
+def test_a_callback_of_a_flush_may_produce_while_another_thread_notes_time() -> None:
+    one = producer_class(limits=ProducerLimits(grace_s=2))(
         {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 500}, "t", "w"
     )
     begun, returned, order = threading.Event(), threading.Event(), list[str]()

@@ -194,12 +194,19 @@ class BoundedClient:
 
     Args:
         client: a `Producer`, `Consumer` or `AdminClient`, which nobody else keeps.
+        grace_s: how long a call may take beyond its time-out, if not `GRACE_S`.
     """
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, grace_s: float | None = None) -> None:
         self.direct = client
+        self._grace_s = grace_s
         self.is_abandoned = False
         self.wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = lambda step: step
+
+    @property
+    def grace_s(self) -> float:
+        """How long a call may take beyond its time-out."""
+        return GRACE_S if self._grace_s is None else self._grace_s
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -220,7 +227,7 @@ class BoundedClient:
         Raises:
             CallAbandoned: it did not return `GRACE_S` after `timeout_s`.
         """
-        limit_s = timeout_s + GRACE_S
+        limit_s = timeout_s + self.grace_s
         # Read once, since other threads may give it up, and not kept here, where it may be freed.
         held = [self.direct]
         if held[0] is None:
@@ -240,10 +247,10 @@ class BoundedClient:
             CallAbandoned: it did not come `GRACE_S` after `timeout_s`.
         """
         try:
-            return answer.result(timeout=timeout_s + GRACE_S)
+            return answer.result(timeout=timeout_s + self.grace_s)
         except TimeoutError:
             self.close()
-            raise CallAbandoned(name, timeout_s + GRACE_S) from None
+            raise CallAbandoned(name, timeout_s + self.grace_s) from None
 
     def close(self) -> None:
         """Close a consumer, and free any client; what takes longer than 5 s is left behind."""

@@ -116,14 +116,17 @@ def new_logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: Cl
 
 
 def new_bounded_client(
-    kind: Callable[..., Any], config: Mapping[str, Any], log: ClientLog
+    kind: Callable[..., Any],
+    config: Mapping[str, Any],
+    log: ClientLog,
+    grace_s: float | None = None,
 ) -> BoundedClient:
     """Create a client as `new_logged_client` does, whose calls return in time.
 
     Raises:
         KafkaException: librdkafka refuses the configuration.
     """
-    return BoundedClient(new_logged_client(kind, config, log))
+    return BoundedClient(new_logged_client(kind, config, log), grace_s)
 
 
 class _Closable(Protocol):
