@@ -8,7 +8,7 @@ have more readers than topics.
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -72,57 +72,68 @@ _TEXT_FORMS: Final = (
 )
 
 
-def name_value_form(value: bytes | None) -> str:
-    """Name what a value is that is not a JSON object; empty if nothing better is known."""
+class ValueForm(NamedTuple):
+    """What a value is that is not a JSON object.
+
+    Attributes:
+        name: in words; empty if nothing better is known.
+        is_near: it is nearly one, or holds some.
+    """
+
+    name: str
+    is_near: bool = False
+
+
+def name_value_form(value: bytes | None) -> ValueForm:
+    """Name what a value is that is not a JSON object."""
     if value is None:
-        return "a tombstone: it is null"
+        return ValueForm("a tombstone: it is null")
     if not value.strip():
-        return "empty"
+        return ValueForm("empty")
     for beginning, name in _MAGIC:
         if value.startswith(beginning):
-            return name
+            return ValueForm(name, is_near=beginning != b"\0")
     try:
         text = value.decode()
     except UnicodeDecodeError:
-        return "not text in UTF-8"
+        return ValueForm("not text in UTF-8")
     try:
         found = json.loads(text)
     except RecursionError:
-        return "nested too deeply"
+        return ValueForm("nested too deeply")
     except ValueError as error:
         return _name_broken(text, error)
     return _name_json(found)
 
 
-def _name_json(found: Any) -> str:
+def _name_json(found: Any) -> ValueForm:
     if isinstance(found, list):
-        inside = " of objects: several events in one record" if _is_of_objects(found) else ""
-        return f"a JSON array{inside}"
+        are_objects = bool(found) and all(isinstance(each, dict) for each in found)
+        inside = " of objects: several events in one record" if are_objects else ""
+        return ValueForm(f"a JSON array{inside}", is_near=True)
     if isinstance(found, str):
         try:
-            inner = json.loads(found)
+            if isinstance(json.loads(found), dict | list):
+                return ValueForm("JSON within a JSON text", is_near=True)
         except (ValueError, RecursionError):
-            return "a JSON text"
-        return "JSON within a JSON text" if isinstance(inner, dict | list) else "a JSON text"
-    return "a JSON number or word"
+            pass
+        return ValueForm("a JSON text")
+    return ValueForm("a JSON number or word")
 
 
-def _is_of_objects(found: list[Any]) -> bool:
-    return bool(found) and all(isinstance(each, dict) for each in found)
-
-
-def _name_broken(text: str, error: ValueError) -> str:
+def _name_broken(text: str, error: ValueError) -> ValueForm:
     """Name a text that is not JSON."""
     at = error.pos if isinstance(error, json.JSONDecodeError) else 0
     if at == 0 or text.lstrip()[:1] not in ("{", "["):
-        return "XML" if text.lstrip().startswith("<") else "no JSON"
+        is_xml = text.lstrip().startswith("<")
+        return ValueForm("XML" if is_xml else "no JSON", is_xml)
     if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
-        return "several JSON texts in one record"
+        return ValueForm("several JSON texts in one record", is_near=True)
     if at >= len(text.rstrip()) - 1 or error.args[0].startswith("Unterminated string"):
-        return "JSON that is cut off"
+        return ValueForm("JSON that is cut off", is_near=True)
     if "'" in text[at : at + 1]:
-        return "JSON with single quotes"
-    return f"no JSON from character {at + 1} on"
+        return ValueForm("JSON with single quotes", is_near=True)
+    return ValueForm(f"no JSON from character {at + 1} on")
 
 
 def name_time_form(value: Any) -> str:
@@ -364,7 +375,7 @@ def _describe_non_object(value: bytes) -> str:
     # Fields of any name may be at the beginning and at the end.
     secret = next(filter(suggests_secret, _WORD.findall(text)), "")
     shown = _summarize(secret, text, has_end=True)
-    return f"one value is not a JSON object, but {shown}: {name_value_form(value)}"
+    return f"one value is not a JSON object, but {shown}: {name_value_form(value).name}"
 
 
 def _decode_text(value: bytes | None) -> str | None:

@@ -29,7 +29,6 @@ from pyspark_timestream.diagnose.metrics.fold import (
     list_samples,
     record_end,
     record_failure,
-    record_idle,
     record_progress,
     record_start,
 )
@@ -283,11 +282,7 @@ class TimeMetrics(StreamingQueryListener):
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Follow a query from its start."""
-        self._update(
-            lambda state: record_start(
-                state, str(event.id), str(event.runId), event.name, _read_clock(), self._limits
-            )
-        )
+        self._record_start(event)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Take the numbers of a batch."""
@@ -308,17 +303,25 @@ class TimeMetrics(StreamingQueryListener):
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Note that a query lives, and has nothing to do."""
-        self._update(
-            lambda state: record_idle(
-                state, str(event.id), str(event.runId), _read_clock(), self._limits
-            )
-        )
+        self._record_start(event)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Forget a query, a while after its end."""
         self._update(
             lambda state: record_end(
                 state, str(event.id), str(event.runId), _read_clock(), self._limits
+            )
+        )
+
+    def _record_start(self, event: QueryStartedEvent | QueryIdleEvent) -> None:
+        self._update(
+            lambda state: record_start(
+                state,
+                str(event.id),
+                str(event.runId),
+                getattr(event, "name", None),
+                _read_clock(),
+                self._limits,
             )
         )
 
@@ -344,13 +347,8 @@ class TimeMetrics(StreamingQueryListener):
             )  # fmt: skip
 
     def _tell_limit(self, state: MetricsState) -> None:
-        cut = any(
-            len(shown) >= self._limits.partitions
-            and len(getattr(query.sources.get(place), "partitions", ())) > len(shown)
-            for query in state.queries.values()
-            for place, shown in query.shown.items()
-        )
-        if cut and "limit" not in self._told:
+        is_cut = any(query.is_cut for query in state.queries.values())
+        if is_cut and "limit" not in self._told:
             self._told.add("limit")
             _LOG.warning(
                 "TimeMetrics exports the first %d partitions of a stream one by one, and all "

@@ -3,7 +3,6 @@
 import argparse
 import io
 import json
-import logging
 import re
 import shutil
 import sys
@@ -19,8 +18,16 @@ from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.options import is_secret, option_specs
 from pyspark_timestream.diagnose.peek.columns import Candidate
 from pyspark_timestream.diagnose.peek.detect import Detection, NoSample, Sample, format_key
-from pyspark_timestream.diagnose.peek.findings import Findings, examine
-from pyspark_timestream.diagnose.report import suggests_secret
+from pyspark_timestream.diagnose.peek.examine import TopicReport, examine
+from pyspark_timestream.diagnose.report import (
+    align_within,
+    format_count,
+    hides_secret,
+    join_sections,
+    shorten_duration,
+    silence_log,
+    suggests_secret,
+)
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
 _GROUP: Final = "timestream-peek"
 """A name that a consumer must have; nothing is committed to it, and nobody joins it."""
 
-_SPANS: Final = (1, 20, 500)
+_REACHES: Final = (1, 20, 500)
 """How many offsets are read for each record that is wanted, until there are enough records.
 
 Markers of transactions and compaction leave gaps.
@@ -89,8 +96,8 @@ def _read_newest(
 ) -> RecordBlock | None:
     """Read the last records of one partition; None if there are none within reach."""
     found: list[RecordBlock] = []
-    for span in _SPANS:
-        start = max(first, end - count * span)
+    for reach in _REACHES:
+        start = max(first, end - count * reach)
         found = list(reader.read(Range(partition, start, end), _ALL))
         if start == first or sum(len(block.offsets) for block in found) >= count:
             break
@@ -167,91 +174,76 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-_MAX_CELL: Final = 40
-_MIN_CELL: Final = 10
-"""A column is cut to no less than this, and rather left out."""
-
 _SHOWN_BYTES: Final = 8
-_GAP: Final = "  "
 _NOT_SHOWN: Final = "(not shown)"
-_LAG_UNITS: Final = (
-    (86_400_000_000, "d"),
-    (3_600_000_000, "h"),
-    (60_000_000, "min"),
-    (1_000_000, "s"),
-)
 
 
-def format_findings(findings: Findings, width: int) -> str:
-    """Write the findings: facts, rows, candidates for the event time, and the query to paste."""
-    sections = [_format_head(findings)]
-    if len(findings.sample):
-        rows = [findings.rows.column_names, *_format_rows(findings)]
-        sections.append(_cut_table(rows, width))
+def format_report(report: TopicReport, width: int) -> str:
+    """Write a report: facts, rows, candidates for the event time, and the query to paste."""
+    sections = [_format_head(report)]
+    if len(report.sample):
+        rows = [report.rows.column_names, *_format_rows(report)]
+        sections.append(align_within(rows, width))
         sections.append(["Candidates for the event time, the best one first:"])
-        sections[-1] += _cut_table(_format_candidates(findings), width)
-    if findings.notes:
-        sections.append([f"Note: {note}." for note in findings.notes])
-    text = "\n\n".join("\n".join(map(_escape_controls, section)) for section in sections)
-    return f"{text}\n\n{format_snippet(findings.options, findings.columns)}"
+        sections[-1] += align_within(_format_candidates(report), width)
+    if report.notes:
+        sections.append([f"Note: {note}." for note in report.notes])
+    return f"{join_sections(sections)}\n\n{format_snippet(report.options, report.columns)}"
 
 
-def to_json(findings: Findings) -> str:
-    """Write the findings as one JSON object."""
-    sample = findings.sample
+def to_json(report: TopicReport) -> str:
+    """Write the report as one JSON object."""
+    sample = report.sample
     found = {
         "topic": sample.topic,
         "partitions": sample.partitions,
         "offsets": sample.offsets,
         "records": len(sample),
-        "timestamps": _find_timestamps(findings),
-        "payloads": {each.part: _describe(findings, each) for each in findings.detections},
-        "columns": list(findings.columns),
-        "hidden_fields": findings.secrets,
+        "timestamps": _find_timestamps(report),
+        "payloads": {each.part: _describe(report, each) for each in report.detections},
+        "columns": list(report.columns),
+        "hidden_fields": report.secrets,
         "rows": [
-            dict(zip(findings.rows.column_names, cells, strict=True))
-            for cells in _format_rows(findings)
+            dict(zip(report.rows.column_names, cells, strict=True))
+            for cells in _format_rows(report)
         ],
-        "malformed": dict(findings.malformed),
-        "candidates": [_list_candidate(each) for each in findings.candidates],
-        "options": {name: hide_option(name, text) for name, text in findings.options.items()},
-        "notes": list(findings.notes),
+        "malformed": dict(report.malformed),
+        "candidates": [_list_candidate(each) for each in report.candidates],
+        "options": {name: hide_option(name, text) for name, text in report.options.items()},
+        "notes": list(report.notes),
     }
     return json.dumps(found, indent=2)
 
 
-def _format_head(findings: Findings) -> list[str]:
-    sample = findings.sample
+def _format_head(report: TopicReport) -> list[str]:
+    sample = report.sample
     count = len(sample)
-    lines = [
-        f"Topic '{sample.topic}': {_count(sample.partitions, 'partition')}, "
-        f"{_count(sample.offsets, 'offset')}; below the newest {_count(count, 'record')}"
-    ]
+    head = (
+        f"Topic '{sample.topic}': {format_count(sample.partitions, 'partition')}, "
+        f"{format_count(sample.offsets, 'offset')}"
+    )
     if not count:
-        return [lines[0].split(";")[0], "It holds no records: nothing can be said of them."]
-    stamps = _find_timestamps(findings)
+        return [head, "It holds no records: nothing can be said of them."]
+    lines = [f"{head}; below the newest {format_count(count, 'record')}"]
+    stamps = _find_timestamps(report)
     if stamps:
         lines.append(f"Their timestamps: {stamps[0]} to {stamps[1]}")
-    for each in findings.detections:
+    for each in report.detections:
         lines.append(f"{each.part.title()}s: {_format_detection(each)}")
-        if each.part in findings.readers:
-            lines.append(f"  read by {_format_reader(findings.readers[each.part])}")
-    for reason, rows in findings.malformed.items():
+        if each.part in report.readers:
+            lines.append(f"  read by {_format_reader(report.readers[each.part])}")
+    for reason, rows in report.malformed.items():
         lines.append(f"Malformed {reason}, in {rows} of {count} records")
-    if findings.secrets:
+    if report.secrets:
         lines.append(
-            f"{_count(findings.secrets, 'field')} with names that suggest secrets: not shown, and "
-            "not in the schema"
+            f"{format_count(report.secrets, 'field')} with names that suggest secrets: not shown, "
+            "and not in the schema"
         )
     return lines
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def _find_timestamps(findings: Findings) -> tuple[str, str] | None:
-    own = [each for each in findings.candidates if each.kind == "record"]
+def _find_timestamps(report: TopicReport) -> tuple[str, str] | None:
+    own = [each for each in report.candidates if each.kind == "record"]
     return (format_instant(own[0].first_us), format_instant(own[0].last_us)) if own else None
 
 
@@ -275,8 +267,8 @@ def _format_reader(reader: ReaderSchema) -> str:
     return f"schema {reader.schema_id}, version {reader.version} of '{reader.subject}'{message}"
 
 
-def _describe(findings: Findings, found: Detection) -> dict[str, Any]:
-    reader = findings.readers.get(found.part)
+def _describe(report: TopicReport, found: Detection) -> dict[str, Any]:
+    reader = report.readers.get(found.part)
     return {
         "format": found.format,
         "framing": found.framing,
@@ -290,8 +282,8 @@ def _describe(findings: Findings, found: Detection) -> dict[str, Any]:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def _format_rows(findings: Findings) -> Iterator[list[str]]:
-    for row in findings.rows.to_pylist():
+def _format_rows(report: TopicReport) -> Iterator[list[str]]:
+    for row in report.rows.to_pylist():
         yield [_format_cell(value) for value in row.values()]
 
 
@@ -310,7 +302,7 @@ def _format_cell(value: Any) -> str:
         case bytes():
             return _format_bytes(value)
         case str():
-            return _NOT_SHOWN if _hides_secret(value) else value
+            return _NOT_SHOWN if hides_secret(value) else value
         case dict():
             return _format_fields(value.items())
         case list() if value and all(isinstance(each, tuple) for each in value):
@@ -336,38 +328,19 @@ def _format_bytes(value: bytes) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if text.isprintable():
-        return _NOT_SHOWN if suggests_secret(text) or _hides_secret(text) else text
+        return _NOT_SHOWN if suggests_secret(text) or hides_secret(text) else text
     more = "..." if len(value) > _SHOWN_BYTES else ""
-    return f"{_count(len(value), 'byte')}: {value[:_SHOWN_BYTES].hex(' ')}{more}"
-
-
-def _hides_secret(text: str) -> bool:
-    """Check for JSON in a text that has a field which suggests a secret."""
-    if text.lstrip()[:1] not in ("{", "["):
-        return False
-    try:
-        pending = [json.loads(text)]
-    except (ValueError, RecursionError):
-        return suggests_secret(text)
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            if any(suggests_secret(name) for name in value):
-                return True
-            pending += value.values()
-        elif isinstance(value, list):
-            pending += value
-    return False
+    return f"{format_count(len(value), 'byte')}: {value[:_SHOWN_BYTES].hex(' ')}{more}"
 
 
 # -- candidates ------------------------------------------------------------------------------------
 
 
-def _format_candidates(findings: Findings) -> list[list[str]]:
+def _format_candidates(report: TopicReport) -> list[list[str]]:
     rows = [["startTime", "is", "timeUnit", "records", "against the record's", "from", "to"]]
-    for each in findings.candidates:
+    for each in report.candidates:
         times = [format_instant(each.first_us), format_instant(each.last_us)]
-        readable = f"{each.readable} of {len(findings.sample)}"
+        readable = f"{each.readable} of {len(report.sample)}"
         lag = "" if each.kind == "record" else format_lag(each)
         rows.append([each.source, each.kind, each.unit, readable, lag, *times])
     return rows
@@ -379,19 +352,16 @@ def format_lag(found: Candidate) -> str:
     if least is None or most is None:
         return "nothing to compare with"
     if least < 0 < most:
-        return f"{_span(-least)} ahead to {_span(most)} behind"
+        return f"{shorten_duration(-least)} ahead to {shorten_duration(most)} behind"
     if least == most == 0:
         return "equal"
     near, far = sorted((abs(least), abs(most)))
     word = "behind" if most > 0 else "ahead"
-    return f"{_span(far)} {word}" if near == far else f"{_span(near)} to {_span(far)} {word}"
-
-
-def _span(us: int) -> str:
-    for unit, name in _LAG_UNITS:
-        if us >= unit:
-            return f"{us / unit:,.1f} {name}".replace(".0 ", " ")
-    return f"{us / 1_000:.3g} ms"
+    return (
+        f"{shorten_duration(far)} {word}"
+        if near == far
+        else f"{shorten_duration(near)} to {shorten_duration(far)} {word}"
+    )
 
 
 def _list_candidate(found: Candidate) -> Mapping[str, Any]:
@@ -407,39 +377,7 @@ def _list_candidate(found: Candidate) -> Mapping[str, Any]:
     }
 
 
-# -- tables ----------------------------------------------------------------------------------------
-
-
-def _cut_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Lay cells out in columns; those that would pass the width are cut, or left out and named."""
-    cells = [[_escape_controls(cell) for cell in row] for row in rows]
-    widths: list[int] = []
-    for column in zip(*cells, strict=True):
-        room = width - sum(widths) - len(_GAP) * len(widths)
-        size = min(_MAX_CELL, max(map(len, column)))
-        if size > room and room < _MIN_CELL and widths:
-            break
-        widths.append(max(min(size, room), 1))
-    lines = [
-        _GAP.join(
-            _cut_text(cell, size).ljust(size) for cell, size in zip(row, widths, strict=False)
-        ).rstrip()
-        for row in cells
-    ]
-    left = cells[0][len(widths) :]
-    if left:
-        lines.append(_cut_text(f"and {_count(len(left), 'more column')}: {', '.join(left)}", width))
-    return lines
-
-
-def _cut_text(text: str, size: int) -> str:
-    return text if len(text) <= size else f"{text[: max(size - 3, 0)]}..."[:size]
-
-
-def _escape_controls(line: str) -> str:
-    """Escape control characters: names and values come from the records."""
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line)
-
+# -- the command ----------------------------------------------------------------------------------
 
 _RECORDS: Final = 10
 
@@ -458,7 +396,7 @@ _READING: Final = ("kafkaConsumer.", "subscribe")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_source_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
@@ -483,24 +421,21 @@ def main(given: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
     try:
         raw = read_given(given)
-        # Imported late: the rest of this module needs no Kafka client.
-
-        # The client's log repeats what an error says at its end.
-        logging.getLogger("pyspark_timestream").addHandler(logging.NullHandler())
+        silence_log()
         sample = read_sample(read_kafka_options(select_reading(raw)), given.topic, _RECORDS)
-        findings = examine(sample, raw)
+        report = examine(sample, raw)
     except (NoSample, OptionError, TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without a letter gets its escape, which is Python's too.
         sys.stdout.reconfigure(errors="backslashreplace")
-    print(to_json(findings) if given.json else format_findings(findings, _find_width()))
+    print(
+        to_json(report)
+        if given.json
+        else format_report(report, shutil.get_terminal_size((120, 24)).columns)
+    )
     return 0
-
-
-def _find_width() -> int:
-    return shutil.get_terminal_size((120, 24)).columns
 
 
 def read_given(given: argparse.Namespace) -> dict[str, str]:

@@ -6,7 +6,6 @@ like decides, and how many of them fit is counted.
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_timestream.diagnose.samples import name_value_form
+from pyspark_timestream.diagnose.samples import ValueForm, name_value_form
 from pyspark_timestream.errors import SchemaRegistryError
 from pyspark_timestream.kafka.decode.columns import METADATA
 from pyspark_timestream.kafka.decode.framing import (
@@ -78,18 +77,11 @@ class Sample:
         return pa.concat_arrays(pieces) if pieces else pa.array([], kind)
 
 
-ASK_FOR_REGISTRY: Final = "name it with --schema-registry URL"
-
 Key = int | bytes
 """A schema's id, or the 16 bytes of its GUID."""
 
 Answers = Mapping[Key, RegisteredSchema]
 """The schemas that a registry has."""
-
-_KNOWN_FORM: Final = re.compile(
-    "byte order mark|JSON array|several JSON|JSON within|cut off|quotes|compressed|Avro file|XML"
-)
-"""Forms worth a note; anything else is just binary or text."""
 
 _MAX_PLAUSIBLE_ID: Final = 10_000_000
 _LONG_BYTES: Final = 8
@@ -118,6 +110,7 @@ class Detection:
         writer: the first schema that wrote one of them, where a registry has it.
         message: the place of the Protobuf message in it.
         unusable: n booleans: the frame names a schema that the registry lacks, or of another type.
+        needs_registry: they carry ids that only a registry knows.
         notes: sentences about what does not fit.
     """
 
@@ -130,6 +123,7 @@ class Detection:
     writer: RegisteredSchema | None = None
     message: tuple[int, ...] = ()
     unusable: tuple[bool, ...] = ()
+    needs_registry: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -200,7 +194,7 @@ def _detect_by_registry(
         )
     return Detection(
         part, framing, kind.lower(), present, fitting, _keys(writers), schemas[first], message,
-        unusable, tuple(notes),
+        unusable, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -218,11 +212,8 @@ def _detect_by_form(
         # Without a registry a header means nothing, and the payload is JSON as it is.
         kept = "none" if framing == "header" else framing
         return Detection(part, kept, "json", present, objects, _keys(writers))
-    note = (
-        f"the {part}s carry ids of a schema registry, which knows whether they are Avro or "
-        f"Protobuf: {ASK_FOR_REGISTRY}"
-    )
-    return Detection(part, framing, "binary", present, plausible, _keys(writers), notes=(note,))
+    keys = _keys(writers)
+    return Detection(part, framing, "binary", present, plausible, keys, needs_registry=True)
 
 
 def _split(payloads: Payloads, framing: str, *, indexed: bool = False) -> FramedBlock:
@@ -258,11 +249,12 @@ def _note_form(payloads: Payloads) -> tuple[str, ...]:
     """Note what most payloads are that are nearly JSON objects, or hold them."""
     contents = [each for each in payloads.contents.to_pylist() if each is not None]
     forms = Counter(name_value_form(each) for each in contents if parse_object(each) is None)
-    form, count = next(iter(forms.most_common(1)), ("", 0))
-    if 2 * count <= len(contents) or not _KNOWN_FORM.search(form):
+    form, count = next(iter(forms.most_common(1)), (ValueForm(""), 0))
+    if 2 * count <= len(contents) or not form.is_near:
         return ()
     return (
-        f"{count} of {len(contents)} {payloads.part}s are not JSON objects, but {form}: the source "
+        f"{count} of {len(contents)} {payloads.part}s are not JSON objects, but {form.name}: the "
+        "source "
         "reads one object a record; change the producer, or take the column apart in Spark",
     )
 

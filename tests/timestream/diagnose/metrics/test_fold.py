@@ -20,7 +20,6 @@ from pyspark_timestream.diagnose.metrics.fold import (
     MetricsState,
     list_samples,
     record_end,
-    record_idle,
     record_progress,
     record_start,
 )
@@ -214,7 +213,7 @@ def test_report_after_its_runs_end_brings_nothing_back():
     folded = record_start(EMPTY, "q", "r", None, NOW, LIMITS)
     folded = record_end(folded, "q", "r", NOW, LIMITS)
     later = NOW + DAY
-    folded = record_idle(folded, "q", "r", later, LIMITS)
+    folded = record_start(folded, "q", "r", None, later, LIMITS)
     folded = record_progress(folded, event(offset_of([share(state(1))])), later, LIMITS)
     assert folded.queries == {}
 
@@ -246,7 +245,7 @@ def test_age_of_the_report_grows_until_the_query_says_that_it_lives():
     folded = record_start(EMPTY, "q", "r", None, NOW, LIMITS)
     name = "timestream_query_report_age_seconds"
     assert one(page_of(folded, NOW + 9 * SECOND), name) == 9
-    folded = record_idle(folded, "q", "r", NOW + 9 * SECOND, LIMITS)
+    folded = record_start(folded, "q", "r", None, NOW + 9 * SECOND, LIMITS)
     page = page_of(folded, NOW + 9 * SECOND)
     assert one(page, name) == 0
     assert ("query_name", "rides") not in set(itertools.chain(*(labels for _, labels in page)))
@@ -289,9 +288,9 @@ def test_idle_partition_among_the_others_does_not_hold_them_back():
 
 
 def test_causes_past_the_limit_are_one():
-    shares = [share(state(9)), *[share(state(1))] * (fold.MAX_CULPRITS + 5)]
+    shares = [share(state(9)), *[share(state(1))] * (fold.MAX_NAMED + 5)]
     page = page_after(event(offset_of(shares), left=0))
-    assert len(values(page, "timestream_stream_finding")) == fold.MAX_CULPRITS + 1
+    assert len(values(page, "timestream_stream_finding")) == fold.MAX_NAMED + 1
     assert values(page, "timestream_stream_finding", partition=fold.OTHERS) == [1]
 
 

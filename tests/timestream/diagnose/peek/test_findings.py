@@ -11,9 +11,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from schema_registry import Mode, serve_schema_registry
 from timestream.builders import at, block
 
-from pyspark_timestream.diagnose.peek.command import format_findings, format_snippet, to_json
+from pyspark_timestream.diagnose.peek.command import format_report, format_snippet, to_json
 from pyspark_timestream.diagnose.peek.detect import Sample
-from pyspark_timestream.diagnose.peek.findings import examine
+from pyspark_timestream.diagnose.peek.examine import examine
 from pyspark_timestream.diagnose.report import suggests_secret
 from pyspark_timestream.kafka.decode.columns import project
 from pyspark_timestream.kafka.options.checks import read_kafka_options
@@ -65,7 +65,7 @@ def test_nothing_of_a_field_with_a_secrets_name_is_shown():
     headers = [[{"key": "auth_time", "value": b"2023-11-14T22:13:20Z"}]] * 2
     found = look(mixed, as_json(mixed=1, **secrets, **inside), headers=headers)
     assert found.secrets == 3
-    for printed in (format_findings(found, 500), to_json(found)):
+    for printed in (format_report(found, 500), to_json(found)):
         assert "hunter2" not in printed
         for name in ("password", "api_token", "pin", "pwd", "auth_time"):
             assert name not in printed
@@ -100,31 +100,31 @@ def test_framed_json_is_read_without_a_registry():
 def test_malformed_values_are_counted_by_reason():
     found = look(as_json(a=1), as_json(a=2), b"{")
     assert found.malformed == {"value: syntax": 1}
-    assert "Malformed value: syntax, in 1 of 3 records" in format_findings(found, 120)
+    assert "Malformed value: syntax, in 1 of 3 records" in format_report(found, 120)
 
 
 def test_values_that_are_all_null_stay_binary():
     found = look(None, None)
     assert (found.columns, found.options.get("valueFormat")) == ((), None)
-    assert "Values: all null" in format_findings(found, 120)
+    assert "Values: all null" in format_report(found, 120)
 
 
 def test_bytes_that_are_not_text_are_shown_by_their_beginning():
-    printed = format_findings(look(bytes([200] * 40), b"plain"), 200)
+    printed = format_report(look(bytes([200] * 40), b"plain"), 200)
     assert "40 bytes: c8 c8 c8 c8 c8 c8 c8 c8..." in printed
     assert "plain" in printed
 
 
 def test_a_table_is_cut_at_the_width_and_names_what_is_left_out():
     found = look(as_json(**{f"column_{n}": n for n in range(20)}))
-    lines = format_findings(found, 80).split("stream = (")[0].splitlines()
+    lines = format_report(found, 80).split("stream = (")[0].splitlines()
     table = [line for line in lines if "column" in line]
     assert max(map(len, table)) <= 80
     assert any(line.startswith("and 1") and "more columns" in line for line in lines)
 
 
 def test_control_characters_of_values_are_escaped():
-    printed = format_findings(look(as_json(a="\x1b[31mred")), 120)
+    printed = format_report(look(as_json(a="\x1b[31mred")), 120)
     assert "\x1b" not in printed
     assert "\\x1b[31mred" in printed
 
@@ -133,7 +133,7 @@ def test_secret_options_are_dots():
     sasl = {"password": "hunter2", "username": "ada-l", "mechanism": "PLAIN"}
     given = {f"kafka.sasl.{name}": text for name, text in sasl.items()}
     found = look(as_json(a=1), given=given.items())
-    for printed in (format_findings(found, 120), to_json(found)):
+    for printed in (format_report(found, 120), to_json(found)):
         assert "hunter2" not in printed
         assert "ada-l" not in printed
         assert "PLAIN" in printed
@@ -214,7 +214,7 @@ def test_more_fields_than_a_schema_is_to_have_are_counted():
 
 
 def test_texts_that_may_hold_secrets_are_not_shown():
-    printed = format_findings(look(b"user=ada;password=hunter2", b"plain"), 200)
+    printed = format_report(look(b"user=ada;password=hunter2", b"plain"), 200)
     assert "hunter2" not in printed
     assert "plain" in printed
 

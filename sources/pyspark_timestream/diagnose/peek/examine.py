@@ -23,7 +23,6 @@ from pyspark_timestream.diagnose.peek.columns import (
     read_schema,
 )
 from pyspark_timestream.diagnose.peek.detect import (
-    ASK_FOR_REGISTRY,
     Detection,
     Payloads,
     Sample,
@@ -266,7 +265,7 @@ def _find_free(name: str, names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class TopicReport:
     """The results of a look at a topic.
 
     Attributes:
@@ -294,7 +293,7 @@ class Findings:
     notes: tuple[str, ...]
 
 
-def examine(sample: Sample, given: Mapping[str, str]) -> Findings:
+def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
     """Examine a sample.
 
     Args:
@@ -320,12 +319,13 @@ def examine(sample: Sample, given: Mapping[str, str]) -> Findings:
         given, registry = drop_registry(given), None
     answers = {part: None if problems else each.answers for part, each in asked.items()}
     detections = {each.part: detect_part(each, answers[each.part]) for each in payloads}
-    notes += [
-        note
-        for each in detections.values()
-        for note in each.notes
-        if not (problems and ASK_FOR_REGISTRY in note)
-    ]
+    for part, each in detections.items():
+        notes += each.notes
+        if each.needs_registry and not problems:
+            notes.append(
+                f"the {part}s carry ids of a schema registry, which knows whether they are Avro or "
+                "Protobuf: name it with --schema-registry URL"
+            )
     usable = _blank_unusable(sample, detections.values())
     plan = plan_reading(usable, given, detections, registry)
     notes += plan.notes
@@ -338,7 +338,7 @@ def examine(sample: Sample, given: Mapping[str, str]) -> Findings:
         notes.append(str(error))
         plan = plan_reading(usable, given, {}, None)
         look = _look(usable, plan)
-    return Findings(
+    return TopicReport(
         sample,
         tuple(detections.values()),
         look.plan.options.readers,
