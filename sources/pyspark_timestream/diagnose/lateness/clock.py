@@ -185,8 +185,8 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
     """Advance the clock over the block. The policy of the rules must be `flag`."""
     if not len(block.times):
         return clock
-    state, verdicts = step(rules, clock.state, block.events, block.marks)
-    late = verdicts.violation == LATE
+    state, result = step(rules, clock.state, block.events, block.marks)
+    late = result.violation == LATE
     fresh = np.flatnonzero(block.sampled & ~late)
     waiting = clock.waiting
     if len(fresh):
@@ -194,13 +194,13 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
         waiting = (*waiting, _Waiting(times, block.record_us[fresh], int(times.min())))
     before_us = instant_or_sentinel(clock.record_us)
     left, waits = _release(
-        waiting, verdicts.cti_us, _find_stamps(verdicts.cti_index, block.record_us, before_us)
+        waiting, result.cti_us, _find_stamps(result.cti_index, block.record_us, before_us)
     )
     places = np.flatnonzero(late)
     most_late_us = clock.most_late_us
     if len(places):
         cti_us = clock.state.cti_us
-        in_force = spread_ctis(cti_us, verdicts.cti_index, verdicts.cti_us, len(late))
+        in_force = spread_ctis(cti_us, result.cti_index, result.cti_us, len(late))
         most_late_us = max(int((in_force[places] - block.times[places]).max()), most_late_us or 0)
     return replace(
         clock,
@@ -275,7 +275,7 @@ def choose_sampling(offsets: int) -> int:
     return offsets // _MAX_SAMPLED | 1
 
 
-def list_needs(options: KafkaOptions) -> ColumnSet:
+def list_columns(options: KafkaOptions) -> ColumnSet:
     """Return the columns to read of each record: those of the clock, and the timestamps."""
     return required_columns(options, None)._replace(timestamps=True)
 
@@ -292,7 +292,7 @@ def follow_partition(
         options: the options of a query; its delay and policy do not count.
         delays_us: the delays.
         sampled_every: waits are measured on each N-th record.
-        blocks: consecutive records, with the columns of `list_needs`.
+        blocks: consecutive records, with the columns of `list_columns`.
     """
     # Flagged events are counted apart from all others; no policy moves a clock (semantics 2.5).
     rules = [

@@ -4,9 +4,9 @@ The records are those of a batch read with the same options; nothing is committe
 Spark is not needed.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +17,7 @@ from pyspark_timestream.diagnose.lateness.clock import (
     Waits,
     choose_sampling,
     follow_partition,
-    list_needs,
+    list_columns,
 )
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.batch import adapt_to_batch
@@ -34,7 +34,6 @@ from pyspark_timestream.kafka.options.parsers import CTI_DELAY
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.kafka.registry.schemas import load_schemas
 from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.stream_cti import max_known
 
 LADDER_US: Final = tuple(
     map(
@@ -65,12 +64,7 @@ def parse_delays(texts: Sequence[str]) -> tuple[int, ...]:
         raise OptionError("delays", "there is none", accepts, "name one, or leave it out")
     found = {0}
     for text in texts:
-        try:
-            us = CTI_DELAY.parse(text)
-        except ValueError as error:
-            raise OptionError(
-                "delays", f"cannot read '{text}' ({error})", accepts, "correct it"
-            ) from error
+        us = _parse("delays", text, accepts)
         if us < 0:
             raise OptionError(
                 "delays",
@@ -93,16 +87,19 @@ def parse_last(text: str) -> int:
         OptionError: the text is not a duration above 0.
     """
     accepts = "a duration above 0, such as '6 hours'"
-    try:
-        us = CTI_DELAY.parse(text)
-    except ValueError as error:
-        raise OptionError(
-            "last", f"cannot read '{text}' ({error})", accepts, "correct it"
-        ) from error
+    us = _parse("last", text, accepts)
     if us <= 0:
         problem = f"'{text}' ({format_duration(us)}) leaves nothing to read"
         raise OptionError("last", problem, accepts, "correct it, or leave it out")
     return us
+
+
+def _parse(option: str, text: str, accepts: str) -> int:
+    try:
+        return CTI_DELAY.parse(text)
+    except ValueError as error:
+        problem = f"cannot read '{text}' ({error})"
+        raise OptionError(option, problem, accepts, "correct it") from error
 
 
 _FEW: Final = 0.001
@@ -113,7 +110,7 @@ _US_PER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionFindings:
+class PartitionResult:
     """One partition by one delay.
 
     Attributes:
@@ -131,7 +128,7 @@ class PartitionFindings:
 
 
 @dataclass(frozen=True, slots=True)
-class DelayFindings:
+class DelayResult:
     """All partitions by one delay.
 
     Attributes:
@@ -143,7 +140,7 @@ class DelayFindings:
     """
 
     delay_us: int
-    partitions: tuple[PartitionFindings, ...] = ()
+    partitions: tuple[PartitionResult, ...] = ()
     most_late_us: int | None = None
     waits: Waits = field(default_factory=Waits)
     waiting: int = 0
@@ -168,12 +165,12 @@ class DelayFindings:
         """Late events among all, from 0 to 1."""
         return self.late / self.events if self.events else 0.0
 
-    def add(self, partition: Partition, clock: DelayClock) -> "DelayFindings":
+    def add(self, partition: Partition, clock: DelayClock) -> "DelayResult":
         """Add a partition, read to its end."""
         late = [each for each in (self.most_late_us, clock.most_late_us) if each is not None]
         return replace(
             self,
-            partitions=(*self.partitions, PartitionFindings(partition, clock.state)),
+            partitions=(*self.partitions, PartitionResult(partition, clock.state)),
             most_late_us=max(late, default=None),
             waits=self.waits.merge(clock.waits),
             waiting=self.waiting + clock.count_waiting(),
@@ -181,7 +178,7 @@ class DelayFindings:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class Lateness:
     """The results of a pass over a topic.
 
     Attributes:
@@ -194,7 +191,7 @@ class Findings:
     """
 
     topics: tuple[str, ...]
-    delays: tuple[DelayFindings, ...]
+    delays: tuple[DelayResult, ...]
     sampled_every: int
     first_us: int | None = None
     last_us: int | None = None
@@ -205,54 +202,41 @@ class Findings:
         """How far an event was behind the CTI without any delay, at most; 0 without late events."""
         return self.delays[0].most_late_us or 0
 
-    def find_lossless(self) -> DelayFindings | None:
+    def find_lossless(self) -> DelayResult | None:
         """Return the smallest delay without late events; None if each has some."""
         return next((each for each in self.delays if not each.late), None)
 
-    def find_nearly_lossless(self) -> DelayFindings | None:
+    def find_nearly_lossless(self) -> DelayResult | None:
         """Return the smallest delay with late events, but less than 0.1 % of all; None without."""
         return next((each for each in self.delays if 0 < each.late_share < _FEW), None)
 
 
-def build_table(findings: Findings) -> pa.Table:
+def build_table(report: Lateness) -> pa.Table:
     """Build the table that `measure_lateness` returns: one row for each delay, in order."""
-    rows = [_build_row(each, findings.sampled_every) for each in findings.delays]
+    rows = [_build_row(each, report.sampled_every) for each in report.delays]
     return pa.Table.from_pylist(rows, schema=_SCHEMA)
 
 
+_PARTITION: Final = pa.struct(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        *((name, pa.int64()) for name in ("events", "malformed", "late", "ctis")),
+    ]
+)
 _SCHEMA: Final = pa.schema(
     [
         ("delay", _DURATION),
-        ("events", pa.int64()),
-        ("malformed", pa.int64()),
-        ("late", pa.int64()),
+        *((name, pa.int64()) for name in ("events", "malformed", "late")),
         ("late_percent", pa.float64()),
-        ("most_late", _DURATION),
-        ("wait_median", _DURATION),
-        ("wait_p95", _DURATION),
-        ("wait_max", _DURATION),
-        ("waiting", pa.int64()),
-        ("sampled_every", pa.int64()),
-        (
-            "partitions",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("topic", pa.string()),
-                        ("partition", pa.int32()),
-                        ("events", pa.int64()),
-                        ("malformed", pa.int64()),
-                        ("late", pa.int64()),
-                        ("ctis", pa.int64()),
-                    ]
-                )
-            ),
-        ),
+        *((name, _DURATION) for name in ("most_late", "wait_median", "wait_p95", "wait_max")),
+        *((name, pa.int64()) for name in ("waiting", "sampled_every")),
+        ("partitions", pa.list_(_PARTITION)),
     ]
 )
 
 
-def _build_row(found: DelayFindings, sampled_every: int) -> dict[str, object]:
+def _build_row(found: DelayResult, sampled_every: int) -> dict[str, object]:
     waits = (found.waits.find_quantile(0.5), found.waits.find_quantile(0.95))
     median_us, p95_us, max_us = (
         None if ms is None else ms * _US_PER_MS for ms in (*waits, found.waits.greatest_ms)
@@ -287,9 +271,9 @@ _LONG_US: Final = parse_duration("1 day")
 """A greater lateness is more often a wrong clock than a slow network."""
 
 
-def check_readable(options: KafkaOptions, findings: Findings) -> None:
+def check_readable(options: KafkaOptions, report: Lateness) -> None:
     """Refuse a topic of which no event has a readable time."""
-    least = findings.delays[0]
+    least = report.delays[0]
     if least.events == least.malformed:
         where = f"'{options.start_time}'" + (
             f" or '{options.end_time}'" if options.end_time else ""
@@ -301,19 +285,19 @@ def check_readable(options: KafkaOptions, findings: Findings) -> None:
             else "no record is an event: they are marks alone",
             "where the event's time is, and with 'timeUnit' its unit if it is a number",
             "look at some records: python -m pyspark_timestream peek --topic "
-            f"{findings.topics[0]} --bootstrap-servers ...",
+            f"{report.topics[0]} --bootstrap-servers ...",
         )
 
 
-def list_notes(options: KafkaOptions, findings: Findings, whole_us: int | None) -> Iterator[str]:
+def list_notes(options: KafkaOptions, report: Lateness, whole_us: int | None) -> Iterator[str]:
     """Return sentences about what is wrong or unknown.
 
     Args:
         options: the options of the read.
-        findings: its results.
+        report: its results.
         whole_us: the time that was asked for, where the topic has less; else None.
     """
-    least = findings.delays[0]
+    least = report.delays[0]
     if whole_us is not None:
         yield (f"the records are of less than {format_duration(whole_us)}: all of them were read")
     if least.malformed:
@@ -336,14 +320,14 @@ def list_notes(options: KafkaOptions, findings: Findings, whole_us: int | None) 
             f"{len(silent)} of {len(least.partitions)} partitions have no CTI, since {why}, so "
             "nothing in them can be late"
         )
-    if findings.largest_lateness_us > _LONG_US and options.max_future_us is None:
+    if report.largest_lateness_us > _LONG_US and options.max_future_us is None:
         yield (
-            f"one event was {format_duration(findings.largest_lateness_us)} behind an earlier one: "
+            f"one event was {format_duration(report.largest_lateness_us)} behind an earlier one: "
             "if that one's time is wrong, try 'maxFuture', or 'writerFrom' if its record's "
             "timestamp is as wrong"
         )
-    if findings.sampled_every > 1:
-        yield f"waits were measured on one in {findings.sampled_every} records, late rows on all"
+    if report.sampled_every > 1:
+        yield f"waits were measured on one in {report.sampled_every} records, late rows on all"
 
 
 _GROUP: Final = "timestream-lateness"
@@ -356,14 +340,7 @@ _TAIL_OFFSETS: Final = (20, 2_000)
 _TIMESTAMPS: Final = ColumnSet(timestamps=True)
 
 
-class _Spans(NamedTuple):
-    """The ranges to read of each partition, and whether `last` left something out."""
-
-    ranges: tuple[Range, ...]
-    is_limited: bool
-
-
-def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | None) -> Findings:
+def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | None) -> Lateness:
     """Read what the options name, once.
 
     Args:
@@ -381,29 +358,14 @@ def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | N
 
     broker, reader = Broker(options, _GROUP), RangeReader(options, _GROUP)
     try:
-        partitions = broker.partitions()
-        _check_exists(options, partitions)
-        spans = _find_spans(options, broker, reader.read, partitions, last_us)
-        findings = _follow(options, delays_us, spans.ranges, reader.read)
+        ranges, is_limited = _find_ranges(options, broker, reader.read, last_us)
+        report = _follow(options, delays_us, ranges, reader.read)
     finally:
         reader.close()
         broker.close()
-    check_readable(options, findings)
-    is_short = last_us is not None and not spans.is_limited
-    return replace(
-        findings, notes=tuple(list_notes(options, findings, last_us if is_short else None))
-    )
-
-
-def _check_exists(options: KafkaOptions, partitions: Collection[Partition]) -> None:
-    if not partitions:
-        brokers = options.client["bootstrap.servers"]
-        raise OptionError(
-            "subscribe",
-            f"no partition of {_name_topics(options)} exists at {brokers}",
-            "a topic that exists",
-            "check its name",
-        )
+    check_readable(options, report)
+    whole_us = None if is_limited else last_us
+    return replace(report, notes=tuple(list_notes(options, report, whole_us)))
 
 
 def _name_topics(options: KafkaOptions) -> str:
@@ -413,14 +375,23 @@ def _name_topics(options: KafkaOptions) -> str:
     return ", ".join(f"topic '{each}'" for each in sorted(named))
 
 
-def _find_spans(
-    options: KafkaOptions,
-    broker: "Broker",
-    read: ReadRange,
-    partitions: Sequence[Partition],
-    last_us: int | None,
-) -> _Spans:
-    """Find what to read: as a batch read does, or what `last` leaves of it."""
+def _find_ranges(
+    options: KafkaOptions, broker: "Broker", read: ReadRange, last_us: int | None
+) -> tuple[tuple[Range, ...], bool]:
+    """Find what to read: as a batch read does, or what `last` leaves of it; and if it leaves less.
+
+    Raises:
+        OptionError: the topic does not exist, or holds no records.
+    """
+    partitions = broker.partitions()
+    if not partitions:
+        brokers = options.client["bootstrap.servers"]
+        raise OptionError(
+            "subscribe",
+            f"no partition of {_name_topics(options)} exists at {brokers}",
+            "a topic that exists",
+            "check its name",
+        )
     ends = broker.ends(partitions)
     earliest = broker.earliest(ends)
     starting = broker.offsets_at(starting_timestamps(options, ends, partitions))
@@ -440,23 +411,23 @@ def _find_spans(
                 is_limited |= later > start
                 starts[part] = later
     ranges = tuple(Range(part, starts[part], stops[part]) for part in sorted(starts))
-    if not any(span.size > 0 for span in ranges):
+    if not any(each.size > 0 for each in ranges):
         raise OptionError(
             "subscribe",
             f"{_name_topics(options)} holds no records to measure",
             "a topic with records",
             "write some, or read from an earlier place",
         )
-    return _Spans(ranges, is_limited)
+    return ranges, is_limited
 
 
 def _find_newest_ms(read: ReadRange, partition: Partition, start: int, stop: int) -> int | None:
     """Find the greatest timestamp among the last records of a partition; None if there are none."""
     for offsets in _TAIL_OFFSETS:
-        span = Range(partition, max(start, stop - offsets), stop)
-        if span.size <= 0:
+        tail = Range(partition, max(start, stop - offsets), stop)
+        if tail.size <= 0:
             return None
-        blocks = read(span, _TIMESTAMPS)
+        blocks = read(tail, _TIMESTAMPS)
         found = [pc.max(block.timestamps_ms).as_py() for block in blocks if len(block.offsets)]
         if found:
             return int(max(found))
@@ -465,25 +436,23 @@ def _find_newest_ms(read: ReadRange, partition: Partition, start: int, stop: int
 
 def _follow(
     options: KafkaOptions, delays_us: Sequence[int], ranges: Sequence[Range], read: ReadRange
-) -> Findings:
-    sampled_every = choose_sampling(sum(max(span.size, 0) for span in ranges))
-    needs = list_needs(options)
-    found = tuple(DelayFindings(delay_us) for delay_us in delays_us)
-    firsts_us: list[int | None] = []
-    lasts_us: list[int | None] = []
-    for span in ranges:
-        blocks = read(span, needs) if span.size > 0 else ()
+) -> Lateness:
+    sampled_every = choose_sampling(sum(max(each.size, 0) for each in ranges))
+    columns = list_columns(options)
+    results = tuple(DelayResult(delay_us) for delay_us in delays_us)
+    stamps_us: list[int] = []
+    for each in ranges:
+        blocks = read(each, columns) if each.size > 0 else ()
         followed = follow_partition(options, delays_us, sampled_every, blocks)
-        each_clock = zip(found, followed.clocks, strict=True)
-        found = tuple(each.add(span.partition, clock) for each, clock in each_clock)
-        firsts_us.append(followed.first_us)
-        lasts_us.append(followed.last_us)
-    return Findings(
-        topics=tuple(sorted({span.partition.topic for span in ranges})),
-        delays=found,
+        pairs = zip(results, followed.clocks, strict=True)
+        results = tuple(result.add(each.partition, clock) for result, clock in pairs)
+        stamps_us += [us for us in (followed.first_us, followed.last_us) if us is not None]
+    return Lateness(
+        topics=tuple(sorted({each.partition.topic for each in ranges})),
+        delays=results,
         sampled_every=sampled_every,
-        first_us=min((us for us in firsts_us if us is not None), default=None),
-        last_us=max_known(*lasts_us),
+        first_us=min(stamps_us, default=None),
+        last_us=max(stamps_us, default=None),
     )
 
 
@@ -564,7 +533,7 @@ def measure_lateness(
 
 def find_lateness(
     raw: Mapping[str, str], delays: str | Sequence[str] | None, last: str | None
-) -> Findings:
+) -> Lateness:
     """Return what `measure_lateness` makes a table of."""
     # As Spark takes options: a number stands for its text.
     texts = delays.split(",") if isinstance(delays, str) else delays and [*map(str, delays)]

@@ -6,8 +6,8 @@ from timestream.builders import at, options
 from pyspark_timestream import OptionError
 from pyspark_timestream.diagnose.lateness.clock import DelayClock
 from pyspark_timestream.diagnose.lateness.measure import (
-    DelayFindings,
-    Findings,
+    DelayResult,
+    Lateness,
     check_readable,
     list_notes,
 )
@@ -16,11 +16,11 @@ from pyspark_timestream.rules.state import PartitionState
 TIMED = {"startTime": "field:t", "ctiFrequency": "5"}
 
 
-def findings(*states: PartitionState, behind: int | None = None, every: int = 1) -> Findings:
-    found = DelayFindings(0)
+def findings(*states: PartitionState, behind: int | None = None, every: int = 1) -> Lateness:
+    found = DelayResult(0)
     for number, state in enumerate(states):
         found = found.add(at(number), DelayClock(state, behind))
-    return Findings(("topic",), (found,), every)
+    return Lateness(("topic",), (found,), every)
 
 
 @pytest.mark.parametrize(

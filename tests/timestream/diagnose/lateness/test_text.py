@@ -1,4 +1,4 @@
-"""Findings as text and JSON."""
+"""Lateness as text and JSON."""
 
 import json
 from dataclasses import replace
@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from pyspark_timestream.diagnose.lateness.clock import DelayClock, Waits
-from pyspark_timestream.diagnose.lateness.command import format_findings, to_json
-from pyspark_timestream.diagnose.lateness.measure import DelayFindings, Findings, build_table
+from pyspark_timestream.diagnose.lateness.command import format_report, to_json
+from pyspark_timestream.diagnose.lateness.measure import DelayResult, Lateness, build_table
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState
 
@@ -18,8 +18,8 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def delayed(minutes: float, late: list[int], behind: int | None, waits=()) -> DelayFindings:
-    found = DelayFindings(int(minutes * MINUTE_US))
+def delayed(minutes: float, late: list[int], behind: int | None, waits=()) -> DelayResult:
+    found = DelayResult(int(minutes * MINUTE_US))
     for number, count in enumerate(late):
         state = PartitionState(events=5_000, flagged=count, ctis=9)
         clock = DelayClock(state, behind, Waits().add(np.array(waits, dtype=np.int64)))
@@ -33,11 +33,11 @@ LADDER = (
     delayed(5, [0, 0], None, [300_000]),
     delayed(60, [0, 0], None),
 )
-FINDINGS = Findings(("trips",), LADDER, 1, 0, 90 * MINUTE_US, ("of a note",))
+FINDINGS = Lateness(("trips",), LADDER, 1, 0, 90 * MINUTE_US, ("of a note",))
 
 
 def shown(findings=FINDINGS, width=120, all_delays=False, **more) -> str:
-    return format_findings(findings, {**OPTIONS, **more}, width, all_delays=all_delays)
+    return format_report(findings, {**OPTIONS, **more}, width, all_delays=all_delays)
 
 
 def test_the_picture_ends_at_the_first_delay_without_late_rows() -> None:
