@@ -1,8 +1,8 @@
 """Streaming queries as benchmarks run them: bounded, into `noop`, with what a batch took.
 
 A run has three figures: `batch work`, Spark's `addBatch` of the batch with the data; `triggers`,
-`triggerExecution` of all batches, planning, logs and the closing batch included; `whole run`, from
-`start()` to the end of the query, as its user waits for it.
+`triggerExecution` of all batches, planning, logs and the end-of-run batch included; `whole run`,
+from `start()` to the end of the query, as its user waits for it.
 """
 
 import tempfile

@@ -185,7 +185,7 @@ def test_quiet_topic_on_a_cluster_follows_the_clock_and_judges_by_it(ran: Ran) -
     for number, batch in batches.items():
         planned = place / "checkpoint/offsets" / str(number)
         offset = json.loads(planned.read_text().splitlines()[-1])
-        if offset["opening"] is not None and offset.get("advanced") == offset["opening"]:
+        if offset["first_cti"] is not None and offset.get("advanced") == offset["first_cti"]:
             first = next(row["cti"] for row in batch if row["cti"] is not None)
             assert instant_us(first) == offset["advanced"]
             assert offset["advanced"] / 1e6 < planned.stat().st_mtime - 3

@@ -157,7 +157,7 @@ def forget_the_closing_batch(made: Stream) -> None:
     checkpoint = made.place / "checkpoint"
     last = latest(checkpoint / "offsets")
     offset = (checkpoint / "offsets" / str(last)).read_text()
-    assert json.loads(offset.splitlines()[-1])["closing"]
+    assert json.loads(offset.splitlines()[-1])["end_of_run"]
     for log in ("offsets", "commits"):
         forget_batches(checkpoint / log, last - 1)
 

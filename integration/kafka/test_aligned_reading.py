@@ -122,7 +122,7 @@ def test_an_aligned_backfill_reads_side_by_side_and_gives_the_same_rows(
     told = job.run()
     assert outcome(job) == outcome(plain(kind))
     assert told == sorted(set(told))
-    assert job.offsets[-1]["closing"]
+    assert job.offsets[-1]["end_of_run"]
     # 3 hours in steps of 10 minutes; with a limit as many more as it needs.
     size = sum(share["to"] for share in job.offsets[-1]["partitions"][filled].values())
     assert 18 <= len(job.offsets) < 60 + (2 * size / int(limit) if limit else 0)

@@ -21,7 +21,7 @@ RECORDS = [event(second) for second in (1, 5, 2, 4, 9)]
 
 @pytest.fixture
 def described(broker: Broker):
-    """Make a compacted topic of descriptions: (topic, description or None, partition)."""
+    """Make a compacted topic of settings_by_topic: (topic, description or None, partition)."""
 
     def make(*records: tuple[str, object, int], partitions: int = 1) -> str:
         name = broker.create_topic(partitions=partitions, cleanup_policy="compact")

@@ -71,7 +71,7 @@ def test_a_scheduled_job_over_a_quiet_topic_goes_on_by_idle_advance(
     # The first runs cannot know yet; each later one tells its own time, and ends.
     assert told == [[10], [10], *([HOUR_S * hour - 600] for hour in (3, 4, 5))]
     by_the_clock = [
-        each["advanced"] == each["opening"] for each in job.offsets if "advanced" in each
+        each["advanced"] == each["first_cti"] for each in job.offsets if "advanced" in each
     ]
     assert by_the_clock == [True] * 3
     # What comes back below that is late, and its partition holds the stream back again.

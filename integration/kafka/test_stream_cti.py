@@ -225,7 +225,7 @@ def test_the_clock_of_a_quiet_stream_replays_identically_after_a_kill(stream) ->
             return None
         text = (checkpoint / "offsets" / str(batch)).read_text()
         offset = json.loads(text.splitlines()[-1])
-        return offset.get("advanced") if offset.get("advanced") == offset["opening"] else None
+        return offset.get("advanced") if offset.get("advanced") == offset["first_cti"] else None
 
     began = time.time()
     point = between_files_and_checkpoint(checkpoint, lambda batch: moved(batch) is not None)

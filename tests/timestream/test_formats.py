@@ -67,14 +67,14 @@ OFFSET = StreamOffset(
             9,
             PartitionState(cti_us=-5),
             pending=((7, 4), (12, 9)),
-            beginnings=((39, 0), (40, 3)),
-            raises=((40, 3, -9), (41, 5, -5)),
+            restart_points=((39, 0), (40, 3)),
+            forced_ctis=((40, 3, -9), (41, 5, -5)),
             malformed_values=MALFORMED,
         ),
     },
     number=41,
     cti_us=-5,
-    opening_us=-5,
+    first_cti_us=-5,
     tasks=1,
     final=True,
     topic_ids={"orders": "kAQXHmZmRqW2mQyLZcXhPA"},
@@ -86,7 +86,9 @@ OFFSET = StreamOffset(
         7,
     ),
     advanced_us=-6,
-    hidden={at(3, "trades"): PartitionOffset(6, 6, PartitionState(cti_us=-7), quiet_since_us=8)},
+    missing={
+        at(3, "trades"): PartitionOffset(6, 6, PartitionState(cti_us=-7), caught_up_since_us=8)
+    },
     bounded=True,
     warnings=(
         GivenWarning("malformed events", "orders", "7", detail="'x'", holds=False),

@@ -27,14 +27,14 @@ def is_initial_offset(offset: Mapping[str, Any]) -> bool:
 def check_offset(
     offset: Mapping[str, Any],
     settings: Mapping[str, str],
-    described: Collection[str] = (),
+    topic_settings: Collection[str] = (),
 ) -> None:
     """Refuse an offset that this code or these settings cannot continue.
 
     Args:
         offset: as a checkpoint holds it; its `settings` are option name -> text.
         settings: today's options that define time and records, by option name.
-        described: the names of settings that option `timeSettings` gives.
+        topic_settings: the names of settings that option `timeSettings` gives.
 
     Raises:
         CheckpointMismatch: another format version, or another value of an option in `settings`.
@@ -56,7 +56,7 @@ def check_offset(
             )
             back = f"set it back to '{old}'" if name in stored else "leave it out"
             origin = ""
-            if name in described:
+            if name in topic_settings:
                 origin = " by option 'timeSettings'"
                 back = (
                     f"set it to '{old}' in the query"

@@ -148,7 +148,9 @@ def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
     share = offset.partitions[part]
     if offset.bounded and not share.state.events:
         return True
-    return share.quiet_since_us is not None and now_us - share.quiet_since_us >= MAX_QUIET_US
+    return (
+        share.caught_up_since_us is not None and now_us - share.caught_up_since_us >= MAX_QUIET_US
+    )
 
 
 def _find_lost_rows(history: History, far: frozenset[Partition]) -> list[Diagnosis]:
@@ -181,7 +183,7 @@ def _report_caught_up(last: BatchRecord) -> Diagnosis:
         text = "all partitions are idle and everything is read"
         if offset.advanced_us is not None and offset.advanced_us == offset.cti_us:
             text += "; the CTI follows the wall clock by 'idleAdvance'"
-    elif offset.closing:
+    elif offset.end_of_run:
         text = _describe_end(offset)
     elif last.log_ends:
         text = "everything is read, and no partition is behind another"

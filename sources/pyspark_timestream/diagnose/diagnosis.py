@@ -163,7 +163,7 @@ class Kind(StrEnum):
     ONE_BATCH = (
         "a run of one batch",
         "use .trigger(availableNow=True): it reads everything in as many batches as that "
-        "takes, and ends with the closing batch, which carries the last CTI",
+        "takes, and ends with the end-of-run batch, which carries the last CTI",
     )
     SHORT_REPLAY = (
         "a replay that ends early",

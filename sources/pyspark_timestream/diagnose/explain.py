@@ -185,7 +185,7 @@ def _lacks_retained_range(query: StreamingQuery) -> bool:
 ONE_BATCH: Final = Diagnosis(
     Kind.ONE_BATCH,
     ".trigger(once=True)",
-    "a run of one batch has no closing batch: the last CTI comes with the next run, a final CTI "
+    "a run of one batch has no end-of-run batch: the last CTI comes with the next run, a final CTI "
     "never, so the last windows are not released",
 )
 """The diagnosis of a query that Spark ends after one batch, which its source cannot know."""

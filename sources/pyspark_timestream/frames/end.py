@@ -81,7 +81,7 @@ def _has_final_end(query: StreamingQuery) -> bool:
         return False
     offsets = [_read_offset(source.endOffset) for source in progress.sources]
     return all(
-        offset["final"] or (offset["closing"] and not offset["settings"].keys() & _CTI_SOURCES)
+        offset["final"] or (offset["end_of_run"] and not offset["settings"].keys() & _CTI_SOURCES)
         for offset in offsets
     )
 

@@ -30,7 +30,7 @@ MAX_SPARE_TASKS: Final = 4
 """Maximum number of tasks for partitions that were empty at planning time."""
 
 
-class OffsetSpan(NamedTuple):
+class OpenRange(NamedTuple):
     """The offsets of a partition that one task reads; None for its start or end."""
 
     partition: Partition
@@ -53,7 +53,7 @@ class ReadSlice:
 
     number: int
     tasks: int
-    parts: tuple[OffsetSpan, ...]
+    parts: tuple[OpenRange, ...]
     spare: int | None
     named: frozenset[Partition] = frozenset()
 
@@ -119,28 +119,28 @@ def plan_slice(
     shares = []
     for partition, start in sorted(starts.items()):
         stop = stops[partition]
-        _, first, last = own.get(partition, OffsetSpan(partition, None, None))
+        _, first, last = own.get(partition, OpenRange(partition, None, None))
         begin = start if first is None else max(first, start)
         span = Range(partition, begin, stop if last is None else min(last, stop))
-        lead = Range(partition, start, begin)
-        has_lead = lead.size > 0 and options.is_ordered
+        warm_up = Range(partition, start, begin)
+        has_warm_up = warm_up.size > 0 and options.is_ordered
         if span.size > 0:
-            shares.append(TaskRange(span, PartitionState(), lead if has_lead else None))
+            shares.append(TaskRange(span, PartitionState(), warm_up if has_warm_up else None))
     is_whole = own_slice.tasks == 1 and len(shares) == len(listed)
     is_last = own_slice.number == own_slice.tasks - 1
     return TaskPlan(
         tuple(shares),
         () if is_whole else (None,),
-        closing_us=FINAL_US if options.final_cti and is_last else None,
+        last_cti_us=FINAL_US if options.final_cti and is_last else None,
     )
 
 
-def _open_outer_ends(ranges: list[Range]) -> list[OffsetSpan]:
+def _open_outer_ends(ranges: list[Range]) -> list[OpenRange]:
     """Turn ranges into parts, leaving the outer ends of each partition open."""
     begins = {span.partition: span for span in reversed(ranges)}
     ends = {span.partition: span for span in ranges}
     return [
-        OffsetSpan(
+        OpenRange(
             span.partition,
             None if begins[span.partition] is span else span.start_inclusive,
             None if ends[span.partition] is span else span.end_exclusive,
@@ -159,7 +159,7 @@ def _is_spare(own_slice: ReadSlice, part: Partition) -> bool:
 
 
 _CUTS: Final = ("minPartitions", "maxRecordsPerPartition")
-_SPAN: Final = frozenset({"startingcti", "endingcti"})
+_REPLAY_WINDOW: Final = frozenset({"startingcti", "endingcti"})
 
 
 def adapt_to_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
@@ -171,7 +171,7 @@ def adapt_to_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptio
     """
     if not options.ends_by_default:
         options = _start_before_end(options, given, "stream with an end")
-    elif "startingoffsets" not in given and not _SPAN.isdisjoint(given):
+    elif "startingoffsets" not in given and not _REPLAY_WINDOW.isdisjoint(given):
         options = replace(options, starting_offsets=EARLIEST)
     for name in _CUTS:
         if name.lower() in given and options.has_ctis:

@@ -66,14 +66,16 @@ class KafkaTransport:
 
     Args:
         raw: the query's options, in any case.
-        described: what it takes of the descriptions of its topics, by option name.
+        topic_settings: what it takes of the descriptions of its topics, by option name.
 
     Raises:
         OptionError: an option is wrong, missing, unknown, or conflicts with another.
     """
 
-    def __init__(self, raw: Mapping[str, str], described: Mapping[str, str] | None = None) -> None:
-        self._options = load_schemas(read_kafka_options(raw, described))
+    def __init__(
+        self, raw: Mapping[str, str], topic_settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._options = load_schemas(read_kafka_options(raw, topic_settings))
         self._given = frozenset(name.lower() for name in raw)
 
     def schema(self) -> StructType:
@@ -152,7 +154,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of the batch that `end` describes."""
         if start == end:
             return []
-        check_stream_offset(end, self._options.settings(), self._options.described)
+        check_stream_offset(end, self._options.settings(), self._options.topic_settings)
         offset = StreamOffset.from_json(end)
         readers: Mapping[str, ReaderSchema] = {}
         if self._options.has_schemas:
@@ -241,7 +243,7 @@ class KafkaBatchReader(DataSourceReader):
 
 def _restrict_to_task(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
     """Restrict `offset` to one task's partitions: it is large if there are many."""
-    own = {share.span.partition for share in plan.ranges}
+    own = {share.offsets.partition for share in plan.ranges}
     partitions = {part: offset.partitions[part] for part in own}
     return StreamOffset(offset.stream, offset.settings, offset.starts, partitions)
 
@@ -262,8 +264,8 @@ def _read_task(
     options = with_readers(options, task.readers)
     ended: dict[Partition, RangeEnd] = {}
     # Ranges that are read in pieces are not prefetched.
-    whole = [share for share in task.plan.ranges if share.lead is None and not share.raises]
-    spans = [share.span for share in whole]
+    whole = [share for share in task.plan.ranges if share.warm_up is None and not share.forced_ctis]
+    spans = [share.offsets for share in whole]
     needs = required_columns(options, projection)
     patient = options if is_batch else _extend_connect_timeout(options)
     with acquire_reader(patient, task.group) as reader:
@@ -284,7 +286,7 @@ def _read_task(
                 }
             )
     if is_batch:
-        ends = {share.span.partition: share.span.end_exclusive for share in task.plan.ranges}
+        ends = {share.offsets.partition: share.offsets.end_exclusive for share in task.plan.ranges}
         finished = {part: (ends[part], *end) for part, end in ended.items()}
         log_like_spark("pyspark_timestream")
         warn_about_read(options, projection, RangeReader, finished)
@@ -296,7 +298,9 @@ def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, in
 
     Of a partition that is cut, only the last task knows the end offset, and none the clock.
     """
-    ends = {task_range.span.partition: task_range.span.end_exclusive for task_range in plan.ranges}
+    ends = {
+        task_range.offsets.partition: task_range.offsets.end_exclusive for task_range in plan.ranges
+    }
     return {part: end for part, end in ends.items() if end == offset.partitions[part].end_exclusive}
 
 

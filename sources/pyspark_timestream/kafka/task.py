@@ -67,15 +67,16 @@ def run_task(
     """
     needs = required_columns(options, projection)
     has_ctis = projection.wants("cti")
-    hidden_us = _find_hidden_cti(options)
-    if _is_news(plan.opening_us, hidden_us) and has_ctis:
-        yield build_cti_rows(projection, np.array([plan.opening_us]))
+    unshown_us = _find_unshown_cti(options)
+    if _is_news(plan.first_cti_us, unshown_us) and has_ctis:
+        yield build_cti_rows(projection, np.array([plan.first_cti_us]))
     own = tuple(task_range.state.cti_us for task_range in plan.ranges)
-    frontier = TaskFrontier(own, plan.others_us, max_known(plan.emitted_us, hidden_us))
+    frontier = TaskFrontier(own, plan.others_us, max_known(plan.emitted_us, unshown_us))
     for position, task_range in enumerate(plan.ranges):
-        state, partition = _find_start_state(options, task_range, read), task_range.span.partition
+        state = _find_start_state(options, task_range, read)
+        partition = task_range.offsets.partition
         malformed_values = NO_MALFORMED_VALUES
-        for raised_us, span in task_range.split_at_raises():
+        for raised_us, span in task_range.split_at_forced_ctis():
             if raised_us is not None:
                 state = raise_cti(state, raised_us)
                 frontier, _, ctis_us = frontier.advance(position, np.array([state.cti_us]))
@@ -100,8 +101,8 @@ def run_task(
                 if options.rules.is_at_end(state.cti_us):
                     break
         keep_end(partition, RangeEnd(state, malformed_values))
-    if _is_news(plan.closing_us, frontier.emitted_us) and has_ctis:
-        yield build_cti_rows(projection, np.array([plan.closing_us]))
+    if _is_news(plan.last_cti_us, frontier.emitted_us) and has_ctis:
+        yield build_cti_rows(projection, np.array([plan.last_cti_us]))
 
 
 def _count_malformed(
@@ -128,7 +129,7 @@ def _count_malformed(
     return found
 
 
-def _find_hidden_cti(options: KafkaOptions) -> int | None:
+def _find_unshown_cti(options: KafkaOptions) -> int | None:
     """Return the greatest CTI that no row shows: those below the start of a replay."""
     return None if options.rules.from_us is None else options.rules.from_us - TICK_US
 
@@ -195,9 +196,9 @@ def _find_start_state(
     options: KafkaOptions, task_range: TaskRange, read: ReadRange
 ) -> PartitionState:
     """Return the clock before the first record to deliver."""
-    if task_range.lead is None:
+    if task_range.warm_up is None:
         return task_range.state
-    return compute_end_state(options, TaskRange(task_range.lead, task_range.state), read)
+    return compute_end_state(options, TaskRange(task_range.warm_up, task_range.state), read)
 
 
 def compute_end_state(
@@ -215,8 +216,8 @@ def follow_clock(
 ) -> Iterator[tuple[PartitionState, Instants]]:
     """Return the partition's clock after each block of the range, and the block's CTIs."""
     state, needs = task_range.state, required_columns(options, None)
-    for block in _read_to_end(options, state, task_range.span, needs, read):
-        with _locate_refusals(task_range.span.partition, block):
+    for block in _read_to_end(options, state, task_range.offsets, needs, read):
+        with _locate_refusals(task_range.offsets.partition, block):
             payload = read_payload(options, None, block)
         state, verdicts = step(options.rules, state, payload.events, payload.marks)
         yield state, verdicts.cti_us

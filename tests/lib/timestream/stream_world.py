@@ -68,7 +68,7 @@ class Oracle:
 
     def __init__(self, every):
         self.every, self.clocks, self.idle, self.since = every, {}, set(), {}
-        self.hidden, self.recorded = {}, {}
+        self.missing, self.recorded = {}, {}
         self.waiting, self.imported, self.stream = {}, None, None
 
     def update(self, now, positions, ends, log_ends, imported, closed):
@@ -81,8 +81,8 @@ class Oracle:
         if closed:
             self.idle = was & set(positions)
         # A partition that comes back goes on, and so does its clock.
-        self.hidden |= self.clocks
-        self.clocks = {n: self.hidden.get(n, Clock(self.every)) for n in positions}
+        self.missing |= self.clocks
+        self.clocks = {n: self.missing.get(n, Clock(self.every)) for n in positions}
         for n in positions:
             if imported is not None and (imported != self.imported or n not in before):
                 self.waiting.setdefault(n, []).append((ends[n], imported))
@@ -197,7 +197,7 @@ class World:
         else:
             wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
             positions, losses = reconcile(wanted, wanted, log_ends, fail_on_data_loss=False)
-            found = {part: previous.hidden.get(part) for part in ends if part not in positions}
+            found = {part: previous.missing.get(part) for part in ends if part not in positions}
             positions |= {
                 part: share.end_exclusive if share else 0 for part, share in found.items()
             }
@@ -227,7 +227,7 @@ class World:
             {part.number: ends.get(part, positions[part]) for part in positions},
             {part.number: log_ends.get(part, positions[part]) for part in positions},
             imported.cti_us // 1000 if imported and imported.cti_us is not None else None,
-            run.bounded and not run.new_start and previous.closing,
+            run.bounded and not run.new_start and previous.end_of_run,
         )
         if planned is previous:
             # Only what follows from the looks themselves lives on without an offset.
@@ -290,7 +290,7 @@ class World:
             local = copy.deepcopy(oracle)
             for row in task:
                 if isinstance(row, int):
-                    opening = row == oracle.stream and row * 1000 == offset.opening_us
+                    opening = row == oracle.stream and row * 1000 == offset.first_cti_us
                     assert opening or row <= local.minimum()
                     self.ctis.append(row)
                     emitted = max(row, emitted if emitted is not None else row)
@@ -342,7 +342,7 @@ def act(world, action, data):
     elif action == "bounded":
         world.restart(bounded=True)
         drain(world)
-        assert world.offset().closing
+        assert world.offset().end_of_run
         world.restart()
 
 

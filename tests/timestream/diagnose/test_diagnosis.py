@@ -385,7 +385,7 @@ def test_only_malformed_events_point_at_the_start_time_and_not_at_the_frequency(
 
 def test_malformed_events_are_the_headline_also_of_a_stream_that_has_ended():
     broken = share(state(None, events=4, malformed=4))
-    first, last = diagnose(history([broken], settings=AT, final=True, closing=True))
+    first, last = diagnose(history([broken], settings=AT, final=True, end_of_run=True))
     assert (first.kind, last.kind) == (Kind.MALFORMED, Kind.FINAL_CTI)
     assert "nothing is wrong" not in last.cause
 
@@ -573,7 +573,7 @@ def test_what_the_records_said_then_is_told_with_what_holds_now():
 
 
 def quiet(clock, seconds):
-    return share(clock, quiet_since_us=NOON - seconds * SECOND)
+    return share(clock, caught_up_since_us=NOON - seconds * SECOND)
 
 
 def warned_of(*shares, **more):
@@ -599,7 +599,7 @@ def test_a_stream_without_ctis_has_no_partition_that_holds_anything_back():
 
 
 def test_a_quiet_partition_that_waits_for_an_import_is_not_to_blame():
-    waits = share(state(-5), quiet_since_us=NOON - 99 * SECOND, pending=((7, NOON),))
+    waits = share(state(-5), caught_up_since_us=NOON - 99 * SECOND, pending=((7, NOON),))
     assert warned_of(quiet(state(5), 99), waits) == []
 
 
@@ -640,23 +640,23 @@ def test_a_driver_warns_of_every_mistake_that_counters_show(clock, kind):
 
 
 def test_a_stream_that_ended_well_has_nothing_wrong():
-    diagnosis = only([share(state(1))], [share(state(None))], final=True, closing=True)
+    diagnosis = only([share(state(1))], [share(state(None))], final=True, end_of_run=True)
     assert (diagnosis.kind, diagnosis.cause) == (Kind.ENDED, "nothing is wrong")
     assert diagnosis.since_us == NOON
 
 
 def test_a_final_cti_that_dropped_rows_or_has_records_behind_it_is_no_good_end():
-    late = diagnose(history([share(state(1, dropped=1))], final=True, closing=True))
+    late = diagnose(history([share(state(1, dropped=1))], final=True, end_of_run=True))
     assert [each.kind for each in late] == [Kind.LATE_ROWS, Kind.FINAL_CTI]
-    behind_it = diagnose(history([share(state(1))], final=True, closing=True, left=3))
+    behind_it = diagnose(history([share(state(1))], final=True, end_of_run=True, left=3))
     assert [each.kind for each in behind_it] == [Kind.FINAL_CTI]
     assert "finalCti" in behind_it[0].fix
-    (refused,) = diagnose(history([share(state(1))], final=True, closing=True), failed=True)
+    (refused,) = diagnose(history([share(state(1))], final=True, end_of_run=True), failed=True)
     assert refused.kind is Kind.FINAL_CTI
 
 
 def test_a_bounded_run_that_read_everything_is_caught_up():
-    diagnosis = only([share(state(1))], closing=True)
+    diagnosis = only([share(state(1))], end_of_run=True)
     assert diagnosis.kind is Kind.CAUGHT_UP
     assert "bounded run" in diagnosis.text
 

@@ -35,7 +35,7 @@ class Running:
         elif self.stops:
             self.isActive = False
         offset = {"partitions": {}, "stream": STREAM, "settings": self.settings}
-        offset |= {"closing": closing, "final": final}
+        offset |= {"end_of_run": closing, "final": final}
         report = {"endOfStream": closing}
         source = SimpleNamespace(endOffset=json.dumps(offset), latestOffset=json.dumps(report))
         return SimpleNamespace(sources=[source])

@@ -26,20 +26,20 @@ def batch_tasks(given, starts, stops):
 
 def spans(plans):
     """What each task delivers."""
-    return [[share.span for share in plan.ranges] for plan in plans]
+    return [[share.offsets for share in plan.ranges] for plan in plans]
 
 
 def test_a_batch_read_that_one_task_reads_carries_every_cti():
     (plan,) = batch_tasks(options(finalCti="true"), {at(0): 2}, {at(0): 4})
     assert (spans([plan]), plan.others_us) == ([[Range(at(0), 2, 4)]], ())
-    assert plan.closing_us == FINAL_US
+    assert plan.last_cti_us == FINAL_US
 
 
 def test_an_empty_partition_holds_the_ctis_of_a_batch_read_back():
     plans = batch_tasks(options(finalCti="true"), {at(0): 2, at(1): 5}, {at(0): 4, at(1): 5})
     assert spans(plans) == [[Range(at(0), 2, 4)], []]
     assert [plan.others_us for plan in plans] == [(None,), (None,)]
-    assert [plan.closing_us for plan in plans] == [None, FINAL_US]
+    assert [plan.last_cti_us for plan in plans] == [None, FINAL_US]
 
 
 def test_parts_of_one_partition_carry_only_the_final_cti():
@@ -47,14 +47,14 @@ def test_parts_of_one_partition_carry_only_the_final_cti():
     plans = batch_tasks(given, {at(0): 1}, {at(0): 5})
     assert spans(plans) == [[Range(at(0), 1, 3)], [Range(at(0), 3, 5)]]
     assert [plan.others_us for plan in plans] == [(None,), (None,)]
-    assert [plan.closing_us for plan in plans] == [None, FINAL_US]
-    assert [plan.ranges[0].lead for plan in plans] == [None, Range(at(0), 1, 3)]
+    assert [plan.last_cti_us for plan in plans] == [None, FINAL_US]
+    assert [plan.ranges[0].warm_up for plan in plans] == [None, Range(at(0), 1, 3)]
 
 
 def test_a_part_reads_nothing_before_it_where_no_ctis_are_made():
     given = options(finalCti="true", maxRecordsPerPartition="2")
     plans = batch_tasks(given, {at(0): 1}, {at(0): 5})
-    assert [share.lead for plan in plans for share in plan.ranges] == [None, None]
+    assert [share.warm_up for plan in plans for share in plan.ranges] == [None, None]
 
 
 @pytest.mark.parametrize("starts", [{at(0): 2}, {at(0): 2, at(1): 3}, {}])

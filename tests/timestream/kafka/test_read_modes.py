@@ -84,7 +84,7 @@ def test_a_batch_read_has_no_use_for_the_pace_of_a_stream():
 
 def spans(plans):
     """What each task delivers."""
-    return [[share.span for share in plan.ranges] for plan in plans]
+    return [[share.offsets for share in plan.ranges] for plan in plans]
 
 
 def stream_offset(**ranges):

@@ -258,7 +258,7 @@ def test_without_a_cti_column_there_are_no_cti_rows_and_the_clock_still_runs():
 
 def test_opening_and_closing_rows_surround_the_records():
     share = TaskRange(Range(at(0), 0, 1), PartitionState(cti_us=3000))
-    plan = TaskPlan((share,), (), 3000, opening_us=3000, closing_us=9000)
+    plan = TaskPlan((share,), (), 3000, first_cti_us=3000, last_cti_us=9000)
     given_options = options(ctiFrequency="1")
     wanted = projection(given_options, NUMBER[0], CTI)
 

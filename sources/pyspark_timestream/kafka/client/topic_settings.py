@@ -23,9 +23,9 @@ from pyspark_timestream.kafka.options.parsers import ASSIGN, EARLIEST, SUBSCRIBE
 from pyspark_timestream.kafka.options.topic_settings import (
     TIME_SETTINGS,
     SettingsPlace,
-    merge_descriptions,
+    merge_topic_settings,
     parse_json,
-    read_description,
+    read_topic_settings,
     select_settings,
 )
 from pyspark_timestream.kafka.ranges import Partition, Range
@@ -42,7 +42,7 @@ _REQUESTS: Final = (
 
 
 def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
-    """Return what the query takes of its topics' descriptions, option name -> text.
+    """Return what the query takes of its topics' settings, option name -> text.
 
     Args:
         raw: the query's options, in any case.
@@ -64,10 +64,10 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
     specs = {spec.name: spec for spec in option_specs(KafkaOptions).values()}
     found = _read_file(place) if place.path else _read_topic(place, topics, own)
     described = {
-        topic: read_description(found[topic], topic, place, specs) if topic in found else None
+        topic: read_topic_settings(found[topic], topic, place, specs) if topic in found else None
         for topic in topics
     }
-    return select_settings(own, merge_descriptions(described, place), specs)
+    return select_settings(own, merge_topic_settings(described, place), specs)
 
 
 def _name_topics(own: Mapping[str, str]) -> list[str]:

@@ -114,7 +114,7 @@ class StreamDriver:
             importer.limit_to_current_ends()
         self._ends.limit_to_current_ends(seen or {}, importer is not None)
         if not self._started:
-            # A run that goes on keeps what it has seen of quiet partitions.
+            # A run that goes on keeps what it has seen of idle partitions.
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
     def fix_readers(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
@@ -150,7 +150,7 @@ class StreamDriver:
 
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
-        check_stream_offset(start, self._options.settings(), self._options.described)
+        check_stream_offset(start, self._options.settings(), self._options.topic_settings)
         previous = None if is_initial_offset(start) else StreamOffset.from_json(start)
         self.fix_readers({} if previous is None else previous.schemas)
         self._limit_to_own_ends(previous)
@@ -247,7 +247,7 @@ class StreamDriver:
             self._planned,
             self._ends.log_ends,
             options.ending_cti_us,
-            options.declared,
+            options.topic_settings_report,
             [each.line for each in recall_warnings(self._planned.warnings)],
         )
 
@@ -301,9 +301,9 @@ class StreamDriver:
         topic_ids = self._get_topic_ids(log_ends, fresh=not has_caught_up)
         recreated = recreated_topics(previous.topic_ids, topic_ids)
         back = {
-            part: previous.hidden[part].end_exclusive
+            part: previous.missing[part].end_exclusive
             for part in found
-            if part in previous.hidden and part.topic not in recreated
+            if part in previous.missing and part.topic not in recreated
         }
         for part, position in back.items():
             _LOG.warning("%s is there again; going on at offset %d", part, position)
@@ -342,7 +342,7 @@ class StreamDriver:
             snapshot,
             now_us=now_us,
             caught_up_since_us=since_us,
-            nothing_to_do=not run.bounded and self._idle_tracker.is_settled(now_us),
+            nothing_to_do=not run.bounded and self._idle_tracker.has_nothing_to_do(now_us),
         )
 
     def _warn(self, state: StreamState, diagnoses: Iterable[Diagnosis]) -> StreamState:
@@ -375,7 +375,7 @@ class StreamDriver:
         importer = self._get_importer()
         recorded = None if previous is None else previous.imported
         closed = self._started and self._ends.is_bounded
-        if importer is None or (previous and (previous.final or (closed and previous.closing))):
+        if importer is None or (previous and (previous.final or (closed and previous.end_of_run))):
             return recorded
         topic_ids = {} if previous is None else previous.topic_ids
         return importer.update(recorded, topic_ids, self._now_us())

@@ -14,7 +14,7 @@ from typing import Final
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.decode.records import ReadRange
-from pyspark_timestream.kafka.offsets.alignment import idle_partitions, newly_idle, quiet_since
+from pyspark_timestream.kafka.offsets.alignment import find_caught_up, idle_partitions, newly_idle
 from pyspark_timestream.kafka.offsets.imported_ctis import (
     ImportedPartition,
     ImportedTopic,
@@ -36,16 +36,16 @@ from pyspark_timestream.rules.state import raise_cti
 from pyspark_timestream.rules.stream_cti import max_known
 
 _TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
-_SETTLED_AFTER_US: Final = 1_000_000
+_STILL_AFTER_US: Final = 1_000_000
 """Time without new records after which one more offset records the final positions."""
 
 
 class IdleTracker:
-    """Tracks the quiet partitions of one run.
+    """Tracks the partitions of one run that have caught up.
 
     Args:
         timeout_us: option `idleTimeout`; None disables idleness, and no request is sent.
-        across_runs: quiet time counts across runs: this run continues from the recorded times,
+        across_runs: the time counts across runs: this run continues from the recorded times,
             even if requests failed since then.
     """
 
@@ -58,12 +58,12 @@ class IdleTracker:
         self._still_since_us: int | None = None
 
     def resume(self, recorded: Mapping[Partition, PartitionOffset | ImportedPartition]) -> None:
-        """Continue from the times in the last offset, if quiet time counts across runs."""
+        """Continue from the times in the last offset, if time counts across runs."""
         if self._across_runs:
             self._since_us = {
-                part: each.quiet_since_us
+                part: each.caught_up_since_us
                 for part, each in recorded.items()
-                if each.quiet_since_us is not None
+                if each.caught_up_since_us is not None
             }
 
     def update(
@@ -74,7 +74,7 @@ class IdleTracker:
         idle: Set[Partition],
         now_us: int,
     ) -> Mapping[Partition, int]:
-        """Return the quiet partitions, and since when they are quiet.
+        """Return the partitions that have caught up, and since when.
 
         Args:
             broker: knows the open transactions.
@@ -83,8 +83,8 @@ class IdleTracker:
             idle: the partitions that are idle in the last offset.
             now_us: the wall clock after the ends were read.
         """
-        resting = [part for part, position in positions.items() if ends.get(part) == position]
-        since_us = quiet_since(self._since_us, resting, now_us, self._troubled(broker))
+        caught_up = [part for part, position in positions.items() if ends.get(part) == position]
+        since_us = find_caught_up(self._since_us, caught_up, now_us, self._troubled(broker))
         self._troubles = broker.trouble_count
         asked = set(newly_idle(since_us, idle, self._timeout_us, now_us))
         if (
@@ -95,18 +95,16 @@ class IdleTracker:
             self._asked_us = now_us
         busy = broker.open_transactions({part: ends[part] for part in asked}) if asked else set()
         if self._troubled(broker):
-            since_us = quiet_since({}, resting, now_us, troubled=True)
+            since_us = find_caught_up({}, caught_up, now_us, troubled=True)
         self._since_us = {part: us for part, us in since_us.items() if part not in busy}
         return self._since_us
 
     def _troubled(self, broker: Broker) -> bool:
         return not self._across_runs and broker.trouble_count != self._troubles
 
-    def is_settled(self, now_us: int) -> bool:
+    def has_nothing_to_do(self, now_us: int) -> bool:
         """Check whether there has been nothing to do for about a second."""
-        return (
-            self._still_since_us is not None and now_us - self._still_since_us >= _SETTLED_AFTER_US
-        )
+        return self._still_since_us is not None and now_us - self._still_since_us >= _STILL_AFTER_US
 
     def note_batch(self, has_work: bool, now_us: int) -> None:
         """Record whether the batch had something to do."""
@@ -180,7 +178,7 @@ class CtiImporter:
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
         else:
             # The run goes on: with what it has read, also of a partition that is missing for a
-            # moment, and with what it has seen of quiet ones.
+            # moment, and with what it has seen of idle ones.
             read = {part: each.position for part, each in self._known.partitions.items()}
             self._bounds = read | {part: max(end, read.get(part, 0)) for part, end in ends.items()}
 
@@ -229,14 +227,16 @@ class CtiImporter:
         was_idle = {part for part, each in known.partitions.items() if each.idle}
         since_us = self._idle_tracker.update(self._broker, positions, log_ends, was_idle, now_us)
         idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
-        quiet_us = {part: each.quiet_since_us for part, each in known.partitions.items()}
-        if idle == was_idle and quiet_us == {part: since_us.get(part) for part in quiet_us}:
+        caught_up_us = {part: each.caught_up_since_us for part, each in known.partitions.items()}
+        if idle == was_idle and caught_up_us == {part: since_us.get(part) for part in caught_up_us}:
             return known
         partitions = {}
         for part, each in known.partitions.items():
             if part in was_idle - idle and known.cti_us is not None:
                 each = _raise_partition(each, known.cti_us)
-            partitions[part] = replace(each, idle=part in idle, quiet_since_us=since_us.get(part))
+            partitions[part] = replace(
+                each, idle=part in idle, caught_up_since_us=since_us.get(part)
+            )
         return replace(known, partitions=partitions)
 
     def _read_all(

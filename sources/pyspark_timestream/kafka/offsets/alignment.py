@@ -1,7 +1,7 @@
 """Partitions that are behind: idle ones (semantics 5.2), and aligned reading (5.10).
 
-A partition is idle that has been quiet for at least `idleTimeout`. It is quiet while everything up
-to the end of its log (the last stable offset) has been read and no transaction is open on it. The
+A partition is idle that has been caught up for at least `idleTimeout`: everything up to the end of
+its log (the last stable offset) has been read, and no transaction is open on it. The
 driver observes the partitions repeatedly. Each observation is folded with its wall clock, and the
 result is part of the offset, so that a replay of the offset reads no clock. The same holds for the
 CTI that follows the wall clock while all partitions are idle.
@@ -43,30 +43,30 @@ _MIN_STEP_US: Final = 1_000_000
 _STEPS: Final = 10
 """How many batches without records a quiet stream makes at most in a time of `idleAdvance`."""
 
-QuietSince = Mapping[Partition, int]
-"""Quiet partitions -> the wall clock, in us, when they were first seen quiet."""
+CaughtUpSince = Mapping[Partition, int]
+"""Partitions that have caught up -> the wall clock, in us, when they were first seen so."""
 
 
-def quiet_since(
-    since_us: QuietSince, resting: Collection[Partition], now_us: int, troubled: bool
+def find_caught_up(
+    since_us: CaughtUpSince, caught_up: Collection[Partition], now_us: int, troubled: bool
 ) -> dict[Partition, int]:
-    """Return since when each partition is quiet, after another observation.
+    """Return since when each partition has caught up, after another observation.
 
     Args:
         since_us: the result of the previous observation.
-        resting: the partitions that are quiet in this one.
+        caught_up: the partitions that have caught up in this one.
         now_us: the wall clock after this observation.
-        troubled: a request failed or was slow: the time before is unknown, so all quiet times
+        troubled: a request failed or was slow: the time before is unknown, so all times
             start again. They also do if the clock was set back.
     """
     before = {} if troubled else since_us
-    return {part: min(before.get(part, now_us), now_us) for part in resting}
+    return {part: min(before.get(part, now_us), now_us) for part in caught_up}
 
 
 def newly_idle(
-    since_us: QuietSince, idle: Set[Partition], timeout_us: int | None, now_us: int
+    since_us: CaughtUpSince, idle: Set[Partition], timeout_us: int | None, now_us: int
 ) -> frozenset[Partition]:
-    """Return the partitions that have been quiet for the timeout and are not in `idle` yet."""
+    """Return the partitions that have been caught up for the timeout, and are not idle yet."""
     if timeout_us is None:
         return frozenset()
     ripe = (part for part, since in since_us.items() if now_us - since >= timeout_us)
@@ -74,12 +74,12 @@ def newly_idle(
 
 
 def idle_partitions(
-    since_us: QuietSince, idle: Set[Partition], timeout_us: int | None, now_us: int
+    since_us: CaughtUpSince, idle: Set[Partition], timeout_us: int | None, now_us: int
 ) -> frozenset[Partition]:
     """Return the partitions that are idle now.
 
-    An idle partition stays idle while it is quiet, also after a restart and in a bounded run, which
-    do not wait for the timeout. Others become idle after the timeout.
+    An idle partition stays idle while it is caught up, also after a restart and in a bounded run,
+    which do not wait for the timeout. Others become idle after the timeout.
     """
     return (frozenset(since_us) & idle) | newly_idle(since_us, idle, timeout_us, now_us)
 

@@ -34,7 +34,7 @@ class ImportedPartition:
         cti_us: its greatest CTI below the final one; None before the first.
         ended: its final CTI has been read.
         idle: it does not hold the topic's CTI back.
-        quiet_since_us: the wall clock when it was first seen quiet; None if it is not quiet.
+        caught_up_since_us: the wall clock when it was first seen caught up; None if it is not.
     """
 
     position: int
@@ -42,30 +42,30 @@ class ImportedPartition:
     cti_us: int | None = None
     ended: bool = False
     idle: bool = False
-    quiet_since_us: int | None = None
+    caught_up_since_us: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with sorted keys."""
-        quiet = {} if self.quiet_since_us is None else {"quiet": self.quiet_since_us}
-        return {
+        entries = {
             "at": self.position,
+            "caught_up": self.caught_up_since_us,
             "cti": self.cti_us,
             "ended": self.ended,
-            **({"idle": True} if self.idle else {}),
-            **quiet,
+            "idle": self.idle or None,
             "state": self.state.to_json(),
         }
+        return {name: value for name, value in entries.items() if value is not None}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ImportedPartition":
         """Read what `to_json` wrote."""
         return cls(
-            value["at"],
-            PartitionState.from_json(value["state"]),
-            value["cti"],
-            value["ended"],
-            value.get("idle", False),
-            value.get("quiet"),
+            position=value["at"],
+            state=PartitionState.from_json(value["state"]),
+            cti_us=value.get("cti"),
+            ended=value["ended"],
+            idle=value.get("idle", False),
+            caught_up_since_us=value.get("caught_up"),
         )
 
 

@@ -28,7 +28,7 @@ from pyspark_timestream.kafka.offsets.positions import (
     find_ended,
     has_reached,
     has_stream_ended,
-    hide_missing,
+    keep_missing,
     limit_ends,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
@@ -37,7 +37,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     StreamState,
     max_emitted_cti,
 )
-from pyspark_timestream.kafka.offsets.tasks import remember_beginning, remember_raise
+from pyspark_timestream.kafka.offsets.tasks import note_forced_cti, note_restart_point
 from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
 from pyspark_timestream.rules.state import COUNTERS, raise_cti
 from pyspark_timestream.rules.stream_cti import compute_stream_cti
@@ -92,7 +92,7 @@ def _go_on_with(state: StreamState, part: Partition, position: int) -> Partition
         position,
         state.clock_of(part),
         idle=state.was_idle(part),
-        quiet_since_us=snapshot.caught_up_since_us.get(part),
+        caught_up_since_us=snapshot.caught_up_since_us.get(part),
         pending=last.pending if last else (),
         malformed_values=snapshot.malformed_values.get(part, NO_MALFORMED_VALUES),
     )
@@ -108,7 +108,7 @@ def _begin_batch(state: StreamState, planned: StreamOffset) -> StreamOffset:
     """8.1: number and starts go on; topics and missing partitions are kept while they matter."""
     previous, snapshot = state.previous, state.snapshot
     topic_ids = {**previous.topic_ids, **snapshot.topic_ids}
-    missing = hide_missing(state, topic_ids)
+    missing = keep_missing(state, topic_ids)
     imported = snapshot.imported.partitions if snapshot.imported else {}
     topics = {part.topic for part in (*snapshot.positions, *missing, *imported)}
     topics |= snapshot.topic_ids.keys()
@@ -117,7 +117,7 @@ def _begin_batch(state: StreamState, planned: StreamOffset) -> StreamOffset:
         number=previous.number + 1,
         starts=previous.starts + state.run.new_start,
         topic_ids={topic: topic_ids[topic] for topic in topics & topic_ids.keys()},
-        hidden=missing,
+        missing=missing,
         warnings=previous.warnings if snapshot.warnings is None else snapshot.warnings,
     )
 
@@ -212,8 +212,8 @@ def _set_ranges(state: StreamState, planned: StreamOffset) -> StreamOffset:
         forced_us = None if clock.cti_us == state.clock_of(part).cti_us else clock.cti_us
         changes[part] = {
             "end_exclusive": limited[part],
-            "beginnings": remember_beginning(last, *place),
-            "raises": remember_raise(last, *place, cti_us=forced_us),
+            "restart_points": note_restart_point(last, *place),
+            "forced_ctis": note_forced_cti(last, *place, cti_us=forced_us),
             "waits": part in waiting,
         }
     return _change(planned, changes)
@@ -237,8 +237,8 @@ def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -
     """7.2, 7.3: what follows from the ranges: tasks, the first CTI row, the end of a run."""
     run, ranges = state.run, planned.ranges()
     has_records = any(span.size for span in ranges)
-    closing = run.bounded and not has_records
-    final = planned.final or (closing and run.final_cti)
+    end_of_run = run.bounded and not has_records
+    final = planned.final or (end_of_run and run.final_cti)
     if has_records and state.previous.final:
         raise CheckpointMismatch(
             "this checkpoint's stream has ended: its final CTI promised that nothing changes any "
@@ -250,9 +250,9 @@ def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -
     return replace(
         planned,
         cti_us=cti_us,
-        opening_us=cti_us if is_new else None,
+        first_cti_us=cti_us if is_new else None,
         tasks=count_tasks(ranges, run.max_tasks),
-        closing=closing,
+        end_of_run=end_of_run,
         final=final,
         bounded=run.bounded,
     )
@@ -261,7 +261,7 @@ def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -
 def _is_worth_a_batch(state: StreamState, planned: StreamOffset) -> bool:
     """Check for records, a new CTI, or a decision that a replay must repeat."""
     previous, run, snapshot = state.previous, state.run, state.snapshot
-    if any(span.size for span in planned.ranges()) or planned.opening_us is not None:
+    if any(span.size for span in planned.ranges()) or planned.first_cti_us is not None:
         return True
     if run.new_start or snapshot.lost or state.has_new_import:
         return True
@@ -288,7 +288,7 @@ def build_progress(
     offset: StreamOffset,
     log_ends: Mapping[Partition, int],
     until_us: int | None = None,
-    described: tuple[str, Mapping[str, str]] | None = None,
+    topic_settings: tuple[str, Mapping[str, str]] | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Build the progress report of the batch `offset`, as of the batch's start.
@@ -296,8 +296,8 @@ def build_progress(
     `offset` and `lag` of a partition are the batch's start and the number of offsets from there to
     the end of the log, or to the stream's own end (`until_us` is that of `endingCti`). Counters are
     per partition, and summed over existing partitions; `malformedValues` counts by reason as well.
-    `warnings` are the texts of those that hold. `described`, the option `timeSettings` and what
-    was taken from there, is `timeSettings`.
+    `warnings` are the texts of those that hold. `topic_settings`, the option `timeSettings` and
+    what was taken from there, is `timeSettings`.
     """
     ends = limit_ends(log_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
     topics: dict[str, dict[str, Any]] = {}
@@ -311,12 +311,13 @@ def build_progress(
         malformed += share.malformed_values
     return {
         "cti": _format_cti(offset.cti_us),
-        "endOfStream": offset.closing,
+        "endOfStream": offset.end_of_run,
         "partitions": topics,
         "warnings": list(warnings),
         **totals,
         "malformedValues": _report_malformed(malformed),
-        "timeSettings": described and {"from": described[0], "taken": dict(described[1])},
+        "timeSettings": topic_settings
+        and {"from": topic_settings[0], "taken": dict(topic_settings[1])},
     }
 
 

@@ -106,21 +106,22 @@ def _leave_out_none(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffset:
-    """One partition's share of a batch.
+    """One partition in a batch.
 
     Attributes:
         start_inclusive: the first offset that the batch reads.
         end_exclusive: the offset after the last one.
         state: the partition's clock before the record at `start_inclusive`.
         idle: it does not hold the stream's CTI back; then the batch reads nothing of it.
-        quiet_since_us: the wall clock when it was first seen quiet (everything read, no open
-            transaction); None if it is not quiet.
+        caught_up_since_us: the wall clock when it was first seen caught up (everything read, no
+            open transaction); None if it is not.
         pending: imported CTIs that wait, as (offset, CTI) with both increasing: each takes effect
             once the partition has been read up to the offset.
-        beginnings: where reading began or went back to, as (batch, offset) in the order of batches.
-        raises: where the clock was raised by anything other than a record (idleness, discovery, an
-            import), as (batch, offset, CTI): before the record at the offset. `beginnings` and
-            `raises` reach back to the last batch that no restart goes back before.
+        restart_points: where reading began or went back to, as (batch, offset) in the order of
+            batches.
+        forced_ctis: where the clock was raised by anything other than a record (idleness,
+            discovery, an import), as (batch, offset, CTI): before the record at the offset. Both
+            reach back to the last batch that no restart goes back before.
         malformed_values: the malformed values and keys before `start_inclusive`, as far as tasks
             counted them; not in the clock, which does not depend on the schema.
         waits: it is further than the slowest partition by `maxSkew`, and waits for that.
@@ -130,43 +131,46 @@ class PartitionOffset:
     end_exclusive: int
     state: PartitionState
     idle: bool = False
-    quiet_since_us: int | None = None
+    caught_up_since_us: int | None = None
     pending: tuple[tuple[int, int], ...] = ()
-    beginnings: tuple[tuple[int, int], ...] = ()
-    raises: tuple[tuple[int, int, int], ...] = ()
+    restart_points: tuple[tuple[int, int], ...] = ()
+    forced_ctis: tuple[tuple[int, int, int], ...] = ()
     malformed_values: MalformedValues = NO_MALFORMED_VALUES
     waits: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys; defaults are left out."""
-        entries = {
-            "began": [list(pair) for pair in self.beginnings] or None,
-            "from": self.start_inclusive,
-            "idle": self.idle or None,
-            "pending": [list(pair) for pair in self.pending] or None,
-            "quiet": self.quiet_since_us,
-            "raises": [list(each) for each in self.raises] or None,
-            "state": self.state.to_json(),
-            "to": self.end_exclusive,
-            "waits": self.waits or None,
-            **self.malformed_values.to_json(),
-        }
-        return _leave_out_none(entries)
+        return _leave_out_none(
+            {
+                "caught_up": self.caught_up_since_us,
+                "forced_ctis": [list(each) for each in self.forced_ctis] or None,
+                "from": self.start_inclusive,
+                "idle": self.idle or None,
+                "pending": [list(pair) for pair in self.pending] or None,
+                "restart_points": [list(pair) for pair in self.restart_points] or None,
+                "state": self.state.to_json(),
+                "to": self.end_exclusive,
+                "waits": self.waits or None,
+                **self.malformed_values.to_json(),
+            }
+        )
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "PartitionOffset":
         """Read what `to_json` wrote."""
         return cls(
-            value["from"],
-            value["to"],
-            PartitionState.from_json(value["state"]),
-            value.get("idle", False),
-            value.get("quiet"),
-            tuple((at, cti_us) for at, cti_us in value.get("pending", ())),
-            tuple((batch, at) for batch, at in value.get("began", ())),
-            tuple((batch, at, cti_us) for batch, at, cti_us in value.get("raises", ())),
-            MalformedValues.from_json(value),
-            value.get("waits", False),
+            start_inclusive=value["from"],
+            end_exclusive=value["to"],
+            state=PartitionState.from_json(value["state"]),
+            idle=value.get("idle", False),
+            caught_up_since_us=value.get("caught_up"),
+            pending=tuple((offset, cti_us) for offset, cti_us in value.get("pending", ())),
+            restart_points=tuple((batch, at) for batch, at in value.get("restart_points", ())),
+            forced_ctis=tuple(
+                (batch, offset, cti_us) for batch, offset, cti_us in value.get("forced_ctis", ())
+            ),
+            malformed_values=MalformedValues.from_json(value),
+            waits=value.get("waits", False),
         )
 
 
@@ -207,9 +211,9 @@ class StreamOffset:
         number: the batch's number in the stream, from 0, without gaps.
         starts: how often the query was started; a new start makes a new offset.
         cti_us: the stream's CTI at the batch's start; None before the first.
-        opening_us: a CTI row to emit before the batch's records; None for none.
+        first_cti_us: a CTI row to emit before the batch's records; None for none.
         tasks: the number of tasks that read the records.
-        closing: a bounded run has read everything before this batch.
+        end_of_run: a bounded run has read everything before this batch.
         final: the final CTI has been emitted, by this batch or before.
         partitions: each partition's range and state.
         topic_ids: the broker's id of each topic, to tell a topic from a later one of the same
@@ -217,8 +221,8 @@ class StreamOffset:
         imported: the state of the topic of `ctiImport`; None without an import.
         advanced_us: the stream's CTI as `idleAdvance` last moved it by the wall clock; None if it
             never did.
-        hidden: missing partitions that may return, with their positions; `quiet_since_us` is the
-            wall clock when each was first missed.
+        missing: missing partitions that may return, with their positions; `caught_up_since_us` is
+            the wall clock when each was first missed.
         bounded: a bounded run planned the batch.
         warnings: the warnings given up to this batch.
         schemas: the schemas that payloads are read by, by part (`value`, `key`), without texts.
@@ -233,14 +237,14 @@ class StreamOffset:
     partitions: Mapping[Partition, PartitionOffset]
     number: int = 0
     cti_us: int | None = None
-    opening_us: int | None = None
+    first_cti_us: int | None = None
     tasks: int = 0
-    closing: bool = False
+    end_of_run: bool = False
     final: bool = False
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     imported: ImportedTopic | None = None
     advanced_us: int | None = None
-    hidden: Mapping[Partition, PartitionOffset] = field(default_factory=dict)
+    missing: Mapping[Partition, PartitionOffset] = field(default_factory=dict)
     bounded: bool = False
     warnings: Warnings = ()
     schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
@@ -259,34 +263,33 @@ class StreamOffset:
         return assign_tasks(self.ranges(), self.tasks)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object with sorted keys: Spark compares offsets as text."""
-        hidden = {"hidden": _shares_to_json(self.hidden)} if self.hidden else {}
-        read_by = {part: each.to_json() for part, each in sorted(self.schemas.items())}
-        schemas = {"schemas": read_by} if read_by else {}
-        advanced = {} if self.advanced_us is None else {"advanced": self.advanced_us}
-        ends = {} if self.fixed_ends is None else {"ends": group_by_topic(self.fixed_ends)}
-        return {
-            **advanced,
-            **({"bounded": True} if self.bounded else {}),
-            "closing": self.closing,
+        """Return a JSON object with sorted keys; what is empty is left out."""
+        always = {
             "cti": self.cti_us,
-            **ends,
+            "end_of_run": self.end_of_run,
             "final": self.final,
-            **hidden,
-            "import": None if self.imported is None else self.imported.to_json(),
+            "first_cti": self.first_cti_us,
             "number": self.number,
-            "opening": self.opening_us,
-            "partitions": _shares_to_json(self.partitions),
-            **schemas,
+            "partitions": _partitions_to_json(self.partitions),
             "settings": dict(sorted(self.settings.items())),
             "starts": self.starts,
             "stream": self.stream,
             "tasks": self.tasks,
-            "topics": dict(sorted(self.topic_ids.items())),
-            **({"unpinned": dict(sorted(self.unpinned.items()))} if self.unpinned else {}),
             "version": FORMAT_VERSION,
-            **({"warnings": _warnings_to_json(self.warnings)} if self.warnings else {}),
         }
+        schemas = {part: schema.to_json() for part, schema in sorted(self.schemas.items())}
+        sometimes = {
+            "advanced": self.advanced_us,
+            "bounded": self.bounded or None,
+            "ends": None if self.fixed_ends is None else group_by_topic(self.fixed_ends),
+            "import": None if self.imported is None else self.imported.to_json(),
+            "missing": _partitions_to_json(self.missing) or None,
+            "schemas": schemas or None,
+            "topics": dict(sorted(self.topic_ids.items())) or None,
+            "unpinned": dict(sorted(self.unpinned.items())) or None,
+            "warnings": _warnings_to_json(self.warnings) or None,
+        }
+        return dict(sorted({**always, **_leave_out_none(sometimes)}.items()))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "StreamOffset":
@@ -296,17 +299,17 @@ class StreamOffset:
             stream=value["stream"],
             settings=value["settings"],
             starts=value["starts"],
-            partitions=_shares_from_json(value["partitions"]),
+            partitions=_partitions_from_json(value["partitions"]),
             number=value["number"],
             cti_us=value["cti"],
-            opening_us=value["opening"],
+            first_cti_us=value["first_cti"],
             tasks=value["tasks"],
-            closing=value["closing"],
+            end_of_run=value["end_of_run"],
             final=value["final"],
             topic_ids=value.get("topics", {}),
             imported=None if imported is None else ImportedTopic.from_json(imported),
             advanced_us=value.get("advanced"),
-            hidden=_shares_from_json(value.get("hidden", {})),
+            missing=_partitions_from_json(value.get("missing", {})),
             bounded=value.get("bounded", False),
             warnings=tuple(GivenWarning(**each) for each in value.get("warnings", ())),
             schemas={
@@ -326,34 +329,36 @@ def _warnings_to_json(warnings: Warnings) -> list[dict[str, Any]]:
     ]
 
 
-def _shares_to_json(shares: Mapping[Partition, PartitionOffset]) -> dict[str, dict[str, Any]]:
-    return group_by_topic({part: share.to_json() for part, share in shares.items()})
+def _partitions_to_json(
+    partitions: Mapping[Partition, PartitionOffset],
+) -> dict[str, dict[str, Any]]:
+    return group_by_topic({part: offset.to_json() for part, offset in partitions.items()})
 
 
-def _shares_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOffset]:
-    found = list_by_partition(topics)
-    return {part: PartitionOffset.from_json(share) for part, share in found.items()}
+def _partitions_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOffset]:
+    partitions = list_by_partition(topics)
+    return {part: PartitionOffset.from_json(value) for part, value in partitions.items()}
 
 
 def check_stream_offset(
     offset: Mapping[str, Any],
     settings: Mapping[str, str],
-    described: Mapping[str, str] | None = None,
+    topic_settings: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse an offset that this code or `settings`, those of today's options, cannot continue.
 
-    `described` are the options taken from the description of the topics, for the message.
+    `topic_settings` are the options taken from the description of the topics, for the message.
 
     Raises:
         CheckpointMismatch: another format version, or another value of an option in `settings`.
     """
-    check_offset(offset, settings, _pinned_names(described or {}))
+    check_offset(offset, settings, _pinned_names(topic_settings or {}))
 
 
-def _pinned_names(described: Mapping[str, str]) -> set[str]:
-    """Return the settings that `described` gives; a preset is pinned as what it stands for."""
-    preset = ("ctiFrequency", "ctiDelay") if "advanceTime" in described else ()
-    return {*described, *preset}
+def _pinned_names(topic_settings: Mapping[str, str]) -> set[str]:
+    """Return the settings that `topic_settings` gives; a preset is pinned as what it stands for."""
+    preset = ("ctiFrequency", "ctiDelay") if "advanceTime" in topic_settings else ()
+    return {*topic_settings, *preset}
 
 
 def group_name(prefix: str, stream: str) -> str:

@@ -28,7 +28,7 @@ from pyspark_timestream.rules.stream_cti import compute_stream_cti
 LEADER_CHANGE_GRACE_S: Final = 5.0
 """How long a partition must be missing, or its log shorter, before that is believed."""
 
-_MAX_HIDDEN_US: Final = 7 * 86_400_000_000
+_MAX_MISSING_US: Final = 7 * 86_400_000_000
 """How long a missing partition may return: as long as Kafka keeps a group's offsets."""
 
 
@@ -102,7 +102,7 @@ def reconcile(
     return positions, losses
 
 
-def hide_missing(
+def keep_missing(
     state: StreamState, topic_ids: Mapping[str, str]
 ) -> dict[Partition, PartitionOffset]:
     """Keep missing partitions whose topic id can prove that they are the same when they return.
@@ -116,17 +116,17 @@ def hide_missing(
             start_inclusive=last.end_exclusive,
             state=state.clocks[part],
             idle=False,
-            quiet_since_us=now_us,
+            caught_up_since_us=now_us,
         )
         for part, last in previous.partitions.items()
         if part not in existing and part in state.clocks
     }
     return {
         part: last
-        for part, last in {**previous.hidden, **gone}.items()
+        for part, last in {**previous.missing, **gone}.items()
         if part not in existing
         and previous.topic_ids.get(part.topic, "") == topic_ids.get(part.topic)
-        and now_us - (last.quiet_since_us or 0) < _MAX_HIDDEN_US
+        and now_us - (last.caught_up_since_us or 0) < _MAX_MISSING_US
     }
 
 
@@ -379,10 +379,10 @@ def has_stream_ended(offset: StreamOffset, until_us: int | None) -> bool:
     """
     if until_us is None:
         return False
-    awake_us = [each.state.cti_us for each in offset.partitions.values() if not each.idle]
+    active_us = [each.state.cti_us for each in offset.partitions.values() if not each.idle]
     idle_us = [each.state.cti_us for each in offset.partitions.values() if each.idle]
     floor_us = None if offset.final else offset.cti_us
-    return has_reached(compute_stream_cti(awake_us, (), idle_us, floor_us), until_us)
+    return has_reached(compute_stream_cti(active_us, (), idle_us, floor_us), until_us)
 
 
 def find_ended(

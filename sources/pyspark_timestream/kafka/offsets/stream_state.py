@@ -136,7 +136,7 @@ class StreamState:
 
     def last_of(self, partition: Partition) -> PartitionOffset | None:
         """Return what the last batch has of a partition, also of a missing one."""
-        return self.previous.partitions.get(partition) or self.previous.hidden.get(partition)
+        return self.previous.partitions.get(partition) or self.previous.missing.get(partition)
 
     def clock_of(self, partition: Partition) -> PartitionState:
         """Return a partition's clock after the last batch; a new partition has a new one."""
@@ -157,7 +157,7 @@ class StreamState:
     @property
     def has_run_ended(self) -> bool:
         """True after the run's end-of-run batch, with which everything is decided."""
-        return self.run.bounded and self.previous.closing and not self.run.new_start
+        return self.run.bounded and self.previous.end_of_run and not self.run.new_start
 
     @property
     def has_new_import(self) -> bool:

@@ -27,23 +27,23 @@ class TaskRange:
     """One range of a task, and its partition's clock before it.
 
     Attributes:
-        span: the records to deliver.
-        state: the clock before `span`, or before `lead` if there is one.
-        lead: records before `span` to read for the clock alone; None if not needed.
-        raises: pairs of an offset in `span` (or its end), increasing, and the CTI to which the
-            clock is raised before the record there.
+        offsets: the records to deliver.
+        state: the clock before `offsets`, or before `warm_up` if there is one.
+        warm_up: records before `offsets` to read for the clock alone; None if not needed.
+        forced_ctis: pairs of an offset in `offsets` (or its end), increasing, and the CTI to which
+            the clock is raised before the record there.
     """
 
-    span: Range
+    offsets: Range
     state: PartitionState
-    lead: Range | None = None
-    raises: tuple[tuple[int, int], ...] = ()
+    warm_up: Range | None = None
+    forced_ctis: tuple[tuple[int, int], ...] = ()
 
-    def split_at_raises(self) -> Iterator[tuple[int | None, Range]]:
-        """Split `span` at its raises; return each part with the CTI to raise the clock to first."""
-        part, begin, end = self.span
-        ctis_us = (None, *(cti_us for _, cti_us in self.raises))
-        places = itertools.pairwise((begin, *(at for at, _ in self.raises), end))
+    def split_at_forced_ctis(self) -> Iterator[tuple[int | None, Range]]:
+        """Split `offsets` at its forced CTIs; return each part with the CTI before it."""
+        part, begin, end = self.offsets
+        ctis_us = (None, *(cti_us for _, cti_us in self.forced_ctis))
+        places = itertools.pairwise((begin, *(at for at, _ in self.forced_ctis), end))
         for cti_us, (first, stop) in zip(ctis_us, places, strict=True):
             yield cti_us, Range(part, first, stop)
 
@@ -57,43 +57,43 @@ class TaskPlan:
         others_us: the CTIs of all partitions that are not in `ranges`, at the batch's start, or
             only the one that decides their minimum.
         emitted_us: the stream's CTI at the batch's start: only CTI rows above it are emitted.
-        opening_us: a CTI row to emit first; None for none.
-        closing_us: a CTI row to emit last; None for none.
+        first_cti_us: a CTI row to emit first; None for none.
+        last_cti_us: a CTI row to emit last; None for none.
     """
 
     ranges: tuple[TaskRange, ...] = ()
     others_us: tuple[int | None, ...] = ()
     emitted_us: int | None = None
-    opening_us: int | None = None
-    closing_us: int | None = None
+    first_cti_us: int | None = None
+    last_cti_us: int | None = None
 
 
 def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     """Plan the tasks of the batch `offset`; the first one emits the opening CTI."""
     states = {part: share.state for part, share in offset.partitions.items()}
     groups = offset.groups()
-    awake = [part for part, share in offset.partitions.items() if not share.idle]
-    place = {part: index for index, part in enumerate(awake)}
+    active = [part for part, share in offset.partitions.items() if not share.idle]
+    place = {part: index for index, part in enumerate(active)}
     mine = [
         [place[span.partition] for span in group if span.partition in place] for group in groups
     ]
-    others = find_min_of_others([states[part].cti_us for part in awake], mine)
+    others = find_min_of_others([states[part].cti_us for part in active], mine)
     plans = [
         TaskPlan(
             tuple(TaskRange(span, states[span.partition]) for span in group), least, offset.cti_us
         )
         for group, least in zip(groups, others, strict=True)
     ]
-    if offset.opening_us is not None:
+    if offset.first_cti_us is not None:
         opened = plans[0] if plans else TaskPlan(emitted_us=offset.cti_us)
-        plans[:1] = [dataclasses.replace(opened, opening_us=offset.opening_us)]
+        plans[:1] = [dataclasses.replace(opened, first_cti_us=offset.first_cti_us)]
     return plans
 
 
-def remember_beginning(
+def note_restart_point(
     share: PartitionOffset | None, batch: int, position: int, committed: int
 ) -> tuple[tuple[int, int], ...]:
-    """Return the beginnings of a partition that the offset of a new batch records.
+    """Return the restart points of a partition that the offset of a new batch records.
 
     Args:
         share: the partition in the previous offset; None if it is new.
@@ -101,30 +101,26 @@ def remember_beginning(
         position: the start of the new batch.
         committed: the last batch that no restart goes back before; -1 if none.
     """
-    kept = _keep_after(share.beginnings if share else (), committed)
+    kept = _keep_after(share.restart_points if share else (), committed)
     if share is not None and position >= share.end_exclusive:
         return kept
     return (*kept, (batch, position))
 
 
-def remember_raise(
+def note_forced_cti(
     share: PartitionOffset | None, batch: int, position: int, committed: int, cti_us: int | None
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return the raises of a partition's clock that the offset of a new batch records.
+    """Return the forced CTIs of a partition that the offset of a new batch records.
 
-    Args:
-        share: the partition in the previous offset; None if it is new.
-        batch: the number of the new batch.
-        position: the start of the new batch.
-        committed: the last batch that no restart goes back before; -1 if none.
-        cti_us: the CTI to which the clock is raised at `position`; None if it is not.
+    The arguments are those of `note_restart_point`; `cti_us` is the CTI to which the clock is
+    raised at `position`, None if it is not.
     """
-    kept = _keep_after(share.raises if share else (), committed)
-    # If reading goes back, raises further ahead stay in force.
+    kept = _keep_after(share.forced_ctis if share else (), committed)
+    # If reading goes back, CTIs that were forced further ahead stay in force.
     kept = tuple((number, min(at, position), us) for number, at, us in kept)
     if cti_us is None:
         return kept
-    # The later of two raises at one place is the higher.
+    # The later of two CTIs at one place is the higher.
     return (*(each for each in kept if each[1] < position), (batch, position, cti_us))
 
 
@@ -143,21 +139,23 @@ def join_batches(
         emitted_us: the greatest CTI row up to the end of `start`; None if there is none.
     """
     after = -1 if start is None else start.number
-    hidden = {} if start is None else start.hidden
-    known = {} if start is None else {**hidden, **start.partitions}
-    states = {**{part: share.state for part, share in hidden.items()}, **states}
+    missing = {} if start is None else start.missing
+    known = {} if start is None else {**missing, **start.partitions}
+    states = {**{part: share.state for part, share in missing.items()}, **states}
     whole: dict[Partition, PartitionOffset] = {}
     shares: dict[Partition, TaskRange] = {}
-    for part, share in {**end.hidden, **end.partitions}.items():
-        begins = [at for number, at in share.beginnings if number > after]
+    for part, share in {**end.missing, **end.partitions}.items():
+        begins = [at for number, at in share.restart_points if number > after]
         begins += [known[part].end_exclusive] if part in known else []
         begin = min(*begins, share.end_exclusive)
-        raises = [(max(at, begin), us) for number, at, us in share.raises if number > after]
+        forced_ctis = [
+            (max(at, begin), us) for number, at, us in share.forced_ctis if number > after
+        ]
         whole[part] = dataclasses.replace(share, start_inclusive=begin)
         shares[part] = TaskRange(
             Range(part, begin, share.end_exclusive),
             states.get(part, PartitionState()),
-            raises=tuple(raises),
+            forced_ctis=tuple(forced_ctis),
         )
     joined = dataclasses.replace(end, partitions=whole, tasks=max(end.tasks, 1))
     # The progress of the other partitions at each moment is lost; the final CTI of the batches
@@ -167,7 +165,7 @@ def join_batches(
         TaskPlan(tuple(shares[span.partition] for span in group), others, emitted_us)
         for group in joined.groups()
     ] or [TaskPlan(emitted_us=emitted_us)]
-    return [*plans[:-1], dataclasses.replace(plans[-1], closing_us=end.cti_us)]
+    return [*plans[:-1], dataclasses.replace(plans[-1], last_cti_us=end.cti_us)]
 
 
 def _keep_after(entries: Sequence[Entry], committed: int) -> tuple[Entry, ...]:

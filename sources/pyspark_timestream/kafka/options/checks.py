@@ -175,23 +175,23 @@ _SETTINGS: Final = ("kafka.bootstrap.servers", f"{PREFIX}url", f"{PREFIX}basic.a
 
 
 def read_kafka_options(
-    raw: Mapping[str, str], described: Mapping[str, str] | None = None
+    raw: Mapping[str, str], topic_settings: Mapping[str, str] | None = None
 ) -> KafkaOptions:
     """The options of transport `kafka` in Spark's string map.
 
     Args:
         raw: the query's own options.
-        described: those that it takes from the description of its topics, by name.
+        topic_settings: those that it takes from the description of its topics, by name.
 
     Raises:
         OptionError: an option is wrong, missing, unknown, or conflicts with another.
     """
-    if not described:
+    if not topic_settings:
         return _read_options(raw)
     try:
-        return replace(_read_options({**raw, **described}), described=described)
+        return replace(_read_options({**raw, **topic_settings}), topic_settings=topic_settings)
     except OptionError as error:
-        taken = ", ".join(f"{name} = '{text}'" for name, text in described.items())
+        taken = ", ".join(f"{name} = '{text}'" for name, text in topic_settings.items())
         error.args = (f"{error}; option 'timeSettings' gives {taken}",)
         raise
 
@@ -214,7 +214,7 @@ def _read_options(raw: Mapping[str, str]) -> KafkaOptions:
     )
     _check_topics(options)
     _check_limits(options)
-    _check_span(options)
+    _check_replay_window(options)
     _check_shape(options, plain)
     options = _apply_preset(options, plain)
     _check_policy(options, plain)
@@ -255,7 +255,7 @@ def _check_limits(options: KafkaOptions) -> None:
         )
 
 
-def _check_span(options: KafkaOptions) -> None:
+def _check_replay_window(options: KafkaOptions) -> None:
     first_us, last_us = options.starting_cti_us, options.ending_cti_us
     if first_us is not None and last_us is not None and first_us >= last_us:
         raise OptionError(

@@ -40,10 +40,10 @@ class KafkaOptions(PayloadOptions):
     """All options of transport `kafka`; its own are about metadata, event times and CTIs.
 
     Attributes:
-        described: option name -> text, as taken from the description of the topics.
+        topic_settings: option name -> text, as taken from the description of the topics.
     """
 
-    described: Mapping[str, str] = field(default_factory=dict)
+    topic_settings: Mapping[str, str] = field(default_factory=dict)
     time_settings: SettingsPlace | None = option(
         "timeSettings",
         TIME_SETTINGS,
@@ -252,7 +252,7 @@ class KafkaOptions(PayloadOptions):
             "what arrives later and below that CTI meets the policy. Which partitions were idle is "
             "recorded in the checkpoint and replays from it, but is not the same in a new run. "
             "Bounded runs (AvailableNow) wait for no partition; for a job that comes back, the "
-            "time counts from the run that first saw the partition at rest"
+            "time counts from the run that first saw the partition caught up"
         ),
         effect="stream",
         needs=_ANY_CTIS,
@@ -354,9 +354,11 @@ class KafkaOptions(PayloadOptions):
         return self.min_partitions is not None or self.max_records is not None
 
     @property
-    def declared(self) -> tuple[str, Mapping[str, str]] | None:
+    def topic_settings_report(self) -> tuple[str, Mapping[str, str]] | None:
         """The option `timeSettings`, and what was taken from there; None without it."""
-        return None if self.time_settings is None else (str(self.time_settings), self.described)
+        return (
+            None if self.time_settings is None else (str(self.time_settings), self.topic_settings)
+        )
 
     @property
     def rules(self) -> TimeRules:
@@ -367,7 +369,7 @@ class KafkaOptions(PayloadOptions):
             # A policy is about CTIs: where there are none, nothing is left out.
             policy=self.policy if self.has_ctis else KEEP_ALL,
             every_events=frequency.events,
-            every_us=frequency.span_us,
+            every_us=frequency.interval_us,
             delay_us=self.delay_us,
             max_future_us=self.max_future_us,
             writers=self.writers or (),

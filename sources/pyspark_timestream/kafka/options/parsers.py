@@ -211,11 +211,11 @@ class Frequency:
     """The frequency of generated CTIs: a count of events, or an interval of application time."""
 
     events: int | None = None
-    span_us: int | None = None
+    interval_us: int | None = None
 
     def __str__(self) -> str:
         """The option's text, which reads back to this."""
-        return str(self.events) if self.span_us is None else format_duration(self.span_us)
+        return str(self.events) if self.interval_us is None else format_duration(self.interval_us)
 
 
 def _parse_frequency(value: str) -> Frequency:
@@ -224,10 +224,10 @@ def _parse_frequency(value: str) -> Frequency:
         if not 0 < int(count) < 2**31:
             raise ValueError("a count must be at least 1 and below 2^31")
         return Frequency(events=int(count))
-    span_us = _parse_duration(value)
-    if span_us <= 0:
+    interval_us = _parse_duration(value)
+    if interval_us <= 0:
         raise ValueError("a timespan must be positive")
-    return Frequency(span_us=span_us)
+    return Frequency(interval_us=interval_us)
 
 
 def _parse_trigger_delay(value: str) -> int:

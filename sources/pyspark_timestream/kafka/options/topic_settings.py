@@ -27,7 +27,7 @@ _ACCEPTS: Final = (
 _CORRECT: Final = f"correct it there, or leave '{_NAME}' out"
 _SHAPES: Final = {"point": (), "interval": ("endTime",), "edge": ("endTime", "edge")}
 
-DESCRIBABLE: Final = (
+TOPIC_SETTINGS: Final = (
     "startTime",
     "endTime",
     "edge",
@@ -50,7 +50,7 @@ DESCRIBABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SettingsPlace:
-    """The place of topics' descriptions: a topic, or a file on the driver.
+    """The place of topics' settings: a topic, or a file on the driver.
 
     Attributes:
         text: as the option gives it.
@@ -113,7 +113,7 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_description(
+def read_topic_settings(
     found: Any, topic: str, place: SettingsPlace, specs: Mapping[str, OptionSpec]
 ) -> dict[str, str]:
     """Read the description of `topic`: option name -> canonical text, in the order of the options.
@@ -130,7 +130,7 @@ def read_description(
     what = f"the description of topic '{topic}' in '{place}'"
     if not isinstance(found, Mapping):
         raise _refusal(f"{what} is not a JSON object")
-    known = {name.lower(): name for name in DESCRIBABLE}
+    known = {name.lower(): name for name in TOPIC_SETTINGS}
     texts: dict[str, str] = {}
     for key, value in found.items():
         name = known.get(key.lower())
@@ -138,13 +138,13 @@ def read_description(
             raise OptionError(
                 _NAME,
                 f"{what} has '{_shorten(key)}', which is not a setting of a topic's time",
-                ", ".join(DESCRIBABLE),
+                ", ".join(TOPIC_SETTINGS),
                 "remove it there; set other options in the query",
             )
         if name in texts:
             raise _refusal(f"{what} has '{name}' twice")
         texts[name] = _read_text(specs[name], value, what)
-    return {name: texts[name] for name in DESCRIBABLE if name in texts}
+    return {name: texts[name] for name in TOPIC_SETTINGS if name in texts}
 
 
 def _read_text(spec: OptionSpec, value: Any, what: str) -> str:
@@ -166,19 +166,19 @@ def _read_text(spec: OptionSpec, value: Any, what: str) -> str:
     )
 
 
-def merge_descriptions(
-    descriptions: Mapping[str, Mapping[str, str] | None], place: SettingsPlace
+def merge_topic_settings(
+    settings_by_topic: Mapping[str, Mapping[str, str] | None], place: SettingsPlace
 ) -> Mapping[str, str]:
     """Return the one description of all topics of a query.
 
     Args:
-        descriptions: topic -> what `read_description` returned, None where there is none.
+        settings_by_topic: topic -> what `read_topic_settings` returned, None where there is none.
         place: where they are, for messages.
 
     Raises:
         OptionError: a topic has no description, or two have different ones.
     """
-    for topic, each in descriptions.items():
+    for topic, each in settings_by_topic.items():
         if each is None:
             where = f"with the key '{topic}'"
             step = f"produce one {where}" if place.topic else f"add one {where}"
@@ -186,9 +186,9 @@ def merge_descriptions(
                 f"'{place}' has no description of topic '{topic}'",
                 f"{step}, or leave '{_NAME}' out and set the options in the query",
             )
-    (first, chosen), *others = ((topic, each or {}) for topic, each in descriptions.items())
+    (first, chosen), *others = ((topic, each or {}) for topic, each in settings_by_topic.items())
     for topic, each in others:
-        for name in DESCRIBABLE:
+        for name in TOPIC_SETTINGS:
             one, two = chosen.get(name), each.get(name)
             if one != two:
                 raise _refusal(
@@ -200,19 +200,19 @@ def merge_descriptions(
 
 
 def select_settings(
-    own: Mapping[str, str], described: Mapping[str, str], specs: Mapping[str, OptionSpec]
+    own: Mapping[str, str], topic_settings: Mapping[str, str], specs: Mapping[str, OptionSpec]
 ) -> dict[str, str]:
     """Return what a query takes of the description of its topics.
 
     Args:
         own: the query's own options, lower-cased name -> text.
-        described: option name -> text.
+        topic_settings: option name -> text.
         specs: option name -> its declaration, of all options.
     """
     excluded = _find_excluded(own, specs)
     return {
         name: text
-        for name, text in described.items()
+        for name, text in topic_settings.items()
         if name.lower() not in own and name not in excluded
     }
 
@@ -221,7 +221,7 @@ def _find_excluded(own: Mapping[str, str], specs: Mapping[str, OptionSpec]) -> s
     """Find the described options that what the query sets itself rules out."""
     excluded = {
         name
-        for name in DESCRIBABLE
+        for name in TOPIC_SETTINGS
         for other, spec in specs.items()
         if other.lower() in own and (other in specs[name].excludes or name in spec.excludes)
     }

@@ -127,7 +127,7 @@ def test_silent_writer_is_named_even_without_a_name():
 
 
 def test_final_cti_is_no_time_and_holds_nothing_back():
-    last = offset_of([share(state(None, cti_us=FINAL_US)), share(state(1))], closing=True)
+    last = offset_of([share(state(None, cti_us=FINAL_US)), share(state(1))], end_of_run=True)
     page = page_after(event(replace(last, cti_us=FINAL_US)))
     assert values(page, "timestream_stream_cti_time_seconds") == []
     assert one(page, "timestream_stream_ended") == 1

@@ -52,7 +52,7 @@ def test_an_imported_cti_takes_effect_where_the_stream_ends_before_its_log(is_la
         pass
     (share,) = StreamOffset.from_json(run.offset).partitions.values()
     assert (share.end_exclusive, share.pending, share.state.cti_us) == (100, (), 7)
-    assert (run.offset["closing"], run.offset["cti"]) == (True, 7)
+    assert (run.offset["end_of_run"], run.offset["cti"]) == (True, 7)
 
 
 def test_import_waits_for_records_of_open_transactions():
@@ -125,7 +125,7 @@ def test_a_bounded_run_over_a_truncated_topic_ends_where_the_log_does():
     broker.log[at(0)] = (0, 30)
     assert run.plan() == {0: (0, 30)}
     assert run.plan() == {0: (30, 30)}
-    assert StreamOffset.from_json(run.offset).closing
+    assert StreamOffset.from_json(run.offset).end_of_run
     assert run.plan() is None
 
 
@@ -136,7 +136,7 @@ def test_a_bounded_run_that_loses_a_partition_ends(caplog):
     assert run.plan() == {0: (0, 10), 1: (0, 10)}
     del broker.log[at(1)]
     assert run.plan() == {0: (10, 10)}
-    assert (run.offset["closing"], run.plan()) == (True, None)
+    assert (run.offset["end_of_run"], run.plan()) == (True, None)
     assert "there again" not in caplog.text
 
 
@@ -194,7 +194,7 @@ def two(**raw):
     return broker, run
 
 
-def test_hidden_partition_continues_and_its_return_is_logged_once(caplog):
+def test_missing_partition_continues_and_its_return_is_logged_once(caplog):
     broker, run = two()
     hide(broker, run)
     assert run.plan() is None
@@ -206,7 +206,7 @@ def test_hidden_partition_continues_and_its_return_is_logged_once(caplog):
     assert caplog.text.count("partition 1 is there again; going on at offset 10") == 1
 
 
-def test_hidden_partition_keeps_its_position_over_a_restart(caplog):
+def test_missing_partition_keeps_its_position_over_a_restart(caplog):
     broker, run = two()
     hide(broker, run)
     later = Driven(broker, failOnDataLoss="false")
@@ -217,12 +217,12 @@ def test_hidden_partition_keeps_its_position_over_a_restart(caplog):
     assert "offsets 10 to 14 were deleted before they were read" in caplog.text
 
 
-def test_hidden_partition_of_a_recreated_topic_starts_from_its_start():
+def test_missing_partition_of_a_recreated_topic_starts_from_its_start():
     broker, run = two()
     hide(broker, run)
     broker.log[at(1)], broker.topic_id = (0, 12), "second"
     assert run.plan() == {0: (0, 10), 1: (0, 12)}
-    assert StreamOffset.from_json(run.offset).hidden == {}
+    assert StreamOffset.from_json(run.offset).missing == {}
 
 
 def test_without_an_id_a_partition_that_comes_back_may_be_another_one():
@@ -234,14 +234,14 @@ def test_without_an_id_a_partition_that_comes_back_may_be_another_one():
     assert run.plan() == {0: (10, 10), 1: (0, 10)}
 
 
-def test_a_partition_that_was_hidden_for_a_week_is_forgotten():
+def test_a_partition_that_was_missing_for_a_week_is_forgotten():
     broker, run = two()
     hide(broker, run)
     run.now_s += 7 * 86_400
     broker.log[at(0)] = (0, 11)
     run.plan()
     offset = StreamOffset.from_json(run.offset)
-    assert offset.hidden == {}
+    assert offset.missing == {}
     assert offset.topic_ids == {"topic": "first"}
 
 
@@ -280,17 +280,17 @@ def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
     broker.log |= {at(0): (0, 7), at(1): (2, 4)}
     run.plan()
     (plan,) = run.driver.plan_joined_batches(INITIAL_OFFSET, StreamOffset.from_json(run.offset))
-    assert [share.span for share in plan.ranges] == [Range(at(0), 0, 7), Range(at(1), 2, 4)]
+    assert [share.offsets for share in plan.ranges] == [Range(at(0), 0, 7), Range(at(1), 2, 4)]
     first = run.offset
     run.driver.mark_committed(INITIAL_OFFSET)
     broker.log[at(0)] = (0, 8)
     run.plan()
-    assert StreamOffset.from_json(run.offset).partitions[at(1)].beginnings == ((1, 2),)
+    assert StreamOffset.from_json(run.offset).partitions[at(1)].restart_points == ((1, 2),)
     run.driver.mark_committed(first)
     broker.log[at(0)] = (0, 9)
     run.plan()
     assert {
-        share.beginnings for share in StreamOffset.from_json(run.offset).partitions.values()
+        share.restart_points for share in StreamOffset.from_json(run.offset).partitions.values()
     } == {()}
 
 
@@ -411,7 +411,7 @@ def test_bounded_run_does_not_wait_and_skips_recorded_idle_partitions():
     broker.log[at(1)] = (0, 9)
     bounded.driver.limit_to_current_ends()
     assert pass_by(bounded, 30) == [{0}] * 30
-    assert StreamOffset.from_json(bounded.offset).closing
+    assert StreamOffset.from_json(bounded.offset).end_of_run
 
 
 def scheduled(timeout, hours, feed=lambda broker, hour: None, **logs):
@@ -426,7 +426,7 @@ def scheduled(timeout, hours, feed=lambda broker, hour: None, **logs):
         while run.plan() is not None:
             run.now_s += 1
         offset = run.offset
-        assert StreamOffset.from_json(offset).closing
+        assert StreamOffset.from_json(offset).end_of_run
         found.append(idle(run))
     return found
 
@@ -468,7 +468,7 @@ def test_a_partition_whose_records_came_after_a_bounded_run_began_is_not_quiet()
     while run.plan() is not None:
         pass
     quiet = {
-        part.number: share.quiet_since_us is not None
+        part.number: share.caught_up_since_us is not None
         for part, share in StreamOffset.from_json(run.offset).partitions.items()
     }
     assert quiet == {0: True, 1: False}
@@ -683,7 +683,7 @@ def test_a_bounded_run_warns_of_an_empty_partition_and_never_of_idle_timeout(cap
     run.driver.limit_to_current_ends()
     run.plan()
     run.plan()
-    assert StreamOffset.from_json(run.offset).closing
+    assert StreamOffset.from_json(run.offset).end_of_run
     assert told(run) == ["an idle partition"]
     assert "idleTimeout" not in caplog.text
     assert run.plan() is None
@@ -833,7 +833,7 @@ def test_a_stream_with_an_end_fixes_it_once_and_reads_no_partition_found_later()
     while (ranges := again.plan()) is not None:
         read.append(ranges)
     assert {number: span[1] for number, span in read[0].items()} == {0: 5, 1: 3}
-    assert again.offset["closing"]
+    assert again.offset["end_of_run"]
     assert again.plan() is None
     assert again.driver.progress()["endOfStream"]
     assert again.driver.progress()["partitions"]["topic"]["0"]["lag"] == 0
@@ -844,12 +844,12 @@ def test_a_finished_stream_loses_nothing_when_its_log_or_topic_is_gone():
     run = Driven(broker, endingOffsets='{"topic": {"0": 4, "1": -1}}')
     while run.plan() is not None:
         pass
-    assert run.offset["closing"]
+    assert run.offset["end_of_run"]
     broker.log = {at(0): (7, 10)}
     again = Driven(broker, endingOffsets='{"topic": {"0": 4, "1": -1}}')
     again.offset = run.offset
     assert again.plan() == {0: (4, 4), 1: (3, 3)}
-    assert (again.plan(), again.offset["closing"]) == (None, True)
+    assert (again.plan(), again.offset["end_of_run"]) == (None, True)
 
 
 def test_an_old_end_that_a_former_leader_names_does_not_end_the_stream_early():
@@ -862,7 +862,7 @@ def test_an_old_end_that_a_former_leader_names_does_not_end_the_stream_early():
     assert {0: (4, 10)} in ranges
     while again.plan() is not None:
         pass
-    assert again.offset["closing"]
+    assert again.offset["end_of_run"]
 
 
 def test_records_before_an_end_that_are_gone_are_lost_as_ever():

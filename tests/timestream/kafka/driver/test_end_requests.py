@@ -40,9 +40,9 @@ def test_a_stream_that_is_told_to_end_reads_to_the_ends_and_then_is_final(tmp_pa
     assert run.plan(cap=10) == {0: (10, 20)}
     broker.log[at(0)] = (0, 99)
     assert run.plan() == {0: (20, 25)}
-    assert not last(run).closing
+    assert not last(run).end_of_run
     assert run.plan() == {0: (25, 25)}
-    assert (last(run).closing, last(run).final, last(run).opening_us) == (True, True, FINAL_US)
+    assert (last(run).end_of_run, last(run).final, last(run).first_cti_us) == (True, True, FINAL_US)
     assert run.plan() is None
 
 
@@ -138,7 +138,7 @@ def test_a_stream_without_ctis_just_ends(tmp_path):
     run.plan()
     EndRequests(tmp_path).make(last(run).stream)
     assert run.plan() == {0: (10, 10)}
-    assert (last(run).closing, last(run).final) == (True, False)
+    assert (last(run).end_of_run, last(run).final) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +151,11 @@ def test_a_stream_at_its_own_end_gets_the_final_cti_that_it_is_told(tmp_path, ow
     run.driver._read_again = lambda offset, span: PartitionState(9_000_000)
     while run.plan() is not None:
         pass
-    assert (last(run).closing, last(run).final) == (True, False)
+    assert (last(run).end_of_run, last(run).final) == (True, False)
     broker.log = {at(0): (0, 30), at(1): (5, 12)}
     EndRequests(tmp_path).make(last(run).stream)
     assert {begin == end for begin, end in run.plan().values()} == {True}
-    assert (last(run).final, last(run).opening_us) == (True, FINAL_US)
+    assert (last(run).final, last(run).first_cti_us) == (True, FINAL_US)
     assert run.plan() is None
 
 

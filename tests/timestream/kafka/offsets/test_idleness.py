@@ -2,21 +2,21 @@
 
 from timestream.builders import at
 
-from pyspark_timestream.kafka.offsets.alignment import idle_partitions, newly_idle, quiet_since
+from pyspark_timestream.kafka.offsets.alignment import find_caught_up, idle_partitions, newly_idle
 
 A, B, C = at(0), at(1), at(2)
 
 
 def test_a_partition_is_at_rest_since_the_look_that_first_found_it_so():
-    assert quiet_since({A: 5, B: 6}, [A, C], 9, troubled=False) == {A: 5, C: 9}
+    assert find_caught_up({A: 5, B: 6}, [A, C], 9, troubled=False) == {A: 5, C: 9}
 
 
 def test_quiet_time_starts_again_after_trouble():
-    assert quiet_since({A: 5}, [A, B], 9, troubled=True) == {A: 9, B: 9}
+    assert find_caught_up({A: 5}, [A, B], 9, troubled=True) == {A: 9, B: 9}
 
 
 def test_quiet_time_starts_again_if_the_clock_is_set_back():
-    assert quiet_since({A: 5, B: 2}, [A, B], 3, troubled=False) == {A: 3, B: 2}
+    assert find_caught_up({A: 5, B: 2}, [A, B], 3, troubled=False) == {A: 3, B: 2}
 
 
 def test_partition_becomes_newly_idle_once_after_the_timeout():

@@ -296,7 +296,7 @@ def test_an_imported_log_that_seems_shorter_for_a_moment_has_lost_nothing():
     assert importer.update(read, {}, 4_999_999) == read
     broker.end = 3
     (whole,) = importer.update(read, {}, 5_000_000).partitions.values()
-    assert whole == ImportedPartition(3, PartitionState(7), 7, quiet_since_us=5_000_000)
+    assert whole == ImportedPartition(3, PartitionState(7), 7, caught_up_since_us=5_000_000)
     broker.end = 2
     assert importer.update(read, {}, 6_000_000) == read
     with pytest.raises(DataLost, match="ends at offset 2, but was read up to 3"):

@@ -12,7 +12,7 @@ from timestream.stream_world import World, act, drain, steps, times
 from pyspark_timestream.kafka import ranges
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import max_emitted_cti
-from pyspark_timestream.kafka.offsets.tasks import join_batches, remember_beginning, remember_raise
+from pyspark_timestream.kafka.offsets.tasks import join_batches, note_forced_cti, note_restart_point
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.rules.state import PartitionState
 
@@ -62,7 +62,7 @@ def test_joined_batches_give_the_same_rows_drops_and_ctis(every, logs, imports, 
             single = [row for _, _, rows in world.batches[first : last + 1] for row in rows]
             tasks, emitted = join(world, first, last)
             rows = [row for task in tasks for row in task]
-            read = {**end.hidden, **end.partitions}
+            read = {**end.missing, **end.partitions}
             assert of_records(rows, read) == of_records(single, read)
             assert len(of_records(rows, read)) == sum(isinstance(row, tuple) for row in rows)
             for task in tasks:
@@ -89,38 +89,40 @@ def test_reading_that_went_back_is_joined_from_where_it_went_back_to():
     clock = PartitionState(cti_us=7)
     start = offset(4, PartitionOffset(0, 20, PartitionState()))
     back = PartitionOffset(
-        15, 18, clock, beginnings=remember_beginning(start.partitions[at(0)], 5, 15, 3)
+        15, 18, clock, restart_points=note_restart_point(start.partitions[at(0)], 5, 15, 3)
     )
-    assert back.beginnings == ((5, 15),)
+    assert back.restart_points == ((5, 15),)
     last = replace(back, start_inclusive=18, end_exclusive=30)
     (plan,) = join_batches(start, {at(0): clock}, offset(6, last), 7)
-    assert [(share.span[1:], share.state) for share in plan.ranges] == [((15, 30), clock)]
+    assert [(share.offsets[1:], share.state) for share in plan.ranges] == [((15, 30), clock)]
     (plan,) = join_batches(
-        None, {}, offset(6, replace(last, beginnings=((0, 2), *last.beginnings))), None
+        None, {}, offset(6, replace(last, restart_points=((0, 2), *last.restart_points))), None
     )
-    assert [(share.span[1:], share.state) for share in plan.ranges] == [((2, 30), PartitionState())]
+    assert [(share.offsets[1:], share.state) for share in plan.ranges] == [
+        ((2, 30), PartitionState())
+    ]
 
 
 def test_raise_ahead_holds_where_reading_goes_back_to():
-    share = PartitionOffset(0, 20, PartitionState(), raises=((3, 5, 1), (4, 20, 9)))
-    assert remember_raise(share, 5, 15, 2, None) == ((3, 5, 1), (4, 15, 9))
-    assert remember_raise(share, 5, 20, 3, 12) == ((5, 20, 12),)
-    assert remember_raise(share, 5, 20, 4, None) == ()
+    share = PartitionOffset(0, 20, PartitionState(), forced_ctis=((3, 5, 1), (4, 20, 9)))
+    assert note_forced_cti(share, 5, 15, 2, None) == ((3, 5, 1), (4, 15, 9))
+    assert note_forced_cti(share, 5, 20, 3, 12) == ((5, 20, 12),)
+    assert note_forced_cti(share, 5, 20, 4, None) == ()
 
 
 def test_a_partition_that_was_read_on_has_begun_nowhere_else():
-    share = PartitionOffset(0, 20, PartitionState(), beginnings=((1, 0),))
-    assert remember_beginning(share, 5, 25, 0) == ((1, 0),)
-    assert remember_beginning(share, 5, 20, 1) == ()
-    assert remember_beginning(None, 5, 25, 4) == ((5, 25),)
+    share = PartitionOffset(0, 20, PartitionState(), restart_points=((1, 0),))
+    assert note_restart_point(share, 5, 25, 0) == ((1, 0),)
+    assert note_restart_point(share, 5, 20, 1) == ()
+    assert note_restart_point(None, 5, 25, 4) == ((5, 25),)
 
 
 def test_a_partition_that_was_hidden_at_the_start_goes_on_with_its_own_clock():
     clock = PartitionState(cti_us=9)
     start = replace(
         offset(4, PartitionOffset(0, 5, PartitionState())),
-        hidden={at(1): PartitionOffset(7, 7, clock)},
+        missing={at(1): PartitionOffset(7, 7, clock)},
     )
     end = offset(6, PartitionOffset(7, 12, clock), 1)
     (plan,) = join_batches(start, {at(0): PartitionState()}, end, 3)
-    assert [(share.span, share.state) for share in plan.ranges] == [(Range(at(1), 7, 12), clock)]
+    assert [(share.offsets, share.state) for share in plan.ranges] == [(Range(at(1), 7, 12), clock)]

@@ -47,7 +47,7 @@ def test_task_receives_only_its_own_part_of_the_offset():
     more = {
         "imported": ImportedTopic(parts, 1_700_000_000_000_000),
         "topic_ids": {"topic": "an id", "fast": "another"},
-        "hidden": {at(n): PartitionOffset(7, 7, clock) for n in range(1000, 2000)},
+        "missing": {at(n): PartitionOffset(7, 7, clock) for n in range(1000, 2000)},
     }
     assert shipped(1000, 50, **more) == shipped(1000, 50)
 
@@ -57,7 +57,7 @@ def test_task_with_its_part_commits_the_same_metadata():
     reader = KafkaStreamReader(options(ctiFrequency="1"), None)
     for task in reader.partitions(INITIAL_OFFSET, offset.to_json()):
         [share] = task.plan.ranges
-        part, end = share.span.partition, PartitionState(cti_us=7)
+        part, end = share.offsets.partition, PartitionState(cti_us=7)
         one, other = (encode_group_metadata(each, part, end) for each in (task.offset, offset))
         assert one == other
 
@@ -82,7 +82,7 @@ def test_task_knows_the_least_cti_of_other_awake_partitions(ctis, idle, tasks):
     }
     offset = replace(stream(0, tasks), partitions=shares)
     for plan in plan_tasks(offset):
-        mine = {share.span.partition for share in plan.ranges}
+        mine = {share.offsets.partition for share in plan.ranges}
         others = [s.state.cti_us for p, s in shares.items() if p not in mine and not s.idle]
         assert min_cti(plan.others_us) == min_cti(others)
         assert bool(plan.others_us) == bool(others)

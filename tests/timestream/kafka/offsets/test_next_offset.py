@@ -152,8 +152,8 @@ class Query:
     def check(self, offset, tasks):
         marks = [mark for task in tasks for _, mark in task if mark is not None]
         last = self.ctis[-1] if self.ctis else None
-        if offset.opening_us is not None:
-            assert marks[0] == offset.opening_us
+        if offset.first_cti_us is not None:
+            assert marks[0] == offset.first_cti_us
             repeated = not self.batches or self.batches[-1].starts < offset.starts
             assert last is None or marks[0] > last or (repeated and marks[0] == last)
             marks = marks[1:] if marks[0] == last else marks
@@ -169,9 +169,9 @@ class Query:
     def check_marks(self, offset, plan, task):
         """No CTI row exceeds the minimum over what the task has read when it emits it."""
         now = {part: share.start_inclusive for part, share in offset.partitions.items()}
-        order = [share.span for share in plan.ranges]
+        order = [share.offsets for share in plan.ranges]
         for place, (_, mark) in enumerate(task):
-            if mark is None or mark == offset.opening_us:
+            if mark is None or mark == offset.first_cti_us:
                 continue
             following = next((row for row, other in task[place:] if other is None), None)
             for span in order:
@@ -248,7 +248,7 @@ def test_any_course_of_a_query_delivers_by_the_rules(policy, how, log, data):
         elif action == "bounded":
             query.start(bounded=True)
             query.drain(lambda: data.draw(limits))
-            assert query.offset().closing
+            assert query.offset().end_of_run
             query.start()
     query.drain(lambda: data.draw(limits))
     query.batch()
@@ -263,8 +263,10 @@ def test_bounded_runs_end_with_one_closing_batch_and_one_final_cti(policy, how, 
     query.log[0] = query.log[0] + [3]
     query.drain(lambda: data.draw(limits))
     for batch in query.batches:
-        assert batch.closing == batch.final == (not any(span.size for span in batch.ranges()))
-    assert [batch.closing for batch in query.batches] == [False] * (len(query.batches) - 1) + [True]
+        assert batch.end_of_run == batch.final == (not any(span.size for span in batch.ranges()))
+    assert [batch.end_of_run for batch in query.batches] == [False] * (len(query.batches) - 1) + [
+        True
+    ]
     assert query.ctis.count(FINAL_US) == 1
     assert query.ctis[-1] == FINAL_US
     assert not query.batch()
@@ -286,7 +288,7 @@ def test_a_finished_stream_without_new_data_repeats_its_final_cti_at_a_new_start
     for bounded in (True, False):
         query.start(bounded=bounded, final_cti=bounded)
         assert query.batch()
-        assert query.offset().opening_us == FINAL_US
+        assert query.offset().first_cti_us == FINAL_US
         assert query.offset().final
         assert not query.batch()
 
@@ -297,7 +299,7 @@ def test_a_new_start_repeats_the_streams_cti_even_without_new_data():
     assert not query.batch()
     query.start()
     assert query.batch()
-    assert query.offset().opening_us == 7000
+    assert query.offset().first_cti_us == 7000
     assert query.deliver()[0] == [({"partition": None, "offset": None, "violation": None}, 7000)]
     assert query.offset().starts == 2
     assert not query.batch()
@@ -308,7 +310,7 @@ def test_a_new_start_before_any_cti_opens_with_nothing():
     query.batch()
     query.start()
     query.batch()
-    assert query.offset().opening_us is None
+    assert query.offset().first_cti_us is None
     assert plan_tasks(query.offset()) == []
 
 
@@ -366,7 +368,7 @@ def test_a_deleted_partition_leaves_the_minimum():
     previous = query.offset()
     ended = {part: query.state_after(previous, part) for part in previous.partitions}
     following = next_offset(previous, ended, {at(0): 1}, {at(0): 1}, RunContext())
-    assert (following.cti_us, following.opening_us) == (5000, 5000)
+    assert (following.cti_us, following.first_cti_us) == (5000, 5000)
     assert list(following.partitions) == [at(0)]
 
 
@@ -409,7 +411,7 @@ def test_losses_are_named_and_then_failed_or_passed_over(earliest, ends, positio
 def test_first_offset_begins_at_its_starts_without_a_cti():
     offset = first_offset("me", {}, {at(0): 5}, {at(0): 9}, RunContext(new_start=True))
     assert offset.ranges()[0][1:] == (5, 9)
-    assert (offset.starts, offset.cti_us, offset.opening_us, offset.closing) == (
+    assert (offset.starts, offset.cti_us, offset.first_cti_us, offset.end_of_run) == (
         1,
         None,
         None,
@@ -422,6 +424,6 @@ def test_a_bounded_run_over_an_empty_topic_is_one_closing_batch():
     query = Query("flag", {"every": 1, "delay": 0}, [[], []])
     query.start(bounded=True, final_cti=True)
     assert query.batch()
-    assert query.offset().closing
+    assert query.offset().end_of_run
     assert query.ctis == [FINAL_US]
     assert not query.batch()

@@ -44,8 +44,8 @@ def test_offset_records_since_when_a_partition_is_quiet():
         "me", {}, {A: 3, B: 0}, {A: 3, B: 1}, RUN, BrokerSnapshot(caught_up_since_us={A: 7})
     )
     assert first.partitions == {
-        A: PartitionOffset(3, 3, PartitionState(), False, 7, beginnings=((0, 3),)),
-        B: PartitionOffset(0, 1, PartitionState(), beginnings=((0, 0),)),
+        A: PartitionOffset(3, 3, PartitionState(), False, 7, restart_points=((0, 3),)),
+        B: PartitionOffset(0, 1, PartitionState(), restart_points=((0, 0),)),
     }
 
 
@@ -81,19 +81,19 @@ def test_a_bounded_run_closes_once_and_a_new_one_closes_again():
     read = offset((0, 2, FIVE), cti_us=5)
     bounded = RunContext(bounded=True)
     closing = next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, bounded)
-    assert (closing.closing, closing.final, closing.opening_us) == (True, False, None)
+    assert (closing.end_of_run, closing.final, closing.first_cti_us) == (True, False, None)
     assert next_offset(closing, {A: FIVE}, {A: 2}, {A: 2}, bounded) is closing
     again = next_offset(
         closing, {A: FIVE}, {A: 2}, {A: 2}, RunContext(bounded=True, new_start=True)
     )
-    assert (again.closing, again.opening_us, again.number) == (True, 5, 2)
+    assert (again.end_of_run, again.first_cti_us, again.number) == (True, 5, 2)
 
 
 def test_end_emits_the_final_cti_and_refuses_later_records():
     read = offset((0, 2, FIVE), cti_us=5)
     end = RunContext(bounded=True, final_cti=True)
     final = next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, end)
-    assert (final.closing, final.final, final.cti_us, final.opening_us) == (
+    assert (final.end_of_run, final.final, final.cti_us, final.first_cti_us) == (
         True,
         True,
         FINAL_US,
@@ -117,7 +117,7 @@ def test_partition_that_wakes_up_joins_at_the_streams_cti():
     assert next_offset(before, states, places, places, timeout, early) is before
     ripe = BrokerSnapshot(now_us=13, caught_up_since_us={A: 10})
     asleep = next_offset(before, states, places, places, timeout, ripe)
-    assert (asleep.cti_us, asleep.opening_us) == (9, 9)
+    assert (asleep.cti_us, asleep.first_cti_us) == (9, 9)
     assert asleep.partitions == {
         A: PartitionOffset(2, 2, FIVE, True, 10),
         B: PartitionOffset(2, 2, nine),
@@ -125,7 +125,7 @@ def test_partition_that_wakes_up_joins_at_the_streams_cti():
     assert next_offset(asleep, states, places, places, timeout, ripe) is asleep
     awake = next_offset(asleep, states, places, {A: 3, B: 2}, timeout, BrokerSnapshot(now_us=14))
     assert awake.partitions == {
-        A: PartitionOffset(2, 3, nine, raises=((2, 2, 9),)),
+        A: PartitionOffset(2, 3, nine, forced_ctis=((2, 2, 9),)),
         B: PartitionOffset(2, 2, nine),
     }
 
@@ -134,13 +134,13 @@ def test_waking_partitions_alone_determine_the_streams_cti():
     nine = PartitionState(cti_us=9)
     before = offset((2, 2, nine, True, 10), (2, 2, FIVE), cti_us=5)
     after = next_offset(before, {A: nine, B: FIVE}, {A: 2}, {A: 3}, RUN)
-    assert (after.cti_us, after.opening_us) == (9, 9)
+    assert (after.cti_us, after.first_cti_us) == (9, 9)
 
 
 def test_a_partition_that_is_gone_has_proven_what_it_started_with():
     before = offset((0, 2, FIVE), (0, 2, PartitionState(cti_us=7)), cti_us=5)
     after = next_offset(before, {A: PartitionState(cti_us=9)}, {A: 2}, {A: 2}, RUN)
-    assert (after.cti_us, after.opening_us, set(after.partitions)) == (9, 9, {A})
+    assert (after.cti_us, after.first_cti_us, set(after.partitions)) == (9, 9, {A})
     low = next_offset(before, {A: PartitionState(cti_us=6)}, {A: 2}, {A: 2}, RUN)
     assert low is before
 
@@ -157,8 +157,8 @@ def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect()
     assert found.partitions[B].pending == ((2, 8),)
     taken = next_offset(again, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
     eight = PartitionState(cti_us=8)
-    assert taken.partitions == {A: PartitionOffset(4, 4, eight, raises=((3, 4, 8),))}
-    assert (taken.cti_us, taken.opening_us) == (8, 8)
+    assert taken.partitions == {A: PartitionOffset(4, 4, eight, forced_ctis=((3, 4, 8),))}
+    assert (taken.cti_us, taken.first_cti_us) == (8, 8)
 
 
 def test_imported_cti_waits_for_the_records_of_open_transactions():
@@ -167,16 +167,16 @@ def test_imported_cti_waits_for_the_records_of_open_transactions():
     told = BrokerSnapshot(imported=ImportedTopic(cti_us=8), written={A: 9})
     waits = next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
     assert waits.partitions == {A: PartitionOffset(4, 4, FIVE, pending=((9, 8),))}
-    assert (waits.cti_us, waits.opening_us) == (5, None)
+    assert (waits.cti_us, waits.first_cti_us) == (5, None)
     later = BrokerSnapshot(imported=ImportedTopic(cti_us=8))
     read = next_offset(waits, {A: FIVE}, {A: 4}, {A: 11}, RUN, later)
     assert read.partitions == {A: PartitionOffset(4, 11, FIVE, pending=((9, 8),))}
     taken = next_offset(read, {A: FIVE}, {A: 11}, {A: 11}, RUN, later)
-    assert (taken.cti_us, taken.opening_us) == (8, 8)
+    assert (taken.cti_us, taken.first_cti_us) == (8, 8)
 
 
 def test_a_run_that_has_closed_decides_nothing_more():
-    closing = offset((2, 2, FIVE), (2, 2, PartitionState(cti_us=9)), cti_us=5, closing=True)
+    closing = offset((2, 2, FIVE), (2, 2, PartitionState(cti_us=9)), cti_us=5, end_of_run=True)
     states, places = {A: FIVE, B: PartitionState(cti_us=9)}, {A: 2, B: 2}
     run = RunContext(bounded=True, idle_timeout_us=3)
     ripe = BrokerSnapshot(now_us=13, caught_up_since_us={A: 10})
@@ -196,7 +196,7 @@ def test_imported_ctis_waiting_for_lost_records_wait_for_the_end():
 
 def test_without_a_known_end_an_imported_cti_waits_for_nothing():
     moved = offset((0, 2, FIVE, False, None, ((4, 8),)), imported=ImportedTopic(cti_us=8))
-    eight = PartitionOffset(5, 5, PartitionState(cti_us=8), raises=((1, 5, 8),))
+    eight = PartitionOffset(5, 5, PartitionState(cti_us=8), forced_ctis=((1, 5, 8),))
     sight = BrokerSnapshot(imported=ImportedTopic(cti_us=8))
     after = next_offset(moved, {A: FIVE}, {A: 5}, {}, RUN, replace(sight, lost=True))
     assert after.partitions == {A: eight}
@@ -209,10 +209,10 @@ def test_a_first_offset_takes_an_imported_cti_where_there_is_nothing_to_read():
     first = first_offset("me", {}, {A: 3, B: 0}, {A: 3, B: 2}, RUN, told)
     assert first.partitions == {
         A: PartitionOffset(
-            3, 3, PartitionState(cti_us=8), beginnings=((0, 3),), raises=((0, 3, 8),)
+            3, 3, PartitionState(cti_us=8), restart_points=((0, 3),), forced_ctis=((0, 3, 8),)
         ),
-        B: PartitionOffset(0, 2, PartitionState(), pending=((2, 8),), beginnings=((0, 0),)),
+        B: PartitionOffset(0, 2, PartitionState(), pending=((2, 8),), restart_points=((0, 0),)),
     }
     assert (first.cti_us, first.imported) == (None, told.imported)
     alone = first_offset("me", {}, {A: 3}, {A: 3}, RUN, told)
-    assert (alone.cti_us, alone.opening_us) == (8, 8)
+    assert (alone.cti_us, alone.first_cti_us) == (8, 8)

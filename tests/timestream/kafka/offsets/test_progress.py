@@ -90,7 +90,7 @@ def test_the_stream_reports_its_cti_its_end_and_the_sums():
 
 
 def test_a_closing_batch_is_the_end_of_the_stream():
-    closing = StreamOffset("me", {}, 1, {}, closing=True)
+    closing = StreamOffset("me", {}, 1, {}, end_of_run=True)
     assert build_progress(closing, {})["endOfStream"]
     assert build_progress(closing, {})["cti"] is None
 

@@ -48,7 +48,7 @@ def following(previous, now_us, run=RUN, ends=None, since_us=None, **seen):
 
 def test_quiet_stream_follows_the_wall_clock_by_idle_advance():
     moved = following(quiet(OLD, OLD), NOW)
-    assert moved.cti_us == moved.opening_us == moved.advanced_us == NOW - 2 * MINUTE
+    assert moved.cti_us == moved.first_cti_us == moved.advanced_us == NOW - 2 * MINUTE
     assert not any(span.size for span in moved.ranges())
 
 
@@ -84,7 +84,7 @@ def test_partition_that_comes_back_meets_the_time_of_the_quiet_stream():
     assert back.partitions[A].state.cti_us == NOW - 2 * MINUTE
     assert back.partitions[A].end_exclusive == 5
     assert back.cti_us == NOW - 2 * MINUTE
-    assert back.opening_us is None
+    assert back.first_cti_us is None
 
 
 def test_quiet_stream_without_any_cti_gets_its_first_one():
@@ -102,13 +102,13 @@ def test_quiet_stream_that_ended_keeps_its_final_cti():
     ended = quiet(OLD, cti_us=FINAL_US, final=True)
     assert following(ended, NOW) is ended
     again = following(ended, NOW, dataclasses.replace(RUN, new_start=True))
-    assert (again.cti_us, again.opening_us) == (FINAL_US, FINAL_US)
+    assert (again.cti_us, again.first_cti_us) == (FINAL_US, FINAL_US)
 
 
 def test_quiet_stream_goes_on_in_a_bounded_run_which_ends():
     bounded = dataclasses.replace(RUN, bounded=True)
     first = following(quiet(OLD), NOW, dataclasses.replace(bounded, new_start=True))
-    assert (first.cti_us, first.closing) == (NOW - 2 * MINUTE, True)
+    assert (first.cti_us, first.end_of_run) == (NOW - 2 * MINUTE, True)
     # The run is over, however long its last batch took.
     assert following(first, NOW + 3600 * SECOND, bounded) is first
     final = dataclasses.replace(bounded, new_start=True, final_cti=True)
@@ -166,7 +166,7 @@ def test_quiet_stream_keeps_its_promise_in_any_course(advance_us, course):
             continue
         assert planned.cti_us >= offset.cti_us
         assert planned.cti_us <= max(latest_us - advance_us, OLD.cti_us)
-        if not (has_records or starts or planned.closing):
+        if not (has_records or starts or planned.end_of_run):
             woke = any(not share.idle for share in offset.partitions.values())
             assert woke or planned.cti_us >= offset.cti_us + max(SECOND, advance_us // 10)
         offset = planned

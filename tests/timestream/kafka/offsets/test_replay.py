@@ -170,7 +170,7 @@ def test_a_replay_in_any_batches_has_the_rows_and_the_last_cti_of_its_span(
     assert shown == sorted(shown)
     assert all(lower <= cti <= upper for cti in shown)
     assert shown[-1:] == ([least] if least is not None and least >= lower else [])
-    assert replay.offset().closing
+    assert replay.offset().end_of_run
     (found,) = [*find_short_replays((BatchRecord(0, replay.offset()),))] or [None]
     assert (found is None) == (least == upper)
 
@@ -198,7 +198,7 @@ def test_neither_a_restart_nor_the_driver_shows_a_cti_before_the_start():
     replay.batch(cap=4)
     replay.begun = False
     assert replay.batch(cap=1)
-    assert replay.offset().opening_us == 3000
+    assert replay.offset().first_cti_us == 3000
     assert replay.ctis == []
     replay.finish()
     assert replay.ctis == [6000]
@@ -206,10 +206,10 @@ def test_neither_a_restart_nor_the_driver_shows_a_cti_before_the_start():
 
 def test_an_unbounded_replay_waits_for_its_end_closes_once_and_stays_ended():
     replay = Replay([[1, 4, 5, 6], [3]], 2, 6).finish(bounded=False)
-    assert (replay.offset().closing, replay.ctis) == (False, [])
+    assert (replay.offset().end_of_run, replay.ctis) == (False, [])
     replay.logs[1] += [7, 1, 99]
     replay.finish(bounded=False)
-    assert (replay.offset().closing, replay.ctis[-1]) == (True, 6000)
+    assert (replay.offset().end_of_run, replay.ctis[-1]) == (True, 6000)
     before = replay.text
     replay.logs[0] += [5, 5, 50]
     assert not replay.batch(bounded=False)
@@ -245,7 +245,7 @@ def replay_past_an_idle_partition(bounded=False, **raw):
 def test_records_that_wake_an_idle_partition_after_the_end_are_not_read(final, steps):
     replay = replay_past_an_idle_partition(finalCti=final)
     ended, rows = replay.offset(), list(replay.rows)
-    assert (ended.closing, ended.partitions[at(1)].idle) == (True, True)
+    assert (ended.end_of_run, ended.partitions[at(1)].idle) == (True, True)
     assert ended.cti_us == (FINAL_US if final == "true" else 6000)
     for step in steps:
         if isinstance(step, int):
@@ -253,7 +253,7 @@ def test_records_that_wake_an_idle_partition_after_the_end_are_not_read(final, s
         elif step == "restart":
             replay.begun = False
         replay.finish(bounded=step == "bounded")
-        assert replay.offset().closing
+        assert replay.offset().end_of_run
     assert (replay.rows, replay.offset().cti_us) == (rows, ended.cti_us)
 
 
@@ -273,7 +273,7 @@ def test_new_records_after_a_final_cti_before_the_end_are_refused(wakes):
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_replay_that_ends_without_its_idle_partitions_is_not_early(bounded):
     replay = replay_past_an_idle_partition(bounded)
-    assert replay.offset().closing
+    assert replay.offset().end_of_run
     assert not [*find_short_replays((BatchRecord(0, replay.offset()),))]
     early = Replay([[1, 2], [2, 3]], None, 6, finalCti="true")
     early.quiet = {0, 1}
@@ -291,7 +291,7 @@ def test_fixed_ends_are_kept_whatever_the_log_and_the_topic_grow_to():
     replay.finish()
     assert sorted(replay.rows) == [(0, 0), (0, 1), (0, 2)]
     assert replay.offset().fixed_ends == {at(0): 3, at(1): 0}
-    assert replay.offset().closing
+    assert replay.offset().end_of_run
 
 
 def test_a_replay_that_reaches_nothing_says_so_with_its_cti():

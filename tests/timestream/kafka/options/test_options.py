@@ -472,7 +472,7 @@ def test_a_frequency_must_be_positive(value):
 
 def test_a_frequency_of_digits_counts_and_of_a_unit_spans():
     assert options(ctiFrequency="5").frequency == Frequency(events=5)
-    assert options(ctiFrequency="5 s").frequency == Frequency(span_us=parse_duration("5 s"))
+    assert options(ctiFrequency="5 s").frequency == Frequency(interval_us=parse_duration("5 s"))
 
 
 @pytest.mark.parametrize(

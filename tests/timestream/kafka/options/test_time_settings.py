@@ -16,11 +16,11 @@ from pyspark_timestream.kafka.offsets.offset import check_stream_offset
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.topic_settings import (
-    DESCRIBABLE,
     TIME_SETTINGS,
-    merge_descriptions,
+    TOPIC_SETTINGS,
+    merge_topic_settings,
     parse_json,
-    read_description,
+    read_topic_settings,
     select_settings,
 )
 from pyspark_timestream.source import DefaultSource
@@ -51,12 +51,14 @@ WHOLE = st.builds(lambda times, ctis: times | ctis, st.sampled_from(TIMES), st.s
 """Options of time that are complete by themselves."""
 
 
-def taken(own, described):
-    return select_settings({name.lower(): text for name, text in own.items()}, described, SPECS)
+def taken(own, topic_settings):
+    return select_settings(
+        {name.lower(): text for name, text in own.items()}, topic_settings, SPECS
+    )
 
 
 def read(found, topic="trips", place=FILE):
-    return read_description(found, topic, place, SPECS)
+    return read_topic_settings(found, topic, place, SPECS)
 
 
 def refusal(call, *arguments):
@@ -70,7 +72,7 @@ def refusal(call, *arguments):
     return message
 
 
-def expected(own, described):
+def expected(own, topic_settings):
     """Semantics 14.5, rule by rule."""
     gone = set(own)
     if "ctiFrequency" in own:
@@ -85,26 +87,26 @@ def expected(own, described):
             gone.add("ctiDelay")
     if "eventShape" in own:
         gone |= {"interval": {"edge"}, "point": {"edge", "endTime"}}.get(own["eventShape"], set())
-    return {name: text for name, text in described.items() if name not in gone}
+    return {name: text for name, text in topic_settings.items() if name not in gone}
 
 
-@given(own=WHOLE, described=WHOLE)
-def test_a_query_takes_what_it_neither_sets_nor_rules_out(own, described) -> None:
-    assert taken(own, described) == expected(own, described)
+@given(own=WHOLE, topic_settings=WHOLE)
+def test_a_query_takes_what_it_neither_sets_nor_rules_out(own, topic_settings) -> None:
+    assert taken(own, topic_settings) == expected(own, topic_settings)
 
 
-@given(own=st.one_of(st.just({}), WHOLE), described=WHOLE)
-def test_whole_options_over_a_whole_description_always_fit(own, described) -> None:
-    options = read_kafka_options({**GIVEN, **own}, taken(own, described))
+@given(own=st.one_of(st.just({}), WHOLE), topic_settings=WHOLE)
+def test_whole_options_over_a_whole_description_always_fit(own, topic_settings) -> None:
+    options = read_kafka_options({**GIVEN, **own}, taken(own, topic_settings))
     alone = read_kafka_options({**GIVEN, **own}).settings()
     for name in own.keys() & alone.keys():
         assert options.settings()[name] == alone[name]
 
 
-@given(described=WHOLE)
-def test_a_described_topic_is_the_same_as_its_options_written_out(described) -> None:
-    written = read_kafka_options({**GIVEN, **described})
-    found = read_kafka_options(GIVEN, read(described))
+@given(topic_settings=WHOLE)
+def test_a_described_topic_is_the_same_as_its_options_written_out(topic_settings) -> None:
+    written = read_kafka_options({**GIVEN, **topic_settings})
+    found = read_kafka_options(GIVEN, read(topic_settings))
     assert found.settings() == written.settings()
     assert (found.rules, found.final_cti) == (written.rules, written.final_cti)
 
@@ -113,28 +115,28 @@ def test_a_described_topic_is_the_same_as_its_options_written_out(described) -> 
 def test_topics_have_one_description_or_are_refused_by_name(several) -> None:
     by_topic = {f"t{number}": read(each) for number, each in enumerate(several)}
     if all(each == several[0] for each in several):
-        assert merge_descriptions(by_topic, FILE) == read(several[0])
+        assert merge_topic_settings(by_topic, FILE) == read(several[0])
     else:
-        assert "describes topics 't0' and 't" in refusal(merge_descriptions, by_topic, FILE)
+        assert "describes topics 't0' and 't" in refusal(merge_topic_settings, by_topic, FILE)
 
 
 def test_equal_descriptions_in_other_words_are_equal() -> None:
     one = read({"startTime": "at", "CTIFREQUENCY": 10, "ctiDelay": "60 seconds"})
     two = read({"ctiDelay": "1 minute", "ctiFrequency": "10", "starttime": "field:at"})
-    assert merge_descriptions({"a": one, "b": two}, FILE) == one
+    assert merge_topic_settings({"a": one, "b": two}, FILE) == one
     assert list(one) == ["startTime", "ctiFrequency", "ctiDelay"]
 
 
 def test_topics_that_differ_are_told_the_setting_and_both_values() -> None:
     both = {"a": read({"ctiFrequency": 1}), "b": read({"ctiFrequency": 1, "ctiDelay": "5 s"})}
-    said = refusal(merge_descriptions, both, FILE)
+    said = refusal(merge_topic_settings, both, FILE)
     assert "topics 'a' and 'b' differently: 'ctiDelay' is not set and '5 s" in said
     assert "a query of its own" in said
 
 
 @pytest.mark.parametrize(("place", "step"), [(TOPIC, "produce one"), (FILE, "add one")])
 def test_a_topic_without_description_is_told_where_to_put_it(place, step) -> None:
-    said = refusal(merge_descriptions, {"trips": None}, place)
+    said = refusal(merge_topic_settings, {"trips": None}, place)
     assert f"'{place}' has no description of topic 'trips'" in said
     assert f"next step: {step} with the key 'trips'" in said
 
@@ -172,10 +174,10 @@ def test_a_description_holds_settings_of_time_only(name) -> None:
 
 
 def test_every_describable_setting_is_an_option_that_a_checkpoint_keeps() -> None:
-    kept = {name for name in DESCRIBABLE if not SPECS[name].may_change}
+    kept = {name for name in TOPIC_SETTINGS if not SPECS[name].may_change}
     # The preset is kept as what it stands for.
-    assert kept == set(DESCRIBABLE) - {"advanceTime"}
-    assert all(SPECS[name].effect == "both" for name in DESCRIBABLE)
+    assert kept == set(TOPIC_SETTINGS) - {"advanceTime"}
+    assert all(SPECS[name].effect == "both" for name in TOPIC_SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -251,9 +253,9 @@ def test_a_pattern_of_topics_is_refused_beside_a_description() -> None:
 
 
 def test_a_conflict_with_a_described_setting_names_both_and_where_it_is_from() -> None:
-    described = {"advanceTime": "IncreasingStartTime"}
+    topic_settings = {"advanceTime": "IncreasingStartTime"}
     with pytest.raises(OptionError) as refused:
-        read_kafka_options({**GIVEN, "ctiDelay": "5 s"}, described)
+        read_kafka_options({**GIVEN, "ctiDelay": "5 s"}, topic_settings)
     said = str(refused.value)
     assert said.startswith("option 'ctiDelay': '5 s' conflicts with option 'advanceTime'")
     assert said.endswith("option 'timeSettings' gives advanceTime = 'IncreasingStartTime'")
@@ -272,13 +274,13 @@ def test_a_changed_description_is_refused_on_a_checkpoint_by_name(old, new, said
     stored = {"version": FORMAT_VERSION, "settings": read_kafka_options(GIVEN, before).settings()}
     now = read_kafka_options(GIVEN, after)
     with pytest.raises(CheckpointMismatch, match=f"now by option 'timeSettings'; .*{said}"):
-        check_stream_offset(stored, now.settings(), now.described)
+        check_stream_offset(stored, now.settings(), now.topic_settings)
     # The way out: the query sets what it had, or no longer uses the description.
     own = read_kafka_options({**GIVEN, **before}, taken(before, {}))
-    check_stream_offset(stored, own.settings(), own.described)
+    check_stream_offset(stored, own.settings(), own.topic_settings)
     if old:
         kept = read_kafka_options({**GIVEN, **old}, taken(old, after))
-        check_stream_offset(stored, kept.settings(), kept.described)
+        check_stream_offset(stored, kept.settings(), kept.topic_settings)
 
 
 def test_a_changed_preset_is_refused_as_what_it_stands_for() -> None:
@@ -286,4 +288,4 @@ def test_a_changed_preset_is_refused_as_what_it_stands_for() -> None:
     now = read_kafka_options(GIVEN, {"advanceTime": "IncreasingStartTime"})
     stored = {"version": FORMAT_VERSION, "settings": old}
     with pytest.raises(CheckpointMismatch, match=r"'ctiFrequency' was '10' .* 'timeSettings'"):
-        check_stream_offset(stored, now.settings(), now.described)
+        check_stream_offset(stored, now.settings(), now.topic_settings)

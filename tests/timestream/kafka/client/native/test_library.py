@@ -58,7 +58,7 @@ class Librdkafka:
     """The functions that the gather calls, over messages that a test makes up."""
 
     def __init__(self, pieces: list[list[Sent]]) -> None:
-        self.split_at_raises = pieces
+        self.split_at_forced_ctis = pieces
         self.alive: dict[int, tuple[Message, Sent, list[Any]]] = {}
         self.table = [
             CFUNCTYPE(c_int64, c_void_p, c_int, POINTER(c_void_p), c_size_t)(self.consume),
@@ -73,9 +73,9 @@ class Librdkafka:
         ]
 
     def consume(self, queue: int, wait_ms: int, to: Any, most: int) -> int:
-        piece = self.split_at_raises[0] if self.split_at_raises else []
+        piece = self.split_at_forced_ctis[0] if self.split_at_forced_ctis else []
         now, later = piece[:most], piece[most:]
-        self.split_at_raises[:1] = [later] if later else []
+        self.split_at_forced_ctis[:1] = [later] if later else []
         for place, sent in enumerate(now):
             message, kept = Message(err=sent.code, partition=sent.partition, offset=sent.offset), []
             # Each value in a place of its own size: what reads beyond it reads another's memory.
