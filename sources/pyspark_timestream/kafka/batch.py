@@ -104,12 +104,7 @@ def plan_slice(
     earlier records, a part first reads those for the clock alone, so that cutting a partition
     changes no row.
 
-    Args:
-        options: the options of the read.
-        own_slice: the task's slice.
-        listed: the partitions that exist now.
-        starts: the current start of each partition from `select_partitions`.
-        stops: the current end of each of them.
+    `listed` are the partitions that exist now; `starts` and `stops` are of `select_partitions`.
 
     Raises:
         OptionError: a partition starts after its end.

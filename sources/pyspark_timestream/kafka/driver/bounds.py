@@ -111,11 +111,9 @@ class RunEnds:
         self._bounds = dict(bounds)
 
     def limit_to_current_ends(self, seen: Mapping[Partition, int], has_import: bool) -> None:
-        """Read no further than the current ends.
+        """Read no further than the current ends, or those that were `seen` in this run.
 
-        Args:
-            seen: ends that the logs have had in this run: no bound is below them.
-            has_import: imported CTIs wait for the ends of open transactions too.
+        Imported CTIs wait for the ends of open transactions too.
         """
         if has_import:
             partitions = self._partition_cache.get(fresh=True)

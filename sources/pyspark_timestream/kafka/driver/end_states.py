@@ -66,14 +66,10 @@ def find_end_states(
     read_again: Callable[[Range], PartitionState] | None,
     group: str,
 ) -> EndStates:
-    """Find the end states of the batch `offset`.
+    """Find the end states of the batch `offset` in the group's metadata.
 
-    Args:
-        offset: the batch.
-        metadata: the group's metadata, by partition.
-        read_again: computes the clock after a range from its records; None if that is not worth
-            it, since the states only hold counts.
-        group: the name of the consumer group.
+    `read_again` computes the clock after a range from its records; None if that is not worth it,
+    since the states only hold counts.
     """
     begun = copy_start_states(offset)
     states, malformed = dict(begun.states), dict(begun.malformed_values)

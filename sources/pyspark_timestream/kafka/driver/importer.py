@@ -76,12 +76,8 @@ class IdleTracker:
     ) -> Mapping[Partition, int]:
         """Return the partitions that have caught up, and since when.
 
-        Args:
-            broker: knows the open transactions.
-            positions: the next offset to read.
-            ends: the current ends of the logs, regardless of the run's bounds.
-            idle: the partitions that are idle in the last offset.
-            now_us: the wall clock after the ends were read.
+        `ends` are those of the logs, regardless of the run's bounds; `idle` are the partitions that
+        are idle in the last offset, and `now_us` is the wall clock after the ends were read.
         """
         caught_up = [part for part, position in positions.items() if ends.get(part) == position]
         since_us = find_caught_up(self._since_us, caught_up, now_us, self._troubled(broker))
@@ -187,10 +183,7 @@ class CtiImporter:
     ) -> ImportedTopic:
         """Read what is new, and return the state of the topic.
 
-        Args:
-            recorded: the state of the topic in the last offset.
-            topic_ids: the topic ids in that offset.
-            now_us: the wall clock.
+        `recorded` and `topic_ids` are what the last offset knows of it.
 
         Raises:
             OptionError: the topic does not exist.

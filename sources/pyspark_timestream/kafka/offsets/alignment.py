@@ -50,14 +50,10 @@ CaughtUpSince = Mapping[Partition, int]
 def find_caught_up(
     since_us: CaughtUpSince, caught_up: Collection[Partition], now_us: int, troubled: bool
 ) -> dict[Partition, int]:
-    """Return since when each partition has caught up, after another observation.
+    """Return since when each partition has caught up, after `caught_up` were seen so.
 
-    Args:
-        since_us: the result of the previous observation.
-        caught_up: the partitions that have caught up in this one.
-        now_us: the wall clock after this observation.
-        troubled: a request failed or was slow: the time before is unknown, so all times
-            start again. They also do if the clock was set back.
+    After trouble (a request failed or was slow) the time before is unknown, so all times start
+    again. They also do if the clock was set back.
     """
     before = {} if troubled else since_us
     return {part: min(before.get(part, now_us), now_us) for part in caught_up}
@@ -87,12 +83,8 @@ def idle_partitions(
 def advance_by_clock(cti_us: int | None, advance_us: int | None, now_us: int) -> int | None:
     """Return the CTI of a stream whose partitions are all idle; None if it does not move (yet).
 
-    It moves in steps of a tenth of `idleAdvance`, at least a second, since each is a batch.
-
-    Args:
-        cti_us: the stream's CTI by its partitions; None if it has none.
-        advance_us: option `idleAdvance`; None: the CTI stays.
-        now_us: the wall clock.
+    `cti_us` is its CTI by its partitions, `advance_us` option `idleAdvance`. It moves in steps of a
+    tenth of that, at least a second, since each is a batch.
     """
     if advance_us is None:
         return None
@@ -207,12 +199,7 @@ def align_ends(
 ) -> tuple[dict[Partition, int], frozenset[Partition]]:
     """Return the ends up to which the batch may read, and the partitions that wait.
 
-    Args:
-        alignment: the result of `find_alignment`.
-        positions: the next offset to read of every partition.
-        ends: the ends up to which records can be read.
-        time_index: the first offset with a timestamp at or after the bound, None where there is
-            none, for `alignment.instants_ms()`; empty if timestamps are not the event times.
+    `time_index` has the offsets for `alignment.instants_ms()`, as `BrokerSnapshot` says.
     """
     cut, waiting = dict(ends), set(alignment.waiting)
     for part, estimate in alignment.estimates.items():

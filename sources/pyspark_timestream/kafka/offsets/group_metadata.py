@@ -69,12 +69,7 @@ def encode_group_metadata(
 ) -> str:
     """Encode the text that a task commits for a partition after its range, in ASCII.
 
-    Args:
-        offset: the batch.
-        partition: one of its partitions.
-        end: the clock after the range.
-        malformed_values: its malformed values and keys.
-        settings: settings of the session that break what CTIs promise.
+    `settings` are settings of the session that break what CTIs promise.
     """
     value = {
         "for": _compute_key(offset, partition),
@@ -124,11 +119,7 @@ def decode_group_metadata(
 
 
 def describe_missing_states(is_ordered: bool) -> str:
-    """Describe the cost of states that are missing in the group.
-
-    Args:
-        is_ordered: CTIs judge events, so the clocks must be restored.
-    """
+    """Describe the cost of states that are missing in the group: CTIs need the clocks."""
     if is_ordered:
         return "its batches are read a second time to restore their clocks"
     return "the counts in the progress leave its records out"

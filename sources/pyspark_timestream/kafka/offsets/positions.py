@@ -53,16 +53,8 @@ def reconcile(
 ) -> tuple[dict[Partition, int], list[str]]:
     """Find the positions to continue at, given what the broker still has.
 
-    Args:
-        wanted: the next offset to read of each partition.
-        earliest: the first offset of each that still exists.
-        ends: the end offset of each; missing partitions are left out.
-        fail_on_data_loss: a loss is an error.
-        recreated: the topics that were deleted and created again.
-        unchanged: the topics that are certainly those read before.
-
-    Returns:
-        The positions of the partitions that still exist, and a text for each loss.
+    Returns the positions of the partitions that still exist, and a text for each loss; `unchanged`
+    topics are certainly those that were read before.
 
     Raises:
         DataLost: something was lost and `fail_on_data_loss`.
@@ -348,12 +340,7 @@ def fix_ends(
 ) -> dict[Partition, int] | None:
     """Return where a stream ends by the ending options; None if it has none of them.
 
-    Args:
-        options: the options of the stream.
-        earliest: the first offset that each partition still has.
-        starts: the first offset that the stream reads of each partition.
-        ends: the offset after each partition's last readable record.
-        find_offsets: finds the first offset at or after a timestamp, in ms; None if there is none.
+    `find_offsets` finds the first offset at or after a timestamp, in ms; None if there is none.
 
     Raises:
         OptionError: an option names other partitions than exist, or one starts after its end.
@@ -391,11 +378,7 @@ def find_ended(
     """Return the partitions that the stream has read to their own ends, with their positions.
 
     Once the stream has ended by `endingCti`, so have its idle partitions, whatever their clocks.
-
-    Args:
-        offset: the last batch.
-        states: the clocks after it; those at its start for partitions that are left out.
-        until_us: the CTI at which each partition ends; None for no such end.
+    `states` are the clocks after the batch; without one, that at its start counts.
     """
     fixed, is_over = offset.fixed_ends or {}, has_stream_ended(offset, until_us)
     return {
@@ -412,13 +395,7 @@ def limit_ends(
     fixed_ends: Mapping[Partition, int] | None,
     ended: Mapping[Partition, int],
 ) -> dict[Partition, int]:
-    """Return how far the stream reads each partition.
-
-    Args:
-        log_ends: the ends of the logs.
-        fixed_ends: those of the stream, if it has any: it reads no other partition.
-        ended: the partitions that have ended, with their positions.
-    """
+    """Return how far the stream reads each partition; with ends of its own it reads no other."""
     if fixed_ends is None:
         return {**log_ends, **ended}
     limited = {part: min(end, fixed_ends[part]) for part, end in log_ends.items()

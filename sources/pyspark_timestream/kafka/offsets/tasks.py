@@ -132,11 +132,7 @@ def join_batches(
 ) -> list[TaskPlan]:
     """Plan the tasks of all batches after `start` up to `end`, as one batch.
 
-    Args:
-        start: the offset of the last committed batch; None if there is none.
-        states: the end state of each partition of `start`.
-        end: the offset of the last planned batch.
-        emitted_us: the greatest CTI row up to the end of `start`; None if there is none.
+    `states` are the clocks after `start`, and `emitted_us` is the greatest CTI row up to its end.
     """
     after = -1 if start is None else start.number
     missing = {} if start is None else start.missing

@@ -118,11 +118,7 @@ def read_topic_settings(
 ) -> dict[str, str]:
     """Read the description of `topic`: option name -> canonical text, in the order of the options.
 
-    Args:
-        found: what the JSON holds.
-        topic: the topic, for messages.
-        place: where the description is, for messages.
-        specs: option name -> its declaration, of all options.
+    `found` is what the JSON in `place` holds; `specs` are the declarations of all options.
 
     Raises:
         OptionError: it is not an object, names another option, or a value cannot be read.
@@ -171,10 +167,6 @@ def merge_topic_settings(
 ) -> Mapping[str, str]:
     """Return the one description of all topics of a query.
 
-    Args:
-        settings_by_topic: topic -> what `read_topic_settings` returned, None where there is none.
-        place: where they are, for messages.
-
     Raises:
         OptionError: a topic has no description, or two have different ones.
     """
@@ -204,10 +196,7 @@ def select_settings(
 ) -> dict[str, str]:
     """Return what a query takes of the description of its topics.
 
-    Args:
-        own: the query's own options, lower-cased name -> text.
-        topic_settings: option name -> text.
-        specs: option name -> its declaration, of all options.
+    `own` are the query's own options, by their lower-cased names.
     """
     excluded = _find_excluded(own, specs)
     return {
