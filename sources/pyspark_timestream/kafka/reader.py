@@ -106,7 +106,7 @@ class KafkaTask(InputPartition):
         plan: the work of the task.
         group: the consumer group to commit to.
         offset: the batch, restricted to the task's partitions; None to commit nothing.
-        readers: the schemas that payloads are read by, by part.
+        readers: the schemas that payloads are read by, by side (value, key).
     """
 
     plan: TaskPlan
@@ -208,7 +208,7 @@ class KafkaBatchReader(DataSourceReader):
         self._group = f"{options.group_prefix}-batch"
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task per partition, or per part of one."""
+        """Return one task per partition, or for each cut of one."""
         broker = Broker(self._options, self._group)
         listed = broker.partitions()
         starts, stops = self._bounds(broker, listed, listed)

@@ -110,23 +110,23 @@ def _count_malformed(
 ) -> MalformedValues:
     """Count malformed values, and note the offsets of the last record that each warning is of."""
     payload, inside = judged.payload, judged.verdicts.inside
-    found = MalformedValues.from_reasons(payload.count_malformed(inside))
+    counted = MalformedValues.from_reasons(payload.count_malformed(inside))
     offsets = judged.block.offsets
-    if found.total:
+    if counted.total:
         reasons = payload.find_reasons()
         assert reasons is not None
         wrong = (reasons != FINE) if inside is None else (reasons != FINE) & inside
-        found = replace(found, value_at=offsets[int(np.flatnonzero(wrong)[-1])].as_py())
+        counted = replace(counted, value_at=offsets[int(np.flatnonzero(wrong)[-1])].as_py())
     if after.clues.early > before.clues.early:
         times, well_formed, _ = check_times(payload.events)
         early = np.flatnonzero(well_formed & find_early(times))
-        found = replace(found, time_at=offsets[int(early[-1])].as_py())
+        counted = replace(counted, time_at=offsets[int(early[-1])].as_py())
     if after.malformed > before.malformed:
         _, _, malformed = check_times(payload.events)
         if payload.events.valueless is not None:
             malformed = malformed & ~payload.events.valueless
-        found = replace(found, event_at=offsets[int(np.flatnonzero(malformed)[-1])].as_py())
-    return found
+        counted = replace(counted, event_at=offsets[int(np.flatnonzero(malformed)[-1])].as_py())
+    return counted
 
 
 def _find_unshown_cti(options: KafkaOptions) -> int | None:

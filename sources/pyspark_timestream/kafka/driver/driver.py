@@ -118,7 +118,7 @@ class StreamDriver:
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
     def fix_readers(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
-        """Fix the schemas that payloads are read by, once a run, and return them by part.
+        """Fix the schemas that payloads are read by, once a run, and return them by side.
 
         Raises:
             SchemaRegistryError: the registry does not give a schema.
@@ -131,8 +131,8 @@ class StreamDriver:
             if recorded:
                 self._options = add_newer_readers(
                     self._options,
-                    lambda options, part, text: can_read_writer(
-                        options, self._projection, part, text
+                    lambda options, side, text: can_read_writer(
+                        options, self._projection, side, text
                     ),
                     self._fits,
                 )
@@ -296,13 +296,13 @@ class StreamDriver:
         ends = limit_ends(self._ends.wait_for(open_at), previous.fixed_ends, ended)
         log_ends, known = self._ends.log_ends, open_at | ended
         # A bounded run has an end for a partition that is gone, too.
-        found = [part for part in ends if part not in known and part in log_ends]
-        has_caught_up = not found and not run.new_start and ends == known
+        new = [part for part in ends if part not in known and part in log_ends]
+        has_caught_up = not new and not run.new_start and ends == known
         topic_ids = self._get_topic_ids(log_ends, fresh=not has_caught_up)
         recreated = recreated_topics(previous.topic_ids, topic_ids)
         back = {
             part: previous.missing[part].end_exclusive
-            for part in found
+            for part in new
             if part in previous.missing and part.topic not in recreated
         }
         for part, position in back.items():
@@ -319,9 +319,9 @@ class StreamDriver:
         )
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
-        new = {part: earliest[part] for part in found if part in earliest and part not in back}
+        starts = {part: earliest[part] for part in new if part in earliest and part not in back}
         return BrokerSnapshot(
-            positions={**positions, **ended, **new},
+            positions={**positions, **ended, **starts},
             ends=ends,
             lost=bool(losses or back),
             topic_ids=topic_ids,
@@ -402,10 +402,10 @@ class StreamDriver:
     def _get_end_states(self, offset: StreamOffset) -> EndStates:
         """Return the clocks after the batch `offset`."""
         if self._last_end_states is None or self._last_end_states[0] != offset:
-            found = find_restored_states(
+            end_states = find_restored_states(
                 self._options, offset, self._broker, lambda span: self._read_again(offset, span)
             )
-            self._last_end_states = (offset, found)
+            self._last_end_states = (offset, end_states)
         return self._last_end_states[1]
 
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
@@ -414,12 +414,12 @@ class StreamDriver:
 
 def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:
     """The options that explanations need to know, and that may change on a checkpoint."""
-    found = {"group": options.client.get("group.id") or group_name(options.group_prefix, stream)}
+    texts = {"group": options.client.get("group.id") or group_name(options.group_prefix, stream)}
     if options.idle_timeout_us is not None:
-        found["idleTimeout"] = format_duration(options.idle_timeout_us)
+        texts["idleTimeout"] = format_duration(options.idle_timeout_us)
     if options.max_offsets is not None:
-        found["maxOffsetsPerTrigger"] = str(options.max_offsets)
-    return found
+        texts["maxOffsetsPerTrigger"] = str(options.max_offsets)
+    return texts
 
 
 def _find_open(previous: StreamOffset, ended: Mapping[Partition, int]) -> dict[Partition, int]:

@@ -80,10 +80,10 @@ def find_end_states(
         part = span.partition
         left[part] = decode_group_metadata(offset, part, metadata.get(part))
         malformed[part] += left[part].malformed_values
-        found = left[part].state
-        if found is None and read_again is not None:
-            found = read_again(span)
-        states[part] = found or states[part]
+        state = left[part].state
+        if state is None and read_again is not None:
+            state = read_again(span)
+        states[part] = state or states[part]
     if not left:
         return EndStates(states, malformed, _repeat_findings(offset))
     diagnoses = [*_find_broken_settings(left), *_find_refused_states(left, states)]
@@ -98,8 +98,8 @@ def _repeat_findings(offset: StreamOffset) -> tuple[Diagnosis, ...]:
 
 
 def _find_broken_settings(left: Mapping[Partition, GroupMetadata]) -> Iterator[Diagnosis]:
-    found = {name: value for each in left.values() for name, value in each.settings}
-    for name, value in sorted(found.items()):
+    settings = {name: value for each in left.values() for name, value in each.settings}
+    for name, value in sorted(settings.items()):
         text = f"the query runs with '{value}', by which {explain_setting(name)}"
         yield Diagnosis(Kind.SESSION_SETTING, f"setting '{name}'", text, advice=suggest_fix(name))
 

@@ -268,9 +268,9 @@ class CtiImporter:
         if now_us - self._listed_us < _DISCOVERY_INTERVAL_US:
             return frozenset()
         self._listed, self._listed_us = self._broker.partitions(), now_us
-        found = self._broker.topic_ids(self._options.subscribe or ())
-        recreated = recreated_topics(self.topic_ids, found)
-        self.topic_ids = found or self.topic_ids
+        topic_ids = self._broker.topic_ids(self._options.subscribe or ())
+        recreated = recreated_topics(self.topic_ids, topic_ids)
+        self.topic_ids = topic_ids or self.topic_ids
         return recreated
 
     def _keep_missing(
@@ -321,8 +321,8 @@ class CtiImporter:
 
 def _start_partition(known: ImportedTopic, position: int) -> ImportedPartition:
     """Start reading a new partition, which does not take the topic's CTI back."""
-    found = ImportedPartition(position)
-    return found if known.cti_us is None else _raise_partition(found, known.cti_us)
+    new = ImportedPartition(position)
+    return new if known.cti_us is None else _raise_partition(new, known.cti_us)
 
 
 def _raise_partition(part: ImportedPartition, cti_us: int) -> ImportedPartition:

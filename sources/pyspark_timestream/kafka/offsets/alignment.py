@@ -203,15 +203,15 @@ def align_ends(
     """
     cut, waiting = dict(ends), set(alignment.waiting)
     for part, estimate in alignment.estimates.items():
-        at = positions[part]
-        found = time_index.get(part, at - 1)
-        if found == at and part not in alignment.slowest:
+        position = positions[part]
+        at_bound = time_index.get(part, position - 1)
+        if at_bound == position and part not in alignment.slowest:
             waiting.add(part)
         if part in waiting:
-            end = at + 1
-        elif found is None or found > at:
-            end = ends[part] if found is None else found
+            end = position + 1
+        elif at_bound is None or at_bound > position:
+            end = ends[part] if at_bound is None else at_bound
         else:
-            end = at + estimate
+            end = position + estimate
         cut[part] = min(end, ends[part])
     return cut, frozenset(waiting)

@@ -143,7 +143,7 @@ class PartitionOffset:
         return _leave_out_none(
             {
                 "caught_up": self.caught_up_since_us,
-                "forced_ctis": [list(each) for each in self.forced_ctis] or None,
+                "forced_ctis": [list(entry) for entry in self.forced_ctis] or None,
                 "from": self.start_inclusive,
                 "idle": self.idle or None,
                 "pending": [list(pair) for pair in self.pending] or None,
@@ -165,7 +165,9 @@ class PartitionOffset:
             idle=value.get("idle", False),
             caught_up_since_us=value.get("caught_up"),
             pending=tuple((offset, cti_us) for offset, cti_us in value.get("pending", ())),
-            restart_points=tuple((batch, at) for batch, at in value.get("restart_points", ())),
+            restart_points=tuple(
+                (batch, offset) for batch, offset in value.get("restart_points", ())
+            ),
             forced_ctis=tuple(
                 (batch, offset, cti_us) for batch, offset, cti_us in value.get("forced_ctis", ())
             ),
@@ -225,7 +227,7 @@ class StreamOffset:
             the wall clock when each was first missed.
         bounded: a bounded run planned the batch.
         warnings: the warnings given up to this batch.
-        schemas: the schemas that payloads are read by, by part (`value`, `key`), without texts.
+        schemas: the schemas that payloads are read by, by side (`value`, `key`), without texts.
         fixed_ends: the offsets at which the partitions end by the ending options; None without one.
         unpinned: what explanations need to know of other options: `idleTimeout`,
             `maxOffsetsPerTrigger` where they are set, and the consumer `group`.
@@ -277,7 +279,7 @@ class StreamOffset:
             "tasks": self.tasks,
             "version": FORMAT_VERSION,
         }
-        schemas = {part: schema.to_json() for part, schema in sorted(self.schemas.items())}
+        schemas = {side: schema.to_json() for side, schema in sorted(self.schemas.items())}
         sometimes = {
             "advanced": self.advanced_us,
             "bounded": self.bounded or None,
@@ -313,8 +315,8 @@ class StreamOffset:
             bounded=value.get("bounded", False),
             warnings=tuple(GivenWarning(**each) for each in value.get("warnings", ())),
             schemas={
-                part: ReaderSchema.from_json(each)
-                for part, each in value.get("schemas", {}).items()
+                side: ReaderSchema.from_json(schema)
+                for side, schema in value.get("schemas", {}).items()
             },
             fixed_ends=list_by_partition(value["ends"]) if "ends" in value else None,
             unpinned=value.get("unpinned", {}),

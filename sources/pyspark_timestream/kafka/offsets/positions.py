@@ -181,7 +181,7 @@ class _Side:
             return {part: words[self.offsets][part] for part in ends}
         self._check_names(self.offsets, listed)
         spelt = ", -2 or -1" if EARLIEST in self.words else " or -1"
-        found = {}
+        offsets = {}
         for part, end in ends.items():
             named = self.offsets[part]
             offset = words[named][part] if named in self.words else named
@@ -191,8 +191,8 @@ class _Side:
                     f"{offset}; name one of them{spelt}, or set option "
                     f"'failOnDataLoss' to 'false' to {self.verb} at the nearest"
                 )
-            found[part] = min(max(offset, earliest[part]), end)
-        return found
+            offsets[part] = min(max(offset, earliest[part]), end)
+        return offsets
 
     def _check_names(self, named: _ByPartition, listed: Collection[Partition]) -> None:
         """Refuse an option that names other partitions than are read."""
@@ -249,7 +249,7 @@ def resolve_starts(
     options: KafkaOptions,
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
-    found: Mapping[Partition, int | None],
+    at_times: Mapping[Partition, int | None],
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
     """Return the first offset to read of each partition in `ends`.
@@ -258,7 +258,7 @@ def resolve_starts(
         options: the starting options.
         earliest: the first offset that each partition still has.
         ends: the offset after each partition's last readable record.
-        found: the first offset at or after each of `starting_timestamps`; None if there is none.
+        at_times: the first offset at or after each of `starting_timestamps`; None if there is none.
         listed: all partitions of the read; None for those in `ends`.
 
     Raises:
@@ -272,7 +272,7 @@ def resolve_starts(
         return side.find_offsets(options, earliest, ends, listed)
     starts = {}
     for part, end in ends.items():
-        offset = found.get(part)
+        offset = at_times.get(part)
         if offset is None and options.starting_strategy != "latest":
             raise OptionError(
                 side.name,
@@ -299,7 +299,7 @@ def resolve_ends(
     options: KafkaOptions,
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
-    found: Mapping[Partition, int | None],
+    at_times: Mapping[Partition, int | None],
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
     """Return the offset after the last one to read of each partition; as `resolve_starts`."""
@@ -307,7 +307,7 @@ def resolve_ends(
     side = _read_end(options)
     if not side.find_timestamps(ends, listed):
         return side.find_offsets(options, earliest, ends, listed)
-    at_or_after = {part: found.get(part) for part in ends}
+    at_or_after = {part: at_times.get(part) for part in ends}
     return {part: ends[part] if offset is None else offset for part, offset in at_or_after.items()}
 
 
@@ -348,8 +348,8 @@ def fix_ends(
     """
     if options.ends_by_default:
         return None
-    found = find_offsets(ending_timestamps(options, ends))
-    stops = resolve_ends(options, earliest, ends, found)
+    at_times = find_offsets(ending_timestamps(options, ends))
+    stops = resolve_ends(options, earliest, ends, at_times)
     check_order(options, starts, stops)
     return stops
 
@@ -423,8 +423,8 @@ def name_other_unit(ms: int) -> str:
 
 
 def _correct_unit(ms: int) -> str:
-    found = name_other_unit(ms)
-    return f"write milliseconds, if that is in {found}; or " if found else ""
+    unit = name_other_unit(ms)
+    return f"write milliseconds, if that is in {unit}; or " if unit else ""
 
 
 def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> None:

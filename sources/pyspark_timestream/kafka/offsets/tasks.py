@@ -40,10 +40,10 @@ class TaskRange:
     forced_ctis: tuple[tuple[int, int], ...] = ()
 
     def split_at_forced_ctis(self) -> Iterator[tuple[int | None, Range]]:
-        """Split `offsets` at its forced CTIs; return each part with the CTI before it."""
+        """Split `offsets` at its forced CTIs; return each piece with the CTI before it."""
         part, begin, end = self.offsets
         ctis_us = (None, *(cti_us for _, cti_us in self.forced_ctis))
-        places = itertools.pairwise((begin, *(at for at, _ in self.forced_ctis), end))
+        places = itertools.pairwise((begin, *(offset for offset, _ in self.forced_ctis), end))
         for cti_us, (first, stop) in zip(ctis_us, places, strict=True):
             yield cti_us, Range(part, first, stop)
 
@@ -117,11 +117,11 @@ def note_forced_cti(
     """
     kept = _keep_after(share.forced_ctis if share else (), committed)
     # If reading goes back, CTIs that were forced further ahead stay in force.
-    kept = tuple((number, min(at, position), us) for number, at, us in kept)
+    kept = tuple((number, min(offset, position), us) for number, offset, us in kept)
     if cti_us is None:
         return kept
     # The later of two CTIs at one place is the higher.
-    return (*(each for each in kept if each[1] < position), (batch, position, cti_us))
+    return (*(entry for entry in kept if entry[1] < position), (batch, position, cti_us))
 
 
 def join_batches(
@@ -141,11 +141,11 @@ def join_batches(
     whole: dict[Partition, PartitionOffset] = {}
     shares: dict[Partition, TaskRange] = {}
     for part, share in {**end.missing, **end.partitions}.items():
-        begins = [at for number, at in share.restart_points if number > after]
+        begins = [offset for number, offset in share.restart_points if number > after]
         begins += [known[part].end_exclusive] if part in known else []
         begin = min(*begins, share.end_exclusive)
         forced_ctis = [
-            (max(at, begin), us) for number, at, us in share.forced_ctis if number > after
+            (max(offset, begin), us) for number, offset, us in share.forced_ctis if number > after
         ]
         whole[part] = dataclasses.replace(share, start_inclusive=begin)
         shares[part] = TaskRange(
@@ -165,4 +165,4 @@ def join_batches(
 
 
 def _keep_after(entries: Sequence[Entry], committed: int) -> tuple[Entry, ...]:
-    return tuple(each for each in entries if each[0] > committed)
+    return tuple(entry for entry in entries if entry[0] > committed)
