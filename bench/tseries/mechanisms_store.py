@@ -92,7 +92,12 @@ def tasks_write(
     """What the tasks of a batch leave, each its part."""
     return [
         write_task_output(
-            store.location, part.to_batches(), STAGED, expected, "me", secrets.token_hex(8)
+            store.location,
+            part.to_batches(),
+            STAGED,
+            expected,
+            "me",
+            unique_name=secrets.token_hex(8),
         )
         for part in parts
     ]

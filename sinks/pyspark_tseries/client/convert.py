@@ -148,7 +148,7 @@ def _from_arrow(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         key, item = array.flatten().flatten()
         key = _from_arrow(key, kind.key_type, _child(path, "key"))
         item = _from_arrow(item, kind.item_type, _child(path, "value"))
-        return _map_array(_offsets(array), key, item, kind, _nulls(array), path)
+        return _map_array(_offsets(array), key, item, kind, nulls=_nulls(array), path=path)
     if kinds.is_struct(kind) and kinds.is_struct(have):
         at = _fields_by_name(kind, [field.name for field in have], type_name(have), path)
         children = array.flatten()
@@ -221,6 +221,7 @@ def _map_array(
     key: pa.Array,
     item: pa.Array,
     kind: pa.DataType,
+    *,
     nulls: pa.Array | None,
     path: str,
 ) -> pa.Array:
@@ -443,7 +444,7 @@ def _map_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Arra
     flat = [pair for pairs in entries if pairs is not None for pair in pairs]
     key = _from_values([pair[0] for pair in flat], kind.key_type, _child(path, "key"))
     item = _from_values([pair[1] for pair in flat], kind.item_type, _child(path, "value"))
-    return _map_array(_lengths(entries), key, item, kind, _missing(values), path)
+    return _map_array(_lengths(entries), key, item, kind, nulls=_missing(values), path=path)
 
 
 def _struct_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:

@@ -76,6 +76,7 @@ def run_query(
     query: Query,
     series: Sequence[str] | None = None,
     part: Slice = FULL_SLICE,
+    *,
     columns: Sequence[str] | None = None,
 ) -> Answer:
     """The result of `query`.

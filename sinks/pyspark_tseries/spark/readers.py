@@ -133,7 +133,7 @@ class RangeReader(DataSourceReader):
 
     def _read_series(self, snapshot: files.Snapshot, part: Slice) -> Iterator[pa.RecordBatch]:
         head, names = _read_head(snapshot, self._series, part), self._target.names
-        found = run_query(snapshot, head, self._query, self._series, part, names).table
+        found = run_query(snapshot, head, self._query, self._series, part, columns=names).table
         yield from found.cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
 
     def _read_files(

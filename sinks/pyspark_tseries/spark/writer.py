@@ -111,8 +111,7 @@ def _stage(
         target.plan.staged,
         target.expected,
         target.author,
-        uuid.uuid4().hex,
-        DEFAULT_LIMITS,
+        unique_name=uuid.uuid4().hex,
     )
     freeze_objects()
     return StagedTask(
@@ -152,14 +151,12 @@ def _commit(
     from pyspark_tseries.maintain.background import maintain_after_commit
     from pyspark_tseries.store.store import Store
 
-    outputs = [task.output for task in sorted(tasks, key=lambda task: task.partition)]
-    has_rows = any(output.rows for output in outputs)
+    has_rows = any(task.output.rows for task in tasks)
     store = Store.open(target.location)
     joins = _joins(store, target.plan, token)
     made = None
     if has_rows or joins or _is_news(store, token, cti_us):
-        digest = _sum_digests(tasks)
-        batch = _build_batch(target, outputs, tasks[0].schema, token, cti_us, digest, joins=joins)
+        batch = _build_batch(target, tasks, token, cti_us, joins=joins)
         try:
             made = store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
@@ -226,21 +223,20 @@ def _is_news(store: "Store", token: tuple[str, int] | None, cti_us: int | None) 
 
 def _build_batch(
     target: WriteTarget,
-    outputs: list[TaskOutput],
-    schema: pa.Schema,
+    tasks: list[StagedTask],
     token: tuple[str, int] | None,
     cti_us: int | None,
-    digest: int | None,
     *,
     joins: bool,
 ) -> Batch:
-    """The staged rows, of `schema` and in the order of the input, as one batch."""
+    """The staged rows, in the order of the input, as one batch."""
     options = target.options
+    outputs = [task.output for task in sorted(tasks, key=lambda task: task.partition)]
     few = [output.inline for output in outputs if output.inline is not None]
     size = sum(output.size for output in outputs)
     in_memory = len(few) == len(outputs) and size <= DEFAULT_LIMITS.memory
     return Batch(
-        read_staged(target.location, few) if in_memory else schema.empty_table(),
+        read_staged(target.location, few) if in_memory else tasks[0].schema.empty_table(),
         options.out_of_order,
         target.author,
         token,
@@ -249,7 +245,7 @@ def _build_batch(
         clock=options.clock,
         cti_us=cti_us,
         joins=joins,
-        digest=digest,
+        digest=_sum_digests(tasks),
         future=FutureLimit(options.max_future_us, options.future_policy),
         tasks=() if in_memory else tuple(outputs),
     )

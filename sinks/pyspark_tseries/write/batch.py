@@ -475,8 +475,14 @@ class _Commit:
         targets = find_originals(self._location, data, make_targets(series, sequence))
         if self._access.policy is not None:
             self._access.require_edits(targets.author.drop_null().unique().to_pylist())
-        choices = batch.missing_original, self._rules.assigned_us
-        edited = number_edits(targets, index, appended, context.retained, *choices)
+        edited = number_edits(
+            targets,
+            index,
+            appended,
+            context.retained,
+            missing_original=batch.missing_original,
+            now_us=self._rules.assigned_us,
+        )
         if not len(edited.events.order):
             return edited, None
         table = build_events(rows, edited.events, self._metadata, batch.author, edited.originals)

@@ -90,6 +90,7 @@ def number_edits(
     index: SeriesIndex,
     appended: pa.Table,
     retained: RetainedRange,
+    *,
     missing_original: str,
     now_us: int,
 ) -> NumberedEdits:

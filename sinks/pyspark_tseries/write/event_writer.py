@@ -54,8 +54,8 @@ class WriteRules:
 
     def number(self, series: pa.Array, given: pa.Array, index: SeriesLookup) -> NumberedRows:
         """As `number_rows`."""
-        rules = self.out_of_order, self.assigned_us, self.future
-        return number_rows(series, given, index, *rules)
+        choices = self.out_of_order, self.assigned_us
+        return number_rows(series, given, index, *choices, future=self.future)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ The rules are semantics 16 and 17.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -147,6 +147,7 @@ def number_rows(
     index: SeriesLookup,
     out_of_order: str,
     now_us: int,
+    *,
     future: FutureRule | None = None,
 ) -> NumberedRows:
     """Number a batch.
@@ -157,21 +158,20 @@ def number_rows(
     store's CTI; then `out_of_order` applies. Late rows keep their order among themselves when they
     are adjusted. To rows that are too far ahead, and not late, `future` applies.
     """
-    order, names, codes, us = sort_rows(series, given)
-    _check_legal(names, codes, us)
-    before = index.lookup(names.to_pylist())
+    rows = sort_rows(series, given)
+    _check_legal(rows)
+    before = index.lookup(rows.names.to_pylist())
     least_us = np.maximum(before["original_us"], index.cti_us)
-    is_late = us < least_us[codes]
-    ahead = _find_ahead(us, is_late, future)
-    counts = _apply_late_policy(is_late, names, codes, us, before, out_of_order, index)
-    counts += _apply_future_policy(ahead, names, codes, us, future)
+    is_late = rows.us < least_us[rows.codes]
+    ahead = _find_ahead(rows.us, is_late, future)
+    counts = _apply_late_policy(is_late, rows, before, out_of_order, index.cti_us)
+    counts += _apply_future_policy(ahead, rows, future)
     kept = ~(is_late | ahead) if counts.dropped else ~ahead
     if not kept.all():
-        order, codes, us = order[kept], codes[kept], us[kept]
-    if counts.adjusted:
-        us = np.maximum(us, least_us[codes])
-    timed = us if given.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
-    return _assign_sequences(names, codes, order, timed, before, now_us, counts, index.cti_us)
+        rows = SortedRows(rows.order[kept], rows.names, rows.codes[kept], rows.us[kept])
+    us = np.maximum(rows.us, least_us[rows.codes]) if counts.adjusted else rows.us
+    timed_us = us if given.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
+    return _assign_sequences(rows._replace(us=timed_us), before, now_us, index.cti_us, counts)
 
 
 def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -> BoolArray:
@@ -182,36 +182,48 @@ def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -
     return ahead
 
 
-def _apply_future_policy(
-    ahead: BoolArray, names: pa.Array, codes: Int64Array, us: Int64Array, future: FutureRule | None
-) -> Counts:
+def _apply_future_policy(ahead: BoolArray, rows: "SortedRows", future: FutureRule | None) -> Counts:
     """The rows that are left out; raises FutureEvent if there are some under `fail`."""
-    rows = np.flatnonzero(ahead)
-    if future is None or not len(rows):
+    found = np.flatnonzero(ahead)
+    if future is None or not len(found):
         return Counts()
-    row = int(rows[0])
+    row = int(found[0])
     example = {
-        "series": names[int(codes[row])].as_py(),
-        "timestamp": format_instant(int(us[row])),
+        "series": rows.names[int(rows.codes[row])].as_py(),
+        "timestamp": format_instant(int(rows.us[row])),
         "commit_time": format_instant(future.commit_us),
     }
     if future.policy == "drop":
-        return Counts(future=len(rows), future_example=example)
+        return Counts(future=len(found), future_example=example)
     why = ", as in every store whose retained range has 'last'" if future.is_default else ""
     raise FutureEvent(
         f"series '{example['series']}': timestamp {example['timestamp']} is too far after the time "
         f"of the commit, {example['commit_time']}: it would hide and hold up what follows in its "
-        f"series ({len(rows)} such rows in the batch)",
+        f"series ({len(found)} such rows in the batch)",
         f"at most {format_duration(future.allowed_us)} after it{why}",
         "correct the clock that the timestamp is of; if it is right, set maxFuture to a longer "
         "duration or to 'none', or futurePolicy to 'drop'. Nothing of the batch is stored",
     )
 
 
-def sort_rows(
-    series: pa.Array, given: pa.Array
-) -> tuple[Int64Array, pa.Array, Int64Array, Int64Array]:
-    """Rows in the order of (series, timestamp, row), untimed ones last in their series."""
+class SortedRows(NamedTuple):
+    """Rows in the order of (series, timestamp, row), untimed ones last in their series.
+
+    Attributes:
+        order: the rows.
+        names: the distinct series, sorted.
+        codes: each row's position in `names`.
+        us: each row's timestamp, UNTIMED where it has none.
+    """
+
+    order: Int64Array
+    names: pa.Array
+    codes: Int64Array
+    us: Int64Array
+
+
+def sort_rows(series: pa.Array, given: pa.Array) -> SortedRows:
+    """Sort rows; raises UpdateFailed if a given timestamp is UNTIMED."""
     names, codes = encode_names(series)
     given = given.cast(pa.int64())
     if (row := pc.index(given, UNTIMED).as_py()) >= 0:
@@ -219,7 +231,7 @@ def sort_rows(
     us = given.fill_null(UNTIMED).to_numpy(zero_copy_only=False)
     order = sort_by_code(codes, us)
     rows_of_each = np.bincount(codes, minlength=len(names))
-    return order, names, np.repeat(np.arange(len(names)), rows_of_each), us[order]
+    return SortedRows(order, names, np.repeat(np.arange(len(names)), rows_of_each), us[order])
 
 
 def series_column(names: pa.Array, codes: Int64Array) -> pa.Array:
@@ -230,12 +242,14 @@ def series_column(names: pa.Array, codes: Int64Array) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), names)
 
 
-def _check_legal(names: pa.Array, codes: Int64Array, us: Int64Array) -> None:
+def _check_legal(rows: SortedRows) -> None:
+    us = rows.us
     if us.min(initial=0) >= MIN_US and us.max(initial=0) <= FINAL_US:
         return
     illegal = np.flatnonzero(((us < MIN_US) | (us > FINAL_US)) & (us != UNTIMED))
     if len(illegal):
-        raise _illegal_timestamp_error(names[int(codes[illegal[0]])], int(us[illegal[0]]))
+        row = int(illegal[0])
+        raise _illegal_timestamp_error(rows.names[int(rows.codes[row])], int(us[row]))
 
 
 def _illegal_timestamp_error(series: pa.Scalar, us: int) -> UpdateFailed:
@@ -247,16 +261,10 @@ def _illegal_timestamp_error(series: pa.Scalar, us: int) -> UpdateFailed:
 
 
 def _assign_sequences(
-    names: pa.Array,
-    codes: Int64Array,
-    order: Int64Array,
-    timed_us: Int64Array,
-    before: dict[str, Int64Array],
-    now_us: int,
-    counts: Counts,
-    cti_us: int,
+    rows: SortedRows, before: dict[str, Int64Array], now_us: int, cti_us: int, counts: Counts
 ) -> NumberedRows:
-    """Sequences and assigned timestamps of rows sorted by series, timed ones first."""
+    """Sequences and assigned timestamps of rows; NEVER_US stands for those without one."""
+    order, names, codes, timed_us = rows
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
     sizes = np.diff(starts, append=len(codes))
     present = codes[starts]
@@ -295,34 +303,32 @@ def _missing_timestamp_error(series: str) -> UpdateFailed:
 
 
 def _apply_late_policy(
-    late: BoolArray,
-    names: pa.Array,
-    codes: Int64Array,
-    us: Int64Array,
+    is_late: BoolArray,
+    rows: SortedRows,
     before: dict[str, Int64Array],
     out_of_order: str,
-    index: SeriesLookup,
+    cti_us: int,
 ) -> Counts:
-    rows = np.flatnonzero(late)
-    if not len(rows):
+    late = np.flatnonzero(is_late)
+    if not len(late):
         return Counts()
-    row, code = int(rows[0]), int(codes[rows[0]])
+    row, code = int(late[0]), int(rows.codes[late[0]])
     newest_us = int(before["original_us"][code])
     example: dict[str, Any] = {
-        "series": names[code].as_py(),
-        "timestamp": format_instant(int(us[row])),
+        "series": rows.names[code].as_py(),
+        "timestamp": format_instant(int(rows.us[row])),
         "newest_sequence": int(before["original_sequence"][code]),
         "newest_timestamp": None if newest_us == NEVER_US else format_instant(newest_us),
     }
-    promised = int(us[row]) >= before["original_us"][code]
+    promised = int(rows.us[row]) >= before["original_us"][code]
     if promised:
-        example["store_cti"] = format_instant(index.cti_us)
+        example["store_cti"] = format_instant(cti_us)
     if out_of_order == "fail":
         if promised:
-            raise _promised_error(example["series"], int(us[row]), index.cti_us)
-        raise _out_of_order_error(example, len(rows))
-    dropped = len(rows) if out_of_order == "drop" else 0
-    return Counts(dropped, len(rows) - dropped, example)
+            raise _promised_error(example["series"], int(rows.us[row]), cti_us)
+        raise _out_of_order_error(example, len(late))
+    dropped = len(late) if out_of_order == "drop" else 0
+    return Counts(dropped, len(late) - dropped, example)
 
 
 BEFORE_NEWEST: Final = "before newest"

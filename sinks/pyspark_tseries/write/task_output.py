@@ -169,6 +169,7 @@ def write_task_output(
     schema: pa.Schema,
     expected: ExpectedCommit,
     author: str,
+    *,
     unique_name: str,
     limits: SpillLimits = DEFAULT_LIMITS,
 ) -> TaskOutput:

@@ -33,8 +33,9 @@ def output(location, rows, expected, limits=TINY, sizes=(3,)):
             break
         parts += whole.slice(0, size).combine_chunks().to_batches()
         whole = whole.slice(size)
+    name = f"task{next(own_numbers)}"
     return write_task_output(
-        location, parts, SCHEMA, expected, "me", f"task{next(own_numbers)}", limits
+        location, parts, SCHEMA, expected, "me", unique_name=name, limits=limits
     )
 
 

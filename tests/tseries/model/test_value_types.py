@@ -176,8 +176,8 @@ def test_values_of_every_type_come_back_from_tasks_that_write_events(tmp_path, n
                 staged,
                 target.expected,
                 "me",
-                f"task{commit}{n}",
-                SpillLimits(0, 0, 1),
+                unique_name=f"task{commit}{n}",
+                limits=SpillLimits(0, 0, 1),
             )
             for n, part in enumerate([rows] if commit == 0 else [rows.slice(0, 3), rows.slice(3)])
         ]

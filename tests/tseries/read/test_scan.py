@@ -26,7 +26,9 @@ def path(tmp_path):
 def ask(path, series, part=None, **options):
     query = parse_read({"path": "/s", **options}).to_query()
     snapshot, head = Store.open(str(path)).snapshot_with_index()
-    found = run_query(snapshot, head, query, series, part or Slice(), ["series", "sequence"])
+    found = run_query(
+        snapshot, head, query, series, part or Slice(), columns=["series", "sequence"]
+    )
     return list(zip(*(column.to_pylist() for column in found.table.columns), strict=True))
 
 

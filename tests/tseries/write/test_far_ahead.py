@@ -171,7 +171,7 @@ def test_any_batch_equals_one_without_the_rows_that_are_far_ahead(rows, max_days
     def number(some, future):
         series = pa.array([name for name, _ in some], pa.string())
         stamps = pa.array([None if day is None else day * DAY_US for _, day in some], pa.int64())
-        return number_rows(series, stamps.cast(INSTANT), SeriesIndex(), "fail", 0, future)
+        return number_rows(series, stamps.cast(INSTANT), SeriesIndex(), "fail", 0, future=future)
 
     if policy == "fail" and any(far):
         with pytest.raises(FutureEvent, match=rf"\({sum(far)} such rows"):

@@ -31,7 +31,15 @@ def parts(seed):
         yield part
 
 outputs = [
-    write_task_output(location, parts(n), schema, ExpectedCommit(None, 0, 0), "me", str(n), limits)
+    write_task_output(
+        location,
+        parts(n),
+        schema,
+        ExpectedCommit(None, 0, 0),
+        "me",
+        unique_name=str(n),
+        limits=limits,
+    )
     for n in range(2)
 ]
 assert all(output.file is not None for output in outputs)

@@ -94,53 +94,46 @@ def find_lost_commits(
             entry = read_entry(location, version)
         except TornEntry:
             entry = None
-        own_id = (
-            _find_attempt(location, metadata_by_head, head_id)
-            if entry is None
-            else entry.transactions.get(HEAD_TRANSACTION)
-        )
-        if own_id is None:
-            found.append(_unknown_commit(version, entry))
-            continue
-        files = _list_files_of(location, own_id) if entry is None else list(entry.added)
-        found.append(
-            _read_lost_commit(
-                location, version, entry, metadata_by_head.get(own_id), own_id, head_id, files
+        if entry is None:
+            own_id = _find_attempt(location, metadata_by_head, head_id)
+            commit = LostCommit(version)
+        else:
+            own_id = entry.transactions.get(HEAD_TRANSACTION)
+            commit = LostCommit(version, NO_HEAD, files=tuple(entry.added))
+        if own_id is not None:
+            files = commit.files if entry is not None else _list_files_of(location, own_id)
+            commit = _with_events(
+                location, replace(commit, head=own_id, files=tuple(files)), entry, head_id
             )
-        )
-        head_id = own_id
+            head_id = own_id
+            if (metadata := metadata_by_head.get(own_id)) is not None:
+                number = metadata.commit if commit.number is None else commit.number
+                time = format_instant(metadata.commit_us)
+                commit = replace(commit, number=number, time=time)
+        found.append(commit)
     return found
 
 
-def _unknown_commit(version: int, entry: Entry | None) -> LostCommit:
-    if entry is None:
-        return LostCommit(version)
-    return LostCommit(version, NO_HEAD, files=tuple(entry.added))
-
-
-def _read_lost_commit(
-    location: Location,
-    version: int,
-    entry: Entry | None,
-    metadata: CommitMetadata | None,
-    own_id: int,
-    head_id: int | None,
-    files: Sequence[str],
+def _with_events(
+    location: Location, commit: LostCommit, entry: Entry | None, before: int | None
 ) -> LostCommit:
+    """`commit` with what its entry, its head beside the one `before`, and its files tell."""
+    assert commit.head is not None
+    transactions = {} if entry is None else entry.transactions
     batches = {
         name.removeprefix(QUERY_PREFIX).removeprefix(APPLICATION_PREFIX): number
-        for name, number in ({} if entry is None else entry.transactions).items()
+        for name, number in transactions.items()
         if name.startswith((QUERY_PREFIX, APPLICATION_PREFIX))
     }
-    number = None if metadata is None else metadata.commit
-    if entry is not None and entry.own is not None:
-        number = entry.own.get("commit", number)
-    series = _compare_heads(location, own_id, head_id) or _read_series_ranges(location, files)
+    number = None if entry is None or entry.own is None else entry.own.get("commit")
+    series = _compare_heads(location, commit.head, before)
+    series = series or _read_series_ranges(location, commit.files)
     events, between = _read_logged_events(entry)
     if series is not None:
         events = sum(last - first + 1 for first, last in series.values())
-    time = None if metadata is None else format_instant(metadata.commit_us)
-    return LostCommit(version, own_id, number, time, series, events, between, batches, tuple(files))
+    return replace(
+        commit, number=number, series=series, events=events, between=between, batches=batches
+    )
 
 
 def _read_logged_events(entry: Entry | None) -> tuple[int | None, tuple[str, str] | None]:
