@@ -27,8 +27,8 @@ from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import ALL_ROWS, RowFilter, read_files, stream_file
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, _Commit
-from pyspark_tseries.write.spill import read_run
-from pyspark_tseries.write.task_output import ExpectedCommit, TaskOutput, write_task_output
+from pyspark_tseries.write.spill import read_chunk
+from pyspark_tseries.write.task_output import OptimisticNumber, TaskOutput, write_task_output
 
 ROWS: Final = size(1_000_000, 100_000)
 
@@ -79,15 +79,15 @@ def compete(store: Store) -> None:
     store.append(Batch(row, "fail", "rival"), synced=False)
 
 
-def expect(store: Store) -> ExpectedCommit:
+def expect(store: Store) -> OptimisticNumber:
     """The next commit as it is expected now."""
     store.refresh()
     head_id, index = store.index()
-    return ExpectedCommit(head_id, index.metadata.commit + 1, index.metadata.commit_us)
+    return OptimisticNumber(head_id, index.metadata.commit + 1, index.metadata.commit_us)
 
 
 def tasks_write(
-    store: Store, expected: ExpectedCommit, parts: Sequence[pa.Table]
+    store: Store, expected: OptimisticNumber, parts: Sequence[pa.Table]
 ) -> list[TaskOutput]:
     """What the tasks of a batch leave, each its part."""
     return [
@@ -108,7 +108,7 @@ def large_batch() -> Iterator[Comparison]:
     parts = [rows_of_task(task, ROWS // TASKS) for task in range(TASKS)]
     with a_store() as store:
         expected = expect(store)
-        lost = ExpectedCommit(1, expected.commit, expected.commit_us)
+        lost = OptimisticNumber(1, expected.commit, expected.commit_us)
         """No such head: a task that cannot load it leaves sorted runs."""
 
         def context() -> CommitContext:
@@ -119,7 +119,7 @@ def large_batch() -> Iterator[Comparison]:
                 store.location, head_id, index, us, secrets.randbits(62), None, None
             )
 
-        def write(of: ExpectedCommit) -> int:
+        def write(of: OptimisticNumber) -> int:
             outputs = tasks_write(store, of, parts)
             for output in outputs:
                 store.location.remove(output.paths(store.location))
@@ -159,7 +159,7 @@ def races(batches: int = 10, rows: int = 60_000) -> dict[str, str]:
         write = _Commit.write
 
         def noted(self: _Commit, write: Any = write, to: list[bool] = confirmed) -> PreparedCommit:
-            to.append(self._expected is not None)
+            to.append(self._optimistic is not None)
             return write(self)
 
         with a_store() as store, mock.patch.object(_Commit, "write", noted):
@@ -279,7 +279,7 @@ def reads() -> Iterator[Comparison]:
             return sum(read(f"task {at % TASKS} series {at:04}") for at in range(0, 1000, 100))
 
         def by_run() -> int:
-            runs = (read_run(location, file.path, READ) for file in files)
+            runs = (read_chunk(location, file.path, READ) for file in files)
             return sum(part.num_rows for run in runs for part in run)
 
         def whole(name: str) -> int:

@@ -25,7 +25,7 @@ from sizes import size, whole_number
 
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.maintain.background import remove_obsolete_files
-from pyspark_tseries.maintain.compactor import merge_runs
+from pyspark_tseries.maintain.compactor import merge_file_groups
 from pyspark_tseries.store.store import Store
 
 SERIES = 100
@@ -91,21 +91,21 @@ def last_against_first() -> list[Comparison]:
         job = f"a commit, last {COMPARED:,} of {COMMITS:,}"
         return [
             compare(job, contenders, unit="ms", rounds=ROUNDS),
-            disk_after_upkeep(f"{location}/old"),
+            disk_after_maintenance(f"{location}/old"),
         ]
 
 
-def disk_after_upkeep(path: str) -> Comparison:
+def disk_after_maintenance(path: str) -> Comparison:
     """The disk of a store before maintenance, and after it ran at once and ten minutes later."""
     stored, before = events(path), disk_mb(path)
     store, now_us = Store.open(path), time.time_ns() // 1000
     for later_us in (now_us, now_us + 11 * 60 * 1_000_000):
-        merge_runs(store, later_us, everything=False)
+        merge_file_groups(store, later_us, everything=False)
         remove_obsolete_files(store, later_us)
     took = {"before": [before], "after": [disk_mb(path)]}
     per_event = {name: round(mb[0] * 1e6 / stored) for name, mb in took.items()}
     work = {"events": stored, "bytes an event": per_event}
-    job = f"disk of {stored:,} single events, after/before upkeep"
+    job = f"disk of {stored:,} single events, after/before maintenance"
     return Comparison(job, took, unit="MB", work=work)
 
 

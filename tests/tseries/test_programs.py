@@ -1,4 +1,4 @@
-"""Any program of writes and upkeep gives what a model of the rules in memory gives.
+"""Any program of writes and maintenance gives what a model of the rules in memory gives.
 
 Batches of timed and untimed rows and edits, under every policy, refused ones included, compactions,
 restarts, erased values and changes of the retained range; then queries of every kind, as of any
@@ -17,7 +17,7 @@ from tseries.subscriber import Client
 from pyspark_tseries import NoSuchEvent, UpdateFailed
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.maintain import compactor
-from pyspark_tseries.maintain.compactor import compact, merge_runs
+from pyspark_tseries.maintain.compactor import compact, merge_file_groups
 from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
@@ -178,8 +178,8 @@ def carry_out(path, model, step, now):
         return bool(compact(path, now).removed_events)
     elif step == "merge":
         with pytest.MonkeyPatch.context() as few:
-            few.setattr(compactor, "MIN_RUNS_TO_MERGE", 2)
-            return bool(merge_runs(store, now, everything=False).removed_events)
+            few.setattr(compactor, "MIN_GROUPS_TO_MERGE", 2)
+            return bool(merge_file_groups(store, now, everything=False).removed_events)
     elif step == "reopen":
         Store.forget_all()
     elif step == "rebuild":

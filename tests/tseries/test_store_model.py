@@ -1,4 +1,4 @@
-"""Random programs on a store, with upkeep, damage and other writers in between, against a model.
+"""Random programs on a store, with maintenance, damage and other writers between, against a model.
 
 MODEL_SECONDS says for how long (ten seconds), MODEL_SEED where it begins: a program that fails says
 its seed, and runs first with it.

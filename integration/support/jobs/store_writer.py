@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pyspark_tseries.maintain import background, compactor
 from pyspark_tseries.maintain.background import remove_obsolete_files
-from pyspark_tseries.maintain.compactor import merge_runs
+from pyspark_tseries.maintain.compactor import merge_file_groups
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.admin_commits import set_retained_range
@@ -83,7 +83,7 @@ def main() -> None:
     location, acknowledged, phase, died = sys.argv[1:]
     store = Store.open(parse_location(location, json.loads(os.environ["STORAGE"])))
     doomed = Doomed(phase, died)
-    threading.Thread(target=upkeep, args=(store, doomed), daemon=True).start()
+    threading.Thread(target=maintenance, args=(store, doomed), daemon=True).start()
     number = int(store.index()[1].lookup(SERIES[:1])["last_sequence"][0]) + 1
     # What was stored and not acknowledged when the last process was killed is stored for all that.
     with open(acknowledged, "ab", buffering=0) as file:
@@ -95,7 +95,7 @@ def main() -> None:
             number += 1
 
 
-def upkeep(store: Store, doomed: Doomed) -> None:
+def maintenance(store: Store, doomed: Doomed) -> None:
     replace = compactor.replace_files
 
     def replacing(*given: object) -> bool:
@@ -106,7 +106,7 @@ def upkeep(store: Store, doomed: Doomed) -> None:
     background.SMALL_FILE_RETENTION_US = 3_600_000_000
     for limit in itertools.cycle((KEPT, KEPT + 2)):
         with doomed.passing("merge"):
-            merge_runs(store, 2**60, everything=True)
+            merge_file_groups(store, 2**60, everything=True)
         with doomed.passing("checkpoint"):
             load_table(store.location).create_checkpoint()
         with doomed.passing("clean"):

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import TseriesError
-from pyspark_tseries.maintain.compactor import CompactionResult, merge_runs
+from pyspark_tseries.maintain.compactor import CompactionResult, merge_file_groups
 from pyspark_tseries.maintain.erase import remove_erased_bytes
 from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
@@ -72,8 +72,8 @@ REMOTE_LOG_RETENTION_US: Final = 600_000_000
 PAUSE_BETWEEN_ROUNDS_S: Final = 1.0
 """Between two rounds of one process, so that it leaves the machine to the writers."""
 
-LOCK_FILE: Final = "upkeep.lock"
-LOCK_VARIABLE: Final = "TSERIES_UPKEEP_LOCK"
+LOCK_FILE: Final = "maintenance.lock"
+LOCK_VARIABLE: Final = "TSERIES_MAINTENANCE_LOCK"
 """The environment variable by which the process knows that it has inherited the lock."""
 
 OPTIONS_VARIABLE: Final = "TSERIES_STORAGE_OPTIONS"
@@ -188,9 +188,9 @@ def maintain_while_busy(location: Location, pause: Callable[[float], None] = tim
 
 
 def _run_round(store: Store) -> MaintenanceResult:
-    metadata = store.location.file("_tseries", "upkeep.error")
+    metadata = store.location.file("_tseries", "maintenance.error")
     try:
-        merged = merge_runs(store, store.read_clock(), everything=False)
+        merged = merge_file_groups(store, store.read_clock(), everything=False)
         removed = remove_obsolete_files(store, store.read_clock())
     except (TseriesError, OSError) as error:
         # Nothing is made where the store was: it could not be moved back.

@@ -1,9 +1,9 @@
 """Compaction: rewrite many files as few files clustered by series, in one commit.
 
-Files that were written together are a *run*. Runs are merged from the newest backwards, as long
-as the next run is at most twice as large as those gathered before it. An event is therefore
+Files that were written together are a *file group*. Groups are merged from the newest backwards, as
+long as the next one is at most twice as large as those gathered before it. An event is therefore
 rewritten a number of times that grows with the logarithm of the size of the store. Events are
-removed only when all runs are merged, and only those that no query can see at the *horizon*, the
+removed only when all groups are merged, and only those that no query can see at the *horizon*, the
 last commit that is older than the minimum retention age, nor after it.
 
 The rules are semantics 24.
@@ -49,28 +49,28 @@ from pyspark_tseries.store.admin_commits import replace_files, require_owner
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import series_column
 
-MIN_RUNS_TO_MERGE: Final = 64
-"""Automatic maintenance starts merging at this many runs of single commits."""
+MIN_GROUPS_TO_MERGE: Final = 64
+"""Automatic maintenance starts merging at this many groups of single commits."""
 
 
 def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile]:
-    """Choose the files to merge into one run; none if merging gains nothing."""
-    runs = _group_runs(data)
-    if everything or not runs:
-        return [file for run in runs for file in run]
-    if sum(not run[0].is_compacted for run in runs) < MIN_RUNS_TO_MERGE:
+    """Choose the files to merge into one group; none if merging gains nothing."""
+    groups = _group_files(data)
+    if everything or not groups:
+        return [file for group in groups for file in group]
+    if sum(not group[0].is_compacted for group in groups) < MIN_GROUPS_TO_MERGE:
         return []
     gathered: list[DataFile] = []
-    for run in reversed(runs):
-        held, size = (sum(file.size for file in files) for files in (gathered, run))
-        if run[0].is_compacted and size > 2 * held:
+    for group in reversed(groups):
+        held, size = (sum(file.size for file in files) for files in (gathered, group))
+        if group[0].is_compacted and size > 2 * held:
             break
-        gathered = run + gathered
+        gathered = group + gathered
     return gathered
 
 
-def _group_runs(data: Sequence[DataFile]) -> list[list[DataFile]]:
-    """Group files by run, in the order of commits; the files of one commit are a run."""
+def _group_files(data: Sequence[DataFile]) -> list[list[DataFile]]:
+    """The file groups, in the order of commits."""
     ordered = sorted(data, key=lambda file: (file.first_commit, file.run, file.path))
     return [list(files) for _, files in groupby(ordered, key=lambda file: file.run)]
 
@@ -143,10 +143,10 @@ def compact(
     store = Store.open(parse_location(path, storage_options))
     require_owner(store, principal, "compact the store")
     now_us = store.read_clock() if now_us is None else now_us
-    return merge_runs(store, now_us, everything=True)
+    return merge_file_groups(store, now_us, everything=True)
 
 
-def merge_runs(store: Store, now_us: int, *, everything: bool) -> CompactionResult:
+def merge_file_groups(store: Store, now_us: int, *, everything: bool) -> CompactionResult:
     """Compact all files of `store`, or those that are due."""
     lost: DeltaError | OSError | None = None
     for _ in range(MAX_ATTEMPTS):
@@ -214,7 +214,7 @@ class Merge:
     ) -> None:
         self._store, self._change = store, change
         self._location, self._chosen, self._snapshot = store.location, chosen, snapshot
-        self._run = store.new_id()
+        self._group = store.new_id()
         self._schema = file_schema(snapshot.values)
         self._head = store.index()[1]
         self._whole = len(chosen) == len(snapshot.files)
@@ -288,7 +288,7 @@ class Merge:
                 table = self._merge_slice(data, part)
                 self._kept_rows += table.num_rows
                 if table.num_rows:
-                    path = files.compacted_path(kind, commits, self._run, number)
+                    path = files.compacted_path(kind, commits, self._group, number)
                     yield files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP)
 
     def _merge_slice(self, data: Sequence[DataFile], part: Slice) -> pa.Table:

@@ -107,7 +107,7 @@ def describe(
         "cti_writers": {name: _format(us) for name, us in metadata.ctis.writers.items()},
         "erasures": sum(1 for _ in read_records(snapshot.location, metadata.erasure)),
         "erasure_files": find_files_with_values(store, open_acts(store)),
-        "upkeep_error": _read_maintenance_error(snapshot.location),
+        "maintenance_error": _read_maintenance_error(snapshot.location),
     }
 
 
@@ -118,7 +118,7 @@ def _format(us: int | None) -> str | None:
 def _read_maintenance_error(location: Location) -> str | None:
     """The error of the last maintenance; None if it succeeded."""
     try:
-        with location.read(location.file("_tseries", "upkeep.error")) as file:
+        with location.read(location.file("_tseries", "maintenance.error")) as file:
             return str(file.read().decode())
     except FileNotFoundError:
         return None

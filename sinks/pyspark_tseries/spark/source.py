@@ -59,7 +59,7 @@ from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.rows import plan_rows
-from pyspark_tseries.write.task_output import ExpectedCommit
+from pyspark_tseries.write.task_output import OptimisticNumber
 
 
 @hide_tracebacks
@@ -244,13 +244,13 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
     check_unchanged("retainedRange", options.retained_range, store.retained, store.root)
     check_unchanged("subscriptionRange", options.subscription_range, store.subscription, store.root)
     freeze_objects()
-    return WriteTarget(store.location, plan, options, author, principal, _expect_commit(store))
+    return WriteTarget(store.location, plan, options, author, principal, _optimistic_number(store))
 
 
-def _expect_commit(store: Store) -> ExpectedCommit:
+def _optimistic_number(store: Store) -> OptimisticNumber:
     """The commit that the batch gets if no other writer commits before it."""
     metadata = store.metadata()
-    return ExpectedCommit(
+    return OptimisticNumber(
         store.head_id(), metadata.commit + 1, max(store.read_clock(), metadata.commit_us)
     )
 

@@ -36,7 +36,7 @@ from pyspark_tseries.write.numbering import BEFORE_NEWEST, FutureLimit
 from pyspark_tseries.write.rows import RowPlan, split_ctis, stage_rows
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
-    ExpectedCommit,
+    OptimisticNumber,
     TaskOutput,
     read_staged,
     write_task_output,
@@ -55,7 +55,7 @@ class WriteTarget:
     options: WriteOptions
     author: str
     principal: str
-    expected: ExpectedCommit
+    optimistic: OptimisticNumber
     checkpoint: str | None = None
 
 
@@ -109,7 +109,7 @@ def _stage(
         target.location,
         stage_all(),
         target.plan.staged,
-        target.expected,
+        target.optimistic,
         target.author,
         unique_name=uuid.uuid4().hex,
     )

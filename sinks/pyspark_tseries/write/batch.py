@@ -46,10 +46,16 @@ from pyspark_tseries.write.numbering import (
     record_cti,
 )
 from pyspark_tseries.write.rows import EDIT_OF, build_events
-from pyspark_tseries.write.spill import SpillSorter, TempPaths, merge_sorted, read_run, reduce_runs
+from pyspark_tseries.write.spill import (
+    SpillSorter,
+    TempPaths,
+    merge_sorted,
+    read_chunk,
+    reduce_chunks,
+)
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
-    ExpectedCommit,
+    OptimisticNumber,
     SpillLimits,
     StagedRows,
     TaskOutput,
@@ -311,8 +317,8 @@ class _WithoutCti:
         return self.index.lookup(names)
 
 
-MAX_EXPECTED_TIME_ERROR_US: Final = 60_000_000
-"""How far the time of the expected commit may be from the clock; `asOf` counts from that time."""
+MAX_OPTIMISTIC_TIME_ERROR_US: Final = 60_000_000
+"""How far the time of an optimistic number may be from the clock; `asOf` counts from that time."""
 
 
 class _Commit:
@@ -339,9 +345,9 @@ class _Commit:
             )
         now_us, last_us = context.now_us, context.index.metadata.commit_us
         self._future = batch.future.rule(context.retained, max(now_us, last_us))
-        self._expected = self._confirm_expected()
-        if self._expected is not None and any(map(self._is_published, self._groups)):
-            now_us = self._expected.commit_us
+        self._optimistic = self._confirm_optimistic()
+        if self._optimistic is not None and any(map(self._is_published, self._groups)):
+            now_us = self._optimistic.commit_us
         marks = make_marks(batch.token, batch.digest)
         self._metadata = next_metadata(
             context.index, context.head_id, now_us=now_us, rows=0, marks=marks
@@ -404,28 +410,28 @@ class _Commit:
         self.paths.append(self._location.file(path))
         return path
 
-    def _confirm_expected(self) -> ExpectedCommit | None:
-        """The commit that the tasks expected, where this is it."""
+    def _confirm_optimistic(self) -> OptimisticNumber | None:
+        """The commit that the tasks took their optimistic number for, where this is it."""
         context, last = self._context, self._index.metadata
-        given = (task.expected for task in self._batch.tasks if task.expected is not None)
-        expected = next(given, None)
-        if expected is None:
+        given = (task.optimistic for task in self._batch.tasks if task.optimistic is not None)
+        optimistic = next(given, None)
+        if optimistic is None:
             return None
-        if (expected.head_id, expected.commit) != (context.head_id, last.commit + 1):
+        if (optimistic.head_id, optimistic.commit) != (context.head_id, last.commit + 1):
             return None
         # Absolute, because the clock may have been set back since the tasks began.
-        error_us = abs(max(context.now_us, last.commit_us) - expected.commit_us)
-        if error_us > MAX_EXPECTED_TIME_ERROR_US or expected.commit_us < last.commit_us:
+        error_us = abs(max(context.now_us, last.commit_us) - optimistic.commit_us)
+        if error_us > MAX_OPTIMISTIC_TIME_ERROR_US or optimistic.commit_us < last.commit_us:
             return None
-        return expected
+        return optimistic
 
     def _is_published(self, group: Sequence[TaskOutput]) -> bool:
         """True if a group is a task's file that is published unchanged."""
         output, future = group[0], self._future
-        if len(group) > 1 or output.file is None or self._expected != output.expected:
+        if len(group) > 1 or output.file is None or self._optimistic != output.optimistic:
             return False
-        if self._expected is None or future is None:
-            return self._expected is not None
+        if self._optimistic is None or future is None:
+            return self._optimistic is not None
         return to_data_file(output.file, 0).max_us <= future.commit_us + future.allowed_us
 
     def _write_group(self, number: int, group: Sequence[TaskOutput]) -> WriteResult:
@@ -444,24 +450,26 @@ class _Commit:
             events = self.number(rows)
             self._numbered.append(events)
             return write_numbered(self._location, path, rows, events, self._rules)
-        runs = reduce_runs(self._location, self._temp_paths, self._runs(group), schema, memory)
-        tables = merge_sorted([read_run(self._location, run, schema) for run in runs])
+        chunks = reduce_chunks(
+            self._location, self._temp_paths, self._chunks(group), schema, memory
+        )
+        tables = merge_sorted([read_chunk(self._location, chunk, schema) for chunk in chunks])
         return write_sorted(self._location, path, tables, self._index, self._rules)
 
-    def _runs(self, group: Sequence[TaskOutput]) -> list[str]:
-        """The sorted runs of some tasks, in the order of the input."""
-        runs: list[str] = []
+    def _chunks(self, group: Sequence[TaskOutput]) -> list[str]:
+        """The sorted chunks of some tasks, in the order of the input."""
+        chunks: list[str] = []
         sorter: SpillSorter | None = None
         for output in group:
             if output.inline is None and sorter is not None:
-                runs, sorter = runs + sorter.spill(), None
-            runs += output.runs
+                chunks, sorter = chunks + sorter.spill(), None
+            chunks += output.chunks
             for part in self._inline_batches(output):
                 sorter = sorter or SpillSorter(
                     self._location, self._temp_paths, self._batch.limits.memory
                 )
                 sorter.add(split_edits(part)[0])
-        return runs + (sorter.spill() if sorter is not None else [])
+        return chunks + (sorter.spill() if sorter is not None else [])
 
     def _write_edits(
         self, context: EditContext, appended: pa.Table, written: Sequence[WrittenFile]
@@ -496,8 +504,8 @@ class _Commit:
 
     def _appends(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
         yield from (split_edits(part)[0] for part in self._inline_batches(output))
-        for run in output.runs:
-            yield from read_run(self._location, run, self._batch.rows.schema)
+        for chunk in output.chunks:
+            yield from read_chunk(self._location, chunk, self._batch.rows.schema)
 
     def _edits(self, output: TaskOutput) -> Iterator[pa.Table]:
         for part in self._inline_batches(output):

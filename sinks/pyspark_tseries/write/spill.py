@@ -1,8 +1,8 @@
 """External sorting: a batch of any size in the order of its events, in bounded memory.
 
-Rows are gathered up to a budget, sorted, and written as a *run*; `merge_sorted` merges runs. The
-order is that of `numbering`: series, timestamp, untimed rows last; equal rows keep the order of the
-runs, and within a run that of its rows.
+Rows are gathered up to a budget, sorted, and written as a *sorted chunk*; `merge_sorted` merges
+chunks. The order is that of `numbering`: series, timestamp, untimed rows last; equal rows keep the
+order of the chunks, and within a chunk that of its rows.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,10 +22,10 @@ from pyspark_tseries.write.numbering import SeriesLookup, sort_rows
 from pyspark_tseries.write.rows import EDIT_OF
 
 MAX_PART_ROWS: Final = 10_000
-"""The rows of a run that are read at once; fewer if they are large."""
+"""The rows of a chunk that are read at once; fewer if they are large."""
 
-MAX_MERGED_RUNS: Final = 64
-"""The runs merged at once; each has this fraction of the memory budget for its current part."""
+MAX_MERGED_CHUNKS: Final = 64
+"""The chunks merged at once; each has this fraction of the memory budget for its current part."""
 
 Key = tuple[str, int]
 
@@ -50,8 +50,8 @@ class TempPaths:
 
 
 @dataclass(frozen=True, slots=True)
-class _RunStats:
-    """A run's series with the earliest timestamp of each; `untimed` if a row lacks a timestamp."""
+class _ChunkStats:
+    """A chunk's series, the earliest timestamp of each, and whether a row lacks a timestamp."""
 
     names: pa.Array
     min_us: Int64Array
@@ -59,14 +59,14 @@ class _RunStats:
 
 
 class SpillSorter:
-    """Sorts rows, which are columns of `RowPlan.staged` without edits, into runs."""
+    """Sorts rows, which are columns of `RowPlan.staged` without edits, into chunks."""
 
     def __init__(self, location: Location, temp_paths: TempPaths, budget: int) -> None:
         self._location, self._temp_paths, self._budget = location, temp_paths, budget
         self._buffered: list[pa.RecordBatch] = []
         self._size = 0
-        self._run_stats: list[_RunStats] = []
-        self.runs: list[str] = []
+        self._chunk_stats: list[_ChunkStats] = []
+        self.chunks: list[str] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add the next rows."""
@@ -76,36 +76,36 @@ class SpillSorter:
         self._size += rows.nbytes
 
     def buffered(self) -> pa.Table:
-        """The rows that are not in a run yet, at least one, unsorted, one chunk per column."""
+        """The rows that are not written yet, at least one, unsorted, one chunk of Arrow a column."""
         return pa.Table.from_batches(self._buffered).combine_chunks()
 
     def spill(self) -> list[str]:
-        """Write the buffered rows as a run; return all runs, in the order of the input."""
+        """Write the buffered rows as a chunk; return all chunks, in the order of the input."""
         if not any(batch.num_rows for batch in self._buffered):
-            return self.runs
+            return self.chunks
         rows = self.buffered()
         self._buffered, self._size = [], 0
         order, names, codes, us = sort_rows(*_sort_columns(rows))
         first = np.flatnonzero(np.diff(codes, prepend=-1))
-        self._run_stats.append(_RunStats(names, us[first], bool((us == UNTIMED).any())))
+        self._chunk_stats.append(_ChunkStats(names, us[first], bool((us == UNTIMED).any())))
         parts = _split_parts(rows, order, self._budget)
-        self.runs.append(
-            _write_run(self._location, self._temp_paths.new_path(), rows.schema, parts)
+        self.chunks.append(
+            _write_chunk(self._location, self._temp_paths.new_path(), rows.schema, parts)
         )
-        return self.runs
+        return self.chunks
 
     def is_on_time(self, index: SeriesLookup) -> bool:
-        """True if every row of the runs has a timestamp and none is late (semantics 17.1)."""
+        """True if every row of the chunks has a timestamp and none is late (semantics 17.1)."""
         return all(
-            not run.untimed
-            and not (run.min_us < index.lookup(run.names.to_pylist())["original_us"]).any()
-            and run.min_us.min(initial=UNTIMED) >= index.cti_us
-            for run in self._run_stats
+            not chunk.untimed
+            and not (chunk.min_us < index.lookup(chunk.names.to_pylist())["original_us"]).any()
+            and chunk.min_us.min(initial=UNTIMED) >= index.cti_us
+            for chunk in self._chunk_stats
         )
 
     def series(self) -> pa.Array:
-        """The distinct series of the runs."""
-        return pa.chunked_array([run.names for run in self._run_stats], pa.string()).unique()
+        """The distinct series of the chunks."""
+        return pa.chunked_array([chunk.names for chunk in self._chunk_stats], pa.string()).unique()
 
 
 def _sort_columns(rows: pa.Table | pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
@@ -115,11 +115,13 @@ def _sort_columns(rows: pa.Table | pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
 
 
 def _split_parts(rows: pa.Table, order: Int64Array, budget: int) -> Iterator[pa.Table]:
-    step = rows_for_bytes(rows, budget // MAX_MERGED_RUNS, MAX_PART_ROWS)
+    step = rows_for_bytes(rows, budget // MAX_MERGED_CHUNKS, MAX_PART_ROWS)
     return (rows.take(pa.array(order[at : at + step])) for at in range(0, len(order), step))
 
 
-def _write_run(location: Location, path: str, schema: pa.Schema, parts: Iterable[pa.Table]) -> str:
+def _write_chunk(
+    location: Location, path: str, schema: pa.Schema, parts: Iterable[pa.Table]
+) -> str:
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with (
         location.write(location.file(path)) as file,
@@ -130,8 +132,8 @@ def _write_run(location: Location, path: str, schema: pa.Schema, parts: Iterable
     return path
 
 
-def read_run(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A run a part at a time; a file of events is one as well."""
+def read_chunk(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A chunk a part at a time; a file of events is one as well."""
     if not path.endswith(".parquet"):
         with location.read(location.file(path)) as file:
             yield from pa.ipc.open_stream(file)
@@ -151,15 +153,15 @@ def read_run(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.Re
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-class _RunCursor:
-    """A run being merged; `part` has the next rows, None at the run's end."""
+class _ChunkCursor:
+    """A chunk being merged; `part` has the next rows, None at the chunk's end."""
 
-    def __init__(self, run: Iterator[pa.RecordBatch]) -> None:
-        self._run = run
+    def __init__(self, chunk: Iterator[pa.RecordBatch]) -> None:
+        self._chunk = chunk
         self._next()
 
     def _next(self) -> None:
-        self.part = next((part for part in self._run if part.num_rows), None)
+        self.part = next((part for part in self._chunk if part.num_rows), None)
         if self.part is not None:
             self._series, given = _sort_columns(self.part)
             us = given.cast(pa.int64()).fill_null(UNTIMED)
@@ -187,43 +189,45 @@ class _RunCursor:
         return taken
 
 
-def merge_sorted(runs: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Table]:
-    """The rows of all runs, as tables in rising order: no row belongs before an earlier table.
+def merge_sorted(chunks: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Table]:
+    """The rows of all chunks, as tables in rising order: no row belongs before an earlier table.
 
-    Within a table the rows are run after run; `sort_rows` sorts them and keeps the order of equal
-    ones. Memory: one part of each run.
+    Within a table the rows are chunk after chunk; `sort_rows` sorts them and keeps the order of
+    equal ones. Memory: one part of each chunk.
     """
-    reading = [_RunCursor(run) for run in runs]
+    reading = [_ChunkCursor(chunk) for chunk in chunks]
     while True:
-        there = [(run.last(), at) for at, run in enumerate(reading) if run.part is not None]
+        there = [(chunk.last(), at) for at, chunk in enumerate(reading) if chunk.part is not None]
         if not there:
             return
-        # No row before this key is still to come. Equal keys of later runs wait until this run is
-        # past the key, so that equal rows keep the order of the runs.
+        # No row before this key is still to come. Equal keys of later chunks wait until this one is
+        # past the key, so that equal rows keep the order of the chunks.
         bound, whose = min(there)
         parts = [reading[at].take_until(bound, inclusive=at <= whose) for _, at in there]
         yield pa.Table.from_batches([part for part in parts if part.num_rows]).combine_chunks()
 
 
-def reduce_runs(
-    location: Location, temp_paths: TempPaths, runs: list[str], schema: pa.Schema, budget: int
+def reduce_chunks(
+    location: Location, temp_paths: TempPaths, chunks: list[str], schema: pa.Schema, budget: int
 ) -> list[str]:
-    """Merge runs until at most MAX_MERGED_RUNS remain; remove none."""
-    while len(runs) > MAX_MERGED_RUNS:
-        groups = [runs[at : at + MAX_MERGED_RUNS] for at in range(0, len(runs), MAX_MERGED_RUNS)]
-        runs = [_merge_runs(location, temp_paths, group, schema, budget) for group in groups]
-    return runs
+    """Merge chunks until at most MAX_MERGED_CHUNKS remain; remove none."""
+    while len(chunks) > MAX_MERGED_CHUNKS:
+        groups = [
+            chunks[at : at + MAX_MERGED_CHUNKS] for at in range(0, len(chunks), MAX_MERGED_CHUNKS)
+        ]
+        chunks = [_merge_chunks(location, temp_paths, group, schema, budget) for group in groups]
+    return chunks
 
 
-def _merge_runs(
-    location: Location, temp_paths: TempPaths, runs: list[str], schema: pa.Schema, budget: int
+def _merge_chunks(
+    location: Location, temp_paths: TempPaths, chunks: list[str], schema: pa.Schema, budget: int
 ) -> str:
-    if len(runs) == 1:
-        return runs[0]
-    tables = merge_sorted([read_run(location, run, schema) for run in runs])
+    if len(chunks) == 1:
+        return chunks[0]
+    tables = merge_sorted([read_chunk(location, chunk, schema) for chunk in chunks])
     parts = (
         part
         for rows in tables
         for part in _split_parts(rows, sort_rows(*_sort_columns(rows))[0], budget)
     )
-    return _write_run(location, temp_paths.new_path(), schema, parts)
+    return _write_chunk(location, temp_paths.new_path(), schema, parts)

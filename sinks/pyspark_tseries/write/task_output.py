@@ -4,9 +4,9 @@ Staged files have new names and are not part of the store. The commit removes th
 unused files at worst.
 
 The number and the time of a commit, and the last sequence of each series, are known only when the
-commit is made. A task with many rows relies on what the driver saw when the batch began, the
-*expected commit*: it numbers its rows by that and writes them as a file of the store. If the
-expectation holds, and no other task has rows of the same series, the commit publishes the file
+commit is made. A task with many rows takes the *optimistic number*, by what the driver saw when the
+batch began: it numbers its rows by that and writes them as a file of the store. If no other commit
+came between, and no other task has rows of the same series, the commit publishes the file
 unchanged; otherwise it rewrites the rows. Keeping number and time out of the rows, in the file's
 name or in a partition column, would avoid that, but other readers would not see them.
 """
@@ -29,7 +29,13 @@ from pyspark_tseries.storage.head_files import last_index
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.event_writer import WriteResult, WriteRules, write_numbered, write_sorted
 from pyspark_tseries.write.rows import EDIT_OF
-from pyspark_tseries.write.spill import SpillSorter, TempPaths, merge_sorted, read_run, reduce_runs
+from pyspark_tseries.write.spill import (
+    SpillSorter,
+    TempPaths,
+    merge_sorted,
+    read_chunk,
+    reduce_chunks,
+)
 
 INLINE_BYTES: Final = 64 * 1024
 """Spark carries messages of up to this size faster than a file is written and read."""
@@ -110,8 +116,8 @@ DEFAULT_LIMITS: Final = SpillLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedCommit:
-    """The commit as the driver expects it when a batch begins.
+class OptimisticNumber:
+    """The commit that a batch gets if no other writer commits before it.
 
     Attributes:
         head_id: the head before it; None before the first commit.
@@ -137,22 +143,22 @@ class TaskOutput:
         rows: the number of rows.
         size: their bytes.
         inline: all rows in the order of the input, if they are few.
-        runs: the appends, sorted; paths relative to the store.
-        file: the only run, if it holds events numbered for the expected commit.
+        chunks: the appends, sorted; paths relative to the store.
+        file: the only chunk, if it holds events numbered optimistically.
         edits: in the order of the input; None if there are none.
         series: the delta of the series in `file`; without a file their names.
-        expected: the commit that `file` relies on.
+        optimistic: the number that `file` relies on.
         has_edits: True if a row is an edit.
     """
 
     rows: int
     size: int
     inline: StagedRows | None = None
-    runs: tuple[str, ...] = ()
+    chunks: tuple[str, ...] = ()
     file: WrittenFile | None = None
     edits: StagedRows | None = None
     series: StagedRows | None = None
-    expected: ExpectedCommit | None = None
+    optimistic: OptimisticNumber | None = None
     has_edits: bool = False
 
     def paths(self, location: Location) -> Iterator[str]:
@@ -160,14 +166,14 @@ class TaskOutput:
         for staged in (self.inline, self.edits, self.series):
             if staged is not None and staged.path is not None:
                 yield staged.path
-        yield from (location.file(run) for run in self.runs)
+        yield from (location.file(chunk) for chunk in self.chunks)
 
 
 def write_task_output(
     location: Location,
     batches: Iterable[pa.RecordBatch],
     schema: pa.Schema,
-    expected: ExpectedCommit,
+    optimistic: OptimisticNumber,
     author: str,
     *,
     unique_name: str,
@@ -179,7 +185,7 @@ def write_task_output(
         location: of the store.
         batches: the rows, in the order of the input.
         schema: the columns of `RowPlan.staged`.
-        expected: the commit that the driver expects.
+        optimistic: the number that the driver expects.
         author: of rows without one.
         unique_name: a unique name.
         limits: of memory.
@@ -203,7 +209,7 @@ def write_task_output(
         )
     task = _LargeTask(location, names, schema, limits.memory)
     try:
-        output = task.write(chain(held, rest), expected, author)
+        output = task.write(chain(held, rest), optimistic, author)
     except BaseException:
         names.discard()
         raise
@@ -233,7 +239,7 @@ class _LargeTask:
     edits: list[pa.RecordBatch] = field(default_factory=list)
 
     def write(
-        self, batches: Iterable[pa.RecordBatch], expected: ExpectedCommit, author: str
+        self, batches: Iterable[pa.RecordBatch], optimistic: OptimisticNumber, author: str
     ) -> TaskOutput:
         sorter = SpillSorter(self.location, self.names, self.memory)
         for batch in batches:
@@ -242,23 +248,23 @@ class _LargeTask:
             sorter.add(appends)
             if edits is not None:
                 self.edits.append(edits)
-        index = _load_index(self.location, expected.head_id)
-        rules = WriteRules(expected.metadata, author, "drop", NEVER_US)
+        index = _load_index(self.location, optimistic.head_id)
+        rules = WriteRules(optimistic.metadata, author, "drop", NEVER_US)
         merged = None
         if index is not None:
-            merged = self._write_from_memory(sorter, index, rules) or self._write_from_runs(
+            merged = self._write_from_memory(sorter, index, rules) or self._write_from_chunks(
                 sorter, index, rules
             )
         if merged is not None and merged.file is not None:
-            return self._make_output((merged.file.path,), merged.delta, merged.file, expected)
-        runs = sorter.spill()
-        return self._make_output(tuple(runs), pa.table({"series": sorter.series()}), None, None)
+            return self._make_output((merged.file.path,), merged.delta, merged.file, optimistic)
+        chunks = sorter.spill()
+        return self._make_output(tuple(chunks), pa.table({"series": sorter.series()}), None, None)
 
     def _write_from_memory(
         self, sorter: SpillSorter, index: SeriesIndex, rules: WriteRules
     ) -> WriteResult | None:
         """Write all rows from memory; None if they are too many, or some are late or untimed."""
-        if sorter.runs:
+        if sorter.chunks:
             return None
         rows = sorter.buffered()
         series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
@@ -269,28 +275,28 @@ class _LargeTask:
             return None
         return write_numbered(self.location, self.names.new_path("parquet"), rows, events, rules)
 
-    def _write_from_runs(
+    def _write_from_chunks(
         self, sorter: SpillSorter, index: SeriesIndex, rules: WriteRules
     ) -> WriteResult | None:
-        """Write all rows from runs; None if some are late or untimed."""
-        runs = sorter.spill()
-        if not runs or not sorter.is_on_time(index):
+        """Write all rows from chunks; None if some are late or untimed."""
+        chunks = sorter.spill()
+        if not chunks or not sorter.is_on_time(index):
             return None
-        runs = reduce_runs(self.location, self.names, runs, self.schema, self.memory)
-        tables = merge_sorted([read_run(self.location, run, self.schema) for run in runs])
+        chunks = reduce_chunks(self.location, self.names, chunks, self.schema, self.memory)
+        tables = merge_sorted([read_chunk(self.location, chunk, self.schema) for chunk in chunks])
         return write_sorted(self.location, self.names.new_path("parquet"), tables, index, rules)
 
     def _make_output(
         self,
-        runs: tuple[str, ...],
+        chunks: tuple[str, ...],
         series: pa.Table,
         file: WrittenFile | None,
-        expected: ExpectedCommit | None,
+        optimistic: OptimisticNumber | None,
     ) -> TaskOutput:
         edits = self._stage(self.edits, self.schema) if self.edits else None
         staged = self._stage(series.to_batches(), series.schema)
         return TaskOutput(
-            self.rows, self.size, None, runs, file, edits, staged, expected, edits is not None
+            self.rows, self.size, None, chunks, file, edits, staged, optimistic, edits is not None
         )
 
     def _stage(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> StagedRows:

@@ -7,7 +7,7 @@ from tseries.builders import batch
 from pyspark_tseries.maintain import compactor
 from pyspark_tseries.maintain.compactor import (
     compact,
-    merge_runs,
+    merge_file_groups,
 )
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.retention import parse_range
@@ -72,8 +72,8 @@ def run(path, store, model, kind, what):
         compact(str(path), now)
     elif kind == "merge":
         with pytest.MonkeyPatch.context() as few:
-            few.setattr(compactor, "MIN_RUNS_TO_MERGE", 2)
-            merge_runs(store, now, everything=False)
+            few.setattr(compactor, "MIN_GROUPS_TO_MERGE", 2)
+            merge_file_groups(store, now, everything=False)
     elif kind == "rebuild":
         rebuild(str(path))
     elif kind == "reopen":

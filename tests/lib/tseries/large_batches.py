@@ -6,7 +6,7 @@ import pyarrow as pa
 from tseries.builders import staged
 
 from pyspark_tseries.write.batch import Batch
-from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits, write_task_output
+from pyspark_tseries.write.task_output import OptimisticNumber, SpillLimits, write_task_output
 
 SCHEMA = staged(("a", 1)).schema
 
@@ -51,5 +51,7 @@ def at(series, us, value=0.0):
 def as_tasks(store, count, rows):
     """The rows as shares of so many tasks, forecast as the sink does it."""
     head_id, head = store.index()
-    expected = ExpectedCommit(head_id, head.metadata.commit + 1, max(NOW, head.metadata.commit_us))
+    expected = OptimisticNumber(
+        head_id, head.metadata.commit + 1, max(NOW, head.metadata.commit_us)
+    )
     return [output(store.location, rows[n::count], expected) for n in range(count)]

@@ -344,7 +344,7 @@ class Program:
             assert client.position.missed == missing
             assert not (missing and self.keeps)
 
-    # -- upkeep ----------------------------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------------------
 
     def change_range(self):
         limit, last_us = self.range()

@@ -87,7 +87,7 @@ def test_maintenance_runs_once_per_host_and_frees_its_lock_when_killed(store):
     code = (
         "import sys, time; from pyspark_tseries.storage.locks import exclusive; "
         "from pyspark_tseries.storage.location import parse_location; "
-        "guard = exclusive(parse_location(sys.argv[1]), 'upkeep.lock'); guard.__enter__(); "
+        "guard = exclusive(parse_location(sys.argv[1]), 'maintenance.lock'); guard.__enter__(); "
         "print('at it', flush=True); "
         "time.sleep(600)"
     )
@@ -189,13 +189,13 @@ def test_maintenance_error_is_described_until_a_round_succeeds(store, monkeypatc
     def full(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr(maintenance, "merge_runs", full)
+    monkeypatch.setattr(maintenance, "merge_file_groups", full)
     with pytest.raises(OSError, match="disk full"):
         maintain(store.root)
-    assert describe(store.root)["upkeep_error"] == "OSError: disk full"
+    assert describe(store.root)["maintenance_error"] == "OSError: disk full"
     monkeypatch.undo()
     maintain(store.root)
-    assert describe(store.root)["upkeep_error"] is None
+    assert describe(store.root)["maintenance_error"] is None
     with pytest.raises(NoSuchStore):
         maintain(store.root + "x")
 

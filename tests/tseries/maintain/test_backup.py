@@ -240,7 +240,7 @@ def test_backup_of_a_store_with_changed_settings_keeps_them(tmp_path):
     assert TimeSeries.open(str(tmp_path / "b")).describe()["retained_range"] == "limit 3"
 
 
-NOT_COPIED = {"clock", "head", "staging", "upkeep.error"}
+NOT_COPIED = {"clock", "head", "staging", "maintenance.error"}
 """Heads are copied as far as the log needs them; the rest is of the store that runs."""
 
 

@@ -18,11 +18,11 @@ from pyspark_tseries import describe
 from pyspark_tseries.errors import StoreBusy
 from pyspark_tseries.maintain import compactor
 from pyspark_tseries.maintain.compactor import (
-    MIN_RUNS_TO_MERGE,
+    MIN_GROUPS_TO_MERGE,
     CompactionResult,
     choose_files,
     compact,
-    merge_runs,
+    merge_file_groups,
 )
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
@@ -134,7 +134,7 @@ def test_an_append_during_a_compaction_is_in_the_store_once(tmp_path):
     for n in range(3):
         store.append(batch(("a", n)))
     compacting = Meeting(store, before_lock=[lambda: rival(store).append(batch(("a", 9)))])
-    assert merge_runs(compacting, 2**60, everything=True).removed_events == 2
+    assert merge_file_groups(compacting, 2**60, everything=True).removed_events == 2
     assert [row[1] for row in stored(tmp_path / "s")] == [2, 3]
     assert verify(str(tmp_path / "s")) == []
 
@@ -143,7 +143,7 @@ def test_an_append_that_started_before_a_trim_comes_through(tmp_path):
     store = make(tmp_path / "s", {"limit": 1})
     store.append(batch(("a", 1), ("a", 2)))
     trims = []
-    trim = lambda: trims.append(merge_runs(rival(store), 2**60, everything=True))  # noqa: E731
+    trim = lambda: trims.append(merge_file_groups(rival(store), 2**60, everything=True))  # noqa: E731
     Meeting(store, before=[trim]).append(batch(("a", 3)))
     assert [done.removed_events for done in trims] == [1]
     assert [row[1] for row in stored(tmp_path / "s")] == [1, 2]
@@ -154,8 +154,10 @@ def test_of_two_compactions_one_wins_and_nothing_is_doubled(tmp_path):
     store = make(tmp_path / "s", {})
     for n in range(3):
         store.append(batch(("a", n)))
-    compacting = Meeting(store, before_lock=[lambda: merge_runs(rival(store), 0, everything=True)])
-    merge_runs(compacting, 0, everything=True)
+    compacting = Meeting(
+        store, before_lock=[lambda: merge_file_groups(rival(store), 0, everything=True)]
+    )
+    merge_file_groups(compacting, 0, everything=True)
     assert [row[1] for row in stored(tmp_path / "s")] == [0, 1, 2]
     assert verify(str(tmp_path / "s")) == []
 
@@ -187,15 +189,18 @@ def file(number, size, merged=False):
 
 
 def test_maintenance_waits_for_small_files_and_spares_large_runs():
-    few = [file(n, 10) for n in range(MIN_RUNS_TO_MERGE - 1)]
+    few = [file(n, 10) for n in range(MIN_GROUPS_TO_MERGE - 1)]
     assert choose_files(few, everything=False) == []
     assert choose_files(few, everything=True) == few
-    many = [file(100 + n, 10) for n in range(MIN_RUNS_TO_MERGE)]
-    large, small = file(0, 24 * MIN_RUNS_TO_MERGE + 1, True), file(1, 2 * MIN_RUNS_TO_MERGE, True)
+    many = [file(100 + n, 10) for n in range(MIN_GROUPS_TO_MERGE)]
+    large, small = (
+        file(0, 24 * MIN_GROUPS_TO_MERGE + 1, True),
+        file(1, 2 * MIN_GROUPS_TO_MERGE, True),
+    )
     assert choose_files([large, *many], everything=False) == many
     assert choose_files([large, small, *many], everything=False) == [small, *many]
     assert (
-        choose_files([file(0, 20 * MIN_RUNS_TO_MERGE, True), *many], everything=False)[1:] == many
+        choose_files([file(0, 20 * MIN_GROUPS_TO_MERGE, True), *many], everything=False)[1:] == many
     )
 
 

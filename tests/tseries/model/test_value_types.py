@@ -174,7 +174,7 @@ def test_values_of_every_type_come_back_from_tasks_that_write_events(tmp_path, n
                 target.location,
                 [part],
                 staged,
-                target.expected,
+                target.optimistic,
                 "me",
                 unique_name=f"task{commit}{n}",
                 limits=SpillLimits(0, 0, 1),

@@ -10,7 +10,7 @@ from tseries.builders import VALUE, batch
 from tseries.foreign import COLUMNS, current_values
 
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.maintain.compactor import compact, merge_runs
+from pyspark_tseries.maintain.compactor import compact, merge_file_groups
 from pyspark_tseries.model.retention import parse_range
 from pyspark_tseries.store.store import Store
 
@@ -110,7 +110,7 @@ def test_after_any_program_all_engines_agree(tmp_path_factory, retained, steps):
             edits = [(name, location, float(number)) for name, location in what]
             store.append(batch(edits=edits, missing="drop"), clock=lambda now=now: now)
         else:
-            merge_runs(store, 2**60, everything=what)
+            merge_file_groups(store, 2**60, everything=what)
     expected = ours(path)
     assert duckdbs(path, sql) == expected
     assert polarss(path, sql) == expected

@@ -247,7 +247,7 @@ def test_maintenance_of_a_store_that_goes_away_meanwhile_makes_no_directory(tmp_
         os.rename(tmp_path / "s", tmp_path / "away")
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path / "s"))
 
-    monkeypatch.setattr(background, "merge_runs", goes_away)
+    monkeypatch.setattr(background, "merge_file_groups", goes_away)
     with named_failures(parse_location(tmp_path / "s")), pytest.raises(FileNotFoundError):
         maintain(tmp_path / "s")
     assert not (tmp_path / "s").exists()

@@ -310,7 +310,7 @@ def test_cleaning_keeps_heads_during_a_storage_failure(store, location, monkeypa
     assert verify(location) == []
 
 
-def test_one_upkeep_of_a_host_is_at_work_at_a_time(store, location):
+def test_one_maintenance_of_a_host_is_at_work_at_a_time(store, location):
     with exclusive(location, maintenance.LOCK_FILE) as first:
         assert first
         assert maintain(location) is None

@@ -91,6 +91,6 @@ def test_failed_compaction_request_keeps_files_that_may_be_needed(store, monkeyp
         raise OSError("timed out")
 
     monkeypatch.setattr(compactor, "replace_files", replace)
-    done = compactor.merge_runs(store, time.time_ns() // 1000, everything=True)
+    done = compactor.merge_file_groups(store, time.time_ns() // 1000, everything=True)
     assert done.files_after == 1
     assert sequences(store) == 3

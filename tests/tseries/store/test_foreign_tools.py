@@ -194,7 +194,7 @@ def test_other_tools_read_what_they_have_optimized_and_what_came_after(path):
     assert DeltaTable(path).to_pyarrow_table().num_rows == 7 * 6 + 6 + 1
 
 
-def test_upkeep_by_many_tools_at_once_loses_nothing(path):
+def test_maintenance_by_many_tools_at_once_loses_nothing(path):
     series = opened(path)
     for number in range(8):
         TOOLS[number % 4](DeltaTable(path))

@@ -44,7 +44,7 @@ from pyspark_tseries.write import batch as batches_module
 from pyspark_tseries.write import event_writer
 from pyspark_tseries.write import spill as runs
 from pyspark_tseries.write.batch import Batch, CommitContext, EditContext
-from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits
+from pyspark_tseries.write.task_output import OptimisticNumber, SpillLimits
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ NAMES = ["a", "b", "c", "ä", "d" * 40]
 def small_parts(monkeypatch):
     """So that a dozen rows are many: parts of 2 rows, row groups of 3, merges of 2 runs."""
     monkeypatch.setattr(runs, "MAX_PART_ROWS", 2)
-    monkeypatch.setattr(runs, "MAX_MERGED_RUNS", 2)
+    monkeypatch.setattr(runs, "MAX_MERGED_CHUNKS", 2)
     monkeypatch.setattr(event_writer, "ROWS_PER_GROUP", 3)
     head_files._last_indexes.clear()
 
@@ -146,7 +146,7 @@ def test_any_division_among_tasks_gives_the_events_of_the_whole_batch(
     )
     head, data = first.index, [to_data_file(file, 0) for file in first.written]
     expected_us = {"true": NOW, "of another head": NOW, "too old": NOW - 60_000_001}[expected]
-    expected = ExpectedCommit(None if expected == "of another head" else 7, 1, expected_us)
+    expected = OptimisticNumber(None if expected == "of another head" else 7, 1, expected_us)
     rows = [row for task in tasks for row in task]
     has_edits = any(row[2] is not None for row in rows)
     sight = EditContext(data, RetainedRange(limit=4)) if has_edits else None
@@ -195,7 +195,7 @@ def test_merging_sorts_all_and_keeps_the_order_of_equal_rows(runs_of, size):
     assert merged == [float(row[2]) for row in sorted(rows, key=key)]
 
 
-FIRST = ExpectedCommit(None, 0, NOW)
+FIRST = OptimisticNumber(None, 0, NOW)
 
 
 def published(location, tasks, expected=FIRST, now=NOW):
@@ -204,7 +204,7 @@ def published(location, tasks, expected=FIRST, now=NOW):
     mine = {
         os.stat(location.file(path)).st_ino
         for part in divided
-        for path in part.runs
+        for path in part.chunks
         if path.endswith(".parquet")
     }
     attempt = large(divided).prepare(
@@ -234,8 +234,8 @@ def test_only_task_files_with_common_series_are_rewritten(location):
 @pytest.mark.parametrize(
     ("expected", "now"),
     [
-        (ExpectedCommit(5, 0, NOW), NOW),
-        (ExpectedCommit(None, 1, NOW), NOW),
+        (OptimisticNumber(5, 0, NOW), NOW),
+        (OptimisticNumber(None, 1, NOW), NOW),
         (FIRST, NOW + 60_000_001),
     ],
 )
@@ -265,9 +265,9 @@ def test_task_with_untimed_or_late_rows_leaves_numbering_to_the_commit(location)
     for rows in ([at("b", 1), at("b", None)], [at("a", 4), at("b", 1)]):
         for memory in (1, 10**6):
             limits = SpillLimits(0, 0, memory)
-            left_to_it = output(location, rows, ExpectedCommit(7, 1, NOW), limits)
+            left_to_it = output(location, rows, OptimisticNumber(7, 1, NOW), limits)
             assert left_to_it.file is None
-            on_time = output(location, [*rows[1:], at("a", 5)], ExpectedCommit(7, 1, NOW), limits)
+            on_time = output(location, [*rows[1:], at("a", 5)], OptimisticNumber(7, 1, NOW), limits)
             assert (on_time.file is None) == (rows[1][1] is None)
 
 

@@ -12,7 +12,7 @@ from tseries.builders import staged
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.write.batch import Batch, CommitContext
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits, write_task_output
+from pyspark_tseries.write.task_output import OptimisticNumber, SpillLimits, write_task_output
 
 schema, limits = staged(("a", 1)).schema, SpillLimits(memory=2_000_000)
 location, pool, size = parse_location(sys.argv[2]), pa.default_memory_pool(), 0
@@ -35,7 +35,7 @@ outputs = [
         location,
         parts(n),
         schema,
-        ExpectedCommit(None, 0, 0),
+        OptimisticNumber(None, 0, 0),
         "me",
         unique_name=str(n),
         limits=limits,

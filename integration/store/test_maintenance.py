@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from store_query import append, files, read, stream, write_input
 
 from pyspark_tseries import TimeSeries, describe
-from pyspark_tseries.maintain.compactor import MIN_RUNS_TO_MERGE, compact
+from pyspark_tseries.maintain.compactor import MIN_GROUPS_TO_MERGE, compact
 from pyspark_tseries.maintain.verify import verify
 
 
@@ -25,24 +25,24 @@ def prefilled(path: Path, commits: int) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("upkeep", ["true", "false"])
+@pytest.mark.parametrize("maintenance", ["true", "false"])
 def test_a_store_that_only_runs_a_query_merges_its_files_unless_told_not_to(
-    spark: SparkSession, tmp_path: Path, upkeep: str
+    spark: SparkSession, tmp_path: Path, maintenance: str
 ) -> None:
     store = tmp_path / "store"
-    prefilled(store, MIN_RUNS_TO_MERGE - 2)
+    prefilled(store, MIN_GROUPS_TO_MERGE - 2)
     for number in range(2):
         write_input(tmp_path / "in", number, [("a", number, number)])
-    stream(files(spark, tmp_path / "in"), store, tmp_path / "checkpoint", autoCompact=upkeep)
-    if upkeep == "false":
-        assert not (store / "_tseries" / "upkeep.lock").exists()
-        assert describe(str(store))["files"] == MIN_RUNS_TO_MERGE
+    stream(files(spark, tmp_path / "in"), store, tmp_path / "checkpoint", autoCompact=maintenance)
+    if maintenance == "false":
+        assert not (store / "_tseries" / "maintenance.lock").exists()
+        assert describe(str(store))["files"] == MIN_GROUPS_TO_MERGE
         return
     end = time.monotonic() + 120
     while describe(str(store))["files"] > 1:
-        assert time.monotonic() < end, describe(str(store))["upkeep_error"]
+        assert time.monotonic() < end, describe(str(store))["maintenance_error"]
         time.sleep(0.2)
-    assert describe(str(store))["events"] == MIN_RUNS_TO_MERGE
+    assert describe(str(store))["events"] == MIN_GROUPS_TO_MERGE
     assert read(spark, store, series="a").count() == 2
     assert verify(str(store)) == []
 
