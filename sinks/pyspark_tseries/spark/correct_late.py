@@ -42,6 +42,7 @@ from pyspark_tseries.spark.corrections import (
     ROWS,
     Corrections,
     Merge,
+    WindowRules,
     WindowStep,
     advance_windows,
     refuse_limit,
@@ -131,17 +132,17 @@ def correct_late(
     if REASON not in [each.name for each in found.values]:
         add_columns(found, [pa.field(REASON, pa.string())])
     length_us = parse_duration(window)
-    plan = _Plan(
-        location,
+    rules = WindowRules(
         (series, start),
         {name: how for name, (_, how) in aggregates.items()},
-        length_us if timestamp == "end" else 0,
-        None if max_age is None else parse_duration(max_age),
-        author,
-        reason,
-        beside_others,
-        length_us,
+        offset_us=length_us if timestamp == "end" else 0,
+        author=author,
+        reason=reason,
+        max_age_us=None if max_age is None else parse_duration(max_age),
+        beside_others=beside_others,
+        window_us=length_us,
     )
+    plan = _Plan(location, rules)
     rows = late.where("violation = 'late'")
     windows = F.window(event_time, f"{length_us} microseconds").alias("_window")
     results = [column.alias(name) for name, (column, _) in aggregates.items()]
@@ -211,14 +212,7 @@ class _Plan:
     """The common part of the batches of a correcting query; see `correct_late`."""
 
     location: Location
-    keys: tuple[str, str]
-    merges: Mapping[str, Merge]
-    length_us: int
-    max_age_us: int | None
-    author: str
-    reason: str
-    beside_others: bool = False
-    window_us: int | None = None
+    rules: WindowRules
     told: set[str] = field(default_factory=set)
 
     def correct(
@@ -233,9 +227,9 @@ class _Plan:
         self._refuse_withdrawn(query)
         refuse_without_ctis(store)
         new = new.cast(self._schema(new.schema))
-        if new[self.keys[0]].null_count:
+        if new[self.rules.keys[0]].null_count:
             raise UpdateFailed(
-                f"column '{self.keys[0]}' is null in late rows",
+                f"column '{self.rules.keys[0]}' is null in late rows",
                 "a series' name in every row",
                 "filter these rows or name them. Nothing of the batch is stored",
             )
@@ -259,17 +253,11 @@ class _Plan:
             if before is None or not before[1].compared:
                 streams = find_streams()
                 if streams is None:
-                    bounds = _Bounds(None, None, self.author, compared=False)
+                    bounds = _Bounds(None, None, self.rules.author, compared=False)
                 else:
                     refuse_other_streams(store, streams)
         step = advance_windows(
-            waiting,
-            new,
-            self.merges,
-            keys=self.keys,
-            length_us=self.length_us,
-            cti_us=bounds.cti_us,
-            oldest_us=bounds.oldest_us,
+            waiting, new, self.rules, cti_us=bounds.cti_us, oldest_us=bounds.oldest_us
         )
         if decided is None:
             self._write(query, number, step.waiting, dataclasses.replace(bounds, rows=digest))
@@ -286,15 +274,15 @@ class _Plan:
         """By what a batch decides, as the store is now."""
         _, index = store.index()
         newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
-        known = self.max_age_us is not None and newest_us != NEVER_US
-        oldest_us = newest_us - (self.max_age_us or 0) if known else None
-        return _Bounds(index.metadata.ctis.promised_us, oldest_us, self.author)
+        known = self.rules.max_age_us is not None and newest_us != NEVER_US
+        oldest_us = newest_us - (self.rules.max_age_us or 0) if known else None
+        return _Bounds(index.metadata.ctis.promised_us, oldest_us, self.rules.author)
 
     def _commit(self, store: Store, step: WindowStep, query: str, number: int) -> None:
         others = self._find_others(store, query)
         token = f"{LATE_TOKEN}{query}", number
         is_new = store.log.transaction(token[0]) is None
-        if is_new and others and not self.beside_others:
+        if is_new and others and not self.rules.beside_others:
             raise UpdateFailed(
                 f"query {others[0]} has already corrected the store '{self.location.root}', and "
                 "this one has not: with a new or deleted checkpoint it counts late rows again",
@@ -303,18 +291,8 @@ class _Plan:
                 "withdraw_corrections(store); if both take different late rows, set "
                 "beside_others=True. Nothing of the batch is stored",
             )
-        corrections = Corrections(
-            step.ready,
-            self.keys,
-            self.merges,
-            store.values,
-            self.length_us,
-            self.author,
-            self.reason,
-            token,
-            is_first=is_new and not list_correctors(store),
-            window_us=self.window_us,
-        )
+        is_first = is_new and not list_correctors(store)
+        corrections = Corrections(step.ready, self.rules, store.values, token, is_first=is_first)
         store.append(corrections)
         if corrections.hidden is not None:
             self._tell_left_out(corrections.hidden, "is out of the store's retained range")
@@ -339,7 +317,7 @@ class _Plan:
             )
 
     def _schema(self, given: pa.Schema) -> pa.Schema:
-        times = pa.field(self.keys[1], INSTANT)
+        times = pa.field(self.rules.keys[1], INSTANT)
         return pa.schema([times if each.name == times.name else each for each in given])
 
     def _path(self, query: str, number: int) -> str:
@@ -368,14 +346,14 @@ class _Plan:
     def _tell_left_out(self, windows: pa.Table, why: str) -> None:
         if windows.num_rows:
             first = windows.slice(0, 1).to_pylist()[0]
-            moment = windows[self.keys[1]].cast(pa.int64())[0].as_py()
+            moment = windows[self.rules.keys[1]].cast(pa.int64())[0].as_py()
             _LOG.warning(
                 "%d late rows of %d windows are left out of the store '%s', such as '%s' at %s, "
                 "which %s",
                 sum(windows[ROWS].to_pylist()),
                 windows.num_rows,
                 self.location.root,
-                first[self.keys[0]],
+                first[self.rules.keys[0]],
                 format_instant(moment),
                 why,
             )

@@ -11,7 +11,6 @@ Values in force are read on top of the commit before, in each attempt. So a corr
 another writer's edit that was made between its reading and its commit.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -45,6 +44,31 @@ ROWS: Final = "late_rows"
 
 
 @dataclass(frozen=True, slots=True)
+class WindowRules:
+    """The windows that a query corrects, and how; see `correct_late`.
+
+    Attributes:
+        keys: the columns of series and window; the latter has its start.
+        merges: how two results become one, by the columns of results.
+        offset_us: from a window's start to the time that the store has of it.
+        author: of the corrections.
+        reason: in the column `reason` of each.
+        max_age_us: windows further before the store's newest one are left out; None: none are.
+        beside_others: other queries may have corrected the store.
+        window_us: the length of a window; None: it is not compared with the store's.
+    """
+
+    keys: tuple[str, str]
+    merges: Mapping[str, Merge]
+    offset_us: int
+    author: str
+    reason: str
+    max_age_us: int | None = None
+    beside_others: bool = False
+    window_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WindowStep:
     """The consequences of one batch of late rows; tables of series, window, results and `ROWS`.
 
@@ -62,20 +86,17 @@ class WindowStep:
 def advance_windows(
     waiting: pa.Table,
     new: pa.Table,
-    merges: Mapping[str, Merge],
+    rules: WindowRules,
     *,
-    keys: tuple[str, str],
-    length_us: int,
     cti_us: int | None,
     oldest_us: int | None,
 ) -> WindowStep:
     """Divide the windows of `waiting` and `new` by the store's CTI; without one all wait.
 
-    A window's time is `length_us` after its start, in the second of the `keys`. Windows whose time
-    is before `oldest_us` are left out.
+    Windows whose time is before `oldest_us` are left out.
     """
-    windows = merge_windows(pa.concat_tables([waiting, new]), merges, keys)
-    times = pc.add(windows[keys[1]].cast(pa.int64()), length_us)
+    windows = merge_windows(pa.concat_tables([waiting, new]), rules.merges, rules.keys)
+    times = pc.add(windows[rules.keys[1]].cast(pa.int64()), rules.offset_us)
     if cti_us is None:
         return WindowStep(windows.slice(0, 0), windows, windows.slice(0, 0))
     is_ready = pc.less(times, cti_us)
@@ -125,28 +146,18 @@ class Corrections:
 
     Attributes:
         windows: series, window, results and `ROWS`, a row for each window.
-        keys: the columns of series and window.
-        merges: by the columns of results.
+        rules: of the windows.
         values: the store's value columns.
-        length_us: from a window's start to the time that the store has of it.
-        author: of the events.
-        reason: of the events.
         token: identifies the batch.
         is_first: nobody has corrected the store yet.
-        window_us: the length of a window; None: it is not compared with the store's.
         hidden: after `prepare`, the windows that the store's retained range hides, left out.
     """
 
     windows: pa.Table
-    keys: tuple[str, str]
-    merges: Mapping[str, Merge]
+    rules: WindowRules
     values: list[pa.Field]
-    length_us: int
-    author: str
-    reason: str
     token: tuple[str, int] | None
     is_first: bool = False
-    window_us: int | None = None
     hidden: pa.Table | None = field(default=None)
 
     @property
@@ -169,17 +180,16 @@ class Corrections:
         assert context.edits is not None
         refuse_limit(context.edits.retained, context.location.root)
         rows = self._merge(self._read_in_force(context), context.index)
-        # The windows are in the store, or would be, so nothing is judged here.
+        # The windows are in the store, or would be, so no timestamp is refused here.
         future = FutureLimit(NO_MAX_US)
-        batch = Batch(rows, "adjust", self.author, self.token, is_correction=True, future=future)
-        if not batch.has_edits:
-            context = dataclasses.replace(context, edits=None)
+        author = self.rules.author
+        batch = Batch(rows, "adjust", author, self.token, is_correction=True, future=future)
         return batch.prepare(context)
 
     def _read_in_force(self, context: CommitContext) -> pa.Table:
         """The values of the windows' series, with the sequences of their originals."""
         assert context.edits is not None
-        names = self.windows[self.keys[0]].unique().to_pylist()
+        names = self.windows[self.rules.keys[0]].unique().to_pylist()
         retained, metadata = context.edits.retained, context.index.metadata
         snapshot = Snapshot(
             context.location, context.edits.files, context.head_id, metadata, retained, self.values
@@ -190,16 +200,18 @@ class Corrections:
 
     def _merge(self, in_force: pa.Table, index: SeriesIndex) -> pa.Table:
         """The rows to write: edits of windows in force, and originals of the others."""
-        keys, columns = list(self.keys), self.windows.column_names
+        keys, columns = list(self.rules.keys), self.windows.column_names
         original = pc.coalesce(in_force["original_sequence"], in_force["sequence"])
-        known = in_force.select(["series", self.keys[1], *self.merges])
-        known = known.rename_columns([*keys, *self.merges]).append_column("original", original)
+        known = in_force.select(["series", self.rules.keys[1], *self.rules.merges])
+        known = known.rename_columns([*keys, *self.rules.merges]).append_column(
+            "original", original
+        )
         places = pa.array(range(known.num_rows), pa.int64())
         found = known.select([*keys, "original"]).append_column("place", places)
         there = self.windows.join(found, keys)
         if there.num_rows > self.windows.num_rows:
             raise UpdateFailed(
-                f"a series has several originals of one window ('{self.keys[1]}')",
+                f"a series has several originals of one window ('{self.rules.keys[1]}')",
                 "one original for each series and window",
                 "let the series' name have all that the writing query groups by. Nothing of the "
                 "batch is stored",
@@ -222,7 +234,7 @@ class Corrections:
                 ", ".join(f"{each.name} {each.type}" for each in self.values),
                 "cast the aggregates to the types of the store's columns",
             ) from None
-        merged = merge_windows(pa.concat_tables([theirs, mine]), self.merges, self.keys)
+        merged = merge_windows(pa.concat_tables([theirs, mine]), self.rules.merges, self.rules.keys)
         rows = merged.join(there.select([*keys, "original", "place"]), keys)
         rows = rows.sort_by([(key, "ascending") for key in keys])
         # In an original that late rows alone make, the other columns are null.
@@ -230,18 +242,18 @@ class Corrections:
 
     def _compare_windows(self, in_force: pa.Table) -> None:
         """Refuse windows of another length than those that others wrote."""
-        if self.window_us is None:
+        if self.rules.window_us is None:
             return
-        window = in_force[self.keys[1]]
+        window = in_force[self.rules.keys[1]]
         is_theirs = pc.and_(pc.is_null(in_force[REASON]), window.is_valid())
         times = pc.coalesce(in_force["original_timestamp"], in_force["timestamp"])
         refuse_other_windows(
             pa.table(
-                {"series": in_force["series"], "timestamp": times, self.keys[1]: window}
+                {"series": in_force["series"], "timestamp": times, self.rules.keys[1]: window}
             ).filter(is_theirs),
-            self.keys[1],
-            window_us=self.window_us,
-            offset_us=self.length_us,
+            self.rules.keys[1],
+            window_us=self.rules.window_us,
+            offset_us=self.rules.offset_us,
         )
 
     def _find_hidden(
@@ -254,7 +266,7 @@ class Corrections:
         that is not above any visible timestamp; the window of a visible one says nothing, since an
         earlier correction may have written it late.
         """
-        series, window = self.keys
+        series, window = self.rules.keys
         visible = pa.table(
             {
                 series: in_force["series"],
@@ -269,7 +281,7 @@ class Corrections:
         names = oldest[series].combine_chunks()
         at = pc.index_in(there[series], value_set=names)
         first_original, first_us = (oldest[name].take(at) for name in ("original_min", "us_min"))
-        time_us = pc.add(there[window].cast(pa.int64()), self.length_us)
+        time_us = pc.add(there[window].cast(pa.int64()), self.rules.offset_us)
         is_older = pc.and_(pc.greater(first_original, 0), pc.less_equal(time_us, first_us))
         last = index.lookup(there[series].to_pylist())["last_sequence"]
         all_hidden = pc.and_(pc.is_null(at), pa.chunked_array([pa.array(last != NO_SEQUENCE)]))
@@ -277,8 +289,8 @@ class Corrections:
         return pc.and_(there["original"].is_null(), may_be_hidden)
 
     def _stage(self, rows: pa.Table, in_force: pa.Table) -> pa.Table:
-        series, window = self.keys
-        time = pc.add(rows[window].cast(pa.int64()), self.length_us)
+        series, window = self.rules.keys
+        time = pc.add(rows[window].cast(pa.int64()), self.rules.offset_us)
         is_edit = rows["original"].is_valid()
         columns = {
             "series": rows[series],
@@ -286,8 +298,8 @@ class Corrections:
             "timestamp": pc.if_else(is_edit, pa.scalar(None, pa.int64()), time),
             EDIT_OF.name: rows["original"],
             window: rows[window],
-            REASON: pa.array([self.reason] * rows.num_rows, pa.string()),
-            **{name: rows[name] for name in self.merges},
+            REASON: pa.array([self.rules.reason] * rows.num_rows, pa.string()),
+            **{name: rows[name] for name in self.rules.merges},
         }
         schema = staged_schema(self.values)
         arrays = [

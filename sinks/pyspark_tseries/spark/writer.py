@@ -112,6 +112,7 @@ def _stage(
         target.optimistic,
         target.author,
         unique_name=uuid.uuid4().hex,
+        limits=DEFAULT_LIMITS,
     )
     freeze_objects()
     return StagedTask(
@@ -248,6 +249,7 @@ def _build_batch(
         digest=_sum_digests(tasks),
         future=FutureLimit(options.max_future_us, options.future_policy),
         tasks=() if in_memory else tuple(outputs),
+        limits=DEFAULT_LIMITS,
     )
 
 

@@ -76,7 +76,7 @@ class SpillSorter:
         self._size += rows.nbytes
 
     def buffered(self) -> pa.Table:
-        """The rows that are not written yet, at least one, unsorted, one chunk of Arrow a column."""
+        """The rows that are not written yet, at least one, unsorted, a chunk of Arrow a column."""
         return pa.Table.from_batches(self._buffered).combine_chunks()
 
     def spill(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Late rows correct windows in a store: like one computation of all rows, in any split, once."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import name_writer
 from pyspark_tseries.spark.correct_late import _Plan
-from pyspark_tseries.spark.corrections import ROWS, advance_windows
+from pyspark_tseries.spark.corrections import ROWS, WindowRules, advance_windows
 from pyspark_tseries.spark.late_checks import (
     note_writer,
     read_streams,
@@ -122,7 +123,8 @@ def test_batch_of_late_rows_that_comes_again_with_other_rows_is_refused(tmp_path
 
 
 def plan(path, max_age_us=None, merges=None):
-    return _Plan(parse_location(path), KEYS, merges or MERGES, 0, max_age_us, "late", "came late")
+    rules = WindowRules(KEYS, merges or MERGES, 0, "late", "came late", max_age_us)
+    return _Plan(parse_location(path), rules)
 
 
 def in_force(path):
@@ -320,7 +322,7 @@ def test_new_checkpoint_is_refused_where_another_query_has_corrected(tmp_path):
     assert in_force(path)["a", 0] == (2, 2, 5, 10)
     plan(path).correct(windows([("a", 0, 3)]), "q", 1)
     other = plan(path)
-    other.beside_others = True
+    other.rules = replace(other.rules, beside_others=True)
     other.correct(windows([("a", 0, 2)]), "new", 0)
     plan(path).correct(windows([("a", 0, 1)]), "new", 1)
     assert in_force(path)["a", 0][0] == 5
@@ -641,9 +643,11 @@ def test_a_store_without_corrections_has_nothing_to_withdraw(tmp_path):
 
 
 def test_old_window_waits_until_it_is_ready_and_is_then_left_out_once():
-    bounds = {"keys": KEYS, "length_us": 0, "oldest_us": 3 * HOUR_US}
+    rules = WindowRules(KEYS, MERGES, 0, "late", "came late")
+    oldest_us = 3 * HOUR_US
     late = windows([("a", 1, 2), ("a", 4, 2)])
-    first = advance_windows(late, late.slice(0, 0), MERGES, cti_us=0, **bounds)
+    first = advance_windows(late, late.slice(0, 0), rules, cti_us=0, oldest_us=oldest_us)
     assert [t.num_rows for t in (first.ready, first.waiting, first.too_old)] == [0, 2, 0]
-    then = advance_windows(first.waiting, late.slice(0, 0), MERGES, cti_us=9 * HOUR_US, **bounds)
+    none = late.slice(0, 0)
+    then = advance_windows(first.waiting, none, rules, cti_us=9 * HOUR_US, oldest_us=oldest_us)
     assert [t.num_rows for t in (then.ready, then.waiting, then.too_old)] == [1, 0, 1]
