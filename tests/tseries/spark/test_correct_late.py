@@ -540,12 +540,12 @@ def test_windows_of_another_length_or_timestamp_are_refused(tmp_path, window_us,
     for hour in range(3):
         main.write([("a", hour, 5)], hour)
     wrong = plan(path)
-    wrong.window_us, wrong.length_us = window_us, length_us
+    wrong.rules = replace(wrong.rules, window_us=window_us, offset_us=length_us)
     with pytest.raises(UpdateFailed, match=said):
         wrong.correct(windows([("a", 0, 2)]), "q", 0)
     assert TimeSeries.open(path).describe()["events"] == 3
     right = plan(path)
-    right.window_us = HOUR_US
+    right.rules = replace(right.rules, window_us=HOUR_US)
     right.correct(windows([("a", 0, 2)]), "q2", 0)
     assert in_force(path)["a", 0][0] == 2
 
