@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import CompactionResult, merge_file_groups
 from pyspark_tseries.maintain.erase import remove_erased_bytes
+from pyspark_tseries.maintain.walk import list_event_files, list_log_files
 from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import Location, bears_mark, is_inside_store, parse_location
@@ -82,7 +83,6 @@ OPTIONS_VARIABLE: Final = "TSERIES_STORAGE_OPTIONS"
 _SINGLE_COMMIT_FILE: Final = re.compile(r"kind=(?:event|edit)/\d{10,}-([0-9a-f]{16})[.]parquet")
 _EVENT_FILE: Final = re.compile(r"kind=[^/]+/.+[.]parquet")
 _HOUR_US: Final = 3_600_000_000
-_LOG_FILE: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.parquet)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
     remove(location.file(path) for path in events)
     removed = _list_removed_small_files(location, store.version())
     early = [path for path in _choose_early(removed, now_us) if path not in live]
-    there = {path for kind in ("event", "edit") for path, _ in _list_kind(location, kind)}
+    there = {file.full for file in list_event_files(location)}
     remove(there.intersection(map(location.file, early)))
     heads = location.file("_tseries", "head")
     hour_ago_us = now_us - REMOVED_FILE_RETENTION_HOURS * _HOUR_US
@@ -249,10 +249,6 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
     # At last, because Delta reads a checkpoint again where it has read it before.
     remove(_list_obsolete_log(location, now_us))
     return removed_files
-
-
-def _list_kind(location: Location, kind: str) -> Iterator[tuple[str, int]]:
-    return location.list_files(location.file(f"kind={kind}"))
 
 
 def _choose_early(removed: Mapping[str, int], now_us: int) -> list[str]:
@@ -316,25 +312,20 @@ def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
     if last is None:
         return []
     retention_us = LOCAL_LOG_RETENTION_US if location.is_local else REMOTE_LOG_RETENTION_US
-    log = location.file("_delta_log")
-    old = _list_files_before(location, log, now_us - retention_us)
-    older = set(_list_files_before(location, log, now_us - SMALL_FILE_RETENTION_US))
-    found = [(path, _LOG_FILE.fullmatch(os.path.basename(path))) for path in old]
-    versions = {path: int(entry[1]) for path, entry in found if entry}
-    checkpoints = {
-        version: path
-        for path, version in versions.items()
-        if path in older and path.endswith(".checkpoint.parquet")
-    }
+    files = [
+        file
+        for file in list_log_files(location)
+        if file.modified_ns < (now_us - retention_us) * 1000 and file.is_plain
+    ]
+    older = {file for file in files if file.modified_ns < (now_us - SMALL_FILE_RETENTION_US) * 1000}
+    checkpoints = {file.version: file for file in older if not file.name.endswith(".json")}
     dense = _find_dense(sorted(checkpoints), last)
     first, recent = last - MIN_LOG_VERSIONS_KEPT, last - RECENT_LOG_VERSIONS_KEPT
     obsolete = {
-        path
-        for path, version in versions.items()
-        if version < first or (version < recent and path in older)
+        file for file in files if file.version < first or (file.version < recent and file in older)
     }
     # Oldest first, so that a reader that still finds an entry finds all later ones, too.
-    return sorted(obsolete | {checkpoints[version] for version in dense})
+    return sorted(file.full for file in obsolete | {checkpoints[version] for version in dense})
 
 
 def _find_dense(versions: Sequence[int], last: int) -> list[int]:

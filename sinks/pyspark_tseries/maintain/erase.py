@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -27,6 +26,7 @@ from deltalake.exceptions import DeltaError
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import IncompatibleValue, NoSuchEvent, TseriesError
 from pyspark_tseries.maintain.compactor import Merge
+from pyspark_tseries.maintain.walk import LogFile, list_event_files, list_log_files
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD, is_valid_text
 from pyspark_tseries.model.erasures import KEY_COLUMNS, ErasedKeys, Erasure, ErasureRecord
@@ -63,8 +63,6 @@ KEPT_FOR_READERS_US: Final = 600_000_000
 _UNDECIDED_US: Final = 24 * 3_600_000_000
 """So long after an act a compaction that was killed may still have left a file with its values."""
 
-_LOG_FILE: Final = re.compile(r"(\d{20})\.(?:json|checkpoint[^/]*\.parquet)")
-
 
 def open_acts(store: Store) -> list[ErasureRecord]:
     """The acts whose values may still be in some file, oldest first."""
@@ -86,7 +84,10 @@ def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> li
     keys = _keys_of(records)
     data = [*_find_dead_files(store, keys), *_find_kept_aside(store.location, keys)]
     data += _find_staged(store.location, max(record.act.time_us for record in records))
-    return [*data, *(f"_delta_log/{name}" for _, name in _find_log_files(store.location, records))]
+    return [
+        *data,
+        *(f"_delta_log/{file.name}" for file in _find_log_files(store.location, records)),
+    ]
 
 
 def remove_erased_bytes(store: Store, now_us: int) -> int:
@@ -125,15 +126,14 @@ def _keys_of(records: Sequence[ErasureRecord]) -> ErasedKeys:
 
 def _find_dead_files(store: Store, keys: ErasedKeys) -> list[str]:
     """The data files outside of the store's current version that have one of `keys`."""
-    location = store.location
     live = {file.path for file in store.snapshot().files}
-    found = []
-    for kind in ("event", "edit"):
-        for path, _ in location.list_files(location.file(f"kind={kind}")):
-            name = f"kind={kind}/{os.path.basename(path)}"
-            if name not in live and path.endswith(".parquet") and _has_values(location, path, keys):
-                found.append(name)
-    return sorted(found)
+    return sorted(
+        file.path
+        for file in list_event_files(store.location)
+        if file.path not in live
+        and file.path.endswith(".parquet")
+        and _has_values(store.location, file.full, keys)
+    )
 
 
 def _find_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
@@ -182,29 +182,24 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
     return False
 
 
-def _find_log_files(location: Location, records: Sequence[ErasureRecord]) -> list[tuple[int, str]]:
+def _find_log_files(location: Location, records: Sequence[ErasureRecord]) -> list[LogFile]:
     """Entries and checkpoints from before the acts whose statistics may have a value."""
     clean = marked_acts(location, "log")
     records = [record for record in records if record.act.id not in clean]
     if not records:
         return []
     keys, upto = _keys_of(records), max(record.log_version for record in records)
-    found = []
-    for path, _ in location.list_files(location.file("_delta_log")):
-        name = os.path.basename(path)
-        match = _LOG_FILE.fullmatch(name)
-        if match is None or int(match[1]) > upto:
-            continue
-        try:
-            statistics = list(_read_statistics(location, path))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
-            found.append((int(match[1]), name))
-            continue
-        if any(map(keys.may_be_in, statistics)):
-            found.append((int(match[1]), name))
-    return sorted(found)
+    early = (file for file in list_log_files(location) if file.version <= upto)
+    return [file for file in early if _may_have_value(location, file, keys)]
+
+
+def _may_have_value(location: Location, file: LogFile, keys: ErasedKeys) -> bool:
+    try:
+        return any(map(keys.may_be_in, _read_statistics(location, file.full)))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+        return True
 
 
 def _read_statistics(location: Location, path: str) -> Iterator[str | None]:
@@ -241,13 +236,9 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
             load_table(location).create_checkpoint()
     if read_mark(location).version <= upto:
         return  # Another writer's is the last one; the next round tries again.
-    last = held[-1][0]
-    versions = {
-        path: int(found[1])
-        for path, _ in location.list_files(location.file("_delta_log"))
-        if (found := _LOG_FILE.fullmatch(os.path.basename(path)))
-    }
-    location.remove(sorted(path for path, version in versions.items() if version <= last))
+    last = held[-1].version
+    # Oldest first, so that a reader that still finds an entry finds all later ones, too.
+    location.remove(file.full for file in list_log_files(location) if file.version <= last)
 
 
 MAX_ATTEMPTS: Final = 50

@@ -12,6 +12,7 @@ package allows for such wrong bounds; deltalake and tools that build on it lose 
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import StoreBusy, UnusableStore
+from pyspark_tseries.maintain.walk import read_entries_back
 from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.commits import UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.damage import Finding
@@ -28,10 +30,8 @@ from pyspark_tseries.model.series_index import (
     NO_COMMIT,
     CommitMetadata,
     SeriesIndex,
-    apply_delta,
-    attach_metadata,
+    build_index,
     min_retained_table,
-    state_to_delta,
 )
 from pyspark_tseries.storage.data_files import (
     DataFile,
@@ -49,8 +49,7 @@ from pyspark_tseries.storage.head_files import (
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, scan_file, scan_state
 from pyspark_tseries.store.admin_commits import replace_files, replace_index, require_owner
-from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
-from pyspark_tseries.store.log_entries import TornEntry
+from pyspark_tseries.store.log_check import HEAD_TRANSACTION
 from pyspark_tseries.store.store import Store, backoff
 
 MAX_LOG_ENTRIES: Final = 200
@@ -112,14 +111,9 @@ def _list_committed_heads(store: Store) -> Iterator[int]:
     newest = last = store.head_id()
     if newest is not None:
         yield newest
-    for version in range(store.version(), max(store.version() - MAX_LOG_ENTRIES, -1), -1):
-        try:
-            entry = read_entry(store.location, version)
-        except TornEntry:
-            continue
-        if entry is None:
-            return
-        head_id = entry.transactions.get(HEAD_TRANSACTION)
+    entries = read_entries_back(store.location, store.version())
+    for _, entry in itertools.islice(entries, MAX_LOG_ENTRIES):
+        head_id = None if entry is None else entry.transactions.get(HEAD_TRANSACTION)
         if head_id is not None and head_id not in (newest, last):
             last = head_id
             yield head_id
@@ -262,7 +256,6 @@ def rebuild(
             ctis=ctis,
             erasure=erasure,
         )
-        head = apply_delta(SeriesIndex(), attach_metadata(state_to_delta(found), metadata))
-        return head if floors is None else apply_delta(head, attach_metadata(floors, metadata))
+        return build_index(found, metadata, floors)
 
     return len(replace_index(store, rebuild_head, timed=False).ids)

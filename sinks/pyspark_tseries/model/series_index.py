@@ -374,3 +374,11 @@ def state_to_delta(table: pa.Table) -> pa.Table:
     """States as the rows of a delta, without commit metadata."""
     names = table["series"].combine_chunks()
     return make_delta(names, {name: to_int64(table[name]) for name in _EMPTY})
+
+
+def build_index(
+    states: pa.Table, metadata: CommitMetadata, floors: pa.Table | None = None
+) -> SeriesIndex:
+    """The index of series in these states, with `floors` as `min_retained_table` gives them."""
+    head = apply_delta(SeriesIndex(), attach_metadata(state_to_delta(states), metadata))
+    return head if floors is None else apply_delta(head, attach_metadata(floors, metadata))

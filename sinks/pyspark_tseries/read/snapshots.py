@@ -28,10 +28,8 @@ from pyspark_tseries.model.arrays import FULL_SLICE, MIN_NUMBER, Slice, to_int64
 from pyspark_tseries.model.series_index import (
     NO_COMMIT,
     SeriesIndex,
-    apply_delta,
-    attach_metadata,
+    build_index,
     min_retained_table,
-    state_to_delta,
 )
 from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.storage.location import Location
@@ -94,12 +92,10 @@ def find_head_as_of(
     row_filter = RowFilter(names, part, commits=(MIN_NUMBER, past.as_of))
     data = [file for file in past.files if part.overlaps(file.first, file.last)]
     found, _ = scan_state(past.location, data, -1, row_filter)
-    head = apply_delta(SeriesIndex(), attach_metadata(state_to_delta(found), past.metadata))
     floors = min_retained_table(now)
-    if floors is None:
-        return head
-    there = pc.is_in(floors["series"], found["series"].combine_chunks())
-    return apply_delta(head, attach_metadata(floors.filter(there), past.metadata))
+    if floors is not None:
+        floors = floors.filter(pc.is_in(floors["series"], found["series"].combine_chunks()))
+    return build_index(found, past.metadata, floors)
 
 
 LOCAL_VISIBILITY_DELAY_US: Final = 50_000

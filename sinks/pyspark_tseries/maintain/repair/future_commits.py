@@ -32,11 +32,9 @@ from pyspark_tseries.model.series_index import (
     MIN_RETAINED_DEFAULTS,
     CommitMetadata,
     SeriesIndex,
-    apply_delta,
-    attach_metadata,
+    build_index,
     make_full_table,
     min_retained_table,
-    state_to_delta,
 )
 from pyspark_tseries.storage.data_files import (
     DataFile,
@@ -276,22 +274,15 @@ def _rebuild_head(store: Store, files: Sequence[DataFile], now_us: int) -> Serie
     """The head that the events say; without floors that the times in the future have made."""
     _, before = store.index()
     found, _ = scan_state(store.location, files, -1)
-    head = apply_delta(
-        SeriesIndex(),
-        attach_metadata(state_to_delta(found), _next_metadata(before.metadata, now_us)),
-    )
-    floors = min_retained_table(before)
-    if floors is None:
-        return head
-    names = floors["series"].to_pylist()
-    low_us = to_int64(floors["floor_us"])
-    made = low_us > head.lookup(names)["original_us"]
-    columns: Mapping[str, pa.Array] = {
-        "series": floors["series"],
-        "floor_sequence": floors["floor_sequence"],
-        "floor_us": pa.array(np.where(made, MIN_RETAINED_DEFAULTS["floor_us"], low_us)),
-    }
-    return apply_delta(head, attach_metadata(pa.table(dict(columns)), head.metadata))
+    metadata, floors = _next_metadata(before.metadata, now_us), min_retained_table(before)
+    if floors is not None:
+        low_us = to_int64(floors["floor_us"])
+        original_us = build_index(found, metadata).lookup(floors["series"].to_pylist())
+        made = low_us > original_us["original_us"]
+        place = floors.schema.get_field_index("floor_us")
+        kept_us = np.where(made, MIN_RETAINED_DEFAULTS["floor_us"], low_us)
+        floors = floors.set_column(place, "floor_us", pa.array(kept_us))
+    return build_index(found, metadata, floors)
 
 
 def _next_metadata(metadata: CommitMetadata, now_us: int) -> CommitMetadata:

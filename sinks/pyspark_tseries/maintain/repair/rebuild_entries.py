@@ -28,6 +28,7 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.verify import CompactionHorizon, check_file, check_rows
+from pyspark_tseries.maintain.walk import list_event_files
 from pyspark_tseries.model.arrays import Sample
 from pyspark_tseries.model.columns import value_fields
 from pyspark_tseries.model.properties import retained_range
@@ -216,12 +217,10 @@ def _files_at_base(log: _Log) -> set[str]:
 def _has_replaced_files(log: _Log) -> bool:
     """True if there are files that a compaction has written, and that no whole entry adds."""
     named = {path for entry in log.entries.values() for path in entry.added} | _files_at_base(log)
-    for kind in ("event", "edit"):
-        for full, _ in list(log.location.list_files(log.location.file(f"kind={kind}"))):
-            path = f"kind={kind}/{os.path.basename(full)}"
-            if path not in named and _OWN_FILE.fullmatch(path) is None:
-                return True
-    return False
+    return any(
+        file.path not in named and _OWN_FILE.fullmatch(file.path) is None
+        for file in list_event_files(log.location)
+    )
 
 
 def _number(entry: Entry) -> int | None:
@@ -317,17 +316,15 @@ def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, FileAct
                     int(own["head"], 16),
                     FileAction(path, size, own["kind"], 0, True, "{}"),
                 )
-    for kind in ("event", "edit"):
-        for full, ns in list(log.location.list_files(log.location.file(f"kind={kind}"))):
-            path = f"kind={kind}/{os.path.basename(full)}"
-            own = _OWN_FILE.fullmatch(path)
-            if own and int(own["commit"]) == number and path not in named:
-                columns = ["series", "sequence", "timestamp"]
-                rows = pq.read_table(full, columns=columns, partitioning=None)
-                stats = compute_stats(rows).to_json()
-                size = log.location.size(full)
-                made = FileAction(path, size, kind, ns // 1_000_000, True, stats)
-                found[path] = int(own["head"], 16), made
+    for file in list_event_files(log.location):
+        own = _OWN_FILE.fullmatch(file.path)
+        if own and int(own["commit"]) == number and file.path not in named:
+            columns = ["series", "sequence", "timestamp"]
+            rows = pq.read_table(file.full, columns=columns, partitioning=None)
+            size, time_ms = log.location.size(file.full), file.modified_ns // 1_000_000
+            stats = compute_stats(rows).to_json()
+            made = FileAction(file.path, size, own["kind"], time_ms, True, stats)
+            found[file.path] = int(own["head"], 16), made
     return list(found.values())
 
 

@@ -24,6 +24,7 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.maintain.walk import list_event_files, read_entries_back
 from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.head_files import load_index, readable_metadata
@@ -162,11 +163,8 @@ def _find_attempt(
 
 def _list_files_of(location: Location, own_id: int) -> list[str]:
     """The files of events whose names say that they belong to the head `own_id`."""
-    found = []
-    for kind in ("kind=event", "kind=edit"):
-        names = (os.path.basename(path) for path, _ in location.list_files(location.file(kind)))
-        found += [f"{kind}/{name}" for name in names if f"-{own_id:016x}." in name]
-    return found
+    mark = f"-{own_id:016x}."
+    return [file.path for file in list_event_files(location) if mark in file.path]
 
 
 def _compare_heads(
@@ -331,16 +329,14 @@ def _find_version(location: Location, path: str, last: int) -> int:
     """
     own = EVENT_FILE_PATH.fullmatch(path)
     found = -1
-    for version in range(last, -1, -1):
-        try:
-            entry = read_entry(location, version)
-        except TornEntry:
+    for version, entry in read_entries_back(location, last):
+        if entry is None:
             found = version
             continue
-        if entry is not None and path in entry.added:
+        if path in entry.added:
             return version
-        before = None if entry is None or entry.own is None else entry.own.get("commit")
-        if entry is None or own is None or (before is not None and before < int(own["first"])):
+        before = None if entry.own is None else entry.own.get("commit")
+        if own is None or (before is not None and before < int(own["first"])):
             break
     return found
 
