@@ -252,9 +252,6 @@ class ReadingOptions:
 
 Part = Literal["value", "key"]
 
-_READER_OF_VALUES: Final = ("value", "reader_schema")
-"""The one option of values whose name does not begin with `value`."""
-
 FORMATS: Final = {"binary": "bytes", "json": "JSON", "avro": "Avro", "protobuf": "Protobuf"}
 """Formats by the texts of options, with their names in messages."""
 
@@ -323,7 +320,7 @@ class PayloadRules(NamedTuple):
     def option_name(self, attribute: str) -> str:
         """The option behind an attribute, such as `readerSchema` or `keyReaderSchema`."""
         words = attribute.title().replace("_", "")
-        if (self.part, attribute) == _READER_OF_VALUES:
+        if (self.part, attribute) == ("value", "reader_schema"):
             return words[0].lower() + words[1:]
         return self.part + words
 
@@ -482,44 +479,48 @@ class PayloadOptions(ReadingOptions):
     @property
     def value_rules(self) -> PayloadRules:
         """How the values are read."""
-        return self._read_rules("value")
+        given = PayloadRules(
+            part="value",
+            format=self.value_format,
+            framing=self.value_framing or self._default_framing(self.value_format),
+            has_registry=bool(self.registry),
+            schema=self.value_schema,
+            reader_schema=self.reader_schema,
+            message=self.value_message,
+            subject=self.value_subject,
+        )
+        return self._complete(given)
 
     @property
     def key_rules(self) -> PayloadRules:
         """How the keys are read."""
-        return self._read_rules("key")
+        given = PayloadRules(
+            part="key",
+            format=self.key_format,
+            framing=self.key_framing or self._default_framing(self.key_format),
+            has_registry=bool(self.registry),
+            schema=self.key_schema,
+            reader_schema=self.key_reader_schema,
+            message=self.key_message,
+            subject=self.key_subject,
+        )
+        return self._complete(given)
 
-    def _read_rules(self, part: Part) -> PayloadRules:
-        """Read the options of values or keys, with the defaults that follow from others."""
+    def _default_framing(self, format: str) -> str:
+        return "confluent" if self.registry and format != "binary" else "none"
 
-        def given(attribute: str) -> str | None:
-            field_name = "reader_schema" if (part, attribute) == _READER_OF_VALUES else None
-            text: str | None = getattr(self, field_name or f"{part}_{attribute}")
-            return text
-
-        kind, framing = str(given("format")), given("framing")
-        if framing is None:
-            framing = "confluent" if self.registry and kind != "binary" else "none"
-        reader_schema = given("reader_schema")
+    def _complete(self, rules: PayloadRules) -> PayloadRules:
+        """Return the rules as given, with what follows from other options."""
+        reader_schema = rules.reader_schema
         if reader_schema is not None and reader_schema.strip().lower() == LATEST_SCHEMA:
             reader_schema = None
-        rules = PayloadRules(
-            part=part,
-            format=kind,
-            framing=framing,
-            has_registry=bool(self.registry) and framing != "none",
-            schema=given("schema"),
-            reader_schema=reader_schema,
-            message=given("message"),
-            subject=given("subject"),
+        rules = rules._replace(
+            has_registry=rules.has_registry and rules.framing != "none",
+            schema=self.schema_texts.get(rules.option_name("schema"), rules.schema),
+            reader_schema=self.schema_texts.get(rules.option_name("reader_schema"), reader_schema),
         )
-        texts = {
-            name: self.schema_texts.get(rules.option_name(name), getattr(rules, name))
-            for name in ("schema", "reader_schema")
-        }
-        rules = rules._replace(**texts)
         if rules.subject is None and rules.needs_latest and (topic := self._only_topic()):
-            rules = rules._replace(subject=f"{topic}-{part}")
+            rules = rules._replace(subject=f"{topic}-{rules.part}")
         return rules
 
     def _only_topic(self) -> str | None:
