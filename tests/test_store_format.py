@@ -29,7 +29,7 @@ from pyspark_tseries.model.series_index import (
     CommitMetadata,
     SeriesIndex,
     attach_metadata,
-    make_delta,
+    make_change,
     read_metadata,
 )
 from pyspark_tseries.storage.head_files import write_head
@@ -203,7 +203,7 @@ def test_every_column_of_a_store_and_of_a_head_is_on_the_page():
     assert names_of("columns") == {*table_schema([]).names, ERASURE_FIELD.name}
     index = SeriesIndex()
     none = pa.array([], pa.string())
-    head = make_delta(none, {**index.lookup([]), **index.min_retained([])})
+    head = make_change(none, {**index.lookup([]), **index.min_retained([])})
     assert names_of("head columns") == set(head.column_names)
 
 

@@ -316,7 +316,7 @@ class TimeSeries:
         None while the store promises nothing; `describe` names its writers.
         """
         self._store.refresh()
-        us = self._store.metadata().ctis.promised_us
+        us = self._store.metadata().ctis.store_us
         return None if us is None else to_datetime(us)
 
     def forget_writer(self, writer: str) -> None:

@@ -25,11 +25,11 @@ from pyspark_tseries.errors import StoreBusy, UnusableStore
 from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
+    KeyRange,
     Sample,
-    Slice,
     encode_runs,
     sort_keys,
-    split_slices,
+    split_keys,
     to_int64,
 )
 from pyspark_tseries.model.columns import file_schema
@@ -44,7 +44,7 @@ from pyspark_tseries.model.series_index import (
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.data_files import DataFile, Snapshot, WrittenFile
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.storage.row_reader import FOOTER_CACHE, read_slice, sample_sizes, scan_file
+from pyspark_tseries.storage.row_reader import FOOTER_CACHE, read_key_range, sample_sizes, scan_file
 from pyspark_tseries.store.admin_commits import replace_files, require_owner
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import series_column
@@ -101,7 +101,7 @@ def select_kept_events(
     return kept
 
 
-MAX_SLICE_BYTES: Final = 128 * 1024 * 1024
+MAX_RANGE_BYTES: Final = 128 * 1024 * 1024
 """Uncompressed size of what is in memory at once, and becomes one file."""
 
 MAX_ROWS_PER_ROW_GROUP: Final = 20_000
@@ -281,18 +281,18 @@ class Merge:
             max(file.last_commit for file in self._chosen),
         )
         for number, part in enumerate(
-            split_slices(self._samples, MAX_SLICE_BYTES, whole_series=False)
+            split_keys(self._samples, MAX_RANGE_BYTES, whole_series=False)
         ):
             for kind in ("event", "edit"):
                 data = [file for file in self._chosen if file.kind == kind]
-                table = self._merge_slice(data, part)
+                table = self._merge_range(data, part)
                 self._kept_rows += table.num_rows
                 if table.num_rows:
                     path = files.compacted_path(kind, commits, self._group, number)
                     yield files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP)
 
-    def _merge_slice(self, data: Sequence[DataFile], part: Slice) -> pa.Table:
-        table = read_slice(self._location, data, part, self._schema, self._schema.names)
+    def _merge_range(self, data: Sequence[DataFile], part: KeyRange) -> pa.Table:
+        table = read_key_range(self._location, data, part, self._schema, self._schema.names)
         if not table.num_rows:
             return table
         inside = self._select_kept(table)

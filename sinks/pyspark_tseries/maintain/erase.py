@@ -36,7 +36,7 @@ from pyspark_tseries.model.series_index import (
     SeriesIndex,
     advance_index,
     compute_state,
-    make_delta,
+    make_change,
     next_metadata,
 )
 from pyspark_tseries.options import os_user
@@ -394,7 +394,7 @@ class _Act:
         replaced, written = self._rewrite(snapshot, found)
         head_id, index = store.index()
         metadata = next_metadata(index, head_id, now_us=us, rows=1)
-        delta = found.make_delta(index)
+        delta = found.make_change(index)
         record = ErasureRecord(
             Erasure(
                 id=self._id,
@@ -508,7 +508,7 @@ class _StoredSeries:
         self.erased = tuple(sorted(erased))
         self.stored = np.unique(to_int64(self._rows["sequence"]))
 
-    def make_delta(self, index: SeriesIndex) -> pa.Table:
+    def make_change(self, index: SeriesIndex) -> pa.Table:
         """The state of the series after the act (semantics 18.8)."""
         before = index.lookup([self._series]) | index.min_retained([self._series])
         after = {name: column.copy() for name, column in before.items()}
@@ -530,4 +530,4 @@ class _StoredSeries:
             after[name][0] == least for name, least in MIN_RETAINED_DEFAULTS.items()
         ):
             after = {name: after[name] for name in after if name not in MIN_RETAINED_DEFAULTS}
-        return make_delta(pa.array([self._series], pa.string()), after)
+        return make_change(pa.array([self._series], pa.string()), after)

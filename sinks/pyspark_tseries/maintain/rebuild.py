@@ -84,7 +84,7 @@ def recover_head(store: Store) -> RecoveredHead:
     current = store.head_id() in readable
     if not readable:
         found = readable_metadata(store.location)
-        readable = {head_id: _without_promises(metadata) for head_id, metadata in found.items()}
+        readable = {head_id: _without_ctis(metadata) for head_id, metadata in found.items()}
     ids += sorted(readable.keys() - set(ids), key=lambda known: -readable[known].commit)
     metadata = next((readable[head_id] for head_id in ids if head_id in readable), NO_COMMIT)
     for head_id in ids:
@@ -101,7 +101,7 @@ def _read_metadata(store: Store, head_id: int) -> CommitMetadata | None:
     return None
 
 
-def _without_promises(metadata: CommitMetadata) -> CommitMetadata:
+def _without_ctis(metadata: CommitMetadata) -> CommitMetadata:
     """`metadata` with writers that have given no CTI."""
     return replace(metadata, ctis=CtiRecord(dict.fromkeys(metadata.ctis.writers)))
 

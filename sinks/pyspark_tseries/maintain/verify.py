@@ -38,7 +38,7 @@ from pyspark_tseries.model.arrays import (
     Sample,
     encode_runs,
     sort_keys,
-    split_slices,
+    split_keys,
     to_int64,
 )
 from pyspark_tseries.model.columns import ERASURE_FIELD, type_name
@@ -57,7 +57,7 @@ from pyspark_tseries.storage.row_reader import (
     BASE_SCHEMA,
     Footer,
     OpenFile,
-    read_slice,
+    read_key_range,
     sample_sizes,
 )
 from pyspark_tseries.store.log_check import find_log_damage
@@ -103,7 +103,7 @@ def describe(
         "last_adjusted": metadata.last_adjusted,
         "future": metadata.future,
         "last_future": metadata.last_future,
-        "cti": _format(metadata.ctis.promised_us),
+        "cti": _format(metadata.ctis.store_us),
         "cti_writers": {name: _format(us) for name, us in metadata.ctis.writers.items()},
         "erasures": sum(1 for _ in read_records(snapshot.location, metadata.erasure)),
         "erasure_files": find_files_with_values(store, open_acts(store)),
@@ -450,7 +450,7 @@ def _check_head(events: _Events, head: SeriesIndex) -> Iterator[Finding]:
             yield Finding("state", f"series '{name}': {problem}", series=name)
 
 
-MAX_SLICE_BYTES = 64 * 1024 * 1024
+MAX_RANGE_BYTES = 64 * 1024 * 1024
 """Uncompressed size of the columns that are checked."""
 
 MAX_LOST_SERIES = 100
@@ -521,8 +521,8 @@ def check_rows(
 ) -> Iterator[Finding]:
     """What is wrong with the events in the readable files `data`, of keys like `samples`."""
     seen = np.zeros(len(head.columns["last_sequence"]), bool)
-    for part in split_slices(samples, MAX_SLICE_BYTES, whole_series=True):
-        events = read_slice(location, data, part, BASE_SCHEMA, CHECKED_COLUMNS)
+    for part in split_keys(samples, MAX_RANGE_BYTES, whole_series=True):
+        events = read_key_range(location, data, part, BASE_SCHEMA, CHECKED_COLUMNS)
         ids = head.ids.find(events["series"].unique().to_pylist())
         seen[ids[(ids >= 0) & (ids < len(seen))]] = True
         yield from find_violations(events, head, compacted)

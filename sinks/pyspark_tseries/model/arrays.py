@@ -221,7 +221,7 @@ Sample = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class KeyRange:
     """The events from `first`, inclusive, to `end`, exclusive; None does not bound."""
 
     first: Key | None = None
@@ -262,7 +262,7 @@ class Slice:
         return above and (self.end is None or first <= self.end[0])
 
 
-FULL_SLICE: Final = Slice()
+ALL_KEYS: Final = KeyRange()
 
 
 def _flags(compare: Any, series: pa.Array | pa.ChunkedArray, name: str) -> BoolArray:
@@ -270,7 +270,7 @@ def _flags(compare: Any, series: pa.Array | pa.ChunkedArray, name: str) -> BoolA
     return flags
 
 
-def split_slices(samples: Iterable[Sample], budget: int, *, whole_series: bool) -> Iterator[Slice]:
+def split_keys(samples: Iterable[Sample], budget: int, *, whole_series: bool) -> Iterator[KeyRange]:
     """Slices that cover everything, of about `budget` bytes each.
 
     `samples` are spread evenly over the rows; `whole_series` keeps each series in one slice.
@@ -280,7 +280,7 @@ def split_slices(samples: Iterable[Sample], budget: int, *, whole_series: bool) 
     for name, sequence, size in sorted(samples):
         end = (name, 0 if whole_series else sequence)
         if held and held + size > budget and end != (first or ("", -1)):
-            yield Slice(first, end)
+            yield KeyRange(first, end)
             first, held = end, 0
         held += size
-    yield Slice(first, None)
+    yield KeyRange(first, None)

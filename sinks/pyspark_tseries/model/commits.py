@@ -173,8 +173,8 @@ BATCH_WRITES: Final = "batch"
 UNKNOWN_WRITERS: Final = "unknown"
 """The writers of commits that a rebuilt head knows nothing of."""
 
-MAX_PROMISES: Final = 64
-"""Promises in the history; of a longer one, every second of the older half is left out."""
+MAX_HISTORY: Final = 64
+"""Entries of the history; of a longer one, every second of the older half is left out."""
 
 _QUERY_TOKEN_PREFIX: Final = "tseries:q:"
 
@@ -185,24 +185,24 @@ class CtiRecord:
 
     Attributes:
         writers: of each writer its CTI, None where it has given none.
-        history: pairs of a commit and what the store promised from it on; both rise.
+        history: pairs of a commit and the store's CTI from it on; both rise.
     """
 
     writers: Mapping[str, int | None] = field(default_factory=dict)
     history: tuple[tuple[int, int], ...] = ()
 
     @property
-    def promised_us(self) -> int | None:
+    def store_us(self) -> int | None:
         """The store's CTI: no original before it is appended any more; None if there is none."""
         return self.history[-1][1] if self.history else None
 
-    def promised_at(self, commit: int) -> int | None:
-        """The CTI that the store had promised with `commit`, or an earlier one of it."""
-        after = bisect.bisect_right(self.history, commit, key=lambda promise: promise[0])
+    def cti_at(self, commit: int) -> int | None:
+        """The store's CTI as of `commit`, or an earlier one of it; None if there was none."""
+        after = bisect.bisect_right(self.history, commit, key=lambda entry: entry[0])
         return self.history[after - 1][1] if after else None
 
     def without_cti(self) -> list[str]:
-        """The writers that have given no CTI; while there is one the promise stays as it is."""
+        """The writers that have given no CTI; while there is one the store's stays as it is."""
         return sorted(name for name, us in self.writers.items() if us is None)
 
     def blocking(self) -> list[str]:
@@ -215,18 +215,22 @@ class CtiRecord:
         known = self.writers.get(writer)
         given = [us for us in (known, cti_us) if us is not None]
         writers = {**self.writers, writer: max(given, default=None)}
-        return self if writers == self.writers else replace(self, writers=writers)._promise(commit)
+        return (
+            self
+            if writers == self.writers
+            else replace(self, writers=writers)._with_store_cti(commit)
+        )
 
     def forget(self, writer: str, commit: int) -> "CtiRecord":
         """The record without `writer`, which holds nothing back from `commit` on."""
         writers = {name: us for name, us in self.writers.items() if name != writer}
-        return replace(self, writers=writers)._promise(commit)
+        return replace(self, writers=writers)._with_store_cti(commit)
 
-    def _promise(self, commit: int) -> "CtiRecord":
+    def _with_store_cti(self, commit: int) -> "CtiRecord":
         known = [us for us in self.writers.values() if us is not None]
         if not known or len(known) < len(self.writers):
             return self
-        if self.promised_us is not None and min(known) <= self.promised_us:
+        if self.store_us is not None and min(known) <= self.store_us:
             return self
         return replace(self, history=_thin((*self.history, (commit, min(known)))))
 
@@ -249,7 +253,7 @@ def name_writer(token: tuple[str, int] | None) -> str:
 
 
 def _thin(history: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    if len(history) <= MAX_PROMISES:
+    if len(history) <= MAX_HISTORY:
         return history
-    recent = MAX_PROMISES // 2
+    recent = MAX_HISTORY // 2
     return (*history[:-recent:2], *history[-recent:])

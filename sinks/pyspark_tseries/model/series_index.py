@@ -26,18 +26,18 @@ from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BlockColumns, In
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import CtiRecord, seal, unseal
 
-MAX_DELTAS: Final = 64
-"""A longer chain of deltas is ended by a full table, in a store of few series."""
+MAX_CHANGES: Final = 64
+"""A longer chain of changes is ended by a full table, in a store of few series."""
 
-SERIES_PER_DELTA: Final = 2000
-"""In a large store the chain may have one delta for this many series: reading a delta takes as long
-as reading that many, while writing a full table takes as long as a hundred commits or more."""
+SERIES_PER_CHANGE: Final = 2000
+"""In a large store the chain may have one change for this many series: reading a change takes as
+long as reading that many, while writing a full table takes as long as a hundred commits or more."""
 
-MAX_MERGED_DELTA_ROWS: Final = 1000
-"""Deltas of no more rows than this are merged before they are applied to an index."""
+MAX_MERGED_ROWS: Final = 1000
+"""Changes of no more rows than this are merged before they are applied to an index."""
 
 MIN_FULL_TABLE_ROWS: Final = 10_000
-"""With fewer rows in its deltas, only the length of a chain requires a full table."""
+"""With fewer rows in its changes, only the length of a chain requires a full table."""
 
 _METADATA_KEY: Final = b"tseries"
 
@@ -99,8 +99,8 @@ class CommitMetadata:
         parent: the id of the head before; None for the first commit.
         commit: the number of the commit, 0, 1, 2, ... per store.
         commit_us: the time of the commit; never decreases.
-        depth: deltas since the last full table; 0 for a full table.
-        rows: rows in these deltas.
+        depth: changes since the last full table; 0 for a full table.
+        rows: rows in these changes.
         dropped: rows that `outOfOrder=drop` left out, since the store's creation.
         adjusted: rows that `outOfOrder=adjust` raised, since the store's creation.
         last_dropped: the latest example: series, timestamps, commit; None if there is none.
@@ -113,7 +113,7 @@ class CommitMetadata:
         erasure: the id of the last act that erased events; None if there was none.
         marks: the transactions of the batch that the commit stored (`write/batch.py`); None if it
             has none. They are also in the log entry, which `repair` may have to make again.
-        ctis: what the writers have promised.
+        ctis: those of the store and of its writers.
     """
 
     parent: int | None
@@ -159,8 +159,8 @@ class SeriesIndex:
     @property
     def cti_us(self) -> int:
         """The store's CTI; NEVER_US if it has none."""
-        promised = self.metadata.ctis.promised_us
-        return NEVER_US if promised is None else promised
+        store_us = self.metadata.ctis.store_us
+        return NEVER_US if store_us is None else store_us
 
     def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
         """The columns of the series `names`; NO_SEQUENCE and NEVER_US for unknown ones."""
@@ -172,22 +172,22 @@ class SeriesIndex:
         return self.columns.take(self.ids.find(names), MIN_RETAINED_DEFAULTS)
 
 
-def apply_delta(index: SeriesIndex, delta: pa.Table) -> SeriesIndex:
-    """`index` after the commit of `delta`; `index` itself does not change."""
+def apply_change(index: SeriesIndex, change: pa.Table) -> SeriesIndex:
+    """`index` after the commit of `change`; `index` itself does not change."""
     # Through NumPy, which makes texts of a million names in a quarter of the time.
-    names = delta["series"].to_numpy().tolist()
+    names = change["series"].to_numpy().tolist()
     rows = index.ids.add(names)
-    absent = _default_values(index.columns, delta.column_names)
-    changes = {name: to_int64(delta[name]) for name in absent if name in delta.column_names}
+    absent = _default_values(index.columns, change.column_names)
+    changes = {name: to_int64(change[name]) for name in absent if name in change.column_names}
     return SeriesIndex(
-        index.ids, index.columns.put(rows, changes, absent), read_metadata(delta.schema)
+        index.ids, index.columns.put(rows, changes, absent), read_metadata(change.schema)
     )
 
 
-def merge_deltas(deltas: Sequence[pa.Table]) -> list[pa.Table]:
-    """Fewer deltas, in the same order, that make the same index: those of few rows become one."""
+def merge_changes(changes: Sequence[pa.Table]) -> list[pa.Table]:
+    """Fewer changes, in the same order, that make the same index: those of few rows become one."""
     merged: list[pa.Table] = []
-    for is_small, run in groupby(deltas, _is_small_delta):
+    for is_small, run in groupby(changes, _is_small_change):
         tables = list(run)
         if not is_small or len(tables) == 1:
             merged += tables
@@ -200,15 +200,15 @@ def merge_deltas(deltas: Sequence[pa.Table]) -> list[pa.Table]:
     return merged
 
 
-def _is_small_delta(delta: pa.Table) -> bool:
-    return bool(delta.num_rows <= MAX_MERGED_DELTA_ROWS and delta.column_names == _SCHEMA.names)
+def _is_small_change(change: pa.Table) -> bool:
+    return bool(change.num_rows <= MAX_MERGED_ROWS and change.column_names == _SCHEMA.names)
 
 
-def filter_series(delta: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The rows of the series `names`; for these an index made of such deltas is complete."""
+def filter_series(change: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The rows of the series `names`; for these an index made of such changes is complete."""
     # A name with an unpaired surrogate cannot exist, but may be looked up.
     texts = pa.array([name.encode(errors="replace") for name in names], pa.string())
-    return delta.filter(pc.is_in(delta["series"], texts))
+    return change.filter(pc.is_in(change["series"], texts))
 
 
 def _default_values(*named: Collection[str]) -> dict[str, int]:
@@ -221,8 +221,8 @@ def _default_values(*named: Collection[str]) -> dict[str, int]:
     return {name: absent for name, (_, absent) in _INDEX_COLUMNS.items()} | floors
 
 
-def make_delta(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
-    """A delta with the series `names` and their values in `columns`, floors if there are any."""
+def make_change(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
+    """A change with the series `names` and their values in `columns`, floors if there are any."""
     arrays = [pa.array(columns[name]).cast(kind) for name, (kind, _) in _INDEX_COLUMNS.items()]
     table = pa.Table.from_arrays([names.cast(pa.string()), *arrays], schema=_SCHEMA)
     for name in MIN_RETAINED_DEFAULTS:
@@ -234,13 +234,13 @@ def make_delta(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
 def make_full_table(index: SeriesIndex) -> pa.Table:
     """A table of all series that have events, with the metadata of `index` at depth 0."""
     size = index.columns.rows
-    table = make_delta(pa.array(index.ids.names()[:size], pa.string()), index.columns)
+    table = make_change(pa.array(index.ids.names()[:size], pa.string()), index.columns)
     there = table.filter(pa.array(index.columns["last_sequence"] != NO_SEQUENCE))
     return attach_metadata(there, dataclasses.replace(index.metadata, depth=0, rows=0))
 
 
 def min_retained_table(index: SeriesIndex) -> pa.Table | None:
-    """The floors of all series as a delta that changes nothing else; None if there are none."""
+    """The floors of all series as a change that changes nothing else; None if there are none."""
     if "floor_sequence" not in index.columns:
         return None
     size = index.columns.rows
@@ -249,8 +249,8 @@ def min_retained_table(index: SeriesIndex) -> pa.Table | None:
 
 
 def needs_full_table(metadata: CommitMetadata, series: int) -> bool:
-    """True if the chain of deltas is long, or has more rows than the store has `series`."""
-    most = max(MAX_DELTAS, series // SERIES_PER_DELTA)
+    """True if the chain of changes is long, or has more rows than the store has `series`."""
+    most = max(MAX_CHANGES, series // SERIES_PER_CHANGE)
     return metadata.depth > most or metadata.rows > max(series, MIN_FULL_TABLE_ROWS)
 
 
@@ -276,13 +276,13 @@ def next_metadata(
 
 
 def advance_index(
-    index: SeriesIndex, delta: pa.Table, metadata: CommitMetadata
+    index: SeriesIndex, change: pa.Table, metadata: CommitMetadata
 ) -> tuple[SeriesIndex, pa.Table]:
-    """The head after a commit, and its table: `delta`, or all series where it is due."""
-    delta = attach_metadata(delta, metadata)
-    after = apply_delta(index, delta)
+    """The head after a commit, and its table: `change`, or all series where it is due."""
+    change = attach_metadata(change, metadata)
+    after = apply_change(index, change)
     if not needs_full_table(metadata, len(index.ids)):
-        return after, delta
+        return after, change
     table = make_full_table(after)
     return dataclasses.replace(after, metadata=read_metadata(table.schema)), table
 
@@ -370,15 +370,15 @@ def _max_per_series(table: pa.Table) -> pa.Table:
     return pa.table({"series": grouped["series"], **columns})
 
 
-def state_to_delta(table: pa.Table) -> pa.Table:
-    """States as the rows of a delta, without commit metadata."""
+def state_to_change(table: pa.Table) -> pa.Table:
+    """States as the rows of a change, without commit metadata."""
     names = table["series"].combine_chunks()
-    return make_delta(names, {name: to_int64(table[name]) for name in _EMPTY})
+    return make_change(names, {name: to_int64(table[name]) for name in _EMPTY})
 
 
 def build_index(
     states: pa.Table, metadata: CommitMetadata, floors: pa.Table | None = None
 ) -> SeriesIndex:
     """The index of series in these states, with `floors` as `min_retained_table` gives them."""
-    head = apply_delta(SeriesIndex(), attach_metadata(state_to_delta(states), metadata))
-    return head if floors is None else apply_delta(head, attach_metadata(floors, metadata))
+    head = apply_change(SeriesIndex(), attach_metadata(state_to_change(states), metadata))
+    return head if floors is None else apply_change(head, attach_metadata(floors, metadata))

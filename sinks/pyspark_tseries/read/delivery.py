@@ -18,7 +18,7 @@ from pyspark_tseries.model.arrays import (
     NO_ORIGINAL,
     BoolArray,
     Int64Array,
-    Slice,
+    KeyRange,
     encode_runs,
     sort_keys,
     to_int64,
@@ -52,7 +52,7 @@ class Delivery:
     location: Location
     files: tuple[DataFile, ...]
     values: tuple[pa.Field, ...]
-    part: Slice
+    part: KeyRange
     start: Position
     end: Position
     initial: InitialEvents
@@ -67,7 +67,7 @@ def filter_up_to(position: Position) -> pc.Expression:
     if position.after is None:
         return whole
     return whole | (
-        (commit == position.commit + 1) & Slice(None, _next_key(position.after)).expression()
+        (commit == position.commit + 1) & KeyRange(None, _next_key(position.after)).expression()
     )
 
 
@@ -76,7 +76,7 @@ def filter_after(position: Position) -> pc.Expression:
     commit = pc.field("commit")
     if position.after is None:
         return commit > position.commit
-    rest = (commit == position.commit + 1) & Slice(_next_key(position.after)).expression()
+    rest = (commit == position.commit + 1) & KeyRange(_next_key(position.after)).expression()
     return (commit > position.commit + 1) | rest
 
 
@@ -100,11 +100,11 @@ def _read_live(task: Delivery) -> pa.Table:
     # The range may end within the next commit.
     commits = task.start.commit + 1, task.end.commit + 1
     wanted = filter_after(task.start) & filter_up_to(task.end)
-    return _read_rows(task, task.files, RowFilter(part=task.part, commits=commits), wanted)
+    return _read_rows(task, task.files, RowFilter(keys=task.part, commits=commits), wanted)
 
 
 def _read_initial(task: Delivery) -> pa.Table:
-    row_filter = RowFilter(part=task.part, commits=(MIN_NUMBER, task.start.began))
+    row_filter = RowFilter(keys=task.part, commits=(MIN_NUMBER, task.start.began))
     wanted = _filter_series(task.start, task.end)
     keys = [
         read_rows(task.location, [file], BASE_SCHEMA, STATE_COLUMNS, row_filter, wanted)

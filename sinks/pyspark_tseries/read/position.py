@@ -99,7 +99,7 @@ class Position:
 
         Nothing is promised while initial events are due.
         """
-        promised = None if self.initial else ctis.promised_at(self.commit)
+        promised = None if self.initial else ctis.cti_at(self.commit)
         if promised is None or (self.cti is not None and promised <= self.cti):
             return self
         return replace(self, cti=promised)

@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import (
-    FULL_SLICE,
+    ALL_KEYS,
     MAX_NUMBER,
     MIN_NUMBER,
     NO_SEQUENCE,
     BoolArray,
     Int64Array,
-    Slice,
+    KeyRange,
     encode_runs,
     sort_keys,
     to_int64,
@@ -75,7 +75,7 @@ def run_query(
     head: SeriesIndex,
     query: Query,
     series: Sequence[str] | None = None,
-    part: Slice = FULL_SLICE,
+    part: KeyRange = ALL_KEYS,
     *,
     columns: Sequence[str] | None = None,
 ) -> Answer:
@@ -170,7 +170,7 @@ class Scan:
         head: SeriesIndex,
         query: Query,
         series: Sequence[str] | None,
-        part: Slice = FULL_SLICE,
+        part: KeyRange = ALL_KEYS,
     ) -> None:
         self._location = snapshot.location
         self._part = part

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import InvalidQuery, NoSuchStore
-from pyspark_tseries.model.arrays import FULL_SLICE, MIN_NUMBER, Slice, to_int64
+from pyspark_tseries.model.arrays import ALL_KEYS, MIN_NUMBER, KeyRange, to_int64
 from pyspark_tseries.model.series_index import (
     NO_COMMIT,
     SeriesIndex,
@@ -77,7 +77,7 @@ def _find_commits(snapshot: Snapshot, us: int, oldest: int) -> tuple[int, int]:
 
 
 def find_head_as_of(
-    past: Snapshot, now: SeriesIndex, series: Sequence[str] | None = None, part: Slice = FULL_SLICE
+    past: Snapshot, now: SeriesIndex, series: Sequence[str] | None = None, part: KeyRange = ALL_KEYS
 ) -> SeriesIndex:
     """The head at the moment of `past`, covering at least the wanted series.
 

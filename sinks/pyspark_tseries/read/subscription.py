@@ -14,11 +14,11 @@ from pyspark_tseries.model.arrays import (
     MIN_NUMBER,
     Int64Array,
     Key,
+    KeyRange,
     Sample,
-    Slice,
     encode_runs,
     sort_keys,
-    split_slices,
+    split_keys,
     to_int64,
 )
 from pyspark_tseries.model.commits import CtiRecord
@@ -139,7 +139,7 @@ class Follower:
                 None if _began_without_floors(start, snapshot) else snapshot.head_id,
                 parse_range(start.retained),
             )
-            for part in split_slices(samples, MAX_ROWS_PER_TASK, whole_series=True)
+            for part in split_keys(samples, MAX_ROWS_PER_TASK, whole_series=True)
         ]
 
     def _read_store(self, position: Position | None = None) -> tuple[Snapshot, SeriesIndex]:
@@ -222,7 +222,7 @@ class Follower:
         return np.unique(to_int64(found["commit"]), return_counts=True)
 
     def _find_key(self, snapshot: Snapshot, commit: int, key: Key | None, number: int) -> Key:
-        wanted = None if key is None else Slice((key[0], key[1] + 1)).expression()
+        wanted = None if key is None else KeyRange((key[0], key[1] + 1)).expression()
         rows = self._read_commits(snapshot, ("series", "sequence"), (commit, commit), wanted)
         names, codes = encode_runs(rows["series"])
         sequence = to_int64(rows["sequence"])
@@ -242,8 +242,8 @@ class Follower:
             counts: list[Int64Array] = []
             data = [file for file in snapshot.files if file.first_commit <= start.began]
             samples = _sample_series(head, sum(file.rows for file in data))
-            for part in split_slices(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
-                row_filter = RowFilter(part=part, commits=(MIN_NUMBER, start.began))
+            for part in split_keys(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
+                row_filter = RowFilter(keys=part, commits=(MIN_NUMBER, start.began))
                 keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
                 chosen = select_initial_events(keys, retained, before, self._initial)
                 some = count_initial_events(keys, chosen)

@@ -276,7 +276,7 @@ class _Plan:
         newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
         known = self.rules.max_age_us is not None and newest_us != NEVER_US
         oldest_us = newest_us - (self.rules.max_age_us or 0) if known else None
-        return _Bounds(index.metadata.ctis.promised_us, oldest_us, self.rules.author)
+        return _Bounds(index.metadata.ctis.store_us, oldest_us, self.rules.author)
 
     def _commit(self, store: Store, step: WindowStep, query: str, number: int) -> None:
         others = self._find_others(store, query)

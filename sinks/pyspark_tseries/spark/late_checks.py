@@ -172,7 +172,7 @@ def _read_notes(store: Store) -> dict[str, WriterNote]:
 def refuse_without_ctis(store: Store) -> None:
     """Refuse a store that gets no CTI from those who write it."""
     ctis = store.metadata().ctis
-    if ctis.promised_us is not None:
+    if ctis.store_us is not None:
         return
     notes = _read_notes(store)
     for name in ctis.without_cti():

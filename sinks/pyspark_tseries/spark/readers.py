@@ -26,7 +26,7 @@ from pyspark_timestream.core.offsets import is_initial_offset
 from pyspark_timestream.core.worker import find_later_start, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue
-from pyspark_tseries.model.arrays import FULL_SLICE, NO_SEQUENCE, Sample, Slice, split_slices
+from pyspark_tseries.model.arrays import ALL_KEYS, NO_SEQUENCE, KeyRange, Sample, split_keys
 from pyspark_tseries.model.columns import INSTANT, result_schema, show_columns, type_name
 from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.policy import AccessCheck
@@ -48,7 +48,7 @@ MAX_ROWS_PER_BATCH: Final = 64 * 1024
 MAX_SAMPLES: Final = 10_000
 """Names of series that are sampled to divide the series evenly among tasks."""
 
-Part = tuple[str, ...] | Slice
+Part = tuple[str, ...] | KeyRange
 """Files of successive commits, by their paths in the store, or whole series."""
 
 
@@ -107,7 +107,7 @@ class RangeReader(DataSourceReader):
             snapshot = self._rebind_snapshot(later_us)
             parts = _divide_parts(self._plan_parts(snapshot), partition)
         for part in parts:
-            if isinstance(part, Slice):
+            if isinstance(part, KeyRange):
                 yield from self._read_series(snapshot, part)
             else:
                 yield from self._read_files(snapshot, part)
@@ -129,9 +129,9 @@ class RangeReader(DataSourceReader):
                 return _group_files(scan.originals)
             data = [*scan.originals, *scan.edits]
         samples = _sample_series(head, self._series, sum(file.size for file in data))
-        return list(split_slices(samples, MAX_BYTES_PER_PARTITION, whole_series=True))
+        return list(split_keys(samples, MAX_BYTES_PER_PARTITION, whole_series=True))
 
-    def _read_series(self, snapshot: files.Snapshot, part: Slice) -> Iterator[pa.RecordBatch]:
+    def _read_series(self, snapshot: files.Snapshot, part: KeyRange) -> Iterator[pa.RecordBatch]:
         head, names = _read_head(snapshot, self._series, part), self._target.names
         found = run_query(snapshot, head, self._query, self._series, part, columns=names).table
         yield from found.cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
@@ -201,7 +201,7 @@ def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
 
 
 def _read_head(
-    snapshot: files.Snapshot, series: Sequence[str] | None, part: Slice = FULL_SLICE
+    snapshot: files.Snapshot, series: Sequence[str] | None, part: KeyRange = ALL_KEYS
 ) -> SeriesIndex:
     """The head of `snapshot`, at least for `series` and `part`."""
     now = _read_current_head(snapshot, series)
@@ -335,7 +335,7 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "set 'ctiDelay' on those queries, or if a writer will append nothing any more, "
                 "run: python -m pyspark_tseries forget-writer STORE --writer NAME",
                 self._options.location.root,
-                "" if ctis.promised_us is None else "further ",
+                "" if ctis.store_us is None else "further ",
                 ", ".join(f"'{name}'" for name in names),
                 BATCH_WRITES,
                 UNKNOWN_WRITERS,

@@ -21,9 +21,9 @@ from pyspark_tseries.model.erasures import ErasureRecord, parse_record
 from pyspark_tseries.model.series_index import (
     CommitMetadata,
     SeriesIndex,
-    apply_delta,
+    apply_change,
     filter_series,
-    merge_deltas,
+    merge_changes,
     read_metadata,
 )
 from pyspark_tseries.storage.location import Location
@@ -141,9 +141,9 @@ def load_index(
         UnusableStore: a file is missing or damaged.
         OSError: one cannot be read now.
     """
-    index, deltas = _collect_deltas(location, head_id, known_id, known)
-    for delta in merge_deltas(deltas):
-        index = apply_delta(index, delta)
+    index, changes = _collect_changes(location, head_id, known_id, known)
+    for change in merge_changes(changes):
+        index = apply_change(index, change)
     return index
 
 
@@ -155,29 +155,29 @@ def load_partial_index(
     It is complete if the store has few series. Otherwise all rows are read, but only those of
     `names` are indexed, which saves most of the time and memory of a complete index.
     """
-    index, deltas = _collect_deltas(location, head_id, None, SeriesIndex())
-    whole = sum(delta.num_rows for delta in deltas) <= SMALL_INDEX_ROWS
-    for delta in merge_deltas(deltas):
-        index = apply_delta(index, delta if whole else filter_series(delta, names))
+    index, changes = _collect_changes(location, head_id, None, SeriesIndex())
+    whole = sum(change.num_rows for change in changes) <= SMALL_INDEX_ROWS
+    for change in merge_changes(changes):
+        index = apply_change(index, change if whole else filter_series(change, names))
     return index, whole
 
 
-def _collect_deltas(
+def _collect_changes(
     location: Location, head_id: int | None, known_id: int | None, known: SeriesIndex
 ) -> tuple[SeriesIndex, list[pa.Table]]:
-    """An index in memory, and the deltas to apply to it, in order, for the head `head_id`."""
-    deltas: list[pa.Table] = []
+    """An index in memory, and the changes to apply to it, in order, for the head `head_id`."""
+    changes: list[pa.Table] = []
     while head_id is not None and head_id != known_id:
-        deltas.append(_read_head(location, head_path(location, head_id)))
-        metadata = read_metadata(deltas[-1].schema)
+        changes.append(_read_head(location, head_path(location, head_id)))
+        metadata = read_metadata(changes[-1].schema)
         head_id = metadata.parent if metadata.depth else None
         known_id = known_id if metadata.depth else None
         known = known if metadata.depth else SeriesIndex()
-    return known if head_id == known_id else SeriesIndex(), deltas[::-1]
+    return known if head_id == known_id else SeriesIndex(), changes[::-1]
 
 
 class LastIndex:
-    """The series index of a store that was loaded last: the next is that one and some deltas.
+    """The series index of a store that was loaded last: the next is that one and some changes.
 
     A process that looks up few series, and not often, need not load the index of all: the first
     `MAX_PARTIAL_LOADS` look-ups read the head files each time.

@@ -23,13 +23,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_tseries.model.arrays import (
-    FULL_SLICE,
+    ALL_KEYS,
     MAX_NUMBER,
     MIN_NUMBER,
     BoolArray,
     Int64Array,
+    KeyRange,
     Sample,
-    Slice,
     to_int64,
 )
 from pyspark_tseries.model.columns import file_schema
@@ -225,7 +225,7 @@ class RowFilter:
     """
 
     names: Sequence[str] | None = None
-    part: Slice = FULL_SLICE
+    keys: KeyRange = ALL_KEYS
     sequences: tuple[int, int] = ANY_VALUE
     times: tuple[int, int] = ANY_VALUE
     commits: tuple[int, int] = ANY_VALUE
@@ -234,8 +234,8 @@ class RowFilter:
     def columns(self) -> list[str]:
         """The columns that conditions are on."""
         wanted = {
-            "series": self.names is not None or self.part != FULL_SLICE,
-            "sequence": self.part != FULL_SLICE or self.sequences != ANY_VALUE,
+            "series": self.names is not None or self.keys != ALL_KEYS,
+            "sequence": self.keys != ALL_KEYS or self.sequences != ANY_VALUE,
             "timestamp": self.times != ANY_VALUE,
             "commit": self.commits != ANY_VALUE,
         }
@@ -258,7 +258,7 @@ class RowFilter:
         return groups
 
     def _may_match_series(self, first: str, last: str) -> bool:
-        if not self.part.overlaps(first, last):
+        if not self.keys.overlaps(first, last):
             return False
         if self.names is None:
             return True
@@ -273,8 +273,8 @@ class RowFilter:
         needed = np.ones(end - start, bool)
         if self.names is not None and (len(self.names) > 1 or not is_sorted):
             needed &= pc.is_in(within["series"], pa.array(self.names, pa.string())).to_numpy()
-        if self.part != FULL_SLICE:
-            needed &= self.part.contains(within["series"], to_int64(within["sequence"]))
+        if self.keys != ALL_KEYS:
+            needed &= self.keys.contains(within["series"], to_int64(within["sequence"]))
         for name, (low, high) in (
             ("sequence", self.sequences),
             ("timestamp", self.times),
@@ -582,15 +582,15 @@ def sample_sizes(keys: pa.Table, row_bytes: int) -> list[Sample]:
     return list(zip(*columns, strict=True))
 
 
-def read_slice(
+def read_key_range(
     location: Location,
     data: Iterable[DataFile],
-    part: Slice,
+    part: KeyRange,
     schema: pa.Schema,
     columns: Sequence[str],
 ) -> pa.Table:
-    """The rows of a slice, in the order of files; columns that a file lacks are null."""
-    return read_rows(location, data, schema, columns, RowFilter(part=part))
+    """The rows of a range of keys, in the order of files; columns that a file lacks are null."""
+    return read_rows(location, data, schema, columns, RowFilter(keys=part))
 
 
 def read_rows(
@@ -605,7 +605,7 @@ def read_rows(
 
     `schema` has all columns of `row_filter` and `wanted` as well.
     """
-    touched = [file for file in data if row_filter.part.overlaps(file.first, file.last)]
+    touched = [file for file in data if row_filter.keys.overlaps(file.first, file.last)]
     found = read_files(location, touched, _select_fields(schema, columns), row_filter)
     return found if wanted is None else found.filter(wanted)
 

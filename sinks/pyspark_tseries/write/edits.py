@@ -20,7 +20,7 @@ from pyspark_tseries.errors import NoSuchEvent
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_names
 from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT
 from pyspark_tseries.model.retention import RetainedRange, retained_mask
-from pyspark_tseries.model.series_index import SeriesIndex, make_delta
+from pyspark_tseries.model.series_index import SeriesIndex, make_change
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
@@ -120,7 +120,7 @@ def number_edits(
         codes=codes,
         sequence=last[codes] + 1 + within,
         timestamp_us=us[codes],
-        delta=_merge_deltas(appended, make_delta(names, after)),
+        delta=_merge_deltas(appended, make_change(names, after)),
         counts=Counts(dropped=len(lost), example=example),
     )
     return NumberedEdits(numbered, _original_columns(targets, order))

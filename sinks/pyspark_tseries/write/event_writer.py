@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pyspark_tseries.model.arrays import Int64Array
 from pyspark_tseries.model.columns import table_schema
-from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex, make_delta
+from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex, make_change
 from pyspark_tseries.storage.data_files import (
     FileStats,
     WrittenFile,
@@ -108,7 +108,7 @@ def write_numbered(
 
 def sum_results(results: Sequence[WriteResult]) -> WriteResult:
     """All results together, without their files; no two have a series in common."""
-    empty = make_delta(pa.array([], pa.string()), SeriesIndex().lookup([]))
+    empty = make_change(pa.array([], pa.string()), SeriesIndex().lookup([]))
     delta = pa.concat_tables([empty, *(result.delta for result in results)]).combine_chunks()
     # The example is that of the first series, as if the rows were numbered in one go.
     counts = sorted((result.counts for result in results), key=Counts.first_series)
@@ -140,7 +140,7 @@ class _MovingIndex:
     def delta(self) -> pa.Table:
         """The delta of all parts; the later part counts for a series in two."""
         if not self._deltas:
-            return make_delta(pa.array([], pa.string()), self._index.lookup([]))
+            return make_change(pa.array([], pa.string()), self._index.lookup([]))
         whole = pa.concat_tables(self._deltas).combine_chunks()
         series = whole["series"].combine_chunks()
         goes_on = pc.equal(series.slice(0, len(series) - 1), series.slice(1)).to_pylist()

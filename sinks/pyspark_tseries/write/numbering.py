@@ -34,7 +34,7 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.commits import name_writer
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import CommitMetadata, make_delta
+from pyspark_tseries.model.series_index import CommitMetadata, make_change
 
 MIN_DEFAULT_FUTURE_US: Final = DAY_US
 """In a `last` range shorter than a day a timestamp may still lie a day ahead by default."""
@@ -289,7 +289,7 @@ def _assign_sequences(
         "original_sequence": sequence[last],
         "original_us": us[last],
     }
-    delta = make_delta(names, after)
+    delta = make_change(names, after)
     return NumberedRows(order, names, codes, sequence, us, delta, counts)
 
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from pyspark_tseries.model.arrays import MAX_NUMBER, MIN_NUMBER, Slice
+from pyspark_tseries.model.arrays import MAX_NUMBER, MIN_NUMBER, KeyRange
 from pyspark_tseries.storage.row_reader import RowFilter
 
 NAMES = ["", "a", "ab", "b", "\uffff", "\U0001f600"]
@@ -12,7 +12,7 @@ KEYS = st.tuples(st.sampled_from(NAMES), st.integers(0, 8))
 
 ROWS = st.lists(st.tuples(KEYS, st.integers(-5, 5), st.integers(0, 3)), max_size=30)
 
-SLICES = st.builds(Slice, st.none() | KEYS, st.none() | KEYS)
+SLICES = st.builds(KeyRange, st.none() | KEYS, st.none() | KEYS)
 
 WANTED = st.none() | st.sets(st.sampled_from([*NAMES, "nobody"])).map(sorted)
 
@@ -30,8 +30,8 @@ def passes(row, row_filter):
     (name, sequence), us, commit = row
     return (
         (row_filter.names is None or name in row_filter.names)
-        and (row_filter.part.first is None or (name, sequence) >= row_filter.part.first)
-        and (row_filter.part.end is None or (name, sequence) < row_filter.part.end)
+        and (row_filter.keys.first is None or (name, sequence) >= row_filter.keys.first)
+        and (row_filter.keys.end is None or (name, sequence) < row_filter.keys.end)
         and row_filter.sequences[0] <= sequence <= row_filter.sequences[1]
         and row_filter.times[0] <= us <= row_filter.times[1]
         and row_filter.commits[0] <= commit <= row_filter.commits[1]

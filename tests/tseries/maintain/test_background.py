@@ -281,7 +281,7 @@ def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store, monkeyp
 
 def test_heads_go_with_their_files_and_others_stay_an_hour(store, monkeypatch):
     monkeypatch.setattr(maintenance, "MAX_KEPT_SMALL_FILES", 2)
-    monkeypatch.setattr("pyspark_tseries.model.series_index.MAX_DELTAS", 2)
+    monkeypatch.setattr("pyspark_tseries.model.series_index.MAX_CHANGES", 2)
     then = now_us() - 30 * 60_000_000
     for n in range(12):
         store.append(batch(("a", n)), clock=lambda: then)

@@ -26,7 +26,7 @@ from pyspark_tseries.maintain.compactor import (
 )
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.arrays import FULL_SLICE, split_slices
+from pyspark_tseries.model.arrays import ALL_KEYS, split_keys
 from pyspark_tseries.model.retention import RetainedRange, parse_range, retained_mask
 from pyspark_tseries.storage.data_files import DataFile, compacted_path
 from pyspark_tseries.store.store import Store
@@ -111,7 +111,7 @@ def test_edits_count_toward_the_limit_and_the_newest_original_stays(tmp_path):
 
 
 def test_a_large_store_is_compacted_by_slices_of_one_series_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(compactor, "MAX_SLICE_BYTES", 200_000)
+    monkeypatch.setattr(compactor, "MAX_RANGE_BYTES", 200_000)
     store = make(tmp_path / "s", {})
     for n in range(6):
         rows = [("a", n * 1000 + i) for i in range(1000)] + [(f"s{i:03}", n) for i in range(400)]
@@ -210,14 +210,14 @@ def test_maintenance_waits_for_small_files_and_spares_large_runs():
     st.booleans(),
 )
 def test_slices_cover_every_key_once_in_order(samples, budget, whole):
-    parts = list(split_slices(samples, budget, whole_series=whole))
+    parts = list(split_keys(samples, budget, whole_series=whole))
     assert (parts[0].first, parts[-1].end) == (None, None)
     assert all(one.end == other.first for one, other in itertools.pairwise(parts))
     keys = sorted({(name, n) for name in "abc" for n in range(10)})
     table = pa.table({"series": [k[0] for k in keys], "sequence": [k[1] for k in keys]})
     held = []
     for part in parts:
-        chosen = table if part == FULL_SLICE else table.filter(part.expression())
+        chosen = table if part == ALL_KEYS else table.filter(part.expression())
         rows = list(zip(chosen["series"].to_pylist(), chosen["sequence"].to_pylist(), strict=True))
         assert not whole or not {row[0] for row in rows} & {row[0] for row in held}
         held += rows

@@ -22,11 +22,11 @@ from pyspark_tseries.model.damage import DAMAGES
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
-    apply_delta,
+    apply_change,
     attach_metadata,
     combine_states,
     compute_state,
-    state_to_delta,
+    state_to_change,
 )
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.log_entries import seal
@@ -62,9 +62,9 @@ def events(rows):
 
 
 def head_of(rows):
-    return apply_delta(
+    return apply_change(
         SeriesIndex(),
-        attach_metadata(state_to_delta(compute_state(events(rows), -1)), SeriesIndex().metadata),
+        attach_metadata(state_to_change(compute_state(events(rows), -1)), SeriesIndex().metadata),
     )
 
 

@@ -69,7 +69,7 @@ def test_every_cti_is_true_of_all_later_rows_in_any_split(tmp_path_factory, comm
     store, times, left = new_store(path, {"limit": 1000}), {}, iter(sizes)
     subscriber = Subscriber(path)
     for number, (writer, rows, cti_us) in enumerate(commits):
-        promised = Store.open(path).metadata().ctis.promised_us
+        promised = Store.open(path).metadata().ctis.store_us
         try:
             commit(store, number, writer, rows, cti_us)
         except OutOfOrder:
@@ -90,7 +90,7 @@ def test_every_cti_is_true_of_all_later_rows_in_any_split(tmp_path_factory, comm
     for at, name, sequence in rows:
         before = [cti for cti in ctis[:at] if cti is not None]
         assert all(times[name][sequence] >= cti for cti in before)
-    promised = Store.open(path).metadata().ctis.promised_us
+    promised = Store.open(path).metadata().ctis.store_us
     assert not ctis or ctis[-1] == promised
 
 
@@ -122,4 +122,4 @@ def test_commit_without_rows_brings_a_cti_alone(tmp_path):
     path = str(store.root)
     assert [cti for _, cti in deliver(path, [])] == [7]
     commit(store, 1, "x", [], 9)
-    assert Store.open(path).metadata().ctis.promised_us == 7
+    assert Store.open(path).metadata().ctis.store_us == 7

@@ -10,7 +10,7 @@ from tseries.builders import batch, new_store
 
 from pyspark_tseries import OutOfOrder, TimeSeries, UpdateFailed
 from pyspark_tseries.__main__ import main
-from pyspark_tseries.model.commits import MAX_PROMISES, CtiRecord, name_writer
+from pyspark_tseries.model.commits import MAX_HISTORY, CtiRecord, name_writer
 from pyspark_tseries.model.series_index import attach_metadata, read_metadata
 from pyspark_tseries.read.position import Position
 from pyspark_tseries.store.store import Store
@@ -48,7 +48,7 @@ def fold(steps, record=None):
 @given(STEPS)
 def test_promise_is_the_least_of_all_writers_and_never_goes_back(steps):
     records = fold(steps)
-    assert [record.promised_us for record in records] == promises(steps)
+    assert [record.store_us for record in records] == promises(steps)
 
 
 @given(STEPS)
@@ -56,20 +56,20 @@ def test_promise_of_an_earlier_commit_is_found_in_every_later_record(steps):
     expected = promises(steps)
     for record in fold(steps):
         for commit in range(len(expected)):
-            found = record.promised_at(commit)
+            found = record.cti_at(commit)
             assert found in {None, *expected[: commit + 1]}
     if steps:
         last = fold(steps)[-1]
         # Fewer steps than promises in the history, so none was left out.
-        assert [last.promised_at(commit) for commit in range(len(steps))] == expected
+        assert [last.cti_at(commit) for commit in range(len(steps))] == expected
 
 
 def test_long_history_stays_short_and_promises_no_more_than_was_promised():
     record = CtiRecord()
     for commit in range(5000):
         record = record.advance("a", 10 * commit, commit)
-        assert len(record.history) <= MAX_PROMISES
-    found = [record.promised_at(commit) for commit in range(5000)]
+        assert len(record.history) <= MAX_HISTORY
+    found = [record.cti_at(commit) for commit in range(5000)]
     assert all(us is None or us <= 10 * commit for commit, us in enumerate(found))
     assert found == sorted(found, key=lambda us: -1 if us is None else us)
     assert found[4980:] == [10 * commit for commit in range(4980, 5000)]
@@ -106,12 +106,12 @@ def test_store_promises_the_least_cti_of_its_queries(tmp_path):
     commit(store, ("b", 12), query="y", cti_us=None)
     commit(store, ("a", 20), query="x", number=1, cti_us=30)
     store.refresh()
-    assert store.metadata().ctis.promised_us == 10
+    assert store.metadata().ctis.store_us == 10
     commit(store, query="y", number=1, cti_us=25)
     store.refresh()
-    assert store.metadata().ctis.promised_us == 25
+    assert store.metadata().ctis.store_us == 25
     assert store.metadata().ctis.blocking() == ["query y"]
-    assert Store.open(str(tmp_path / "s")).metadata().ctis.promised_at(1) == 10
+    assert Store.open(str(tmp_path / "s")).metadata().ctis.cti_at(1) == 10
 
 
 @pytest.mark.parametrize("policy", ["fail", "drop", "adjust"])

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 from pyspark_tseries.model import series_index as heads
 from pyspark_tseries.model.arrays import NO_SEQUENCE
-from pyspark_tseries.model.series_index import SeriesIndex, advance_index, make_delta, next_metadata
+from pyspark_tseries.model.series_index import (
+    SeriesIndex,
+    advance_index,
+    make_change,
+    next_metadata,
+)
 from pyspark_tseries.storage import head_files
 from pyspark_tseries.storage.location import parse_location
 
@@ -21,15 +26,15 @@ COMMITS = st.lists(
 def delta(series, value):
     columns = ("last_sequence", "newest_us", "original_sequence", "original_us")
     standing = pa.array([value(name) for name in series], pa.int64()).to_numpy()
-    return make_delta(pa.array(list(series), pa.string()), dict.fromkeys(columns, standing))
+    return make_change(pa.array(list(series), pa.string()), dict.fromkeys(columns, standing))
 
 
 @given(commits=COMMITS, most=st.integers(1, 4), known=st.integers(0, 11))
 def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
     tmp_path_factory, commits, most, known
 ):
-    location, limit = parse_location(str(tmp_path_factory.mktemp("store"))), heads.MAX_DELTAS
-    heads.MAX_DELTAS = most
+    location, limit = parse_location(str(tmp_path_factory.mktemp("store"))), heads.MAX_CHANGES
+    heads.MAX_CHANGES = most
     try:
         head, expected, history = SeriesIndex(), {}, [(None, SeriesIndex())]
         for number, commit in enumerate(commits):
@@ -39,7 +44,7 @@ def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
             head_files.write_head(location, number + 7, table)
             history.append((number + 7, head))
     finally:
-        heads.MAX_DELTAS = limit
+        heads.MAX_CHANGES = limit
     # A fresh process knows the empty head only; a warm one any earlier head.
     for known_id, old in (history[0], history[min(known, len(commits))]):
         loaded = head_files.load_index(location, len(commits) + 6, known_id, old)
@@ -66,7 +71,7 @@ def test_partial_index_equals_the_whole_index_for_its_series(
 ):
     location, id_ = parse_location(str(tmp_path_factory.mktemp("store"))), None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads, "MAX_DELTAS", most)
+        patch.setattr(heads, "MAX_CHANGES", most)
         patch.setattr(head_files, "SMALL_INDEX_ROWS", few)
         head = SeriesIndex()
         for number, (commit, floored) in enumerate(commits):
@@ -124,14 +129,14 @@ def test_merged_deltas_make_the_same_index_as_all(commits, few, floored):
         note = next_metadata(SeriesIndex(), None, now_us=number, rows=len(commit))
         deltas.append(heads.attach_metadata(table, note))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads, "MAX_MERGED_DELTA_ROWS", few)
-        merged = heads.merge_deltas(deltas)
+        patch.setattr(heads, "MAX_MERGED_ROWS", few)
+        merged = heads.merge_changes(deltas)
     assert len(merged) <= len(deltas)
     some, every = SeriesIndex(), SeriesIndex()
     for table in merged:
-        some = heads.apply_delta(some, table)
+        some = heads.apply_change(some, table)
     for table in deltas:
-        every = heads.apply_delta(every, table)
+        every = heads.apply_change(every, table)
     assert some.ids.names() == every.ids.names()
     assert some.metadata == every.metadata
     assert set(some.columns) == set(every.columns)

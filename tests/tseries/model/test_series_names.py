@@ -85,7 +85,7 @@ def test_a_series_of_any_name_is_found_edited_compacted_and_delivered(
             entry.unlink()
     check(path, expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compactor, "MAX_SLICE_BYTES", 150)
+        patch.setattr(compactor, "MAX_RANGE_BYTES", 150)
         assert compact(str(path)).removed_events == 0
     check(path, expected)
     assert verify(str(path)) == []
@@ -176,7 +176,7 @@ def test_a_store_that_is_compacted_meanwhile_is_not_healed_twice(old, monkeypatc
 
 def test_a_compaction_that_would_lose_rows_changes_nothing(old, monkeypatch):
     before = Store.open(str(old)).snapshot().files
-    monkeypatch.setattr(compactor, "MAX_SLICE_BYTES", 150)
+    monkeypatch.setattr(compactor, "MAX_RANGE_BYTES", 150)
     # As if the log's bounds were trusted, or wrong in another way.
     monkeypatch.setattr(DataFile, "last", property(lambda file: "a"), raising=False)
     with pytest.raises(UnusableStore, match=r"would lose events.*nothing was changed"):

@@ -11,7 +11,7 @@ from tseries.compaction_model import RANGES, STEPS, Model, run
 
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.model.arrays import Slice
+from pyspark_tseries.model.arrays import KeyRange
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import parse_range
 from pyspark_tseries.read.scan import run_query
@@ -77,7 +77,7 @@ def test_a_task_finds_the_head_of_that_time_by_itself(tmp_path):
     for n in range(3):
         store.append(batch(("a", n), ("b", n)), clock=lambda n=n: n * 1_000_000)
     snapshot, whole = sight_as_of(store, 1_500_000)
-    (mine,) = [find_head_as_of(snapshot, store.index()[1], ["b"], Slice(("b", 0), None))]
+    (mine,) = [find_head_as_of(snapshot, store.index()[1], ["b"], KeyRange(("b", 0), None))]
     assert mine.lookup(["b"]) == whole.lookup(["b"])
     assert mine.ids.names() == ["b"]
     options = {"path": str(tmp_path / "s"), "asOf": "1970-01-01T00:00:01.5Z"}

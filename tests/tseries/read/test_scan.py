@@ -4,7 +4,7 @@ import pytest
 from tseries.builders import batch, new_store
 
 from pyspark_tseries import InvalidQuery, TimeSeries
-from pyspark_tseries.model.arrays import Slice
+from pyspark_tseries.model.arrays import KeyRange
 from pyspark_tseries.options import parse_read
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.store.store import Store
@@ -27,7 +27,7 @@ def ask(path, series, part=None, **options):
     query = parse_read({"path": "/s", **options}).to_query()
     snapshot, head = Store.open(str(path)).snapshot_with_index()
     found = run_query(
-        snapshot, head, query, series, part or Slice(), columns=["series", "sequence"]
+        snapshot, head, query, series, part or KeyRange(), columns=["series", "sequence"]
     )
     return list(zip(*(column.to_pylist() for column in found.table.columns), strict=True))
 
@@ -77,7 +77,7 @@ def test_edits_do_not_hide_what_counts_need(path):
 
 def test_the_parts_of_all_series_are_the_whole(path):
     options = {"from": "last 3", "to": "last 1"}
-    parts = [Slice(None, ("b", 0)), Slice(("b", 0), None)]
+    parts = [KeyRange(None, ("b", 0)), KeyRange(("b", 0), None)]
     found = [row for part in parts for row in ask(path, None, part, **options)]
     assert found == ask(path, None, **options) == [(n, s) for n in "ab" for s in (97, 98)]
     assert ask(path, ["b", "b", "nobody"], **options) == [("b", 97), ("b", 98)]

@@ -21,7 +21,7 @@ from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import check_file, verify
 from pyspark_tseries.model.columns import query_schema
 from pyspark_tseries.model.commits import seal
-from pyspark_tseries.model.series_index import NO_COMMIT, SeriesIndex, advance_index, make_delta
+from pyspark_tseries.model.series_index import NO_COMMIT, SeriesIndex, advance_index, make_change
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage.head_files import head_path, load_index, read_head_metadata, write_head
 from pyspark_tseries.storage.location import parse_location
@@ -142,7 +142,7 @@ def test_flipped_bit_of_a_head_file_is_always_detected(tmp_path, monkeypatch):
     location = parse_location(str(tmp_path / "s"))
     for rows in (3, 64):
         columns = {name: np.arange(rows) * 3 for name in HEAD}
-        delta = make_delta(pa.array([f"s{n}" for n in range(rows)]), columns)
+        delta = make_change(pa.array([f"s{n}" for n in range(rows)]), columns)
         head, table = advance_index(
             SeriesIndex(), delta, replace(NO_COMMIT, commit=7, policy='{"a": "b"}')
         )

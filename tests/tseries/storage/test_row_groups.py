@@ -12,7 +12,7 @@ from tseries.sieves import ROWS, SIEVES, passes
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.arrays import MIN_NUMBER, Slice
+from pyspark_tseries.model.arrays import MIN_NUMBER, KeyRange
 from pyspark_tseries.model.columns import INSTANT, ORIGINAL_FIELDS, query_schema
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage.data_files import write_events
@@ -213,7 +213,7 @@ def test_footers_are_kept_up_to_a_bound(tmp_path):
 
 def test_parts_of_a_series_are_read_apart(large):
     snapshot = Store.open(large).snapshot()
-    for part in (Slice(None, ("s5", 2)), Slice(("s5", 2), None)):
+    for part in (KeyRange(None, ("s5", 2)), KeyRange(("s5", 2), None)):
         row_filter = RowFilter(["s5"], part)
         found = read_files(
             snapshot.location, snapshot.files, query_schema(snapshot.values), row_filter

@@ -72,7 +72,7 @@ def check_whole(path, *, writers, batches, series):
 
 
 def test_the_head_read_from_files_equals_the_one_folded_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("pyspark_tseries.model.series_index.MAX_DELTAS", 3)
+    monkeypatch.setattr("pyspark_tseries.model.series_index.MAX_CHANGES", 3)
     store = new_store(tmp_path / "s")
     for n in range(25):
         store.append(batch((f"s{n % 7}", n), ("all", n)))
