@@ -223,12 +223,13 @@ class LastIndex:
         return index
 
 
-_last_indexes: dict[Location, LastIndex] = {}
+LAST_INDEXES: Final[dict[Location, LastIndex]] = {}
+"""The indexes that tasks of this process loaded last, for its next tasks."""
 
 
 def last_index(location: Location) -> LastIndex:
-    """The index of the store that a task of this process loaded last, for its next tasks."""
-    return _last_indexes.setdefault(location, LastIndex(location))
+    """The index of the store that a task of this process loaded last."""
+    return LAST_INDEXES.setdefault(location, LastIndex(location))
 
 
 ERASURES: Final = ("_tseries", "erasures")
@@ -257,8 +258,7 @@ def read_records(location: Location, last: str | None) -> Iterator[ErasureRecord
     while last is not None:
         path = record_path(location, last)
         try:
-            with location.read(path) as file:
-                record = parse_record(file.read().decode())
+            record = _read_record(location, path)
         except (FileNotFoundError, ValueError) as error:
             why = location.redact(str(error))
             problem = f"the record '{path}' of an erasure cannot be read: {why}"
@@ -272,12 +272,14 @@ def list_records(location: Location) -> list[ErasureRecord]:
     found = []
     for path, _ in location.list_files(location.file(*ERASURES)):
         if path.endswith(".json"):
-            try:
-                with location.read(path) as file:
-                    found.append(parse_record(file.read().decode()))
-            except (FileNotFoundError, ValueError):
-                continue
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                found.append(_read_record(location, path))
     return found
+
+
+def _read_record(location: Location, path: str) -> ErasureRecord:
+    with location.read(path) as file:
+        return parse_record(file.read().decode())
 
 
 def mark_act(location: Location, act: str, mark: str) -> None:

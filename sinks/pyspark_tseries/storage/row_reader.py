@@ -191,6 +191,12 @@ class FooterCache:
         with location.read(location.file(file.path)) as source:
             return self._keep(key, Footer(*read_footer(source, file.size)))
 
+    def clear(self) -> None:
+        """Forget all footers."""
+        with self._lock:
+            self._kept.clear()
+            self._bytes = 0
+
     def _keep(self, key: tuple[Location, str, int], footer: Footer) -> Footer:
         with self._lock:
             if key in self._kept:

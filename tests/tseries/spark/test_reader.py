@@ -57,13 +57,13 @@ def test_worker_loads_parts_of_the_head_and_after_some_queries_all(tmp_path, mon
     whole = read(tmp_path / "s")
     monkeypatch.setattr(head_files, "SMALL_INDEX_ROWS", 1)
     location = store.location
-    kept = head_files._last_indexes.pop(location)
+    kept = head_files.LAST_INDEXES.pop(location)
     for _ in range(head_files.MAX_PARTIAL_LOADS):
         for names in (["a"], ["b", "nobody"], ["c", "a"], []):
             assert read(tmp_path / "s", names) == [row for row in whole if row[0] in names]
-    assert head_files._last_indexes[location].head_id == kept.head_id
-    assert len(head_files._last_indexes[location].index.ids) == 3
-    head_files._last_indexes.clear()
+    assert head_files.LAST_INDEXES[location].head_id == kept.head_id
+    assert len(head_files.LAST_INDEXES[location].index.ids) == 3
+    head_files.LAST_INDEXES.clear()
     assert read(tmp_path / "s") == whole == [("a", 1), ("a", 2), ("b", 3), ("c", 1), ("c", 2)]
 
 

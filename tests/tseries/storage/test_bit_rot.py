@@ -72,7 +72,7 @@ def only_file(path):
 
 def content(store, file, row_filter=ALL_ROWS, columns=None):
     """What a query reads of a file, in a process that has never seen it."""
-    FOOTER_CACHE._kept.clear()
+    FOOTER_CACHE.clear()
     schema = query_schema(store.values)
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     return row_reader.read_files(store.location, [file], wanted, row_filter)
@@ -122,7 +122,7 @@ def test_a_flipped_bit_of_a_store_is_named_by_every_read_and_by_verify(path):
     sound[names.data_page_offset + names.total_compressed_size // 2] ^= 4
     victim.write_bytes(sound)
     Store.forget_all()
-    FOOTER_CACHE._kept.clear()
+    FOOTER_CACHE.clear()
     series = TimeSeries.open(path, auto_compact=False)
     for read in (
         lambda: series.range_query().select_from("s1"),

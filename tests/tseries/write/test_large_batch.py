@@ -64,7 +64,7 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(runs, "MAX_PART_ROWS", 2)
     monkeypatch.setattr(runs, "MAX_MERGED_CHUNKS", 2)
     monkeypatch.setattr(event_writer, "ROWS_PER_GROUP", 3)
-    head_files._last_indexes.clear()
+    head_files.LAST_INDEXES.clear()
 
 
 def left(location):
