@@ -55,6 +55,22 @@ from pyspark_tseries.write.batch import (
     make_marks,
 )
 
+HORIZON_TRANSACTION: Final = "tseries:horizon"
+"""The transaction whose version is one more than the last commit that lost events to compaction."""
+
+_LOG: Final = logging.getLogger(__name__)
+
+MAX_ATTEMPTS: Final = 200
+"""With backoff about half a minute, far longer than a race of a few writers lasts."""
+
+MAX_STORAGE_FAILURES: Final = 5
+"""Consecutive failures without a competing commit before the storage is considered faulty."""
+
+_CONTENTION_TEXTS: Final = (
+    "nothing of the batch is stored",
+    "start the write again, or use fewer writers or larger batches",
+)
+
 
 def backoff(attempt: int) -> None:
     """Sleep after the attempt `attempt` for a random time, on average longer after each."""
@@ -67,25 +83,6 @@ def contention_error(root: str, attempts: int, consequence: str, next_step: str)
         f"store '{root}': other writers won all of {attempts} attempts to commit; {consequence}",
         next_step=next_step,
     )
-
-
-HORIZON_TRANSACTION: Final = "tseries:horizon"
-"""The transaction whose version is one more than the last commit that lost events to compaction."""
-
-
-_LOG: Final = logging.getLogger(__name__)
-
-MAX_ATTEMPTS: Final = 200
-"""With backoff about half a minute, far longer than a race of a few writers lasts."""
-
-MAX_STORAGE_FAILURES: Final = 5
-"""Consecutive failures without a competing commit before the storage is considered faulty."""
-
-
-_CONTENTION_TEXTS: Final = (
-    "nothing of the batch is stored",
-    "start the write again, or use fewer writers or larger batches",
-)
 
 
 def now_us() -> int:
@@ -131,7 +128,7 @@ class Store:
         """The store at `path`, up to date; None where there is none.
 
         Raises:
-            UnusableStore: it is of a newer version, not a store, or damaged (`repair` mends that).
+            UnusableStore: it is of another version, not a store, or damaged (`repair` mends that).
         """
         location = parse_location(path)
         with _opening_lock:
