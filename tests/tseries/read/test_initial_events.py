@@ -16,7 +16,6 @@ from pyspark_tseries.model.retention import (
 )
 from pyspark_tseries.read import delivery as deliveries
 from pyspark_tseries.read import subscription
-from pyspark_tseries.read.position import Position
 from pyspark_tseries.storage import head_files
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
@@ -166,22 +165,6 @@ def test_initial_events_are_delivered_or_counted_as_missed(
     assert len(client.got) + client.position.missed == len(expected)
     assert set(client.got) <= set(expected)
     assert len(set(client.got)) == len(client.got)
-
-
-V1_OFFSET = {
-    **{"after": None, "began": 4, "commit": 4, "initial": True, "missed": 0, "seen": 25},
-    **{"upto": "b", "version": 1},
-}
-
-
-def test_a_position_of_version_1_goes_on_where_it_was(tmp_path):
-    store = five_series(tmp_path / "s", "limit 2")
-    client = Client(tmp_path / "s", parse_range("unlimited"))
-    client.position = Position.from_json({**V1_OFFSET, "store": store.id})
-    assert client.poll(1) == [("c", 3), ("c", 4)]
-    set_retained_range(store, parse_range("limit 1"), 100)
-    assert client.drain(1)[2:] == [("d", 4), ("e", 4)]
-    assert client.position.missed == 2
 
 
 def test_a_store_that_was_empty_has_no_initial_events(tmp_path):
