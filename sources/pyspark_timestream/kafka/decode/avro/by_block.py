@@ -1,10 +1,8 @@
 """Reads blocks of Avro payloads in columns: a step at a time, for all payloads at once.
 
 Every payload has a place in the block's bytes. A step reads its value at the places of all rows by
-arithmetic on arrays, and moves the places on. So nothing is ever allocated by a length that a
-payload claims: a length is compared with the bytes that the payload has left, and a payload that
-claims more is broken. So is one with an index that its union or enum lacks, a whole number with too
-many digits, a boolean that is neither 0 nor 1, text that is not UTF-8, or bytes left over. The
+arithmetic on arrays, and moves the places on. It compares a length with the bytes that the payload
+has left, so nothing is allocated by what a payload claims: one that claims more is broken, and the
 others go on. An array takes as many rounds as it has items, so payloads with much longer ones than
 others are left to `by_row`, whose results are the same.
 """
@@ -21,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark_timestream.core.instants import Mask
 from pyspark_timestream.kafka.decode.avro.resolution import (
     Again,
-    Misfit,
+    Bad,
     Plan,
     Record,
     Repeated,
@@ -66,7 +64,7 @@ class Places:
         at: n places.
         ends: n places: the first byte that is not the row's.
         broken: n booleans: the row's bytes contradict its schema.
-        bad: n booleans: a value of the row does not fit the type that it is read as.
+        bad: n booleans: a value of the row is bad (semantics 13.13).
         by_row: n booleans: the row has to be read by itself.
         budget: n numbers of items that the row's arrays and maps may still have.
     """
@@ -239,15 +237,8 @@ class Places:
     def read_block_header(self, sized_end: Longs) -> tuple[Longs, Longs]:
         """Read the headers of the next blocks of n arrays or maps.
 
-        A block that gave its size must end where it said. All arrays and maps of a payload have
-        together at most as many items as it has bytes: only items without bytes could be more.
-
-        Args:
-            sized_end: n places where the block before must have ended; -1 if it gave no size.
-
-        Returns:
-            n numbers of items, 0 for the end of the array and for broken rows, and n places where
-            the block must end.
+        Return n numbers of items, 0 for the end of the array and for broken rows, and n places
+        where the block must end: `sized_end` of the next call, -1 if a block gives no size.
         """
         self.broken |= (sized_end >= 0) & (self.at != sized_end)
         counts = self.read_longs()
@@ -261,7 +252,8 @@ class Places:
             ends[sized] = some.at + np.where(outside, 0, sizes)
             self.update(sized, some)
             counts = np.where(counts < 0, -counts, counts)
-        # The least number stays negative.
+        # All arrays and maps of a payload have together at most as many items as it has bytes:
+        # only items without bytes could be more. The least number stays negative.
         self.broken |= (counts < 0) | (counts > self.budget)
         counts = np.where(self.broken, 0, counts)
         self.budget -= counts
@@ -293,7 +285,7 @@ def read_block(step: Step, places: Places) -> pa.Array:
             return _read_union(step, places)
         case Repeated():
             return _read_repeated(step, places)
-        case Misfit():
+        case Bad():
             read_block(step.step, places)
             places.bad[:] = True
             return pa.nulls(len(places), step.type)
@@ -324,7 +316,7 @@ def _read_record(step: Record, places: Places) -> pa.Array:
 def _read_union(step: Union, places: Places) -> pa.Array:
     chosen = places.read_index(len(step.branches))
     if len(places) and not places.broken.any() and (chosen == chosen[0]).all():
-        return _read_branch(step, int(chosen[0]), places)
+        return read_block(step.branches[chosen[0]], places)
     order = np.full(len(places), -1, np.int64)
     pieces: list[pa.Array] = []
     total = 0
@@ -333,21 +325,13 @@ def _read_union(step: Union, places: Places) -> pa.Array:
         if not len(rows):
             continue
         some = places.select(rows)
-        pieces.append(_read_branch(step, branch, some))
+        pieces.append(read_block(step.branches[branch], some))
         places.update(rows, some)
         order[rows] = np.arange(total, total + len(rows))
         total += len(rows)
     if step.type is None or not pieces:
         return pa.nulls(len(places), step.type or pa.null())
     return pa.concat_arrays(pieces).take(pa.array(order, mask=order < 0))
-
-
-def _read_branch(step: Union, branch: int, places: Places) -> pa.Array:
-    read = read_block(step.branches[branch], places)
-    if step.type is None or step.fits[branch]:
-        return read
-    places.bad[:] = True
-    return pa.nulls(len(places), step.type)
 
 
 def _read_scalar(step: Scalar, places: Places) -> pa.Array:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pyspark_timestream.kafka.decode.avro.resolution import (
     Again,
-    Misfit,
+    Bad,
     Plan,
     Record,
     Repeated,
@@ -136,13 +136,9 @@ class RowReader:
             case Repeated():
                 return self._build_repeated(step)
             case Again(name):
-                return self._build_again(name)
-            case Misfit():
-                return _pass_misfit(self._build(step.step))
-
-    def _build_again(self, name: str) -> Reader:
-        readers = self._recursive
-        return lambda row: readers[name](row)
+                return lambda row: self._recursive[name](row)
+            case Bad():
+                return _pass_bad(self._build(step.step))
 
     def _build_record(self, step: Record) -> Reader:
         readers = [self._build(field) for field, _ in step.fields]
@@ -173,18 +169,7 @@ class RowReader:
 
     def _build_union(self, step: Union) -> Reader:
         readers = [self._build(branch) for branch in step.branches]
-        fits = step.fits if step.type is not None else (True,) * len(readers)
-        count = len(readers)
-
-        def read(row: _Row) -> Any:
-            chosen = row.read_index(count)
-            value = readers[chosen](row)
-            if fits[chosen]:
-                return value
-            row.bad = True
-            return None
-
-        return read
+        return lambda row: readers[row.read_index(len(readers))](row)
 
     def _build_repeated(self, step: Repeated) -> Reader:
         read_item, keyed, requested = self._build(step.item), step.keyed, step.type is not None
@@ -228,12 +213,12 @@ def _read_nothing(row: _Row) -> None:
     """Stand in for a reader that is not built yet."""
 
 
-def _pass_misfit(read: Reader) -> Reader:
-    def read_misfit(row: _Row) -> None:
+def _pass_bad(read: Reader) -> Reader:
+    def read_bad(row: _Row) -> None:
         read(row)
         row.bad = True
 
-    return read_misfit
+    return read_bad
 
 
 def _limit_depth(read: Reader) -> Reader:

@@ -83,7 +83,7 @@ class Scalar:
 
     Attributes:
         kind: the writer's type.
-        type: the type to read it as; None: it is passed over.
+        type: the type to read it as; None: the step passes over it.
         size: the bytes of a fixed value.
         symbols: the reader's symbol for each of an enum, None if it lacks it; without a type,
             the writer's.
@@ -112,8 +112,7 @@ class Record:
         fields: the writer's fields.
         type: the struct to read them as.
         defaults: the defaults of fields that the writer lacks, by place.
-        missing: the places of fields that the writer lacks and that have no default: they do not
-            fit.
+        missing: the places of fields that the writer lacks and that have no default.
     """
 
     fields: tuple[RecordField, ...]
@@ -124,16 +123,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Union:
-    """Reads the branch that the value names.
-
-    Attributes:
-        branches: the steps; those of branches that the reader's type cannot hold have no type.
-        fits: for each branch, if the reader's type can hold it.
-    """
+    """Reads the branch that the value names; one that the reader's type cannot hold is `Bad`."""
 
     branches: tuple["Step", ...]
     type: pa.DataType | None = None
-    fits: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,14 +146,14 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Misfit:
-    """Passes over a value that never fits, and is null of `type`."""
+class Bad:
+    """Passes over a value that its type cannot hold: a null of `type`."""
 
     step: "Step"
     type: pa.DataType
 
 
-_TypedStep: TypeAlias = Scalar | Record | Union | Repeated | Misfit
+_TypedStep: TypeAlias = Scalar | Record | Union | Repeated | Bad
 Step: TypeAlias = _TypedStep | Again
 
 
@@ -260,7 +253,7 @@ class _Resolver:
         if kind_of(requested.schema) not in _PROMOTIONS.get(kind, (kind,)):
             if kind in _NUMBERS and kind_of(requested.schema) in _NUMBERS:
                 # A narrower number that is a time to the reader: its unit is not the writer's.
-                return Misfit(self.skip(found), requested.type)
+                return Bad(self.skip(found), requested.type)
             raise _unresolved(what, found, requested)
         if kind == "record":
             return self._read_record(found, requested)
@@ -281,7 +274,7 @@ class _Resolver:
                 if at not in nulls:
                     step = self._read_one(what, self._writer.look_up(branch), requested)
                     first = next(iter(steps.values()), step)
-                    if not isinstance(step, Misfit) and step.type == first.type:
+                    if not isinstance(step, Bad) and step.type == first.type:
                         steps[at] = step
             except _Unresolved:
                 continue
@@ -290,8 +283,10 @@ class _Resolver:
         # At most one type with parts of a union fits, and scalars are of the requested type.
         kind = next((step.type for step in steps.values()), requested.type)
         steps |= {at: Scalar("null", kind) for at in nulls}
-        branches = tuple(steps.get(at) or self.skip(each) for at, each in enumerate(schemas))
-        return Union(branches, kind, tuple(at in steps for at in range(len(schemas))))
+        branches = tuple(
+            steps.get(at) or Bad(self.skip(each), kind) for at, each in enumerate(schemas)
+        )
+        return Union(branches, kind)
 
     def _is_other(self, branch: Schema, schemas: list[Schema], requested: Requested) -> bool:
         """Check for a named type that is not the requested one, where a union has several."""
