@@ -272,7 +272,7 @@ def _read_task(
         read = prefetch_small_ranges(patient, task.group, spans, needs, reader.read)
         yield from run_task(options, projection, task.plan, read, ended.__setitem__)
         if task.offset:
-            settings = _find_broken_settings() if projection.wants("cti") else {}
+            settings = _find_broken_settings() if projection.requests("cti") else {}
             ends = _find_known_ends(task.plan, task.offset)
             reader.commit_state(
                 {

@@ -66,7 +66,7 @@ def run_task(
         ViolationFound: an event or value on which the options demand failure.
     """
     needs = required_columns(options, projection)
-    has_ctis = projection.wants("cti")
+    has_ctis = projection.requests("cti")
     unshown_us = _find_unshown_cti(options)
     if _is_news(plan.first_cti_us, unshown_us) and has_ctis:
         yield build_cti_rows(projection, np.array([plan.first_cti_us]))

@@ -1,8 +1,6 @@
 """The columns of the Kafka transport: names, types, and which of them a query requests.
 
-The rules are semantics 1.2 and 13.2.
-
-The rules are semantics 13.1, 13.2, 13.11 and 13.12.
+The rules are semantics 1.2, 13.1, 13.2, 13.11 and 13.12.
 """
 
 from collections.abc import Iterator, Mapping
@@ -148,7 +146,7 @@ DEAD_LETTER: Final = {"payload": "", "reason": "_reason", "schema_id": "_schema_
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The columns that a query wants.
+    """The columns that a query requests.
 
     Attributes:
         schema: the output columns in order.
@@ -165,7 +163,7 @@ class Projection:
     key_fields: pa.Schema = field(default_factory=lambda: pa.schema([]))
     dead_letter: Mapping[str, str] = field(default_factory=dict)
 
-    def wants(self, name: str) -> bool:
+    def requests(self, name: str) -> bool:
         """Check whether an output column contains the metadata `name`."""
         return name in self.metadata.values()
 

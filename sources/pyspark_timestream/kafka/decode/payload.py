@@ -1,7 +1,4 @@
-"""Decodes a block of records: event times, edges, writers' marks, and requested fields.
-
-The rules are semantics 1.
-"""
+"""Decodes a block of records: event times, edges, marks and requested fields (semantics 1)."""
 
 from dataclasses import dataclass, replace
 
@@ -35,6 +32,7 @@ from pyspark_timestream.kafka.decode.records import (
     find_record_reasons,
     read_header,
     take_header_values,
+    to_mask,
     to_texts,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -89,20 +87,19 @@ class Payload:
 def required_columns(options: KafkaOptions, projection: Projection | None) -> ColumnSet:
     """Return the columns to read for `projection`, or for the clock alone if it is None."""
     sources = _time_sources(options)
-    wants = projection.wants if projection else lambda name: False
+    sides = {rules.part: rules for rules, _ in _list_sides(options, projection)}
+    requests = projection.requests if projection else lambda name: False
     return ColumnSet(
-        timestamps=wants("timestamp")
-        or wants("timestampType")
+        timestamps=requests("timestamp")
+        or requests("timestampType")
         or _needs_record_times(options)
         or any(source.kind == "timestamp" for source in sources),
-        keys=wants("key") or _choose_key_fields(options, projection) is not None,
-        values=wants("value")
-        or _choose_fields(options, projection) is not None
-        or options.cti_header is not None,
-        headers=wants("headers")
+        keys=requests("key") or "key" in sides,
+        values=requests("value") or "value" in sides or options.cti_header is not None,
+        headers=requests("headers")
         or any(source.kind == "header" for source in sources)
         or options.cti_header is not None
-        or _has_framed_headers(options, projection),
+        or any(rules.framing == "header" for rules in sides.values()),
     )
 
 
@@ -112,14 +109,12 @@ def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
     Raises:
         SchemaRefused: a schema lacks one, or has it with another type.
     """
-    fields = _choose_fields(options, projection)
-    if fields is not None:
-        check_fields(options, options.value_rules, fields)
-    key_fields = _choose_key_fields(options, projection)
-    if key_fields is not None:
+    for rules, fields in _list_sides(options, projection):
         try:
-            check_fields(options, options.key_rules, key_fields)
+            check_fields(options, rules, fields)
         except SchemaRefused as error:
+            if rules.part == "value":
+                raise
             raise SchemaRefused(
                 f"of the key, whose columns have the prefix '{options.key_prefix}': {error}"
             ) from error
@@ -129,20 +124,15 @@ def can_read_writer(
     options: KafkaOptions, projection: Projection | None, part: Part, text: str
 ) -> bool:
     """Check that the requested fields can be read of payloads that are written with a schema."""
-    choose, rules = (
-        (_choose_fields, options.value_rules)
-        if part == "value"
-        else (_choose_key_fields, options.key_rules)
+    return all(
+        can_read(options, rules, fields, text)
+        for rules, fields in _list_sides(options, projection)
+        if rules.part == part
     )
-    fields = choose(options, projection)
-    return fields is None or can_read(options, rules, fields, text)
 
 
 def find_unused_unit(options: KafkaOptions) -> tuple[str, ...]:
-    """Find the fields of event times beside which `timeUnit` has no effect; empty if it has one.
-
-    A header's number is in that unit, and so is a mark's.
-    """
+    """Find the fields of event times beside which `timeUnit` has no effect; empty if it has one."""
     given = [source for source in (options.start_time, options.end_time) if source is not None]
     names = tuple(dict.fromkeys(each.name for each in given if each.kind == "field"))
     has_texts = any(each.kind == "header" for each in given)
@@ -177,10 +167,17 @@ def read_payload(
 def _read_events(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> Payload:
-    fields = _choose_fields(options, projection)
-    key_fields = _choose_key_fields(options, projection)
-    parsed = _decode(options, options.value_rules, fields, block.values, block)
-    keys = _decode(options, options.key_rules, key_fields, block.keys, block)
+    sides = {
+        rules.part: decode_part(
+            options,
+            rules,
+            fields,
+            block.values if rules.part == "value" else block.keys,
+            block.headers,
+        )
+        for rules, fields in _list_sides(options, projection)
+    }
+    parsed, keys = sides.get("value"), sides.get("key")
     start_us, start_known = _read_times(options.start_time, options, block, parsed)
     valueless = _find_valueless(options, block)
     if options.end_time is None:
@@ -203,7 +200,7 @@ def _find_valueless(options: KafkaOptions, block: RecordBlock) -> Mask | None:
     is_read = any(source is not None and source.kind == "field" for source in sources)
     if not is_read or block.values is None or not block.values.null_count:
         return None
-    return np.array(pc.is_null(block.values).to_numpy(zero_copy_only=False))
+    return to_mask(block.values.is_null())
 
 
 def _needs_record_times(options: KafkaOptions) -> bool:
@@ -258,11 +255,9 @@ def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
     named = take_header_values(headers, find_header(headers, f"{name}-writer")[places])
     writers = to_texts(named)
     # A name that is not UTF-8 differs from an absent one.
-    garbled = np.array(
-        pc.and_not(pc.is_null(writers), pc.is_null(named)).to_numpy(zero_copy_only=False)
-    )
-    names = pc.fill_null(writers, "")
+    garbled = to_mask(writers.is_null()) & to_mask(named.is_valid())
     is_close = closed[places] >= 0
+    names = pc.fill_null(writers, "")
     return Marks(places, us, marked[places] >= 0, readable & ~garbled, names, is_close)
 
 
@@ -277,8 +272,8 @@ def _choose_fields(options: KafkaOptions, projection: Projection | None) -> Requ
     columns = projection.fields if projection else pa.schema([])
     if projection is None or options.value_format == "binary":
         return RequestedFields(columns, raw) if raw or len(columns) else None
-    names = projection.wants("value_schema_name")
-    about = projection.dead_letter or names or projection.wants("value_schema_id")
+    names = projection.requests("value_schema_name")
+    about = projection.dead_letter or names or projection.requests("value_schema_id")
     return RequestedFields(columns, raw, names) if raw or len(columns) or about else None
 
 
@@ -291,24 +286,15 @@ def _choose_key_fields(
     return RequestedFields(strip_key_prefix(options, projection.key_fields))
 
 
-def _has_framed_headers(options: KafkaOptions, projection: Projection | None) -> bool:
-    values, keys = options.value_rules, options.key_rules
-    return (values.framing == "header" and _choose_fields(options, projection) is not None) or (
-        keys.framing == "header" and _choose_key_fields(options, projection) is not None
+def _list_sides(
+    options: KafkaOptions, projection: Projection | None
+) -> list[tuple[PayloadRules, RequestedFields]]:
+    """List the sides of a record, value and key, of which fields are read."""
+    sides = (
+        (options.value_rules, _choose_fields(options, projection)),
+        (options.key_rules, _choose_key_fields(options, projection)),
     )
-
-
-def _decode(
-    options: KafkaOptions,
-    rules: PayloadRules,
-    requested: RequestedFields | None,
-    payloads: pa.Array | None,
-    block: RecordBlock,
-) -> DecodedBlock | None:
-    """Decode the values of `block`, or its keys; None if no field of them is needed."""
-    if requested is None:
-        return None
-    return decode_part(options, rules, requested, payloads, block.headers)
+    return [(rules, fields) for rules, fields in sides if fields is not None]
 
 
 def _read_times(
@@ -337,4 +323,4 @@ def _read_texts(source: TimeFrom, block: RecordBlock, parsed: DecodedBlock | Non
 
 
 def _equals(texts: pa.Array, word: str) -> Mask:
-    return np.array(pc.fill_null(pc.equal(texts, word), False).to_numpy(zero_copy_only=False))
+    return to_mask(pc.equal(texts, word))

@@ -1,8 +1,4 @@
-"""Turns judged records and CTIs into the rows of the stream (semantics 2.9).
-
-Data rows are in offset order, with CTI rows between them. A CTI row has `cti` set and every other
-column null; a data row's `cti` is null.
-"""
+"""Turns judged records and CTIs into the rows of the stream (semantics 2.9)."""
 
 import itertools
 from dataclasses import dataclass
@@ -69,14 +65,9 @@ def interleave_ctis(
     cti_after: Indices,
     ctis_us: Indices,
 ) -> pa.RecordBatch:
-    """Build the rows of one block of n records, with CTI rows between them.
+    """Build the rows of n records that `keep` selects, with CTI rows between them.
 
-    Args:
-        projection: the output columns.
-        judged: the n records.
-        keep: n booleans: the record becomes a row.
-        cti_after: for each CTI row the index of the record that it directly follows.
-        ctis_us: those CTIs.
+    `cti_after` is for each of `ctis_us` the index of the record that its row directly follows.
     """
     kept = np.flatnonzero(keep)
     places = np.searchsorted(kept, cti_after, side="right")
@@ -120,7 +111,6 @@ def _build_cti_column(source: Indices, ctis_us: Indices) -> pa.Array:
 
 
 def _build_column(name: str, projection: Projection, judged: JudgedBlock) -> pa.Array:
-    """Build the n values of output column `name`, any but `cti`, before rows are dropped."""
     if name in projection.metadata:
         return _build_metadata(projection.metadata[name], judged)
     if name in projection.dead_letter:

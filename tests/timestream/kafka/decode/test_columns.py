@@ -67,7 +67,7 @@ def test_a_prefix_renames_all_metadata():
     given = options(metadataPrefix="k_", **CTIS)
     names = default_schema(given).names
     assert names == [f"k_{name}" for name in [*SPARKS, "start_time", "cti"]]
-    assert projection(given).wants("cti")
+    assert projection(given).requests("cti")
 
 
 def test_with_a_prefix_a_plain_name_is_a_json_field():
@@ -84,7 +84,7 @@ def test_with_json_every_other_column_is_a_field():
     assert found.fields.names == ["price", "at"]
     assert found.metadata == {"offset": "offset"}
     assert found.dead_letter == {"_corrupt_record": "payload"}
-    assert not found.wants("cti")
+    assert not found.requests("cti")
 
 
 def test_the_column_of_malformed_values_can_have_another_name():
@@ -125,7 +125,7 @@ def test_column_that_is_not_nullable_is_refused():
 
 
 def test_headers_may_be_named_without_include_headers():
-    assert projection(options(), ("headers", METADATA["headers"])).wants("headers")
+    assert projection(options(), ("headers", METADATA["headers"])).requests("headers")
 
 
 def test_json_values_without_a_schema_are_refused():

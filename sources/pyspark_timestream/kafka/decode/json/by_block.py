@@ -1,10 +1,5 @@
 """Parses blocks of JSON values with Arrow's parser, isolating malformed values.
 
-Arrow reads values that Python's parser refuses, since these exceed its limits of nesting and of the
-digits of a number. Finding them costs next to nothing for most values: what is short exceeds no
-limit. The bytes of the others are looked at in NumPy, a piece at a time, which costs a small part
-of parsing them.
-
 Paths that share a parent become one struct, and a column that is a struct takes in the paths that
 lead into it. Each read gives a name one type, so what contradicts an earlier field (another type,
 or a path into what is requested as a text) is read in another pass over the same values.
@@ -13,7 +8,7 @@ The result for a value never depends on its neighbours: parsing a block and pars
 by one give the same columns. Two rules ensure that. Values are joined by newlines, which a JSON
 string cannot contain unescaped. Only values that begin with ``{`` and end with ``}`` are joined, so
 that an object cannot extend into the next value. Values that Arrow reads but Python does not
-(extreme nesting, very long numbers) are excluded from the block: see `joinable`.
+(extreme nesting, very long numbers) are excluded from the block; what is short exceeds no limit.
 """
 
 import itertools
@@ -57,10 +52,8 @@ _MAX_SAFE_DEPTH: Final = 250
 """Python's parser reads values that are nested this deep."""
 
 _MAX_SAFE_LENGTH: Final = 2 * _MAX_SAFE_DEPTH
-"""A text up to this length exceeds no limit: each level takes two brackets.
-
-A text that does not close its brackets may nest deeper, but is malformed to both parsers.
-"""
+"""A text up to this length exceeds no limit: each level takes two brackets, since a text that does
+not close them is malformed to both parsers."""
 
 _MAX_SAFE_DIGITS: Final = 999
 _TOO_MANY_DIGITS: Final = f"[0-9]{{{_MAX_SAFE_DIGITS + 1}}}"
@@ -91,7 +84,7 @@ def find_joinable(values: pa.Array) -> tuple[pa.Array, Mask]:
 
 def _find_objects(texts: pa.Array) -> Mask:
     shaped = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-    joinable = np.array(pc.fill_null(shaped, False).to_numpy(zero_copy_only=False))
+    joinable = to_mask(shaped)
     lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
     long = np.flatnonzero(joinable & (lengths > _MAX_SAFE_LENGTH))
     if len(long):
@@ -100,11 +93,7 @@ def _find_objects(texts: pa.Array) -> Mask:
 
 
 def _find_extreme(texts: pa.Array) -> Mask:
-    """Find texts that may nest deeper, or hold longer numbers, than Python's parser allows.
-
-    Args:
-        texts: one or more, and no nulls.
-    """
+    """Find texts, none of them null, that may exceed a limit of Python's parser."""
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     content = np.frombuffer(data, np.uint8)[: bounds[-1]]
@@ -113,7 +102,7 @@ def _find_extreme(texts: pa.Array) -> Mask:
     if _may_hold_long_number(content):
         # Slow, but exact: the sample does not know where a text ends.
         matching = pc.match_substring_regex(texts, _TOO_MANY_DIGITS)
-        extreme |= np.array(matching.to_numpy(zero_copy_only=False))
+        extreme |= to_mask(matching)
     return extreme
 
 
@@ -142,17 +131,10 @@ _ALIKE: Final = (pa.string(), pa.int64())
 
 
 class Place(NamedTuple):
-    """The place of a field in what was read.
-
-    Attributes:
-        read: the number of the read.
-        path: the field's path.
-        kind: the field's type; None for whatever its place has.
-    """
+    """The place of a field: the number of the read, and the path in it."""
 
     read: int
     path: Path
-    kind: pa.DataType | None
 
 
 @dataclass(slots=True)
@@ -173,9 +155,9 @@ class WireSchemas:
         for read, tree in enumerate(self._trees):
             if _fits(tree, node):
                 _merge(tree, node)
-                return Place(read, path, kind)
+                return Place(read, path)
         self._trees.append(node)
-        return Place(len(self._trees) - 1, path, kind)
+        return Place(len(self._trees) - 1, path)
 
     def find(self, path: Path) -> Place | None:
         """Find a field among those added whose values are read alike as a raw field."""
@@ -184,7 +166,7 @@ class WireSchemas:
             for name in path:
                 node = node.get(name) if isinstance(node, dict) else None
             if node is not None and not isinstance(node, dict) and node in _ALIKE:
-                return Place(read, path, None)
+                return Place(read, path)
         return None
 
     def schemas(self) -> list[pa.Schema]:
@@ -196,29 +178,11 @@ class WireSchemas:
 
 
 def take_field(tables: list[pa.Table], place: Place) -> pa.Array:
-    """Take the field at `place` out of what was read; null where a parent is."""
+    """Take the field at `place` out of what was read: null where a parent is, perhaps wider."""
     column = tables[place.read].column(place.path[0])
     if len(place.path) > 1:
-        column = pc.struct_field(column, _find_indices(column.type, place.path[1:]))
-    array = column.combine_chunks()
-    return array if place.kind is None else _narrow(array, place.kind)
-
-
-def _find_indices(kind: pa.DataType, path: Path) -> list[int]:
-    indices = []
-    for name in path:
-        indices.append(kind.get_field_index(name))
-        kind = kind.field(indices[-1]).type
-    return indices
-
-
-def _narrow(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Leave out the fields of structs that `kind` does not have."""
-    if not pa.types.is_struct(kind) or array.type.equals(kind):
-        return array
-    parts = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
-    children = [_narrow(parts[field.name], field.type) for field in kind]
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+        column = pc.struct_field(column, list(place.path[1:]))
+    return column.combine_chunks()
 
 
 def _to_node(kind: pa.DataType) -> _Tree | pa.DataType:
@@ -236,16 +200,11 @@ def _to_type(node: _Tree | pa.DataType) -> pa.DataType:
 
 
 def _fits(tree: _Tree, added: _Tree) -> bool:
-    for name, inner in added.items():
-        node = tree.get(name)
-        if isinstance(node, dict) and isinstance(inner, dict):
-            if not _fits(node, inner):
-                return False
-        elif node is not None and (
-            isinstance(node, dict) or isinstance(inner, dict) or node != inner
-        ):
-            return False
-    return True
+    both = [(tree[name], inner) for name, inner in added.items() if name in tree]
+    return all(
+        _fits(node, inner) if isinstance(node, dict) and isinstance(inner, dict) else node == inner
+        for node, inner in both
+    )
 
 
 def _merge(tree: _Tree, added: _Tree) -> None:
@@ -285,16 +244,13 @@ def parse_json(fields: RequestedFields, values: pa.Array) -> DecodedBlock:
         for start, stop, good in _split_runs(joinable)
         for piece in _parse_run(fields, values, texts, start, stop, good)
     ]
-    if not pieces:
-        empty = [pa.array([], field.type) for field in fields.columns]
-        return DecodedBlock(empty, {name: [] for name in fields.raw}, np.empty(0, dtype=np.uint8))
-    return DecodedBlock(
-        [pa.concat_arrays(column) for column in zip(*(p.columns for p in pieces), strict=True)]
-        if len(fields.columns)
-        else [],
-        {name: [part for p in pieces for part in p.raw[name]] for name in fields.raw},
-        np.concatenate([p.reasons for p in pieces]),
-    )
+    columns = [
+        pa.concat_arrays([piece.columns[number] for piece in pieces] or [pa.array([], field.type)])
+        for number, field in enumerate(fields.columns)
+    ]
+    raw = {name: [array for piece in pieces for array in piece.raw[name]] for name in fields.raw}
+    reasons = np.concatenate([np.zeros(0, np.uint8), *(piece.reasons for piece in pieces)])
+    return DecodedBlock(columns, raw, reasons)
 
 
 def _split_runs(joinable: Mask) -> Iterator[tuple[int, int, bool]]:
@@ -376,9 +332,9 @@ def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _P
     malformed = np.zeros(len(texts), dtype=np.bool_)
     for converted in finished:
         malformed |= converted.bad
-    parts = {text: [column] for text, column in raw.items()}
+    pieces = {text: [column] for text, column in raw.items()}
     reasons = np.where(malformed, TYPE, FINE).astype(np.uint8)
-    return DecodedBlock([part.column for part in finished], parts, reasons)
+    return DecodedBlock([converted.column for converted in finished], pieces, reasons)
 
 
 def _wrap_in_list(texts: pa.Array) -> pa.Array:
