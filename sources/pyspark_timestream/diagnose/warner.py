@@ -1,7 +1,7 @@
 """The driver's warnings: looks for mistakes after each batch, and reports each of them once."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -82,10 +82,8 @@ class Warner:
         self._options, self._projection, self._reader = options, projection, reader
         self._details: dict[tuple[Kind, int], str] = {}
         self._sampled: list[Diagnosis] | None = None
-        fields = find_unused_unit(options)
-        self._of_options = [report_unused_unit(fields, options.time_unit)] if fields else []
-        self._of_options += report_improbable_bounds(options)
-        self._has_two_timestamps: bool | None = None
+        self._of_options = [*_find_unused_unit(options), *find_improbable_bounds(options)]
+        self._two_timestamps: list[Diagnosis] | None = None
         self._recent = RecentCounts()
         self._last_update: tuple[tuple[str, int], int, Warnings] | None = None
 
@@ -96,7 +94,12 @@ class Warner:
         passed_over = sum(at - earliest.get(part, at) for part, at in starts.items())
         if not bounded or not self._options.starts_by_default or not passed_over:
             return ()
-        return update_warnings((), [report_start_at_end(passed_over)])
+        text = (
+            "it was not given, so this new query starts at the latest offsets, and a bounded run "
+            f"ends there as well: {passed_over} records that are in the topics are not read"
+        )
+        start_at_end = Diagnosis(Kind.START_AT_END, "option 'startingOffsets'", text)
+        return update_warnings((), [start_at_end])
 
     def update(
         self,
@@ -120,57 +123,61 @@ class Warner:
             looked_at, looked_us, warnings = self._last_update
             if looked_at == batch and now_us - looked_us < _MIN_UPDATE_INTERVAL_US:
                 return warnings
-        found = self._find_recent(previous, now)
-        found += find_warnings((BatchRecord(now_us, now, log_ends),), now_us)
-        found += find_short_replays((BatchRecord(now_us, now, log_ends),))
-        found += _repeat_start_at_end(previous)
-        found += [*self._find_uncounted(previous, now), *self._of_options, *found_before]
-        found += self._find_two_timestamps(previous, now)
-        wanted = [
-            self._add_advice(each, now)
-            for each in found
-            if each.kind is not Kind.IDLE_PARTITION or self._delays_results(now)
+        self._recent = update_counts(self._recent, previous.partitions, now.partitions)
+        read = [each.partition for each in previous.ranges() if each.size]
+        here = (BatchRecord(now_us, now, log_ends),)
+        found = [
+            *find_recent_mistakes(self._recent, now),
+            *find_warnings(here, now_us),
+            *find_short_replays(here),
+            # The start at the end holds until something is read.
+            *([] if read else _recall_start_at_end(previous)),
+            *self._find_uncounted(read, previous, now),
+            *self._of_options,
+            *found_before,
+            *self._find_two_timestamps(read, now),
         ]
         warnings = update_warnings(
-            previous.warnings, wanted, lambda each: self._get_detail(each, now)
+            previous.warnings,
+            [told for each in found if (told := self._adapt(each, now.bounded))],
+            lambda each: self._get_detail(each, now),
         )
         self._last_update = batch, now_us, warnings
         return warnings
 
-    def _find_recent(self, previous: StreamOffset, now: StreamOffset) -> list[Diagnosis]:
-        """Find what most of the latest events have wrong, however many were well before."""
-        self._recent = update_counts(self._recent, previous.partitions, now.partitions)
-        return find_recent_mistakes(self._recent, now)
-
-    def _find_uncounted(self, previous: StreamOffset, now: StreamOffset) -> list[Diagnosis]:
+    def _find_uncounted(
+        self, read: Sequence[Partition], previous: StreamOffset, now: StreamOffset
+    ) -> list[Diagnosis]:
         """Examine a sample of a partition that was read without counting, once per run.
 
         Records are not counted when several tasks read one partition, or when the group is
         forbidden and the clocks do not need it.
         """
         if self._sampled is None:
-            read = [span.partition for span in previous.ranges() if span.size]
-            parts = [part for part in read if _has_same_events(part, previous, now)]
-            if not parts:
-                return []
-            nothing: list[Diagnosis] = []
-            self._sampled = self._try(self._examine_sample, parts[0], now, nothing)
-        return self._sampled
+            before, after = previous.partitions, now.partitions
+            for part in read:
+                if part in after and after[part].state.events == before[part].state.events:
+                    self._sampled = self._try(self._examine_sample, part, now) or []
+                    break
+        return self._sampled or []
 
-    def _find_two_timestamps(self, previous: StreamOffset, now: StreamOffset) -> list[Diagnosis]:
+    def _find_two_timestamps(self, read: list[Partition], now: StreamOffset) -> list[Diagnosis]:
         """Look once a run whether values have a field `timestamp` too, which is not read."""
-        options = self._options
-        if not options.start_time.given or options.value_format != "json":
+        if not self._options.start_time.given or self._options.value_format != "json":
             return []
-        read = [span.partition for span in previous.ranges() if span.size] or [
-            part for part, share in now.partitions.items() if share.state.events
-        ]
-        if self._has_two_timestamps is None and read:
-            self._has_two_timestamps = self._try(self._has_field_timestamp, read[0], now, False)
-        return [report_two_timestamps()] if self._has_two_timestamps else []
+        counted = [part for part, share in now.partitions.items() if share.state.events]
+        for part in (read or counted)[:1]:
+            if self._two_timestamps is None:
+                self._two_timestamps = self._try(self._compare_timestamps, part, now) or []
+        return self._two_timestamps or []
 
-    def _has_field_timestamp(self, part: Partition, now: StreamOffset) -> bool:
-        return any(has_field_timestamp(block) for block in self._read_newest(part, now))
+    def _compare_timestamps(self, part: Partition, now: StreamOffset) -> list[Diagnosis]:
+        if not any(map(has_field_timestamp, self._read_newest(part, now))):
+            return []
+        text = (
+            "the record's timestamp is read, and the values have a field 'timestamp', which is not"
+        )
+        return [Diagnosis(Kind.TWO_TIMESTAMPS, "option 'startTime' = 'timestamp'", text)]
 
     def _examine_sample(self, part: Partition, now: StreamOffset) -> list[Diagnosis]:
         state, malformed = PartitionState(), NO_MALFORMED_VALUES
@@ -184,18 +191,18 @@ class Warner:
         found = find_warnings((BatchRecord(0, alone),), 0)
         return [replace(each, scope="of its newest records") for each in found]
 
-    def _delays_results(self, now: StreamOffset) -> bool:
-        """Check whether a quiet partition may delay results for longer than the options allow."""
-        if now.bounded:
-            return not self._options.final_cti
-        return self._options.idle_timeout_us is None
+    def _adapt(self, diagnosis: Diagnosis, bounded: bool) -> Diagnosis | None:
+        """A diagnosis with what the options say that offsets do not have; None: no warning.
 
-    def _add_advice(self, diagnosis: Diagnosis, now: StreamOffset) -> Diagnosis:
-        """Set the advice that depends on options which are not in offsets."""
-        comes_back = now.bounded and self._options.idle_timeout_us is not None
-        if diagnosis.kind is Kind.IDLE_PARTITION and comes_back:
-            return replace(diagnosis, advice=REPEATED_RUN_ADVICE)
-        return diagnosis
+        A quiet partition is one if it may delay results for longer than the options allow.
+        """
+        has_timeout = self._options.idle_timeout_us is not None
+        if diagnosis.kind is not Kind.IDLE_PARTITION:
+            return diagnosis
+        if self._options.final_cti if bounded else has_timeout:
+            return None
+        advice = REPEATED_RUN_ADVICE if bounded and has_timeout else diagnosis.advice
+        return replace(diagnosis, advice=advice)
 
     def _get_detail(self, diagnosis: Diagnosis, now: StreamOffset) -> str:
         """Describe `diagnosis` by a partition's newest records, if they can be read."""
@@ -206,7 +213,7 @@ class Warner:
         if key not in self._details:
             part, at = _choose_example(diagnosis, now)
             look = partial(self._describe, describe, at)
-            self._details[key] = self._try(look, part, now, "")
+            self._details[key] = self._try(look, part, now) or ""
         return self._details[key]
 
     def _describe(
@@ -217,31 +224,27 @@ class Warner:
         return next(filter(None, found), "")
 
     def _try(
-        self,
-        look: Callable[[Partition, StreamOffset], T],
-        part: Partition,
-        now: StreamOffset,
-        no: T,
-    ) -> T:
+        self, look: Callable[[Partition, StreamOffset], T], part: Partition, now: StreamOffset
+    ) -> T | None:
         """Call `look`; unexpected records or broker errors must not fail the query."""
         try:
             return look(part, now)
         except Exception:
             _LOG.debug("%s: cannot describe its records", part, exc_info=True)
-            return no
+            return None
 
     def _read_newest(
         self, part: Partition, now: StreamOffset, at: int | None = None
     ) -> list[RecordBlock]:
         """Read the newest records, or those up to offset `at`."""
         position = now.partitions[part].start_inclusive if at is None else at + 1
-        span = Range(part, max(position - _SAMPLE_RECORDS, 0), position)
+        newest = Range(part, max(position - _SAMPLE_RECORDS, 0), position)
         patience_ms = min(self._options.poll_timeout_ms, _MAX_SAMPLE_WAIT_MS)
         options = replace(self._options, poll_timeout_ms=patience_ms, fail_on_data_loss=True)
         reader = self._reader(options, group_name(options.group_prefix, now.stream))
         try:
             keys = options.key_format != "binary"
-            return list(reader.read(span, ColumnSet(True, keys, values=True, headers=True)))
+            return list(reader.read(newest, ColumnSet(True, keys, values=True, headers=True)))
         finally:
             reader.close()
 
@@ -292,15 +295,7 @@ _DESCRIPTIONS: Final[Mapping[Kind, DescribeBlock]] = {
 }
 
 
-def _has_same_events(part: Partition, previous: StreamOffset, now: StreamOffset) -> bool:
-    after = now.partitions.get(part)
-    return after is not None and after.state.events == previous.partitions[part].state.events
-
-
-def _repeat_start_at_end(previous: StreamOffset) -> list[Diagnosis]:
-    """Repeat the diagnosis that the stream began at its end, until it has read something."""
-    if any(span.size for span in previous.ranges()):
-        return []
+def _recall_start_at_end(previous: StreamOffset) -> list[Diagnosis]:
     return [each for each in recall_warnings(previous.warnings) if each.kind is Kind.START_AT_END]
 
 
@@ -336,60 +331,40 @@ def log_new_warnings(before: Warnings, after: Warnings) -> None:
         _LOG.warning("%s", diagnosis.line)
 
 
-# -- what the options alone show -------------------------------------------------------------------
+def _find_unused_unit(options: KafkaOptions) -> Iterator[Diagnosis]:
+    """A diagnosis of a `timeUnit` beside times whose unit is in the schema."""
+    fields = find_unused_unit(options)
+    if fields:
+        listed = " and ".join(f"'{name}'" for name in fields)
+        yield Diagnosis(
+            Kind.UNUSED_UNIT,
+            f"option 'timeUnit' = '{options.time_unit}'",
+            f"it has no effect: the Avro schema says the unit of {listed}",
+        )
 
 
-def report_start_at_end(passed_over: int) -> Diagnosis:
-    """A bounded run starts at its end and leaves out `passed_over` records."""
-    return Diagnosis(
-        Kind.START_AT_END,
-        "option 'startingOffsets'",
-        "it was not given, so this new query starts at the latest offsets, and a bounded run ends "
-        f"there as well: {passed_over} records that are in the topics are not read",
-    )
-
-
-def report_unused_unit(fields: Sequence[str], unit: str) -> Diagnosis:
-    """The diagnosis of a `timeUnit` beside times whose unit is in the schema."""
-    listed = " and ".join(f"'{name}'" for name in fields)
-    return Diagnosis(
-        Kind.UNUSED_UNIT,
-        f"option 'timeUnit' = '{unit}'",
-        f"it has no effect: the Avro schema says the unit of {listed}",
-    )
-
-
-def report_two_timestamps() -> Diagnosis:
-    """The diagnosis of a record's timestamp that is read beside a field of the same name."""
-    return Diagnosis(
-        Kind.TWO_TIMESTAMPS,
-        "option 'startTime' = 'timestamp'",
-        "the record's timestamp is read, and the values have a field 'timestamp', which is not",
-    )
-
-
-def report_improbable_bounds(options: KafkaOptions) -> list[Diagnosis]:
-    """The diagnoses of starting and ending timestamps that are in another unit."""
-    found = []
+def find_improbable_bounds(options: KafkaOptions) -> list[Diagnosis]:
+    """Diagnose the first of the starting and ending timestamps that is in another unit."""
     for name, given in (
         ("startingTimestamp", options.starting_timestamp_ms),
         ("startingOffsetsByTimestamp", options.starting_timestamps_ms),
         ("endingTimestamp", options.ending_timestamp_ms),
         ("endingOffsetsByTimestamp", options.ending_timestamps_ms),
     ):
-        instants = given.values() if isinstance(given, Mapping) else [given]
-        wrong = [(ms, told) for ms in instants if ms is not None and (told := name_other_unit(ms))]
-        if wrong:
-            ms, told = wrong[0]
-            text = f"{ms} counts milliseconds since 1970, but it looks like {told}"
-            found.append(Diagnosis(Kind.IMPROBABLE_BOUND, f"option '{name}'", text))
-    return found[:1]
+        for ms in given.values() if isinstance(given, Mapping) else [given]:
+            unit = None if ms is None else name_other_unit(ms)
+            if unit:
+                text = f"{ms} counts milliseconds since 1970, but it looks like {unit}"
+                return [Diagnosis(Kind.IMPROBABLE_BOUND, f"option '{name}'", text)]
+    return []
 
 
 # -- what the last events show ---------------------------------------------------------------------
 
 _MIN_EVENTS: Final = 10
 """Counts of fewer events are too random to report."""
+
+_NOTHING: Final = PartitionOffset(0, 0, PartitionState())
 
 Shares = Mapping[Partition, PartitionOffset]
 
@@ -417,9 +392,7 @@ def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCo
     """
     since, counts = dict[Partition, PartitionOffset](), dict[Partition, PartitionOffset]()
     for part, share in now.items():
-        began = (
-            recent.since.get(part) or before.get(part) or PartitionOffset(0, 0, PartitionState())
-        )
+        began = recent.since.get(part) or before.get(part) or _NOTHING
         more = _subtract_counts(began, share)
         is_enough = more.state.events >= _MIN_EVENTS
         # A recreated partition has counted less.
@@ -431,16 +404,10 @@ def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCo
 
 def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagnosis]:
     """The mistakes that the last events of the stream at `now` show, whatever came before."""
-    moment = BatchRecord(0, replace(now, partitions=recent.counts))
-    whole = BatchRecord(0, now)
-    found = [
-        *find_malformed_events((moment,), MOST),
-        *find_malformed_values((moment,), MOST),
-    ]
-    levels = {
-        each.kind: each.level
-        for each in (*find_malformed_events((whole,)), *find_malformed_values((whole,)))
-    }
+    last, whole = BatchRecord(0, replace(now, partitions=recent.counts)), BatchRecord(0, now)
+    found = [*find_malformed_events((last,), MOST), *find_malformed_values((last,), MOST)]
+    ever = [*find_malformed_events((whole,)), *find_malformed_values((whole,))]
+    levels = {each.kind: each.level for each in ever}
     return [replace(each, scope="lately", level=levels.get(each.kind, 0)) for each in found]
 
 

@@ -40,7 +40,7 @@ _TIME_OPTIONS: Final = (
 def format_report(
     report: Lateness, options: Mapping[str, str], width: int, *, all_delays: bool
 ) -> str:
-    """Write report for a terminal of this width.
+    """Write a report for a terminal of this width.
 
     Args:
         report: the results.
@@ -155,12 +155,10 @@ def _format_partitions(shown: Sequence[DelayResult], width: int) -> list[str]:
         topic, number = first[place].partition
         cells = (f"{each.partitions[place].late:,}" for each in shown)
         rows.append([f"{topic} {number}" if several else str(number), *cells])
-    columns = len(rows[0])
-    while (
-        columns > 2 and max(map(len, align([row[:columns] for row in rows], to_right=True))) > width
-    ):
-        columns -= 1
-    lines = align([row[:columns] for row in rows], to_right=True)
+    lines = align(rows, to_right=True)
+    while len(rows[0]) > 2 and max(map(len, lines)) > width:
+        rows = [row[:-1] for row in rows]
+        lines = align(rows, to_right=True)
     more = len(first) - _MAX_PARTITIONS
     if more > 0:
         lines.append(

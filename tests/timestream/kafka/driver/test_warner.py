@@ -8,7 +8,7 @@ import pytest
 from timestream.builders import at, block, options, projection
 
 from pyspark_timestream.diagnose.diagnosis import Kind, find_new_warnings, recall_warnings
-from pyspark_timestream.diagnose.warner import Warner, report_improbable_bounds, warn_about_read
+from pyspark_timestream.diagnose.warner import Warner, find_improbable_bounds, warn_about_read
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
@@ -210,7 +210,7 @@ def test_which_of_two_timestamps_is_read_is_said_once_where_the_option_could_mea
 )
 def test_a_bound_in_another_unit_than_milliseconds_is_named_with_its_day(name, text, says):
     given = options(**JSON, **{name: text})
-    found = report_improbable_bounds(given)
+    found = find_improbable_bounds(given)
     assert [each.kind for each in found] == ([Kind.IMPROBABLE_BOUND] if says else [])
     if says:
         assert says in found[0].text
@@ -222,5 +222,5 @@ def test_a_bound_in_another_unit_than_milliseconds_is_named_with_its_day(name, t
 
 def test_a_bound_of_one_partition_in_another_unit_is_named_too():
     given = options(**JSON, startingOffsetsByTimestamp='{"topic": {"0": 1704110400}}')
-    (diagnosis,) = report_improbable_bounds(given)
+    (diagnosis,) = find_improbable_bounds(given)
     assert "seconds, of 2024-01-01" in diagnosis.text
