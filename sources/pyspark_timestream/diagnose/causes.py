@@ -47,7 +47,7 @@ from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import max_known, min_cti
 
 MAX_QUIET_US: Final = 30_000_000
-"""The longest time that a partition at rest may hold the CTI back without a warning."""
+"""The longest time that a partition that is caught up may hold the CTI back without a warning."""
 
 _MAX_WRITERS: Final = 3
 """The silent writers that a diagnosis names; it counts the others."""
@@ -354,8 +354,8 @@ def _advise_idle(offset: StreamOffset) -> str:
     if timeout is None:
         return ""
     return (
-        f"wait: by option 'idleTimeout' the stream goes on without it once it has been at rest for "
-        f"{timeout}"
+        "wait: by option 'idleTimeout' the stream goes on without it once it has been caught up "
+        f"for {timeout}"
     )
 
 

@@ -22,8 +22,6 @@ _MAX_COUNTED: Final = 10
 """Partitions that are listed with their counts; the rest is summed up."""
 
 _MOST: Final = 0.5
-_FEW: Final = 0.01
-"""Partitions with fewer late or malformed events are well."""
 
 
 class Kind(StrEnum):
@@ -111,7 +109,7 @@ class Kind(StrEnum):
         "a late import",
         "make sure that the imported topic gets records, and that its CTIs advance: it is "
         "read from its earliest offset with the settings in 'ctiImport'; with option "
-        "'idleTimeout' a quiet partition of it stops counting",
+        "'idleTimeout' a caught-up partition of it stops counting",
     )
     NO_CTI = (
         "no CTI yet",
@@ -233,11 +231,11 @@ BOUNDED_RUN_ADVICE: Final = (
 """The fix of an idle partition in a bounded run, which does not wait."""
 
 REPEATED_RUN_ADVICE: Final = (
-    "run again: a run that finds it at rest for as long as option 'idleTimeout' says goes on "
+    "run again: a run that finds it caught up for as long as option 'idleTimeout' says goes on "
     "without it; if this run is the end of the stream, set option 'finalCti' to 'true' from the "
     "beginning"
 )
-"""The same if quiet time counts across runs."""
+"""The same if the time that it is caught up counts across runs."""
 
 WRITER_CLOCK_ADVICE: Final = (
     "let it send events, and correct its clock if that is behind; option 'writerTimeout', on a new "
@@ -300,11 +298,6 @@ class Diagnosis:
         return compose_message(f"{self.kind}: {self.cause}: {self.full_text}", next_step=self.fix)
 
 
-def find_well(counts: Mapping[Partition, int], events: Mapping[Partition, int]) -> set[Partition]:
-    """Find the partitions that have few counted events among theirs."""
-    return {part for part, count in counts.items() if count < _FEW * events[part]}
-
-
 def name_partitions(parts: Sequence[Partition]) -> str:
     """Name the first few partitions, and count the others.
 
@@ -334,15 +327,10 @@ def sort_by_count(counts: Mapping[Partition, int]) -> list[Partition]:
     return sorted(counts, key=lambda part: (-counts[part], part))
 
 
-def find_no_detail(diagnosis: Diagnosis) -> str:
-    """Return no detail: the records are not examined."""
-    return ""
-
-
 def update_warnings(
     before: Warnings,
     found: Iterable[Diagnosis],
-    detail: Callable[[Diagnosis], str] = find_no_detail,
+    detail: Callable[[Diagnosis], str] = lambda _: "",
 ) -> Warnings:
     """Return the warnings after an update, in the order of kinds.
 

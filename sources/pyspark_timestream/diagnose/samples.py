@@ -231,9 +231,8 @@ def describe_unit(options: KafkaOptions, block: RecordBlock) -> str:
 def has_field_timestamp(block: RecordBlock) -> bool:
     """Check whether a value of `block` has a field named as the record's timestamp."""
     values = [] if block.values is None else block.values.to_pylist()
-    return any(
-        name.lower() == "timestamp" for value in values for name in _parse_object(value) or ()
-    )
+    names = (name for value in values for name in parse_object(value) or ())
+    return any(name.lower() == "timestamp" for name in names)
 
 
 def describe_values(projection: Projection, block: RecordBlock) -> str:
@@ -241,7 +240,8 @@ def describe_values(projection: Projection, block: RecordBlock) -> str:
     values = block.values
     if values is None or not len(values):
         return ""
-    objects = [_parse_object(value.as_py()) for value in values]
+    # A null value has no fields.
+    objects = [{} if v is None else parse_object(v) for v in values.to_pylist()]
     misfits = "; ".join(_describe_misfits(projection.fields, values, objects))
     broken = [row for row, read in enumerate(objects) if read is None]
     if broken and (not misfits or 2 * len(broken) >= len(objects)):
@@ -302,7 +302,7 @@ def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, An
     value = block.values[row].as_py() if block.values is not None else None
     if value is None:
         return "the record has no value", None
-    read = _parse_object(value)
+    read = parse_object(value)
     if read is None:
         return _describe_non_object(value), None
     path, found = source.path, descend(read, source.path)
@@ -317,7 +317,7 @@ def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, An
 def _compare(source: TimeFrom, block: RecordBlock) -> str:
     """Say whether others have the field that one value lacks."""
     values = [] if block.values is None else block.values.to_pylist()
-    read = [_parse_object(value) for value in values]
+    read = [parse_object(value) for value in values]
     has = sum(descend(each, source.path).depth == len(source.path) for each in read if each)
     return f"; {has} of {len(values)} records have it: events of another type" if has else ""
 
@@ -359,10 +359,10 @@ def _find_elsewhere(read: dict[str, Any], path: Path) -> str | None:
     return None
 
 
-def _parse_object(value: bytes | None) -> dict[str, Any] | None:
-    """Parse `value` as a JSON object; None if it is not one. A null value has no fields."""
+def parse_object(value: bytes | None) -> dict[str, Any] | None:
+    """Parse a value as a JSON object; None if it is not one."""
     try:
-        read = {} if value is None else json.loads(value.decode())
+        read = None if value is None else json.loads(value.decode())
     except (ValueError, RecursionError):
         return None
     return read if isinstance(read, dict) else None

@@ -194,7 +194,7 @@ class Warner:
     def _adapt(self, diagnosis: Diagnosis, bounded: bool) -> Diagnosis | None:
         """A diagnosis with what the options say that offsets do not have; None: no warning.
 
-        A quiet partition is one if it may delay results for longer than the options allow.
+        An idle partition is one if it may delay results for longer than the options allow.
         """
         has_timeout = self._options.idle_timeout_us is not None
         if diagnosis.kind is not Kind.IDLE_PARTITION:

@@ -199,7 +199,7 @@ def test_an_option_that_is_set_is_not_proposed():
     assert only(held, unpinned=given_).fix.startswith("wait: by option 'idleTimeout'")
     assert "10 minutes" in only(held, unpinned=given_).fix
     bounded = only(held, unpinned=given_, bounded=True).fix
-    assert bounded.startswith("run again: a run that finds it at rest")
+    assert bounded.startswith("run again: a run that finds it caught up")
 
 
 # -- an event far in the future -------------------------------------------------------------------

@@ -128,12 +128,12 @@ def _draw_delays(report: Lateness, shown: Sequence[DelayResult], width: int) -> 
 
 def _describe_delay(report: Lateness, each: DelayResult) -> list[str]:
     waits = each.waits
-    spans = (waits.find_quantile(0.5), waits.find_quantile(0.95), waits.greatest_ms)
+    shown = (waits.find_quantile(0.5), waits.find_quantile(0.95), waits.greatest_ms)
     return [
         _format_delay(each),
         f"{each.late:,}",
         _format_share(each.late_share),
-        *("-" if ms is None else shorten_duration(ms * 1_000) for ms in spans),
+        *("-" if ms is None else shorten_duration(ms * 1_000) for ms in shown),
         f"{each.waiting * report.sampled_every:,}",
     ]
 
@@ -148,13 +148,12 @@ def _format_partitions(shown: Sequence[DelayResult], width: int) -> list[str]:
     first = shown[0].partitions
     if len(first) < 2:
         return []
-    places = sorted(range(len(first)), key=lambda place: (-first[place].late, place))
-    several = len({each.partition.topic for each in first}) > 1
+    parts = sorted(first, key=lambda part: (-first[part].flagged, part))
+    several = len({part.topic for part in first}) > 1
     rows = [["late by partition", *map(_format_short_delay, shown)]]
-    for place in places[:_MAX_PARTITIONS]:
-        topic, number = first[place].partition
-        cells = (f"{each.partitions[place].late:,}" for each in shown)
-        rows.append([f"{topic} {number}" if several else str(number), *cells])
+    for part in parts[:_MAX_PARTITIONS]:
+        cells = (f"{each.partitions[part].flagged:,}" for each in shown)
+        rows.append([f"{part.topic} {part.number}" if several else str(part.number), *cells])
     lines = align(rows, to_right=True)
     while len(rows[0]) > 2 and max(map(len, lines)) > width:
         rows = [row[:-1] for row in rows]

@@ -110,37 +110,19 @@ _US_PER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionResult:
-    """One partition by one delay.
-
-    Attributes:
-        partition: its topic and number.
-        state: its state at the end of the read; `flagged` is the number of late events.
-    """
-
-    partition: Partition
-    state: PartitionState
-
-    @property
-    def late(self) -> int:
-        """The number of late events."""
-        return self.state.flagged
-
-
-@dataclass(frozen=True, slots=True)
 class DelayResult:
     """All partitions by one delay.
 
     Attributes:
         delay_us: the delay.
-        partitions: each of them, in order.
+        partitions: the state of each at the end of the read; its late events are flagged.
         most_late_us: how far the CTI was past the time of a late event, at most; None without any.
         waits: the waits of the measured events that a CTI passed.
         waiting: how many of the measured events no CTI passed by the end.
     """
 
     delay_us: int
-    partitions: tuple[PartitionResult, ...] = ()
+    partitions: Mapping[Partition, PartitionState] = field(default_factory=dict)
     most_late_us: int | None = None
     waits: Waits = field(default_factory=Waits)
     waiting: int = 0
@@ -148,17 +130,17 @@ class DelayResult:
     @property
     def events(self) -> int:
         """The number of events, malformed ones included."""
-        return sum(each.state.events for each in self.partitions)
+        return sum(state.events for state in self.partitions.values())
 
     @property
     def malformed(self) -> int:
         """The number of events without a readable time."""
-        return sum(each.state.malformed for each in self.partitions)
+        return sum(state.malformed for state in self.partitions.values())
 
     @property
     def late(self) -> int:
         """The number of late events."""
-        return sum(each.late for each in self.partitions)
+        return sum(state.flagged for state in self.partitions.values())
 
     @property
     def late_share(self) -> float:
@@ -170,7 +152,7 @@ class DelayResult:
         late = [each for each in (self.most_late_us, clock.most_late_us) if each is not None]
         return replace(
             self,
-            partitions=(*self.partitions, PartitionResult(partition, clock.state)),
+            partitions={**self.partitions, partition: clock.state},
             most_late_us=max(late, default=None),
             waits=self.waits.merge(clock.waits),
             waiting=self.waiting + clock.count_waiting(),
@@ -255,14 +237,14 @@ def _build_row(found: DelayResult, sampled_every: int) -> dict[str, object]:
         "sampled_every": sampled_every,
         "partitions": [
             {
-                "topic": each.partition.topic,
-                "partition": each.partition.number,
-                "events": each.state.events,
-                "malformed": each.state.malformed,
-                "late": each.late,
-                "ctis": each.state.ctis,
+                "topic": part.topic,
+                "partition": part.number,
+                "events": state.events,
+                "malformed": state.malformed,
+                "late": state.flagged,
+                "ctis": state.ctis,
             }
-            for each in found.partitions
+            for part, state in found.partitions.items()
         ],
     }
 
@@ -305,9 +287,7 @@ def list_notes(options: KafkaOptions, report: Lateness, whole_us: int | None) ->
             f"{least.malformed:,} of {least.events:,} events have no readable time and are not "
             "counted as late: python -m pyspark_timestream peek shows some"
         )
-    silent = [
-        each.partition for each in least.partitions if each.state.events and not each.state.ctis
-    ]
+    silent = [part for part, state in least.partitions.items() if state.events and not state.ctis]
     if silent:
         why = f"they hold less than option 'ctiFrequency' ('{options.frequency}') asks for"
         if (

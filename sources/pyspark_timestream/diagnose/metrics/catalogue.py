@@ -28,21 +28,21 @@ class Metric:
         name: OpenTelemetry's name.
         unit: in UCUM, as OpenTelemetry has it.
         instrument: its kind.
-        description: one line.
         attributes: the names of the attributes that its samples may have, in order.
+        description: one line.
     """
 
     name: str
     unit: str
     instrument: Instrument
-    description: str
     attributes: tuple[str, ...]
+    description: str
 
     @property
     def prometheus_name(self) -> str:
         """The name on a Prometheus page.
 
-        >>> Metric("a.b", "s", Instrument.COUNTER, "", ()).prometheus_name
+        >>> Metric("a.b", "s", Instrument.COUNTER, (), "").prometheus_name
         'a_b_seconds_total'
         """
         parts = [self.name.replace(".", "_")]
@@ -62,34 +62,26 @@ _OF_PARTITION = (*_OF_STREAM, "topic", "partition")
 class LISTENER:
     """Of the listener itself."""
 
-    FAILURES: Final = Metric(
-        "timestream.listener.failures", "{failure}", _COUNTER,
-        "Events of Spark that the listener could not read; its log has the first", (),
-    )  # fmt: skip
+    FAILURES: Final = Metric("timestream.listener.failures", "{failure}", _COUNTER, (),
+        "Events of Spark that the listener could not read; its log has the first")  # fmt: skip
 
 
 class QUERY:
     """Of a query."""
 
-    ACTIVE: Final = Metric(
-        "timestream.query.active", "{query}", _GAUGE,
-        "1 while the query runs, 0 for a while after its end", _OF_QUERY,
-    )  # fmt: skip
-    REPORT_AGE: Final = Metric(
-        "timestream.query.report.age", "s", _GAUGE,
-        "Time since the query last reported a batch, or that it has nothing to do", _OF_QUERY,
-    )  # fmt: skip
-    WATERMARK: Final = Metric(
-        "timestream.query.watermark.time", "s", _GAUGE,
-        "Spark's watermark as Unix time; absent before the first", _OF_QUERY,
-    )  # fmt: skip
+    ACTIVE: Final = Metric("timestream.query.active", "{query}", _GAUGE, _OF_QUERY,
+        "1 while the query runs, 0 for a while after its end")  # fmt: skip
+    REPORT_AGE: Final = Metric("timestream.query.report.age", "s", _GAUGE, _OF_QUERY,
+        "Time since the query last reported a batch, or that it has nothing to do")  # fmt: skip
+    WATERMARK: Final = Metric("timestream.query.watermark.time", "s", _GAUGE, _OF_QUERY,
+        "Spark's watermark as Unix time; absent before the first")  # fmt: skip
     STATE_ROWS: Final = Metric(
-        "timestream.query.state.rows", "{row}", _GAUGE,
-        "Rows in the state of an operator, which wait for a later CTI", (*_OF_QUERY, "operator"),
+        "timestream.query.state.rows", "{row}", _GAUGE, (*_OF_QUERY, "operator"),
+        "Rows in the state of an operator, which wait for a later CTI",
     )  # fmt: skip
     STATE_MEMORY: Final = Metric(
-        "timestream.query.state.memory", "By", _GAUGE,
-        "Memory that the state of an operator uses", (*_OF_QUERY, "operator"),
+        "timestream.query.state.memory", "By", _GAUGE, (*_OF_QUERY, "operator"),
+        "Memory that the state of an operator uses",
     )  # fmt: skip
 
 
@@ -97,38 +89,29 @@ class STREAM:
     """Of one source of a query: a stream of a Kafka topic, or a clock."""
 
     CTI: Final = Metric(
-        "timestream.stream.cti.time", "s", _GAUGE,
+        "timestream.stream.cti.time", "s", _GAUGE, _OF_STREAM,
         "The CTI of the stream as Unix time; absent before the first and after a final one",
-        _OF_STREAM,
     )  # fmt: skip
-    CTI_AGE: Final = Metric(
-        "timestream.stream.cti.age", "s", _GAUGE,
-        "The wall clock minus the CTI of the stream; negative: the CTI is ahead", _OF_STREAM,
-    )  # fmt: skip
-    CTI_SPREAD: Final = Metric(
-        "timestream.stream.cti.spread", "s", _GAUGE,
-        "The greatest CTI of a partition minus the CTI of the stream", _OF_STREAM,
-    )  # fmt: skip
-    ENDED: Final = Metric(
-        "timestream.stream.ended", "{stream}", _GAUGE,
-        "1 if the stream has delivered its end, else 0", _OF_STREAM,
-    )  # fmt: skip
-    WARNINGS: Final = Metric(
-        "timestream.stream.warnings", "{warning}", _GAUGE,
-        "Active warnings, of which explain_time has the texts", _OF_STREAM,
-    )  # fmt: skip
+    CTI_AGE: Final = Metric("timestream.stream.cti.age", "s", _GAUGE, _OF_STREAM,
+        "The wall clock minus the CTI of the stream; negative: the CTI is ahead")  # fmt: skip
+    CTI_SPREAD: Final = Metric("timestream.stream.cti.spread", "s", _GAUGE, _OF_STREAM,
+        "The greatest CTI of a partition minus the CTI of the stream")  # fmt: skip
+    ENDED: Final = Metric("timestream.stream.ended", "{stream}", _GAUGE, _OF_STREAM,
+        "1 if the stream has delivered its end, else 0")  # fmt: skip
+    WARNINGS: Final = Metric("timestream.stream.warnings", "{warning}", _GAUGE, _OF_STREAM,
+        "Active warnings, of which explain_time has the texts")  # fmt: skip
     FINDING: Final = Metric(
         "timestream.stream.finding", "{finding}", _GAUGE,
-        "1 for each reason that explain_time gives, and each partition and writer that it names",
         (*_OF_STREAM, "reason", "topic", "partition", "writer"),
+        "1 for each reason that explain_time gives, and each partition and writer that it names",
     )  # fmt: skip
     MALFORMED_VALUES: Final = Metric(
-        "timestream.stream.values.malformed", "{record}", _COUNTER,
-        "Records whose value or key cannot be read, by reason", (*_OF_STREAM, "reason"),
+        "timestream.stream.values.malformed", "{record}", _COUNTER, (*_OF_STREAM, "reason"),
+        "Records whose value or key cannot be read, by reason",
     )  # fmt: skip
     AGGREGATED: Final = Metric(
-        "timestream.stream.partitions.aggregated", "{partition}", _GAUGE,
-        "Partitions past the limit, which are exported as one, '(others)'", _OF_STREAM,
+        "timestream.stream.partitions.aggregated", "{partition}", _GAUGE, _OF_STREAM,
+        "Partitions past the limit, which are exported as one, '(others)'",
     )  # fmt: skip
 
 
@@ -136,93 +119,69 @@ class PARTITION:
     """Of one partition of a stream."""
 
     CTI: Final = Metric(
-        "timestream.partition.cti.time", "s", _GAUGE,
+        "timestream.partition.cti.time", "s", _GAUGE, _OF_PARTITION,
         "The CTI of the partition as Unix time; absent before the first and after a final one",
-        _OF_PARTITION,
     )  # fmt: skip
-    CTI_AGE: Final = Metric(
-        "timestream.partition.cti.age", "s", _GAUGE,
-        "The wall clock minus the CTI of the partition", _OF_PARTITION,
-    )  # fmt: skip
-    EVENT_AGE: Final = Metric(
-        "timestream.partition.event.age", "s", _GAUGE,
-        "The wall clock minus the time of the last well-formed event that was read", _OF_PARTITION,
-    )  # fmt: skip
-    LAG: Final = Metric(
-        "timestream.partition.lag", "{record}", _GAUGE,
-        "Offsets from the beginning of the last batch to the end of the log", _OF_PARTITION,
-    )  # fmt: skip
-    IDLE: Final = Metric(
-        "timestream.partition.idle", "{partition}", _GAUGE,
-        "1 if the partition is idle and holds nothing back, else 0", _OF_PARTITION,
-    )  # fmt: skip
+    CTI_AGE: Final = Metric("timestream.partition.cti.age", "s", _GAUGE, _OF_PARTITION,
+        "The wall clock minus the CTI of the partition")  # fmt: skip
+    EVENT_AGE: Final = Metric("timestream.partition.event.age", "s", _GAUGE, _OF_PARTITION,
+        "The wall clock minus the time of the last well-formed event that was read")  # fmt: skip
+    LAG: Final = Metric("timestream.partition.lag", "{record}", _GAUGE, _OF_PARTITION,
+        "Offsets from the beginning of the last batch to the end of the log")  # fmt: skip
+    IDLE: Final = Metric("timestream.partition.idle", "{partition}", _GAUGE, _OF_PARTITION,
+        "1 if the partition is idle and holds nothing back, else 0")  # fmt: skip
     BLOCKING: Final = Metric(
-        "timestream.partition.blocking", "{partition}", _GAUGE,
+        "timestream.partition.blocking", "{partition}", _GAUGE, _OF_PARTITION,
         "1 if the stream waits for the partition: it has no CTI, or others are ahead; else 0",
-        _OF_PARTITION,
     )  # fmt: skip
-    EVENTS: Final = Metric(
-        "timestream.partition.events", "{event}", _COUNTER,
-        "Events that were read", _OF_PARTITION,
-    )  # fmt: skip
+    EVENTS: Final = Metric("timestream.partition.events", "{event}", _COUNTER, _OF_PARTITION,
+        "Events that were read")  # fmt: skip
     LATE: Final = Metric(
-        "timestream.partition.events.late", "{event}", _COUNTER,
-        "Late events, by outcome: dropped, adjusted or flagged", (*_OF_PARTITION, "outcome"),
+        "timestream.partition.events.late", "{event}", _COUNTER, (*_OF_PARTITION, "outcome"),
+        "Late events, by outcome: dropped, adjusted or flagged",
     )  # fmt: skip
     MALFORMED: Final = Metric(
-        "timestream.partition.events.malformed", "{event}", _COUNTER,
-        "Events whose time cannot be read, although they have a value", _OF_PARTITION,
+        "timestream.partition.events.malformed", "{event}", _COUNTER, _OF_PARTITION,
+        "Events whose time cannot be read, although they have a value",
     )  # fmt: skip
     TOMBSTONES: Final = Metric(
-        "timestream.partition.events.tombstones", "{event}", _COUNTER,
-        "Events without the value in which their time would be", _OF_PARTITION,
+        "timestream.partition.events.tombstones", "{event}", _COUNTER, _OF_PARTITION,
+        "Events without the value in which their time would be",
     )  # fmt: skip
-    FUTURE: Final = Metric(
-        "timestream.partition.events.future", "{event}", _COUNTER,
-        "Events in the future of their record, by `maxFuture`", _OF_PARTITION,
-    )  # fmt: skip
+    FUTURE: Final = Metric("timestream.partition.events.future", "{event}", _COUNTER, _OF_PARTITION,
+        "Events in the future of their record, by `maxFuture`")  # fmt: skip
     OUTSIDE: Final = Metric(
-        "timestream.partition.events.outside", "{event}", _COUNTER,
-        "Events left out since they lie outside the span of a replay", _OF_PARTITION,
+        "timestream.partition.events.outside", "{event}", _COUNTER, _OF_PARTITION,
+        "Events left out since they lie outside the window of a replay",
     )  # fmt: skip
     MALFORMED_VALUES: Final = Metric(
-        "timestream.partition.values.malformed", "{record}", _COUNTER,
-        "Records whose value or key cannot be read", _OF_PARTITION,
+        "timestream.partition.values.malformed", "{record}", _COUNTER, _OF_PARTITION,
+        "Records whose value or key cannot be read",
     )  # fmt: skip
-    CTIS: Final = Metric(
-        "timestream.partition.ctis", "{cti}", _COUNTER,
-        "CTIs that took effect", _OF_PARTITION,
-    )  # fmt: skip
+    CTIS: Final = Metric("timestream.partition.ctis", "{cti}", _COUNTER, _OF_PARTITION,
+        "CTIs that took effect")  # fmt: skip
     IGNORED_CTIS: Final = Metric(
-        "timestream.partition.ctis.ignored", "{cti}", _COUNTER,
-        "Marks that were ignored", _OF_PARTITION,
+        "timestream.partition.ctis.ignored", "{cti}", _COUNTER, _OF_PARTITION,
+        "Marks that were ignored",
     )  # fmt: skip
 
 
 class CLOCK:
     """Of a simulated clock."""
 
-    BEHIND: Final = Metric(
-        "timestream.clock.ticks.behind", "{tick}", _GAUGE,
-        "Ticks that are due and not delivered", _OF_STREAM,
-    )  # fmt: skip
-    SKIPPED: Final = Metric(
-        "timestream.clock.ticks.skipped", "{tick}", _COUNTER,
-        "Ticks that overflow = skip left out", _OF_STREAM,
-    )  # fmt: skip
+    BEHIND: Final = Metric("timestream.clock.ticks.behind", "{tick}", _GAUGE, _OF_STREAM,
+        "Ticks that are due and not delivered")  # fmt: skip
+    SKIPPED: Final = Metric("timestream.clock.ticks.skipped", "{tick}", _COUNTER, _OF_STREAM,
+        "Ticks that overflow = skip left out")  # fmt: skip
 
 
 class SUBSCRIPTION:
     """Of a subscription to a store."""
 
-    COMMIT: Final = Metric(
-        "tseries.subscription.commit", "{commit}", _GAUGE,
-        "The commit up to which everything is delivered", _OF_STREAM,
-    )  # fmt: skip
-    MISSED: Final = Metric(
-        "tseries.subscription.events.missed", "{event}", _COUNTER,
-        "Events that compaction had removed before they were delivered", _OF_STREAM,
-    )  # fmt: skip
+    COMMIT: Final = Metric("tseries.subscription.commit", "{commit}", _GAUGE, _OF_STREAM,
+        "The commit up to which everything is delivered")  # fmt: skip
+    MISSED: Final = Metric("tseries.subscription.events.missed", "{event}", _COUNTER, _OF_STREAM,
+        "Events that compaction had removed before they were delivered")  # fmt: skip
 
 
 METRICS: Final[tuple[Metric, ...]] = tuple(

@@ -9,11 +9,11 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_timestream.diagnose.samples import ValueForm, name_value_form
+from pyspark_timestream.diagnose.samples import ValueForm, name_value_form, parse_object
 from pyspark_timestream.errors import SchemaRegistryError
 from pyspark_timestream.kafka.decode.columns import METADATA
 from pyspark_timestream.kafka.decode.framing import (
@@ -281,15 +281,6 @@ def format_key(key: Key) -> str:
 
 def _count_objects(contents: pa.Array) -> int:
     return sum(parse_object(each) is not None for each in contents.to_pylist())
-
-
-def parse_object(content: bytes | None) -> dict[str, Any] | None:
-    """Parse a JSON object; None if it is not one."""
-    try:
-        read = None if content is None else json.loads(content.decode())
-    except (ValueError, RecursionError):
-        return None
-    return read if isinstance(read, dict) else None
 
 
 _MAX_KEYS: Final = 40

@@ -30,8 +30,8 @@ from pyspark_timestream.diagnose.peek.detect import (
     detect_part,
     find_reader_options,
     list_keys,
-    parse_object,
 )
+from pyspark_timestream.diagnose.samples import parse_object
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
 from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, METADATA, default_schema, project
 from pyspark_timestream.kafka.decode.formats import check_fields, decode_part
@@ -446,12 +446,10 @@ def _read_rows(
         for part, decoded in (("value", payload.values), ("key", payload.keys)):
             if decoded is not None:
                 reasons.update(f"{part}: {REASONS[each]}" for each in decoded.reasons if each)
-        _, verdicts = step(
-            replace(options.rules, policy=KEEP_ALL), PartitionState(), payload.events
-        )
+        _, result = step(replace(options.rules, policy=KEEP_ALL), PartitionState(), payload.events)
         every = np.ones(len(block.offsets), dtype=np.bool_)
         none = np.empty(0, dtype=np.int64)
-        judged = JudgedBlock(partition, block, payload, verdicts)
+        judged = JudgedBlock(partition, block, payload, result)
         batch = interleave_ctis(projection, judged, every, none, none)
         number = pa.repeat(pa.scalar(partition.number, pa.int32()), len(every))
         columns = {name: batch[name] for name in _list_shown(options, schema)}

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.builders import HEADERS
 
-from pyspark_timestream.diagnose.peek.detect import Payloads, detect_part, list_keys, parse_object
+from pyspark_timestream.diagnose.peek.detect import Payloads, detect_part, list_keys
+from pyspark_timestream.diagnose.samples import parse_object
 from pyspark_timestream.kafka.options.schemas import RegisteredSchema
 
 AVRO = RegisteredSchema(7, "AVRO", '"long"')

@@ -52,10 +52,10 @@ def test_description_names_the_field_and_its_value(value, said):
     ("path", "value", "said"),
     [
         ("ts_ms", {"op": "u", "payload": {"ts_ms": 5}},
-         "there is no field 'ts_ms', but 'payload.ts_ms' is there: name it 'payload.ts_ms'"),
+         "there is no field 'ts_ms', but 'payload.ts_ms' is there: name it 'field:payload.ts_ms'"),
         ("payload.ts_ms", {"payload": {"after": {"ts_ms": 5}, "op": "u"}},
          "there is no field 'payload.ts_ms', but 'payload.after.ts_ms' is there: name it "
-         "'payload.after.ts_ms'"),
+         "'field:payload.after.ts_ms'"),
         ("payload.ts_ms", {"payload": {"op": 1}, "ts_ms": 5},
          "there is no field 'payload.ts_ms', but 'ts_ms' is there: name it 'ts_ms'"),
         ("payload.timestamp", {"payload": {}, "timestamp": 5},
@@ -63,7 +63,7 @@ def test_description_names_the_field_and_its_value(value, said):
          "'field:timestamp'"),
         ("event.created", {"event.created": 5, "event": {}},
          "there is no field 'event.created', but '`event.created`' is there: name it "
-         "'`event.created`'"),
+         "'field:`event.created`'"),
         ("payload.at", {"payload": {"op": 1, "a.b": 2}},
          "there is no field 'payload.at', but 'payload.op', 'payload.`a.b`'"),
         ("payload.at", {"payload": {}}, "there is no field 'payload.at', nor any field"),
@@ -74,9 +74,9 @@ def test_description_names_the_field_and_its_value(value, said):
         ("payload.at", {"payload": "at noon"},
          "one value in 'payload' is a text of 7 characters that begins 'at ', not an object"),
         ("secret.at", {"secret": "hunter2"}, "one value in 'secret' is a text, not an object"),
-        ("token.at", {"token": {"at": "hunter2"}}, "one value in 'token.at' is a text"),
+        ("token.at", {"token": {"at": "hunter2"}}, "one value in 'field:token.at' is a text"),
         ("payload.at", {"payload": {"at": "noon"}},
-         "one value in 'payload.at' is a text of 4 characters that begins 'no'"),
+         "one value in 'field:payload.at' is a text of 4 characters that begins 'no'"),
         ("x", {"a'b": {"x": 5}}, "there is no field 'x', but 'a?b'"),
     ],
 )  # fmt: skip

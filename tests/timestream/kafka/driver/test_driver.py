@@ -697,7 +697,7 @@ def test_bounded_run_with_idle_timeout_advises_to_run_again(caplog):
     run.plan()
     run.plan()
     assert told(run) == ["an idle partition"]
-    assert "next step: run again: a run that finds it at rest for as long" in caplog.text
+    assert "next step: run again: a run that finds it caught up for as long" in caplog.text
     (diagnosis, *_) = diagnose((BatchRecord(NOW_US, StreamOffset.from_json(run.offset)),))
     assert diagnosis.fix.startswith("run again: ")
 
