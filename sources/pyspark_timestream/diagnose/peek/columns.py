@@ -12,7 +12,7 @@ time, and that is far from the record's, may be anything: it comes after the rec
 import base64
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -87,23 +87,23 @@ class Columns(NamedTuple):
 
 def list_columns(struct: pa.DataType) -> Columns:
     """List the fields of a struct that are not structs themselves, by their paths."""
-    found: list[pa.Field] = []
-    secrets = 0
-    pending: list[tuple[tuple[str, ...], pa.DataType]]
-    pending = [((each.name,), each.type) for each in struct]
-    while pending:
-        path, kind = pending.pop(0)
-        if suggests_secret(path[-1]):
-            secrets += 1
-        elif pa.types.is_struct(kind):
-            # In the place of the struct, so that its fields stay together.
-            pending = [((*path, each.name), each.type) for each in kind] + pending
-        elif all(name.strip() and name.isprintable() for name in path):
-            rest, hidden = _drop_secrets(kind)
-            secrets += hidden
-            if rest is not None:
-                found.append(pa.field(format_path(path), rest))
-    return Columns(pa.schema(found), secrets)
+    kept, secrets = _drop_secrets(struct)
+    fields = [
+        pa.field(format_path(path), kind)
+        for path, kind in _list_leaves(kept or pa.struct([]), ())
+        if all(name.strip() and name.isprintable() for name in path)
+    ]
+    return Columns(pa.schema(fields), secrets)
+
+
+def _list_leaves(
+    kind: pa.DataType, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
+    if not pa.types.is_struct(kind):
+        yield path, kind
+        return
+    for each in kind:
+        yield from _list_leaves(each.type, (*path, each.name))
 
 
 def _drop_secrets(kind: pa.DataType) -> tuple[pa.DataType | None, int]:
@@ -116,15 +116,9 @@ def _drop_secrets(kind: pa.DataType) -> tuple[pa.DataType | None, int]:
         return (None if inner is None else pa.map_(kind.key_type, inner)), secrets
     if not pa.types.is_struct(kind):
         return kind, 0
-    kept, secrets = [], 0
-    for each in kind:
-        if suggests_secret(each.name):
-            secrets += 1
-            continue
-        inner, hidden = _drop_secrets(each.type)
-        secrets += hidden
-        if inner is not None:
-            kept.append((each.name, inner))
+    named = {each.name: _drop_secrets(each.type) for each in kind if not suggests_secret(each.name)}
+    secrets = kind.num_fields - len(named) + sum(hidden for _, hidden in named.values())
+    kept = [(name, inner) for name, (inner, _) in named.items() if inner is not None]
     return (pa.struct(kept) if kept else None), secrets
 
 

@@ -136,9 +136,7 @@ def list_keys(payloads: Payloads) -> list[Key]:
 def detect_part(payloads: Payloads, answers: Answers | None) -> Detection:
     """Detect the framing and the format of n values or keys.
 
-    Args:
-        payloads: the values or keys.
-        answers: what the registry has of `list_keys`; None if none was asked, or did not answer.
+    `answers` is what the registry has of `list_keys`; None if none was asked, or did not answer.
     """
     contents = payloads.contents
     present = len(contents) - contents.null_count

@@ -103,18 +103,9 @@ def plan_reading(
     detections: Mapping[Part, Detection],
     registry: SchemaRegistry | None,
 ) -> ReadingPlan:
-    """Plan how a sample is read.
+    """Plan how a sample is read; parts that were not detected stay binary.
 
-    Args:
-        sample: the records.
-        given: the options that the user gave; all of them are kept, but a registry without use.
-        detections: what was detected, by part; parts without it stay binary.
-        registry: the registry, if there is one and it answers.
-
-    Raises:
-        OptionError: an option is wrong.
-        SchemaRegistryError: the registry does not give a schema that an option asks for.
-        SchemaRefused: such a schema is not of the option's format.
+    All options that the user gave are kept, but a registry without use.
     """
     notes: list[str] = []
     chosen = _choose_formats(sample.topic, given, detections, registry, notes)
@@ -270,7 +261,6 @@ class TopicReport:
 
     Attributes:
         sample: the records.
-        detections: the framing and format of values and of keys.
         readers: the schemas from a registry or a file that they are read by, by part.
         options: the options to read them with; may hold secrets.
         columns: the schema to read them with, in Spark's DDL; empty for the source's own.
@@ -278,11 +268,11 @@ class TopicReport:
         rows: the records as rows.
         malformed: why a value or key is malformed -> in how many records.
         secrets: how many fields are left out since their names suggest secrets.
+        detections: the framing and format of values and of keys.
         notes: sentences about what is wrong or unknown.
     """
 
     sample: Sample
-    detections: tuple[Detection, ...]
     readers: Mapping[str, ReaderSchema]
     options: Mapping[str, str]
     columns: tuple[str, ...]
@@ -290,7 +280,8 @@ class TopicReport:
     rows: pa.Table
     malformed: Mapping[str, int]
     secrets: int
-    notes: tuple[str, ...]
+    detections: tuple[Detection, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
@@ -330,26 +321,14 @@ def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
     plan = plan_reading(usable, given, detections, registry)
     notes += plan.notes
     try:
-        look = _look(usable, plan)
+        report = _read_sample(usable, plan)
     except (SchemaRegistryError, SchemaRefused) as error:
         # A schema that wrote some of the records does not fit the latest one.
         if plan.is_given:
             raise
         notes.append(str(error))
-        plan = plan_reading(usable, given, {}, None)
-        look = _look(usable, plan)
-    return TopicReport(
-        sample,
-        tuple(detections.values()),
-        look.plan.options.readers,
-        look.plan.raw,
-        tuple(format_columns(look.schema)) if look.plan.has_fields else (),
-        look.candidates,
-        look.rows,
-        look.malformed,
-        sum(each.secrets for each in plan.columns.values()),
-        tuple(notes),
-    )
+        report = _read_sample(usable, plan_reading(usable, given, {}, None))
+    return replace(report, sample=sample, detections=tuple(detections.values()), notes=tuple(notes))
 
 
 def _find_registry(given: Mapping[str, str]) -> SchemaRegistry | None:
@@ -372,21 +351,23 @@ def _blank_unusable(sample: Sample, detections: Iterable[Detection]) -> Sample:
     return replace(sample, blocks=tuple(blocks))
 
 
-class _Look(NamedTuple):
-    plan: ReadingPlan
-    schema: pa.Schema
-    candidates: tuple[Candidate, ...]
-    rows: pa.Table
-    malformed: Mapping[str, int]
-
-
-def _look(sample: Sample, plan: ReadingPlan) -> _Look:
+def _read_sample(sample: Sample, plan: ReadingPlan) -> TopicReport:
     """Choose the event time, and read the rows."""
+    secrets = sum(each.secrets for each in plan.columns.values())
     candidates = _find_times(sample, plan)
     plan = _choose_time(plan, candidates)
     schema = _build_schema(sample, plan)
     rows, malformed = _read_rows(sample, plan.options, schema)
-    return _Look(plan, schema, candidates, rows, malformed)
+    return TopicReport(
+        sample=sample,
+        readers=plan.options.readers,
+        options=plan.raw,
+        columns=tuple(format_columns(schema)) if plan.has_fields else (),
+        candidates=candidates,
+        rows=rows,
+        malformed=malformed,
+        secrets=secrets,
+    )
 
 
 def _find_times(sample: Sample, plan: ReadingPlan) -> tuple[Candidate, ...]:
