@@ -4,9 +4,9 @@ A count of waits has the same size however many waits are in it. Waits below 128
 each; above, each doubling is divided into 128 classes, so a quantile is at most 0.8 % too high. The
 greatest wait is exact.
 
-`advance` is a fold over blocks of consecutive records. It runs the rules of a query (`rules.step`) as
-they are, so an event is late here exactly if it is late in a query with this delay that begins at
-the same records, however the records are divided into blocks.
+`advance` is a fold over blocks of consecutive records. It runs the rules of a query as they are, so
+an event is late here exactly if it is late in a query with this delay that begins at the same
+records, however the records are divided into blocks.
 
 An event that is not late *waits* from its own record to the one right after which a CTI of the
 partition is greater than its time: from then on nothing before it, and nothing at its time, can
