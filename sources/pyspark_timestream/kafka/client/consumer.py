@@ -105,16 +105,22 @@ class MessageConsumer:
     Args:
         config: librdkafka's configuration.
         log: receives the client's errors and log lines.
+        create: makes confluent-kafka's consumer.
 
     Raises:
         KafkaException: librdkafka refuses `config`.
     """
 
-    def __init__(self, config: Mapping[str, Any], log: ClientLog) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        log: ClientLog,
+        create: Callable[..., Any] = Consumer,
+    ) -> None:
         self._answers: dict[frozenset[tuple[Partition, int]], dict[Partition, KafkaError]] = {}
         self._messages_per_call = 1
         own = {**config, "on_commit": self._on_commit}
-        self._consumer = new_logged_client(Consumer, own, log)
+        self._consumer = new_logged_client(create, own, log)
 
     @property
     def received_bytes(self) -> int:

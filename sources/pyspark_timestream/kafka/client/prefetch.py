@@ -23,7 +23,7 @@ from pyspark_timestream.kafka.client.config import (
 )
 from pyspark_timestream.kafka.client.consumer import build_block, clip, discard_fetched
 from pyspark_timestream.kafka.client.errors import ClientLog
-from pyspark_timestream.kafka.client.range_reader import get_compression_stats
+from pyspark_timestream.kafka.client.range_reader import CompressionStats, get_compression_stats
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
@@ -33,8 +33,6 @@ _MAX_BYTES: Final = 32 * 1024 * 1024
 """Limits on what a task holds before its first row; further ranges are read one by one."""
 
 _POLL_TIMEOUT_S: Final = 0.02
-_MAX_STALL_S: Final = 1.0
-"""Time without progress after which the remaining ranges are read one by one."""
 
 _FETCH_SETTINGS: Final = {
     # Little more than the range is wanted of a partition with a backlog.
@@ -70,14 +68,31 @@ def choose_small_ranges(
 
 
 def prefetch_small_ranges(
-    options: KafkaOptions, group: str, spans: Sequence[Range], needs: ColumnSet, read: ReadRange
+    options: KafkaOptions,
+    group: str,
+    spans: Sequence[Range],
+    needs: ColumnSet,
+    read: ReadRange,
+    *,
+    known: CompressionStats | None = None,
+    fetch: Callable[..., dict[Range, list[RecordBlock]]] | None = None,
 ) -> ReadRange:
     """Wrap `read` so that small ranges among `spans` are prefetched; each is delivered once.
 
     The first request for a small range fetches a group of them. The next group is fetched only
     when all of this one has been delivered.
+
+    Args:
+        options: the client configuration.
+        group: the consumer group, which is never joined.
+        spans: the ranges of a task.
+        needs: the columns of their records.
+        read: reads a range by itself.
+        known: the sizes of records, if not those that this process has seen.
+        fetch: fetches several ranges at once, as `fetch_ranges` does.
     """
-    known = get_compression_stats(options.client["bootstrap.servers"])
+    known = known or get_compression_stats(options.client["bootstrap.servers"])
+    fetch = fetch or fetch_ranges
     ahead: dict[Range, list[RecordBlock]] = {}
     later = list(spans)
 
@@ -87,7 +102,7 @@ def prefetch_small_ranges(
         if span in later:
             small = [] if ahead else choose_small_ranges(later, known.mean_record_bytes)
             if span in small:
-                ahead.update(_fetch(options, group, small, needs))
+                ahead.update(fetch(options, group, small, needs))
             for tried in small if span in small else [span]:
                 later.remove(tried)
         blocks = ahead.pop(span, None)
@@ -96,7 +111,7 @@ def prefetch_small_ranges(
     return read_ahead
 
 
-def _fetch(
+def fetch_ranges(
     options: KafkaOptions, group: str, spans: Sequence[Range], needs: ColumnSet
 ) -> dict[Range, list[RecordBlock]]:
     """Fetch `spans`, and return the records of those that arrived completely."""
@@ -111,10 +126,22 @@ class Prefetcher:
     Args:
         options: the client configuration.
         group: the consumer group, which is never joined.
+        create: makes confluent-kafka's consumer.
+        clock: monotonic seconds.
+        max_stall_s: time without progress after which the remaining ranges are read one by one.
     """
 
-    def __init__(self, options: KafkaOptions, group: str) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: KafkaOptions,
+        group: str,
+        *,
+        create: Callable[..., Any] = Consumer,
+        clock: Callable[[], float] = time.monotonic,
+        max_stall_s: float = 1.0,
+    ) -> None:
+        self._options, self._create = options, create
+        self._clock, self._max_stall_s = clock, max_stall_s
         fetch = {
             name: value for name, value in _FETCH_SETTINGS.items() if name not in options.client
         }
@@ -146,15 +173,15 @@ class Prefetcher:
         if self._consumer is None:
             log = ClientLog(self._options.client)
             self._consumer = create_client(
-                self._options, lambda: new_bounded_client(Consumer, self._config, log)
+                self._options, lambda: new_bounded_client(self._create, self._config, log)
             )
         self._consumer.assign(
             [TopicPartition(*span.partition, span.start_inclusive) for span in spans]
         )
-        progress_s = time.monotonic()
-        while fetch.missing_offsets and time.monotonic() - progress_s < _MAX_STALL_S:
+        progress_s = self._clock()
+        while fetch.missing_offsets and self._clock() - progress_s < self._max_stall_s:
             if fetch.add(self._consumer.consume(fetch.missing_offsets, timeout=_POLL_TIMEOUT_S)):
-                progress_s = time.monotonic()
+                progress_s = self._clock()
 
     def close(self) -> None:
         """Release the consumer."""

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.client import bounded, broker, prefetch
+from pyspark_timestream.kafka.client import bounded, broker
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.config import Pool
 from pyspark_timestream.kafka.client.consumer import BoundedConsumer, PollResult
@@ -233,9 +233,7 @@ def test_a_range_whose_calls_never_return_ends_by_name_and_its_reader_is_not_use
         assert offsets(reader) == [*range(10, 20)]
 
 
-def test_small_ranges_whose_calls_never_return_are_read_one_by_one(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_ranges_whose_calls_never_return_are_read_one_by_one(cluster: Cluster) -> None:
     class Fetching:
         def __init__(self, *_: Any, **__: Any) -> None:
             cluster.made["consumer"] += 1
@@ -252,9 +250,7 @@ def test_small_ranges_whose_calls_never_return_are_read_one_by_one(
         def close(self) -> None:
             cluster.meet("close")
 
-    monkeypatch.setattr(prefetch, "Consumer", Fetching)
-    monkeypatch.setattr(prefetch, "_MAX_STALL_S", 0.1)
-    reader = Prefetcher(options(), "g")
+    reader = Prefetcher(options(), "g", create=Fetching, max_stall_s=0.1)
     spans = [Range(Partition("t", number), 0, 2) for number in range(2)]
     for number, name in enumerate(("assign", "consume", "unassign"), 1):
         cluster.hanging[name] = 1

@@ -3,17 +3,19 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 from confluent_kafka import KafkaError, Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.kafka.client import consumer as client_consumer
-from pyspark_timestream.kafka.client import prefetch
 from pyspark_timestream.kafka.client.consumer import MessageConsumer
 from pyspark_timestream.kafka.client.errors import ClientLog
-from pyspark_timestream.kafka.client.prefetch import PartialFetch, Prefetcher, choose_small_ranges
+from pyspark_timestream.kafka.client.prefetch import (
+    PartialFetch,
+    Prefetcher,
+    choose_small_ranges,
+    prefetch_small_ranges,
+)
 from pyspark_timestream.kafka.client.range_reader import CompressionStats
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
@@ -167,7 +169,7 @@ def test_records_of_unknown_size_and_too_large_ones_are_not_read_at_once() -> No
     assert choose_small_ranges(spans, lambda _: 10_000_000.0) == []
 
 
-def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once(monkeypatch) -> None:
+def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once() -> None:
     known, in_turn, at_once = CompressionStats(), [], []
 
     def read(span: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
@@ -181,18 +183,18 @@ def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once(monkeypat
         at_once.append([span.partition.number for span in spans])
         return {span: [] for span in spans[1:]}
 
-    monkeypatch.setattr(prefetch, "get_compression_stats", lambda _: known)
-    monkeypatch.setattr(prefetch, "_fetch", read_at_once)
     given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
     spans = [Range(part(number), 0, 2) for number in range(5)]
-    reading = prefetch.prefetch_small_ranges(given, "g", spans, ColumnSet(), read)
+    reading = prefetch_small_ranges(
+        given, "g", spans, ColumnSet(), read, known=known, fetch=read_at_once
+    )
     for span in spans:
         assert list(reading(span, ColumnSet())) == []
     # What did not come whole is read by itself.
     assert (in_turn, at_once) == ([0, 1], [[1, 2, 3, 4]])
 
 
-def test_prefetch_waits_until_held_ranges_are_delivered(monkeypatch) -> None:
+def test_prefetch_waits_until_held_ranges_are_delivered() -> None:
     at_once: list[int] = []
 
     def read_at_once(
@@ -203,11 +205,11 @@ def test_prefetch_waits_until_held_ranges_are_delivered(monkeypatch) -> None:
 
     known = CompressionStats()
     known.note("t", 0, 10_000_000, 10)
-    monkeypatch.setattr(prefetch, "get_compression_stats", lambda _: known)
-    monkeypatch.setattr(prefetch, "_fetch", read_at_once)
     given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
     spans = [Range(part(number), 0, 1) for number in range(100)]
-    reading = prefetch.prefetch_small_ranges(given, "g", spans, ColumnSet(), lambda *_: iter(()))
+    reading = prefetch_small_ranges(
+        given, "g", spans, ColumnSet(), lambda *_: iter(()), known=known, fetch=read_at_once
+    )
     # A task takes them in another order than that in which they are chosen.
     for span in [spans[0], *reversed(spans[1:])]:
         assert list(reading(span, ColumnSet())) == []
@@ -239,40 +241,36 @@ class Fetcher:
         return found
 
 
-def test_paused_consumer_frees_records_fetched_past_a_range(monkeypatch) -> None:
-    monkeypatch.setattr(client_consumer, "Consumer", Fetcher)
-    consumer = MessageConsumer({}, ClientLog({}))
+def test_paused_consumer_frees_records_fetched_past_a_range() -> None:
+    fetcher = Fetcher({}, None)
+    consumer = MessageConsumer({}, ClientLog({}), create=lambda *_, **__: fetcher)
     consumer.seek(part(0), 0)
-    fetcher = consumer._consumer
     fetcher.queue = [Said(part(0), at) for at in range(9)]
     assert consumer.poll(Range(part(0), 0, 2), 0, ColumnSet(), 1).reached == 2
     consumer.pause()
     assert (fetcher.state, fetcher.queue) == ("at rest", [])
 
 
-def test_errors_among_records_are_separated(monkeypatch) -> None:
-    monkeypatch.setattr(client_consumer, "Consumer", Fetcher)
-    consumer = MessageConsumer({}, ClientLog({}))
+def test_errors_among_records_are_separated() -> None:
+    fetcher = Fetcher({}, None)
+    consumer = MessageConsumer({}, ClientLog({}), create=lambda *_, **__: fetcher)
     consumer.seek(part(0), 0)
     wrong = Said(part(0), 1, KafkaError._BAD_MSG)
-    consumer._consumer.queue = [Said(part(0), 0), wrong, Said(part(0), 2), end(0, 5)]
+    fetcher.queue = [Said(part(0), 0), wrong, Said(part(0), 2), end(0, 5)]
     taken = consumer.poll(Range(part(0), 0, 5), 0, ColumnSet(), 1)
     assert (taken.block.offsets.to_pylist(), taken.reached) == ([0, 2], 5)
     assert [(p.error.code(), p.offset) for p in taken.errors] == [(KafkaError._BAD_MSG, 1)]
 
 
-def test_a_slow_first_connection_serves_the_next_batch(monkeypatch) -> None:
+def test_a_slow_first_connection_serves_the_next_batch() -> None:
     made: list[Fetcher] = []
-    monkeypatch.setattr(
-        prefetch,
-        "Consumer",
-        lambda config, logger: made.append(Fetcher(config, logger)) or made[-1],
-    )
-    monkeypatch.setattr(
-        prefetch, "time", SimpleNamespace(monotonic=lambda: made[-1].now_s if made else 0)
-    )
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
-    reader = Prefetcher(read_kafka_options(given), "g")
+    reader = Prefetcher(
+        read_kafka_options(given),
+        "g",
+        create=lambda config, logger: made.append(Fetcher(config, logger)) or made[-1],
+        clock=lambda: made[-1].now_s if made else 0,
+    )
     spans = [Range(part(number), 0, 2) for number in range(2)]
     assert reader.read(spans, ColumnSet()) == {}
     (fetcher,) = made

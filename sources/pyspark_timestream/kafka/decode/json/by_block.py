@@ -216,7 +216,7 @@ def _merge(tree: _Tree, added: _Tree) -> None:
             tree[name] = inner
 
 
-_MAX_SINGLE_VALUES: Final = 32
+MAX_SINGLE_VALUES: Final = 32
 """Up to this many values are parsed one by one: calling Arrow costs as much as about 20."""
 
 _ROW_IN_MESSAGE: Final = re.compile(r"in row ([0-9]+)")
@@ -234,15 +234,23 @@ class _ParseFailure(NamedTuple):
     row: int | None
 
 
-def parse_json(fields: RequestedFields, values: pa.Array) -> DecodedBlock:
-    """Parse n JSON texts (binary; a null is a row of nulls, not malformed)."""
+def parse_json(
+    fields: RequestedFields, values: pa.Array, most_singly: int = MAX_SINGLE_VALUES
+) -> DecodedBlock:
+    """Parse n JSON texts (binary; a null is a row of nulls, not malformed).
+
+    Args:
+        fields: the requested fields.
+        values: the texts.
+        most_singly: so many values are parsed one by one.
+    """
     texts, joinable = find_joinable(values)
     if any(_has_map(field.type) for field in fields.columns):
         joinable[:] = False
     pieces = [
         piece
-        for start, stop, good in _split_runs(joinable)
-        for piece in _parse_run(fields, values, texts, start, stop, good)
+        for run in _split_runs(joinable, most_singly)
+        for piece in _parse_run(fields, values, texts, run, most_singly)
     ]
     columns = [
         pa.concat_arrays([piece.columns[number] for piece in pieces] or [pa.array([], field.type)])
@@ -253,11 +261,11 @@ def parse_json(fields: RequestedFields, values: pa.Array) -> DecodedBlock:
     return DecodedBlock(columns, raw, reasons)
 
 
-def _split_runs(joinable: Mask) -> Iterator[tuple[int, int, bool]]:
+def _split_runs(joinable: Mask, most_singly: int) -> Iterator[tuple[int, int, bool]]:
     """Split into (start, stop, join?); short joinable runs go with their neighbours."""
     bounds = _run_bounds(joinable)
     lengths = np.diff(bounds)
-    worth = np.repeat(joinable[bounds[:-1]] & (lengths > _MAX_SINGLE_VALUES), lengths)
+    worth = np.repeat(joinable[bounds[:-1]] & (lengths > most_singly), lengths)
     for start, stop in itertools.pairwise(_run_bounds(worth).tolist()):
         yield start, stop, bool(worth[start])
 
@@ -269,36 +277,41 @@ def _run_bounds(mask: Mask) -> npt.NDArray[np.int64]:
 
 
 def _parse_run(
-    fields: RequestedFields, values: pa.Array, texts: pa.Array, start: int, stop: int, good: bool
+    fields: RequestedFields,
+    values: pa.Array,
+    texts: pa.Array,
+    run: tuple[int, int, bool],
+    most_singly: int,
 ) -> Iterator[DecodedBlock]:
-    """Parse `values[start:stop]`, in pieces, in order.
+    """Parse the values of a run (start, stop, join?), in pieces, in order.
 
     Arrow usually names the row that it cannot parse; otherwise the piece is halved. The closer bad
     rows are, the more values are parsed one by one before Arrow is tried again. A block with one
     bad value in 1,000 costs about three times as much as one without, and at worst less than twice
     as much as parsing its values one by one (bench/time_rules/mechanisms_stream.py).
     """
-    at, size, singly, failed_at = start, stop - start, _MAX_SINGLE_VALUES, -1
+    start, stop, good = run
+    at, size, singly, failed_at = start, stop - start, most_singly, -1
     while at < stop:
         end = min(at + (1 if at == failed_at else size), stop)
-        alone = not good or end - at <= _MAX_SINGLE_VALUES
+        alone = not good or end - at <= most_singly
         block = None if alone else _parse_joined(fields, texts.slice(at, end - at))
         if isinstance(block, DecodedBlock):
             yield block
-            at, size, singly = end, 4 * size, _MAX_SINGLE_VALUES
+            at, size, singly = end, 4 * size, most_singly
             continue
         row = None if block is None else block.row
         if block is None:
-            size = 4 * max(size, _MAX_SINGLE_VALUES)
-        elif row is None and end - at > 2 * _MAX_SINGLE_VALUES:
+            size = 4 * max(size, most_singly)
+        elif row is None and end - at > 2 * most_singly:
             size = (end - at) // 2
             continue
-        elif row is not None and row > _MAX_SINGLE_VALUES:
+        elif row is not None and row > most_singly:
             size, failed_at = row, at + row
             continue
         else:
             end = min(at + max(singly, (row or 0) + 1), stop)
-            size, singly = max(2 * _MAX_SINGLE_VALUES, size // 2), 2 * singly
+            size, singly = max(2 * most_singly, size // 2), 2 * singly
         yield parse_rows(fields, values.slice(at, end - at).to_pylist())
         at = end
 

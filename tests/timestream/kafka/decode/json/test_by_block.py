@@ -12,7 +12,7 @@ from timestream.builders import INSTANT
 
 from pyspark_timestream.kafka.decode.columns import find_unsupported_type
 from pyspark_timestream.kafka.decode.json import by_block
-from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.json.by_block import MAX_SINGLE_VALUES, parse_json
 from pyspark_timestream.kafka.decode.records import RequestedFields
 
 PLACE = pa.struct([("x", pa.int32()), ("seen", INSTANT)])
@@ -47,9 +47,9 @@ def bits(value):
     return [bits(inner) for inner in value] if isinstance(value, list) else value
 
 
-def rows(values, fields=FIELDS):
+def rows(values, fields=FIELDS, most_singly=MAX_SINGLE_VALUES):
     """Per value: its columns, its raw fields with their types, and whether it is malformed."""
-    block = parse_json(fields, pa.array(values, pa.binary()))
+    block = parse_json(fields, pa.array(values, pa.binary()), most_singly)
     columns = [column.to_pylist() for column in block.columns]
     assert [column.type for column in block.columns] == fields.columns.types
     for column in block.columns:
@@ -71,18 +71,8 @@ def rows(values, fields=FIELDS):
     ]
 
 
-@pytest.fixture
-def few(monkeypatch):
-    """Sets how many values are few enough for Python alone."""
-    return lambda count: monkeypatch.setattr(by_block, "_MAX_SINGLE_VALUES", count)
-
-
 def with_few(count, values, fields=FIELDS):
-    was, by_block._MAX_SINGLE_VALUES = by_block._MAX_SINGLE_VALUES, count
-    try:
-        return rows(values, fields)
-    finally:
-        by_block._MAX_SINGLE_VALUES = was
+    return rows(values, fields, count)
 
 
 NUMBERS = """0 -0 1 -1 127 128 1.0 1.5 1e2 1E-2 -0.0 1e40 1e400 1e-400 12345 999.99 1000 1.234
@@ -260,10 +250,9 @@ def test_raw_fields_of_mixed_types_keep_their_values(literals):
 
 
 @pytest.mark.parametrize("count", [1, 10**6])
-def test_a_field_of_another_type_is_null_and_the_others_stay(few, count):
-    few(count)
+def test_a_field_of_another_type_is_null_and_the_others_stay(count):
     value = good_but({"b": 300, "p": {"x": 1, "seen": "never"}})
-    (columns, raw, malformed), second = rows([value] * 2)
+    (columns, raw, malformed), second = with_few(count, [value] * 2)
     assert second == (columns, raw, malformed)
     by_name = dict(zip(SCHEMA.names, columns, strict=True))
     assert malformed
@@ -273,11 +262,10 @@ def test_a_field_of_another_type_is_null_and_the_others_stay(few, count):
 
 
 @pytest.mark.parametrize("count", [1, 10**6])
-def test_a_null_value_is_a_row_of_nulls_and_not_malformed(few, count):
-    few(count)
+def test_a_null_value_is_a_row_of_nulls_and_not_malformed(count):
     nothing = [None] * len(SCHEMA)
     no_raw = dict.fromkeys(RAW)
-    assert rows([None, b"{}", b"", b"nonsense"]) == [
+    assert with_few(count, [None, b"{}", b"", b"nonsense"]) == [
         (nothing, no_raw, False),
         (nothing, no_raw, False),
         (nothing, no_raw, True),
@@ -296,13 +284,12 @@ def test_a_null_value_is_a_row_of_nulls_and_not_malformed(few, count):
         b'{"i":5,"s":{"a',
     ],
 )
-def test_json_that_is_broken_inside_a_nested_value_keeps_nothing(few, count, broken):
-    few(count)
+def test_json_that_is_broken_inside_a_nested_value_keeps_nothing(count, broken):
     lost = ([None] * len(SCHEMA), dict.fromkeys(RAW), True)
-    assert rows([broken]) == [lost]
+    assert with_few(count, [broken]) == [lost]
     good = good_but({})
-    (first,) = rows([good])
-    assert rows([good, broken, good]) == [first, lost, first]
+    (first,) = with_few(count, [good])
+    assert with_few(count, [good, broken, good]) == [first, lost, first]
 
 
 @pytest.mark.parametrize(
@@ -316,18 +303,17 @@ def test_json_that_is_broken_inside_a_nested_value_keeps_nothing(few, count, bro
     ],
     ids=["100000 deep", "2000 deep", "3000 objects", "5000 digits", "negative"],
 )
-def test_extreme_values_are_malformed_and_stop_nothing(few, inside):
+def test_extreme_values_are_malformed_and_stop_nothing(inside):
     value = b'{"i":1,"extra":' + inside.encode() + b"}"
     # The depth that Python's own parser reads grew from 1,000 in 3.11 to 10,000 in 3.13.
     extreme = not is_read_by_python(value)
     assert extreme or len(inside) < 30_000
     good = good_but({})
     for count in (1, 10**6):
-        few(count)
-        assert [row[2] for row in rows([value])] == [extreme]
+        assert [row[2] for row in with_few(count, [value])] == [extreme]
         # The first value tells a block's types, so a good one goes first too.
-        assert [row[2] for row in rows([good, value] * 2)] == [False, extreme] * 2
-        assert [row[2] for row in rows([value, good] * 2)] == [extreme, False] * 2
+        assert [row[2] for row in with_few(count, [good, value] * 2)] == [False, extreme] * 2
+        assert [row[2] for row in with_few(count, [value, good] * 2)] == [extreme, False] * 2
 
 
 def is_read_by_python(value):
@@ -338,10 +324,9 @@ def is_read_by_python(value):
     return True
 
 
-def test_a_large_document_is_no_extreme_one(few):
-    few(1)
+def test_a_large_document_is_no_extreme_one():
     value = json.dumps({"i": 1, "extra": [{"k": [n]} for n in range(500)], "s": "9" * 900})
-    (columns, _, malformed), _ = rows([value.encode()] * 2)
+    (columns, _, malformed), _ = with_few(1, [value.encode()] * 2)
     assert (columns[0], malformed) == (1, False)
 
 
@@ -351,18 +336,16 @@ def test_a_large_document_is_no_extreme_one(few):
     [("999.99", "999.99"), ("1000", None), ("1.230", "1.23"), ("1.235", "1.24"), ('"5"', "5.00"),
      ("999.995", None), ("1e40", None)],
 )  # fmt: skip
-def test_a_decimal_must_fit_its_precision_and_scale(few, count, literal, expected):
-    few(count)
+def test_a_decimal_must_fit_its_precision_and_scale(count, literal, expected):
     fields = RequestedFields(pa.schema([("n", pa.decimal128(5, 2))]))
-    ([found], _, malformed), _ = rows([f'{{"n":{literal}}}'.encode()] * 2, fields)
+    ([found], _, malformed), _ = with_few(count, [f'{{"n":{literal}}}'.encode()] * 2, fields)
     assert found == (expected and decimal.Decimal(expected))
     assert malformed == (expected is None)
 
 
-def test_without_fields_only_the_form_is_judged(few):
+def test_without_fields_only_the_form_is_judged():
     for count in (1, 10**6):
-        few(count)
-        found = rows([b'{"a":1}', b"{a}", b"{}"], RequestedFields(pa.schema([])))
+        found = with_few(count, [b'{"a":1}', b"{a}", b"{}"], RequestedFields(pa.schema([])))
         assert [row[2] for row in found] == [False, True, False]
 
 

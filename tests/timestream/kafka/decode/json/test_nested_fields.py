@@ -41,11 +41,7 @@ texts = documents | documents | documents | doubles | others
 
 def read(fields, values, few):
     """Per value: its columns, its raw fields with their types, and the reason."""
-    was, by_block._MAX_SINGLE_VALUES = by_block._MAX_SINGLE_VALUES, few
-    try:
-        block = parse_json(fields, pa.array(values, pa.binary()))
-    finally:
-        by_block._MAX_SINGLE_VALUES = was
+    block = parse_json(fields, pa.array(values, pa.binary()), few)
     assert [column.type for column in block.columns] == fields.columns.types
     for column in block.columns:
         column.validate(full=True)

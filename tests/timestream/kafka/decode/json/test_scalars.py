@@ -5,7 +5,6 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.records import RequestedFields
 
@@ -65,10 +64,9 @@ NINES = "9" * 38
         ('[1,"x"]', pa.list_(pa.int64()), BAD),
     ],
 )
-def test_literal_is_converted_as_from_json_does(monkeypatch, few, literal, kind, expected):
-    monkeypatch.setattr(by_block, "_MAX_SINGLE_VALUES", few)
+def test_literal_is_converted_as_from_json_does(few, literal, kind, expected):
     given = pa.array([f'{{"v":{literal}}}'.encode()] * 2, pa.binary())
-    block = parse_json(RequestedFields(pa.schema([("v", kind)])), given)
+    block = parse_json(RequestedFields(pa.schema([("v", kind)])), given, few)
     (column,) = block.columns
     if pa.types.is_temporal(kind):
         column = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
