@@ -1,7 +1,7 @@
 """Runs one task of a batch: reads its ranges in order, judges records and emits CTIs.
 
 For each block of records it decodes times and marks (`decode.payload`), advances the partition's
-clock and judges the records (`cti.step`), and interleaves rows with the CTIs that the task's
+clock and judges the records (`rules.step`), and interleaves rows with the CTIs that the task's
 partitions prove together (semantics 2 and 7). Only the reader, an argument, does I/O.
 """
 
@@ -36,7 +36,7 @@ from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.rules.policies import POLICIES, check_times
 from pyspark_timestream.rules.state import PartitionState, find_early, raise_cti
 from pyspark_timestream.rules.step import step
-from pyspark_timestream.rules.stream_cti import TaskFrontier, max_known
+from pyspark_timestream.rules.stream_cti import TaskWatermark, max_known
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,44 +65,93 @@ def run_task(
     Raises:
         ViolationFound: an event or value on which the options demand failure.
     """
-    needs = required_columns(options, projection)
-    has_ctis = projection.requests("cti")
-    unshown_us = _find_unshown_cti(options)
-    if _is_news(plan.first_cti_us, unshown_us) and has_ctis:
-        yield build_cti_rows(projection, np.array([plan.first_cti_us]))
-    own = tuple(task_range.state.cti_us for task_range in plan.ranges)
-    frontier = TaskFrontier(own, plan.others_us, max_known(plan.emitted_us, unshown_us))
-    for position, task_range in enumerate(plan.ranges):
-        state = _find_start_state(options, task_range, read)
-        partition = task_range.offsets.partition
+    run = _TaskRun(options, projection, plan, read)
+    yield from run.show_cti(plan.first_cti_us, run.unshown_us)
+    for place, task_range in enumerate(plan.ranges):
+        yield from run.read_range(place, task_range)
+        keep_end(task_range.offsets.partition, run.range_end)
+    yield from run.show_cti(plan.last_cti_us, run.watermark.emitted_us)
+
+
+class _TaskRun:
+    """A task on its way through its ranges: what it reads, and the CTI that it has proven.
+
+    Attributes:
+        unshown_us: the greatest CTI that no row shows, below the start of a replay; None: none.
+        watermark: what the task has proven so far.
+        range_end: what is known at the end of the range that was read last.
+    """
+
+    def __init__(
+        self, options: KafkaOptions, projection: Projection, plan: TaskPlan, read: ReadRange
+    ) -> None:
+        self._options, self._projection, self._read = options, projection, read
+        self._columns = required_columns(options, projection)
+        self._has_ctis = projection.requests("cti")
+        own = tuple(task_range.state.cti_us for task_range in plan.ranges)
+        from_us = options.rules.from_us
+        self.unshown_us = None if from_us is None else from_us - TICK_US
+        shown_us = max_known(plan.emitted_us, self.unshown_us)
+        self.watermark = TaskWatermark(own, plan.others_us, shown_us)
+        self.range_end = RangeEnd(PartitionState())
+
+    def show_cti(self, cti_us: int | None, shown_us: int | None) -> Iterator[pa.RecordBatch]:
+        """Return a CTI row, if it says more than what is shown already."""
+        if self._has_ctis and cti_us is not None and (shown_us is None or cti_us > shown_us):
+            yield build_cti_rows(self._projection, np.array([cti_us]))
+
+    def read_range(self, place: int, task_range: TaskRange) -> Iterator[pa.RecordBatch]:
+        """Read the range of the task's partition number `place`."""
+        options, partition = self._options, task_range.offsets.partition
+        state = _find_start_state(options, task_range, self._read)
         malformed_values = NO_MALFORMED_VALUES
-        for raised_us, span in task_range.split_at_forced_ctis():
-            if raised_us is not None:
-                state = raise_cti(state, raised_us)
-                frontier, _, ctis_us = frontier.advance(position, np.array([state.cti_us]))
-                if has_ctis and len(ctis_us):
-                    yield build_cti_rows(projection, ctis_us)
-            for block in _read_to_end(options, state, span, needs, read):
+        for forced_us, offset_range in task_range.split_at_forced_ctis():
+            if forced_us is not None:
+                state = raise_cti(state, forced_us)
+                yield from self._prove(place, np.array([state.cti_us]))
+            for block in _read_to_end(options, state, offset_range, self._columns, self._read):
                 before = state
-                state, judged = _judge(options, projection, state, partition, block)
-                verdicts = judged.verdicts
+                with _locate_refusals(partition, block):
+                    state, judged = self._judge(state, partition, block)
                 malformed_values += _count_malformed(judged, before, state)
                 _fail_on_violation(options, judged)
                 _warn_of_marks(options, judged)
-                frontier, places, ctis_us = frontier.advance(position, verdicts.cti_us)
-                after = verdicts.cti_index[places]
-                if not has_ctis:
-                    after, ctis_us = after[:0], ctis_us[:0]
-                if verdicts.inside is None or verdicts.inside.any():
-                    keep = _select_rows(options, judged)
-                    yield interleave_ctis(projection, judged, keep, after, ctis_us)
-                elif len(ctis_us):
-                    yield build_cti_rows(projection, ctis_us)
+                yield from self._deliver(place, judged)
                 if options.rules.is_at_end(state.cti_us):
                     break
-        keep_end(partition, RangeEnd(state, malformed_values))
-    if _is_news(plan.last_cti_us, frontier.emitted_us) and has_ctis:
-        yield build_cti_rows(projection, np.array([plan.last_cti_us]))
+        self.range_end = RangeEnd(state, malformed_values)
+
+    def _prove(self, place: int, ctis_us: Instants) -> Iterator[pa.RecordBatch]:
+        self.watermark, _, rows_us = self.watermark.advance(place, ctis_us)
+        if self._has_ctis and len(rows_us):
+            yield build_cti_rows(self._projection, rows_us)
+
+    def _judge(
+        self, state: PartitionState, partition: Partition, block: RecordBlock
+    ) -> tuple[PartitionState, JudgedBlock]:
+        """Judge a block; one before the start of a replay is decoded for the clock alone."""
+        options, from_us = self._options, self._options.rules.from_us
+        if from_us is not None and (state.cti_us is None or state.cti_us < from_us):
+            payload = read_payload(options, None, block)
+            after, verdicts = step(options.rules, state, payload.events, payload.marks)
+            if verdicts.inside is not None and not verdicts.inside.any():
+                return after, JudgedBlock(partition, block, payload, verdicts)
+        payload = read_payload(options, self._projection, block)
+        after, verdicts = step(options.rules, state, payload.events, payload.marks)
+        return after, JudgedBlock(partition, block, payload, verdicts)
+
+    def _deliver(self, place: int, judged: JudgedBlock) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a block, with the CTI rows that the task can prove by it."""
+        verdicts = judged.verdicts
+        self.watermark, places, rows_us = self.watermark.advance(place, verdicts.cti_us)
+        after = verdicts.cti_index[places]
+        if not self._has_ctis:
+            after, rows_us = after[:0], rows_us[:0]
+        if verdicts.inside is None or verdicts.inside.any():
+            keep = _select_rows(self._options, judged)
+            yield interleave_ctis(self._projection, judged, keep, after, rows_us)
+        elif len(rows_us):
+            yield build_cti_rows(self._projection, rows_us)
 
 
 def _count_malformed(
@@ -129,33 +178,16 @@ def _count_malformed(
     return counted
 
 
-def _find_unshown_cti(options: KafkaOptions) -> int | None:
-    """Return the greatest CTI that no row shows: those below the start of a replay."""
-    return None if options.rules.from_us is None else options.rules.from_us - TICK_US
-
-
 def _read_to_end(
     options: KafkaOptions,
     state: PartitionState,
-    span: Range,
-    needs: ColumnSet,
+    offset_range: Range,
+    columns: ColumnSet,
     read: ReadRange,
 ) -> Iterable[RecordBlock]:
-    """Return the records of `span`, unless the partition has ended before it."""
-    has_more = span.size and not options.rules.is_at_end(state.cti_us)
-    return read(span, needs) if has_more else ()
-
-
-def _judge(
-    options: KafkaOptions,
-    projection: Projection,
-    state: PartitionState,
-    partition: Partition,
-    block: RecordBlock,
-) -> tuple[PartitionState, JudgedBlock]:
-    """Judge a block; one before the span of a replay is decoded for the clock alone."""
-    with _locate_refusals(partition, block):
-        return _judge_located(options, projection, state, partition, block)
+    """Return the records of a range, unless the partition has ended before it."""
+    has_more = offset_range.size and not options.rules.is_at_end(state.cti_us)
+    return read(offset_range, columns) if has_more else ()
 
 
 @contextmanager
@@ -168,28 +200,6 @@ def _locate_refusals(partition: Partition, block: RecordBlock) -> Iterator[None]
             raise
         offset = block.offsets[error.row].as_py()
         raise error.locate(f"{partition} offset {offset}") from None
-
-
-def _judge_located(
-    options: KafkaOptions,
-    projection: Projection,
-    state: PartitionState,
-    partition: Partition,
-    block: RecordBlock,
-) -> tuple[PartitionState, JudgedBlock]:
-    from_us = options.rules.from_us
-    if from_us is not None and (state.cti_us is None or state.cti_us < from_us):
-        payload = read_payload(options, None, block)
-        after, verdicts = step(options.rules, state, payload.events, payload.marks)
-        if verdicts.inside is not None and not verdicts.inside.any():
-            return after, JudgedBlock(partition, block, payload, verdicts)
-    payload = read_payload(options, projection, block)
-    after, verdicts = step(options.rules, state, payload.events, payload.marks)
-    return after, JudgedBlock(partition, block, payload, verdicts)
-
-
-def _is_news(cti_us: int | None, emitted_us: int | None) -> bool:
-    return cti_us is not None and (emitted_us is None or cti_us > emitted_us)
 
 
 def _find_start_state(
@@ -215,8 +225,8 @@ def follow_clock(
     options: KafkaOptions, task_range: TaskRange, read: ReadRange
 ) -> Iterator[tuple[PartitionState, Instants]]:
     """Return the partition's clock after each block of the range, and the block's CTIs."""
-    state, needs = task_range.state, required_columns(options, None)
-    for block in _read_to_end(options, state, task_range.offsets, needs, read):
+    state, columns = task_range.state, required_columns(options, None)
+    for block in _read_to_end(options, state, task_range.offsets, columns, read):
         with _locate_refusals(task_range.offsets.partition, block):
             payload = read_payload(options, None, block)
         state, verdicts = step(options.rules, state, payload.events, payload.marks)

@@ -12,8 +12,8 @@ other partition is awake.
 Within a batch several tasks read different partitions at the same time and cannot see each other's
 progress. Each task knows its own partitions up to the last record it has read, and the others only
 as they were at the start of the batch. CTIs never go back, so the minimum of what a task knows is a
-promise that already holds. `TaskFrontier` folds a task's partitions in reading order and yields the
-increases of that minimum: the CTI rows (5.7). The other partitions enter as one number, their
+promise that already holds. `TaskWatermark` folds a task's partitions in reading order and yields
+the increases of that minimum: the CTI rows (5.7). The other partitions enter as one number, their
 minimum at the start (`find_min_of_others`).
 
 No task may be able to prove the stream's CTI at the end of a batch. `find_max_proven` is the
@@ -85,7 +85,7 @@ def compute_stream_cti(
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFrontier:
+class TaskWatermark:
     """The CTI that one task has proven so far; a fold over its partitions in reading order.
 
     Attributes:
@@ -100,11 +100,11 @@ class TaskFrontier:
 
     def advance(
         self, position: int, ctis_us: Instants
-    ) -> tuple["TaskFrontier", Instants, Instants]:
+    ) -> tuple["TaskWatermark", Instants, Instants]:
         """Partition `position` produced `ctis_us` (increasing).
 
         Returns:
-            The frontier after them; the places in `ctis_us` after which a CTI row is due; those
+            The watermark after them; the places in `ctis_us` after which a CTI row is due; those
             rows' values, increasing and above all emitted before.
         """
         none = np.empty(0, dtype=np.int64)
@@ -114,7 +114,7 @@ class TaskFrontier:
         rest = (*self.own_us[:position], *self.own_us[position + 1 :], *self.others_us)
         floor_us = min_cti(rest)
         if rest and floor_us is None:
-            return TaskFrontier(own, self.others_us, self.emitted_us), none, none
+            return TaskWatermark(own, self.others_us, self.emitted_us), none, none
         proven = ctis_us if floor_us is None else np.minimum(ctis_us, floor_us)
         before = np.concatenate(([np.iinfo(np.int64).min], proven[:-1]))
         news = proven > before
@@ -122,7 +122,7 @@ class TaskFrontier:
             news &= proven > self.emitted_us
         places = np.flatnonzero(news)
         emitted_us = int(proven[places[-1]]) if len(places) else self.emitted_us
-        return TaskFrontier(own, self.others_us, emitted_us), places, proven[places]
+        return TaskWatermark(own, self.others_us, emitted_us), places, proven[places]
 
 
 def find_max_proven(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_timestream.rules.stream_cti import (
-    TaskFrontier,
+    TaskWatermark,
     compute_stream_cti,
     find_max_proven,
     min_cti,
@@ -46,13 +46,13 @@ def test_tasks_emit_only_what_the_minimum_allows_and_all_that_they_can(partition
     all_rows, proven = [], []
     for group in filter(None, groups):
         others = tuple(starts[p] for p in range(len(starts)) if p not in group)
-        frontier = TaskFrontier(tuple(starts[p] for p in group), others, emitted_us)
+        watermark = TaskWatermark(tuple(starts[p] for p in group), others, emitted_us)
         now = {p: starts[p] for p in group}
         for position, p in enumerate(group):
             cuts = sorted(data.draw(st.lists(st.integers(0, len(news[p])), max_size=2)))
             for first, stop in zip([0, *cuts], [*cuts, len(news[p])], strict=True):
                 ctis = np.array(news[p][first:stop], dtype=np.int64)
-                frontier, places, rows = frontier.advance(position, ctis)
+                watermark, places, rows = watermark.advance(position, ctis)
                 at_place = dict(zip(places.tolist(), rows.tolist(), strict=True))
                 for i, cti in enumerate(ctis.tolist()):
                     before = least([*now.values(), *others])
@@ -76,24 +76,24 @@ def test_tasks_emit_only_what_the_minimum_allows_and_all_that_they_can(partition
 @settings(deadline=None)
 def test_with_one_partition_every_cti_is_a_row_at_once(start, later):
     news = increasing(start, later)
-    frontier, places, rows = TaskFrontier((start,), (), start).advance(
+    watermark, places, rows = TaskWatermark((start,), (), start).advance(
         0, np.array(news, dtype=np.int64)
     )
     assert places.tolist() == list(range(len(news)))
     assert rows.tolist() == news
-    assert frontier.emitted_us == (news or [start])[-1]
+    assert watermark.emitted_us == (news or [start])[-1]
 
 
 def test_a_partition_without_a_cti_holds_the_others_back_wherever_it_is_read():
     five = np.array([5])
-    for frontier in (TaskFrontier((None, None), (), None), TaskFrontier((None,), (None,), None)):
-        assert len(frontier.advance(0, five)[1]) == 0
-    after, _, _ = TaskFrontier((None, None), (), None).advance(0, five)
+    for watermark in (TaskWatermark((None, None), (), None), TaskWatermark((None,), (None,), None)):
+        assert len(watermark.advance(0, five)[1]) == 0
+    after, _, _ = TaskWatermark((None, None), (), None).advance(0, five)
     assert after.advance(1, np.array([3, 4, 9]))[2].tolist() == [3, 4, 5]
 
 
 def test_what_was_emitted_before_is_not_emitted_again():
-    _, places, rows = TaskFrontier((None,), (), 4).advance(0, np.array([3, 4, 5]))
+    _, places, rows = TaskWatermark((None,), (), 4).advance(0, np.array([3, 4, 5]))
     assert (places.tolist(), rows.tolist()) == ([2], [5])
 
 
@@ -132,17 +132,17 @@ def test_the_awake_hold_back_and_those_that_join_only_where_nobody_else_is_awake
 
 
 def test_while_one_partition_has_no_cti_what_was_emitted_is_not_forgotten():
-    frontier = TaskFrontier((None, None), (), 7)
+    watermark = TaskWatermark((None, None), (), 7)
     for position, cti, rows in ((0, 3, []), (1, 5, []), (0, 9, []), (1, 8, [8])):
-        frontier, _, emitted = frontier.advance(position, np.array([cti]))
+        watermark, _, emitted = watermark.advance(position, np.array([cti]))
         assert emitted.tolist() == rows
 
 
 def test_what_the_other_partitions_of_a_task_have_said_is_kept():
     for position, own in enumerate([(9, 2, 3), (1, 9, 3), (1, 2, 9)]):
-        assert TaskFrontier((1, 2, 3), (), 1).advance(position, np.array([9]))[0].own_us == own
+        assert TaskWatermark((1, 2, 3), (), 1).advance(position, np.array([9]))[0].own_us == own
 
 
 def test_where_others_hold_the_stream_back_one_row_says_so():
-    _, places, rows = TaskFrontier((3, 5), (), 3).advance(0, np.array([4, 6, 7]))
+    _, places, rows = TaskWatermark((3, 5), (), 3).advance(0, np.array([4, 6, 7]))
     assert (places.tolist(), rows.tolist()) == ([0, 1], [4, 5])
