@@ -167,7 +167,7 @@ class StreamDriver:
             return dict(start)
         unpinned = _list_unpinned(self._options, planned.stream)
         planned = replace(planned, schemas=self._options.readers, unpinned=unpinned)
-        if run.new_start or any(span.size for span in planned.ranges()):
+        if run.new_start or planned.has_records:
             self._filled_us = self._now_us()
         self._started, self._planned = True, planned
         return planned.to_json()

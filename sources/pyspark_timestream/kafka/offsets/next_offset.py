@@ -235,8 +235,7 @@ def _find_reachable(state: StreamState, planned: StreamOffset) -> dict[Partition
 
 def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -> StreamOffset:
     """7.2, 7.3: what follows from the ranges: tasks, the first CTI row, the end of a run."""
-    run, ranges = state.run, planned.ranges()
-    has_records = any(span.size for span in ranges)
+    run, has_records = state.run, planned.has_records
     end_of_run = run.bounded and not has_records
     final = planned.final or (end_of_run and run.final_cti)
     if has_records and state.previous.final:
@@ -251,7 +250,7 @@ def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -
         planned,
         cti_us=cti_us,
         first_cti_us=cti_us if is_new else None,
-        tasks=count_tasks(ranges, run.max_tasks),
+        tasks=count_tasks(planned.ranges(), run.max_tasks),
         end_of_run=end_of_run,
         final=final,
         bounded=run.bounded,
@@ -261,15 +260,14 @@ def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -
 def _is_worth_a_batch(state: StreamState, planned: StreamOffset) -> bool:
     """Check for records, a new CTI, or a decision that a replay must repeat."""
     previous, run, snapshot = state.previous, state.run, state.snapshot
-    if any(span.size for span in planned.ranges()) or planned.first_cti_us is not None:
+    if planned.has_records or planned.first_cti_us is not None:
         return True
     if run.new_start or snapshot.lost or state.has_new_import:
         return True
     if any(offset.idle != state.was_idle(part) for part, offset in planned.partitions.items()):
         return True
-    if snapshot.nothing_to_do and (
-        planned.warnings != previous.warnings or any(span.size for span in previous.ranges())
-    ):
+    is_news = planned.warnings != previous.warnings or previous.has_records
+    if snapshot.nothing_to_do and is_news:
         return True
     return run.bounded and not state.has_run_ended
 

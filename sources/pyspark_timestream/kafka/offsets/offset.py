@@ -260,6 +260,11 @@ class StreamOffset:
             for part, share in sorted(self.partitions.items())
         ]
 
+    @property
+    def has_records(self) -> bool:
+        """True if the batch has offsets to read."""
+        return any(part.end_exclusive > part.start_inclusive for part in self.partitions.values())
+
     def groups(self) -> list[list[Range]]:
         """Return the batch's non-empty ranges, one list per task."""
         return assign_tasks(self.ranges(), self.tasks)
