@@ -111,7 +111,7 @@ def plan_slice(
     """
     check_order(options, starts, stops)
     own = {part.partition: part for part in own_slice.parts}
-    shares = []
+    task_ranges = []
     for partition, start in sorted(starts.items()):
         stop = stops[partition]
         _, first, last = own.get(partition, OpenRange(partition, None, None))
@@ -120,11 +120,11 @@ def plan_slice(
         warm_up = Range(partition, start, begin)
         has_warm_up = warm_up.size > 0 and options.is_ordered
         if span.size > 0:
-            shares.append(TaskRange(span, PartitionState(), warm_up if has_warm_up else None))
-    is_whole = own_slice.tasks == 1 and len(shares) == len(listed)
+            task_ranges.append(TaskRange(span, PartitionState(), warm_up if has_warm_up else None))
+    is_whole = own_slice.tasks == 1 and len(task_ranges) == len(listed)
     is_last = own_slice.number == own_slice.tasks - 1
     return TaskPlan(
-        tuple(shares),
+        tuple(task_ranges),
         () if is_whole else (None,),
         last_cti_us=FINAL_US if options.final_cti and is_last else None,
     )

@@ -191,7 +191,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class BatchTask(InputPartition):
     """A task of a batch read as Spark ships it, and keeps it for later evaluations."""
 
-    share: ReadSlice
+    read_slice: ReadSlice
     readers: Mapping[str, ReaderSchema] = field(default_factory=dict)
 
 
@@ -214,16 +214,16 @@ class KafkaBatchReader(DataSourceReader):
         starts, stops = self._bounds(broker, listed, listed)
         options = fix_readers(self._options, {})
         check_schemas(options, self._projection)
-        shares = slice_read(options, starts, stops)
-        return [BatchTask(share, options.readers) for share in shares]
+        slices = slice_read(options, starts, stops)
+        return [BatchTask(read_slice, options.readers) for read_slice in slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Run in a task: return the rows of one `BatchTask`."""
         assert isinstance(partition, BatchTask)
         with acquire_broker(self._options, self._group) as broker:
             listed = broker.partitions()
-            bounds = self._bounds(broker, listed, select_partitions(partition.share, listed))
-        plan = plan_slice(self._options, partition.share, listed, *bounds)
+            bounds = self._bounds(broker, listed, select_partitions(partition.read_slice, listed))
+        plan = plan_slice(self._options, partition.read_slice, listed, *bounds)
         task = KafkaTask(plan, self._group, readers=partition.readers)
         yield from _read_task(self._options, self._projection, task, True)
 
@@ -243,7 +243,7 @@ class KafkaBatchReader(DataSourceReader):
 
 def _restrict_to_task(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
     """Restrict `offset` to one task's partitions: it is large if there are many."""
-    own = {share.offsets.partition for share in plan.ranges}
+    own = {task_range.offsets.partition for task_range in plan.ranges}
     partitions = {part: offset.partitions[part] for part in own}
     return StreamOffset(offset.stream, offset.settings, offset.starts, partitions)
 
@@ -264,8 +264,12 @@ def _read_task(
     options = with_readers(options, task.readers)
     ended: dict[Partition, RangeEnd] = {}
     # Ranges that are read in pieces are not prefetched.
-    whole = [share for share in task.plan.ranges if share.warm_up is None and not share.forced_ctis]
-    spans = [share.offsets for share in whole]
+    whole = [
+        task_range
+        for task_range in task.plan.ranges
+        if task_range.warm_up is None and not task_range.forced_ctis
+    ]
+    spans = [task_range.offsets for task_range in whole]
     needs = required_columns(options, projection)
     patient = options if is_batch else _extend_connect_timeout(options)
     with acquire_reader(patient, task.group) as reader:
@@ -286,7 +290,10 @@ def _read_task(
                 }
             )
     if is_batch:
-        ends = {share.offsets.partition: share.offsets.end_exclusive for share in task.plan.ranges}
+        ends = {
+            task_range.offsets.partition: task_range.offsets.end_exclusive
+            for task_range in task.plan.ranges
+        }
         finished = {part: (ends[part], *end) for part, end in ended.items()}
         log_like_spark("pyspark_timestream")
         warn_about_read(options, projection, RangeReader, finished)

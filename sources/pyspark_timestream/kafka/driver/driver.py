@@ -424,5 +424,5 @@ def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:
 
 def _find_open(previous: StreamOffset, ended: Mapping[Partition, int]) -> dict[Partition, int]:
     """Return the positions after `previous` of the partitions that have not ended."""
-    shares = previous.partitions.items()
-    return {part: share.end_exclusive for part, share in shares if part not in ended}
+    partitions = previous.partitions.items()
+    return {part: last.end_exclusive for part, last in partitions if part not in ended}

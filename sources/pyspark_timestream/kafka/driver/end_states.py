@@ -55,8 +55,11 @@ class EndStates:
 def copy_start_states(offset: StreamOffset) -> EndStates:
     """Return the states at the start of the batch `offset`, as if it read nothing."""
     return EndStates(
-        {part: share.state for part, share in offset.partitions.items()},
-        {part: share.malformed_values for part, share in offset.partitions.items()},
+        {part: partition_offset.state for part, partition_offset in offset.partitions.items()},
+        {
+            part: partition_offset.malformed_values
+            for part, partition_offset in offset.partitions.items()
+        },
     )
 
 

@@ -148,13 +148,13 @@ def _to_text(value: Mapping[str, Any]) -> str:
 
 
 def _compute_key(offset: StreamOffset, partition: Partition) -> str:
-    share = offset.partitions[partition]
+    partition_offset = offset.partitions[partition]
     origin = [
         partition.topic,
         partition.number,
-        share.start_inclusive,
-        share.end_exclusive,
-        share.state.to_json(),
+        partition_offset.start_inclusive,
+        partition_offset.end_exclusive,
+        partition_offset.state.to_json(),
         sorted(offset.settings.items()),
     ]
     return hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:32]

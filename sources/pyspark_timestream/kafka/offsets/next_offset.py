@@ -300,13 +300,13 @@ def build_progress(
     ends = limit_ends(log_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
     topics: dict[str, dict[str, Any]] = {}
     totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_VALUES
-    for part, share in sorted(offset.partitions.items()):
+    for part, partition_offset in sorted(offset.partitions.items()):
         topics.setdefault(part.topic, {})[str(part.number)] = _build_partition(
-            share, ends.get(part, share.end_exclusive)
+            partition_offset, ends.get(part, partition_offset.end_exclusive)
         )
-        for name, count in share.state.counters().items():
+        for name, count in partition_offset.state.counters().items():
             totals[name] += count
-        malformed += share.malformed_values
+        malformed += partition_offset.malformed_values
     return {
         "cti": _format_cti(offset.cti_us),
         "endOfStream": offset.end_of_run,
@@ -319,15 +319,15 @@ def build_progress(
     }
 
 
-def _build_partition(share: PartitionOffset, log_end: int) -> dict[str, Any]:
+def _build_partition(partition_offset: PartitionOffset, log_end: int) -> dict[str, Any]:
     return {
-        "cti": _format_cti(share.state.cti_us),
-        "idle": share.idle,
-        "lag": max(log_end - share.start_inclusive, 0),
-        "offset": share.start_inclusive,
-        **share.state.counters(),
-        "malformedValues": _report_malformed(share.malformed_values),
-        "waits": share.waits,
+        "cti": _format_cti(partition_offset.state.cti_us),
+        "idle": partition_offset.idle,
+        "lag": max(log_end - partition_offset.start_inclusive, 0),
+        "offset": partition_offset.start_inclusive,
+        **partition_offset.state.counters(),
+        "malformedValues": _report_malformed(partition_offset.malformed_values),
+        "waits": partition_offset.waits,
     }
 
 

@@ -256,8 +256,8 @@ class StreamOffset:
     def ranges(self) -> list[Range]:
         """Return the batch's ranges in the order of partitions, including empty ones."""
         return [
-            Range(part, share.start_inclusive, share.end_exclusive)
-            for part, share in sorted(self.partitions.items())
+            Range(part, partition_offset.start_inclusive, partition_offset.end_exclusive)
+            for part, partition_offset in sorted(self.partitions.items())
         ]
 
     @property

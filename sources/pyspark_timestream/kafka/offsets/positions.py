@@ -382,11 +382,11 @@ def find_ended(
     """
     fixed, is_over = offset.fixed_ends or {}, has_stream_ended(offset, until_us)
     return {
-        part: share.end_exclusive
-        for part, share in offset.partitions.items()
+        part: partition_offset.end_exclusive
+        for part, partition_offset in offset.partitions.items()
         if is_over
-        or (part in fixed and share.end_exclusive >= fixed[part])
-        or has_reached(states.get(part, share.state).cti_us, until_us)
+        or (part in fixed and partition_offset.end_exclusive >= fixed[part])
+        or has_reached(states.get(part, partition_offset.state).cti_us, until_us)
     }
 
 

@@ -70,9 +70,11 @@ class TaskPlan:
 
 def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     """Plan the tasks of the batch `offset`; the first one emits the opening CTI."""
-    states = {part: share.state for part, share in offset.partitions.items()}
+    states = {part: partition_offset.state for part, partition_offset in offset.partitions.items()}
     groups = offset.groups()
-    active = [part for part, share in offset.partitions.items() if not share.idle]
+    active = [
+        part for part, partition_offset in offset.partitions.items() if not partition_offset.idle
+    ]
     place = {part: index for index, part in enumerate(active)}
     mine = [
         [place[span.partition] for span in group if span.partition in place] for group in groups
@@ -91,31 +93,35 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
 
 
 def note_restart_point(
-    share: PartitionOffset | None, batch: int, position: int, committed: int
+    partition_offset: PartitionOffset | None, batch: int, position: int, committed: int
 ) -> tuple[tuple[int, int], ...]:
     """Return the restart points of a partition that the offset of a new batch records.
 
     Args:
-        share: the partition in the previous offset; None if it is new.
+        partition_offset: the partition in the previous offset; None if it is new.
         batch: the number of the new batch.
         position: the start of the new batch.
         committed: the last batch that no restart goes back before; -1 if none.
     """
-    kept = _keep_after(share.restart_points if share else (), committed)
-    if share is not None and position >= share.end_exclusive:
+    kept = _keep_after(partition_offset.restart_points if partition_offset else (), committed)
+    if partition_offset is not None and position >= partition_offset.end_exclusive:
         return kept
     return (*kept, (batch, position))
 
 
 def note_forced_cti(
-    share: PartitionOffset | None, batch: int, position: int, committed: int, cti_us: int | None
+    partition_offset: PartitionOffset | None,
+    batch: int,
+    position: int,
+    committed: int,
+    cti_us: int | None,
 ) -> tuple[tuple[int, int, int], ...]:
     """Return the forced CTIs of a partition that the offset of a new batch records.
 
     The arguments are those of `note_restart_point`; `cti_us` is the CTI to which the clock is
     raised at `position`, None if it is not.
     """
-    kept = _keep_after(share.forced_ctis if share else (), committed)
+    kept = _keep_after(partition_offset.forced_ctis if partition_offset else (), committed)
     # If reading goes back, CTIs that were forced further ahead stay in force.
     kept = tuple((number, min(offset, position), us) for number, offset, us in kept)
     if cti_us is None:
@@ -137,28 +143,33 @@ def join_batches(
     after = -1 if start is None else start.number
     missing = {} if start is None else start.missing
     known = {} if start is None else {**missing, **start.partitions}
-    states = {**{part: share.state for part, share in missing.items()}, **states}
+    states = {
+        **{part: partition_offset.state for part, partition_offset in missing.items()},
+        **states,
+    }
     whole: dict[Partition, PartitionOffset] = {}
-    shares: dict[Partition, TaskRange] = {}
-    for part, share in {**end.missing, **end.partitions}.items():
-        begins = [offset for number, offset in share.restart_points if number > after]
+    task_ranges: dict[Partition, TaskRange] = {}
+    for part, partition_offset in {**end.missing, **end.partitions}.items():
+        begins = [offset for number, offset in partition_offset.restart_points if number > after]
         begins += [known[part].end_exclusive] if part in known else []
-        begin = min(*begins, share.end_exclusive)
+        begin = min([*begins, partition_offset.end_exclusive])
         forced_ctis = [
-            (max(offset, begin), us) for number, offset, us in share.forced_ctis if number > after
+            (max(offset, begin), us)
+            for number, offset, us in partition_offset.forced_ctis
+            if number > after
         ]
-        whole[part] = dataclasses.replace(share, start_inclusive=begin)
-        shares[part] = TaskRange(
-            Range(part, begin, share.end_exclusive),
+        whole[part] = dataclasses.replace(partition_offset, start_inclusive=begin)
+        task_ranges[part] = TaskRange(
+            Range(part, begin, partition_offset.end_exclusive),
             states.get(part, PartitionState()),
             forced_ctis=tuple(forced_ctis),
         )
     joined = dataclasses.replace(end, partitions=whole, tasks=max(end.tasks, 1))
     # The progress of the other partitions at each moment is lost; the final CTI of the batches
     # holds once everything has been read.
-    others: tuple[None, ...] = (None,) * (len(shares) > 1)
+    others: tuple[None, ...] = (None,) * (len(task_ranges) > 1)
     plans = [
-        TaskPlan(tuple(shares[span.partition] for span in group), others, emitted_us)
+        TaskPlan(tuple(task_ranges[span.partition] for span in group), others, emitted_us)
         for group in joined.groups()
     ] or [TaskPlan(emitted_us=emitted_us)]
     return [*plans[:-1], dataclasses.replace(plans[-1], last_cti_us=end.cti_us)]
