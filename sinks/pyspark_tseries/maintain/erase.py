@@ -21,15 +21,15 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake.exceptions import DeltaError
 
 from pyspark_timestream.core.instants import format_instant
-from pyspark_tseries.errors import IncompatibleValue, NoSuchEvent, TseriesError
+from pyspark_tseries.errors import IncompatibleValue, NoSuchEvent, StoreBusy, TseriesError
 from pyspark_tseries.maintain.compactor import Merge
 from pyspark_tseries.maintain.walk import LogFile, list_event_files, list_log_files
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD, is_valid_text
 from pyspark_tseries.model.erasures import KEY_COLUMNS, ErasedKeys, Erasure, ErasureRecord
+from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.series_index import (
     MIN_RETAINED_DEFAULTS,
     STATE_COLUMNS,
@@ -49,13 +49,13 @@ from pyspark_tseries.storage.head_files import (
     write_record,
 )
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.storage.locks import heartbeat
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
 from pyspark_tseries.store.admin_commits import add_columns, require_owner
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_entries import read_mark
 from pyspark_tseries.store.log_writer import write_checkpoint
-from pyspark_tseries.store.store import Store, backoff, contention_error, now_us
+from pyspark_tseries.store.store import MAX_ATTEMPTS, Store, contention_error, now_us
+from pyspark_tseries.write.batch import CommitContext, PreparedCommit
 
 KEPT_FOR_READERS_US: Final = 600_000_000
 """Files and log entries with erased values are kept this long, for tasks that are reading them."""
@@ -241,7 +241,6 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
     location.remove(file.full for file in list_log_files(location) if file.version <= last)
 
 
-MAX_ATTEMPTS: Final = 50
 _CONTENTION_TEXTS: Final = ("nothing was erased", "try again")
 
 
@@ -278,13 +277,38 @@ def erase(
         WrongClock: the clock is far ahead, or was when the last commit was made.
         OSError: the storage failed.
     """
-    wanted = _check_arguments(series, sequences, reason)
     store = Store.open(parse_location(path, storage_options))
+    principal = os_user() if principal is None else principal
+    return erase_events(store, series, sequences, reason, principal=principal, clock=clock)
+
+
+def erase_events(
+    store: Store,
+    series: str,
+    sequences: int | Iterable[int],
+    reason: str,
+    *,
+    principal: str,
+    clock: Callable[[], int] = now_us,
+) -> Erasure | None:
+    """As `erase`, of a store that is open."""
+    wanted = _check_arguments(series, sequences, reason)
     require_owner(store, principal, "erase values")
-    act = _Act(store, series, wanted, reason, os_user() if principal is None else principal)
-    act.check()
+    act = _Act(store, series, wanted, reason, principal)
+    act.check(store.index()[1])
     add_columns(store, [ERASURE_FIELD])
-    return act.carry_out(clock)
+    try:
+        commit = store.append(act, clock)
+    except _NothingLeft:
+        return None
+    except StoreBusy as error:
+        raise contention_error(store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from error
+    finally:
+        act.discard_unused()
+    assert commit is not None
+    record = act.records[commit.head_id]
+    left = find_files_with_values(store, [record])
+    return dataclasses.replace(record.act, files=tuple(left))
 
 
 def list_erasures(store: Store) -> list[Erasure]:
@@ -316,8 +340,21 @@ def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -
     return tuple(sorted({int(sequence) for sequence in given}))
 
 
+class _NothingLeft(Exception):
+    """All events of an act were erased before."""
+
+
 class _Act:
-    """One act, and the files that it has written so far, which attempts share."""
+    """One act as an `Appendable`, and the files that its attempts have written so far.
+
+    Attributes:
+        records: of the act, by the heads of its attempts.
+    """
+
+    token = None
+    digest = None
+    has_edits = True
+    is_slow = True
 
     def __init__(
         self, store: Store, series: str, sequences: tuple[int, ...], reason: str, principal: str
@@ -326,13 +363,13 @@ class _Act:
         self._series, self._sequences = series, sequences
         self._reason, self._principal = reason, principal
         self._id = f"{secrets.randbits(62):016x}"
-        self._first: int | None = None
         self._rewritten: dict[tuple[str, ...], list[WrittenFile]] = {}
         self._keys = ErasedKeys({series: set(sequences)}, {series: set(sequences)})
+        self.records: dict[int, ErasureRecord] = {}
 
-    def check(self) -> None:
-        """Refuse an event that the series has never had, and a principal that may not erase."""
-        last = int(self._store.index()[1].lookup([self._series])["last_sequence"][0])
+    def check(self, index: SeriesIndex) -> None:
+        """Raise NoSuchEvent for an event that the series has never had."""
+        last = int(index.lookup([self._series])["last_sequence"][0])
         unknown = [each for each in self._sequences if not 0 <= each <= last]
         if unknown:
             newest = "it is empty" if last == NO_SEQUENCE else f"its newest is sequence {last}"
@@ -342,59 +379,18 @@ class _Act:
                 "correct the sequences. Nothing is erased",
             )
 
-    def carry_out(self, clock: Callable[[], int]) -> Erasure | None:
-        """Commit the act; None if there is nothing left to erase."""
-        lost: DeltaError | None = None
-        done = None
-        try:
-            for attempt in range(MAX_ATTEMPTS):
-                with self._store.commit_lock(), heartbeat(self._location):
-                    done = self._find_committed()
-                    if done is None:
-                        try:
-                            done = self._attempt(clock)
-                        except DeltaError as error:
-                            lost = error
-                        except OSError:
-                            # It has succeeded if only the checkpoint after it failed.
-                            done = self._find_committed() if self._store.refresh() else None
-                            if done is None:
-                                raise
-                        else:
-                            if done is None:
-                                return None
-                if done is not None:
-                    left = find_files_with_values(self._store, [done])
-                    return dataclasses.replace(done.act, files=tuple(left))
-                backoff(attempt)
-        finally:
-            self._discard_unused()
-        raise contention_error(self._store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
-
-    def _find_committed(self) -> ErasureRecord | None:
-        """The record of this act, if an attempt that failed is in the log nevertheless."""
-        if self._first is not None:
-            for record in read_records(self._location, self._store.metadata().erasure):
-                if record.act.id == self._id:
-                    return record
-                if record.act.commit < self._first:
-                    break
-        return None
-
-    def _attempt(self, clock: Callable[[], int]) -> ErasureRecord | None:
-        """Make one attempt; None if there is nothing left to erase."""
-        store, location = self._store, self._location
-        require_owner(store, self._principal, "erase values")
-        self.check()
-        us = store.read_clock(clock)
-        snapshot = store.snapshot()
+    def prepare(self, context: CommitContext) -> PreparedCommit:
+        """Rewrite the files that hold a value; raises _NothingLeft if there is nothing to erase."""
+        AccessCheck(context.policy, self._principal).require("own", "erase values")
+        index = context.index
+        self.check(index)
+        snapshot = self._store.snapshot()
         found = _StoredSeries(snapshot, self._series, self._keys, self._id)
-        if not found.erased and not self._find_removed(found):
-            return None
+        removed = self._find_removed(found)
+        if not found.erased and not removed:
+            raise _NothingLeft
         replaced, written = self._rewrite(snapshot, found)
-        head_id, index = store.index()
-        metadata = next_metadata(index, head_id, now_us=us, rows=1)
-        delta = found.make_change(index)
+        metadata = next_metadata(index, context.head_id, now_us=context.now_us, rows=1)
         record = ErasureRecord(
             Erasure(
                 id=self._id,
@@ -405,19 +401,20 @@ class _Act:
                 series=self._series,
                 sequences=self._sequences,
                 events=found.erased,
-                removed=self._find_removed(found),
+                removed=removed,
             ),
             metadata.erasure,
-            store.version(),
+            self._store.version(),
         )
         metadata = dataclasses.replace(metadata, erasure=self._id)
-        after, table = advance_index(index, delta, metadata)
-        new_id = store.new_id()
-        write_head(location, new_id, table)
-        self._first = metadata.commit if self._first is None else self._first
-        beside = [write_record(location, record)]
-        store.commit_index(new_id, after, replaced, written, beside)
-        return record
+        after, table = advance_index(index, found.make_change(index), metadata)
+        head = write_head(self._location, context.new_id, table)
+        beside = (write_record(self._location, record),)
+        self.records[context.new_id] = record
+        # The rewritten files serve the next attempt, too.
+        return PreparedCommit(
+            context.new_id, after, written, [head], replaced=tuple(replaced), beside=beside
+        )
 
     def _find_removed(self, found: "_StoredSeries") -> tuple[int, ...]:
         there = np.isin(np.array(self._sequences, np.int64), found.stored)
@@ -455,7 +452,7 @@ class _Act:
                 rows = rows.set_column(at, column.with_nullable(True), erased)
         return rows
 
-    def _discard_unused(self) -> None:
+    def discard_unused(self) -> None:
         """Remove the files of attempts that are not in the store."""
         if not self._rewritten or not self._location.is_local:
             return  # In an object store a request that failed may still be carried out.

@@ -30,6 +30,7 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.log import Log
 from pyspark_tseries.store.log_entries import Change, add_files, remove_files
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store, backoff, contention_error
+from pyspark_tseries.write.batch import PreparedCommit
 
 
 def require_owner(store: Store, principal: str | None, to_do: str) -> None:
@@ -101,7 +102,7 @@ def replace_index(
             index = dataclasses.replace(index, metadata=read_metadata(written.schema))
             write_head(store.location, new_id, written)
             try:
-                store.commit_index(new_id, index)
+                store.publish(PreparedCommit(new_id, index, [], []), {}, synced=True)
             except DeltaError as error:
                 # The commit may have succeeded nevertheless, so its file stays for cleaning.
                 lost = error

@@ -31,7 +31,7 @@ from pyspark_tseries.model.policy import Policy
 from pyspark_tseries.model.retention import DEFAULT_RANGE, RetainedRange, format_range
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
 from pyspark_tseries.storage import locks as host_locks
-from pyspark_tseries.storage.data_files import DataFile, Snapshot, WrittenFile, data_files
+from pyspark_tseries.storage.data_files import DataFile, Snapshot, data_files
 from pyspark_tseries.storage.head_files import LastIndex, head_path, read_head_metadata
 from pyspark_tseries.storage.location import RANDOM_BITS, Location, marked_id, parse_location
 from pyspark_tseries.store.log import (
@@ -379,29 +379,6 @@ class Store:
                 self.root, last_us, us, storage_us, same_machine=self.location.is_local
             )
 
-    def commit_index(
-        self,
-        head_id: int,
-        index: SeriesIndex,
-        replaced: Sequence[DataFile] = (),
-        written: Sequence[WrittenFile] = (),
-        beside: Sequence[str] = (),
-    ) -> None:
-        """Commit the head that was written as `head_id`, without new events, under the commit lock.
-
-        Args:
-            head_id: of the head.
-            index: of the head.
-            replaced: files of the store whose events are in `written` from now on.
-            written: new files.
-            beside: full paths of other files that the commit depends on.
-
-        Raises:
-            DeltaError: a competing commit was first, or has replaced one of `replaced`.
-        """
-        prepared = PreparedCommit(head_id, index, list(written), [])
-        self.publish(prepared, {}, synced=True, replaced=replaced, beside=beside)
-
     def append_event(self, batch: Batch, *, synced: bool = True) -> tuple[AppendedEvent, bool]:
         """Append a batch of one row, no edit, without a token; threads share commits.
 
@@ -525,35 +502,27 @@ class Store:
         live = {file.path for file in self.data_files()}
         return any(file.path in live for file in attempt.written)
 
-    def publish(
-        self,
-        attempt: PreparedCommit,
-        marks: Mapping[str, int],
-        synced: bool,
-        replaced: Sequence[DataFile] = (),
-        beside: Sequence[str] = (),
-    ) -> None:
+    def publish(self, attempt: PreparedCommit, marks: Mapping[str, int], synced: bool) -> None:
         """Add a prepared commit to the log, if no other is there by now; the commit lock is held.
 
         Args:
             attempt: the commit, whose files are written.
             marks: transactions that name the batch.
             synced: as in `append`.
-            replaced: as in `commit_index`.
-            beside: as in `commit_index`.
 
         Raises:
-            DeltaError: a competing commit was first.
+            DeltaError: a competing commit was first, or has replaced one of `attempt.replaced`.
         """
         metadata, files = attempt.index.metadata, [file.path for file in attempt.written]
         now_ms = metadata.commit_us // 1000
         change = Change(
-            [*remove_files(replaced, now_ms), *add_files(attempt.written, now_ms)],
+            [*remove_files(attempt.replaced, now_ms), *add_files(attempt.written, now_ms)],
             {HEAD_TRANSACTION: attempt.head_id, **marks},
             metadata.commit,
         )
         head = head_path(self.location, attempt.head_id)
-        self.log.commit(change, [head, *map(self.location.file, files), *beside], synced=synced)
+        files = [head, *map(self.location.file, files), *attempt.beside]
+        self.log.commit(change, files, synced=synced)
         self._last.remember(attempt.head_id, attempt.index)
 
 

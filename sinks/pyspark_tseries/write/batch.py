@@ -297,6 +297,8 @@ class PreparedCommit:
         written: the files of events and edits; empty where all rows were dropped.
         paths: full paths of all files, to remove if the commit fails.
         numbered: of rows in memory the appends, then the edits if there are any.
+        replaced: files of the store whose events are in `written` from now on.
+        beside: full paths of other files that the commit depends on.
     """
 
     head_id: int
@@ -304,6 +306,8 @@ class PreparedCommit:
     written: list[WrittenFile]
     paths: list[str]
     numbered: tuple[NumberedRows, ...] = ()
+    replaced: tuple[DataFile, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tseries import foreign
 from tseries.builders import VALUE, sight_as_of, stored
+from tseries.meetings import Meeting, fail, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.power_loss import Disk
 from tseries.subscriber import Client
@@ -31,11 +32,10 @@ from pyspark_tseries import (
     UnusableStore,
 )
 from pyspark_tseries.__main__ import main
-from pyspark_tseries.maintain import erase as erasing
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.backup import backup
-from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.erase import find_last_gap
+from pyspark_tseries.maintain.compactor import compact, merge_file_groups
+from pyspark_tseries.maintain.erase import erase_events, find_last_gap
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
@@ -505,19 +505,16 @@ def test_an_edit_with_the_time_of_an_erased_original_gives_it_to_no_other_event(
 # -- writers, compactions and kills meanwhile ----------------------------------------------------
 
 
-def test_an_edit_that_came_first_is_erased_too(series, path, monkeypatch):
+def erase_meeting(path, sequence, *others, after=()):
+    """Erase an event, with others on other hosts around the first publication."""
+    store = Meeting(Store.open(str(path)), before=others, after=after)
+    return erase_events(store, "a", sequence, "asked for", principal="me")
+
+
+def test_an_edit_that_came_first_is_erased_too(series, path):
     """Another host's edit is committed while the act is being prepared."""
-    real = Store.commit_index
-    other = Store(Store.open(str(path)).location, DeltaTable(path))
-
-    def slow(self, *given, **named):
-        monkeypatch.setattr(Store, "commit_index", real)
-        _without_locks(monkeypatch)
-        TimeSeries(other, "me", auto_compact=False).edit("a", 1, f"{SECRET}, again")
-        return real(self, *given, **named)
-
-    monkeypatch.setattr(Store, "commit_index", slow)
-    act = series.erase("a", 1, "asked for")
+    other = TimeSeries(rival(Store.open(str(path))), "me", auto_compact=False)
+    act = erase_meeting(path, 1, lambda: other.edit("a", 1, f"{SECRET}, again"))
     assert act.events == (1, 4, 5 + 1 - 1)
     assert events(series)[-1] == (5, None)
     assert verify(str(path)) == []
@@ -525,25 +522,9 @@ def test_an_edit_that_came_first_is_erased_too(series, path, monkeypatch):
     assert holding(path, SECRET) == set()
 
 
-def _without_locks(monkeypatch):
-    """As if the two writers were on two hosts."""
-    monkeypatch.setattr(
-        "pyspark_tseries.storage.locks.commit_lock", lambda location: contextlib.nullcontext()
-    )
-
-
-def test_a_compaction_that_came_first_makes_the_act_look_again(series, path, monkeypatch):
-    real = Store.commit_index
-
-    def slow(self, *given, **named):
-        monkeypatch.setattr(Store, "commit_index", real)
-        _without_locks(monkeypatch)
-        Store.forget_all()
-        compact(str(path))
-        return real(self, *given, **named)
-
-    monkeypatch.setattr(Store, "commit_index", slow)
-    act = series.erase("a", 1, "asked for")
+def test_a_compaction_that_came_first_makes_the_act_look_again(series, path):
+    other = rival(Store.open(str(path)))
+    act = erase_meeting(path, 1, lambda: merge_file_groups(other, now_us(), everything=True))
     assert events(series)[1] == (1, None)
     assert set(act.files) == holding(path, SECRET)
     assert verify(str(path)) == []
@@ -565,19 +546,12 @@ def test_an_act_that_came_first_makes_a_compaction_start_again(series, path, mon
     assert holding(path, SECRET) == set()
 
 
-def test_an_edit_prepared_before_the_act_is_refused_after_it(series, path, monkeypatch):
-    real = Store._publish
-
-    def slow(self, attempt, token, synced, **named):
-        monkeypatch.setattr(Store, "_publish", real)
-        _without_locks(monkeypatch)
-        Store.forget_all()
-        TimeSeries.open(path, "me", auto_compact=False).erase("a", 2, "asked for")
-        return real(self, attempt, token, synced, **named)
-
-    monkeypatch.setattr(Store, "_publish", slow)
+def test_an_edit_prepared_before_the_act_is_refused_after_it(series, path):
+    other = rival(Store.open(str(path)))
+    act = lambda: erase_events(other, "a", 2, "asked for", principal="me")  # noqa: E731
+    late = TimeSeries(Meeting(Store.open(str(path)), before=[act]), "me", auto_compact=False)
     with pytest.raises(NoSuchEvent, match="was erased"):
-        series.edit("a", 2, SECRET)
+        late.edit("a", 2, SECRET)
     assert verify(str(path)) == []
 
 
@@ -685,16 +659,9 @@ def test_a_full_disk_at_any_point_erases_nothing_or_all(series, path, monkeypatc
     assert verify(str(path)) == []
 
 
-def test_an_act_whose_answer_was_lost_is_found_and_made_once(series, path, monkeypatch):
-    real = Store.commit_index
-
-    def lost(self, *given, **named):
-        monkeypatch.setattr(Store, "commit_index", real)
-        real(self, *given, **named)
-        raise CommitFailedError("the answer was lost")
-
-    monkeypatch.setattr(Store, "commit_index", lost)
-    act = series.erase("a", 1, "asked for")
+def test_an_act_whose_answer_was_lost_is_found_and_made_once(series, path):
+    lost = lambda: fail(CommitFailedError("the answer was lost"))  # noqa: E731
+    act = erase_meeting(path, 1, after=[lost])
     assert series.erasures() == [act]
     assert series.describe()["last_commit"] == act.commit
     assert verify(str(path)) == []
@@ -815,15 +782,11 @@ def test_an_object_store_erases_as_a_disk_does(bucket):  # noqa: F811 the fixtur
 
 
 def test_attempts_end_and_say_that_nothing_was_erased(series, path, monkeypatch):
-    monkeypatch.setattr(erasing, "MAX_ATTEMPTS", 2)
-
-    def busy(self, *given, **named):
-        raise CommitFailedError("another was first")
-
-    monkeypatch.setattr(Store, "commit_index", busy)
+    monkeypatch.setattr("pyspark_tseries.store.store.MAX_ATTEMPTS", 2)
+    busy = lambda: fail(CommitFailedError("another was first"))  # noqa: E731
     before = sorted(path.glob("kind=*/*"))
-    with pytest.raises(Exception, match="nothing was erased"):
-        series.erase("a", 1, "asked for")
+    with pytest.raises(StoreBusy, match="nothing was erased"):
+        erase_meeting(path, 1, *[busy] * 5)
     assert sorted(path.glob("kind=*/*")) == before
 
 
