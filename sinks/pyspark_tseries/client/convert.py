@@ -107,7 +107,7 @@ def _error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleVal
 def _first_misfit(
     column: Any, build: Callable[[Any], object], known: _Misfit
 ) -> tuple[int, _Misfit]:
-    """The first row that `build` refuses, and why, of rows of which it refuses some."""
+    """The first row that `build` refuses, and why; it refuses some."""
     first, end = 0, len(column)
     while end - first > 1:
         middle = (first + end) // 2
@@ -473,7 +473,7 @@ def _struct_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.A
 
 
 def _lengths(values: Sequence[Any]) -> pa.Array:
-    """The offsets of lists whose items are put one behind the other."""
+    """The offsets of lists with their items one behind the other."""
     lengths = [0, *(0 if value is None else len(value) for value in values)]
     return pa.array(np.cumsum(lengths), pa.int32())
 

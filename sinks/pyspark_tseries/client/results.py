@@ -453,7 +453,6 @@ def format_span(first_us: int, last_us: int) -> str:
 
 
 def _read_values(table: pa.Table, name: str) -> list[Any]:
-    """The values of a column as Python objects."""
     try:
         values: list[Any] = table[name].to_pylist()
     except OverflowError:

@@ -313,7 +313,7 @@ class TimeSeries:
     def cti(self) -> datetime | None:
         """The store's CTI: no original before it is appended any more (semantics 30).
 
-        None while the store promises nothing; `describe` names its writers.
+        None while the store has none; `describe` names its writers.
         """
         self._store.refresh()
         us = self._store.metadata().ctis.store_us

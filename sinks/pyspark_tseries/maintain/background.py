@@ -299,7 +299,6 @@ def _last_checkpoint(location: Location) -> int | None:
 
 
 def _is_event_file(path: str) -> bool:
-    """Return whether a path in the log is that of a file of events inside the store."""
     return _EVENT_FILE.fullmatch(path) is not None and is_inside_store(path)
 
 
@@ -340,5 +339,4 @@ def _find_dense(versions: Sequence[int], last: int) -> list[int]:
 
 
 def _list_files_before(location: Location, directory: str, before_us: int) -> list[str]:
-    """List the files of `directory` that were last changed before `before_us`."""
     return [path for path, ns in location.list_files(directory) if ns < before_us * 1000]

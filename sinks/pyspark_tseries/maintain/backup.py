@@ -211,7 +211,6 @@ def _copy_files(
 
 
 def _copy(source: Location, to: Location, name: str) -> int:
-    """Copy a file; return its bytes."""
     path, target = source.file(name), to.file(name)
     if source.is_local and to.is_local:
         to.make_directories(os.path.dirname(target))

@@ -306,7 +306,6 @@ class Merge:
 
 
 def _estimate_row_bytes(location: Location, file: DataFile, schema: pa.Schema) -> int:
-    """Estimate the bytes of a row in memory."""
     with files.explain_read_errors(location, file):
         about = FOOTER_CACHE.get(location, file).metadata
     stored = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))

@@ -1,13 +1,9 @@
-"""Erase the values of events, and find what still holds their bytes (semantics 18.6).
+"""Erase the values of events, and find and remove what still holds their bytes (semantics 18.6).
 
-An act replaces the files that hold a value, and both the old ones and the log's statistics of them
-stay for a while, as after a compaction. Until they are gone they are found here by what is in
-them, whoever left them; maintenance removes them earlier than others.
-
-The rules are semantics 18.9.
-
-The commit changes the head, so it competes with appends: an edit of an erased original is either
-erased too, or refused. A compaction that was first has other files, which are looked through again.
+An act replaces the files that hold a value. The old files, and the log's statistics of them, stay
+for a while, as after a compaction; they are found by their contents, and maintenance removes them
+earlier than others (semantics 18.9). The commit changes the head, so it competes with appends: an
+edit of an erased original is either erased too, or refused.
 """
 
 import contextlib

@@ -1,14 +1,12 @@
 """Heads, and bounds in the log, computed again from what is whole.
 
-The state of each series is computed from its events; the rest of a head, its commit metadata
-and floors, exists nowhere else. The log names the heads that were committed: of those the newest
-readable metadata count, and the floors of the newest head that is whole, deltas included. Files
-that no entry of the log names come last, since their commits may never have been made; what they
-promise does not count, for the same reason.
+Events say the state of each series; the rest of a head, its commit metadata and floors, exists
+nowhere else. The newest readable metadata of committed heads count, and the floors of the newest
+head that is whole with all heads before it. Heads that no entry of the log names come last: their
+commits may never have been made, and so their CTIs do not count.
 
-Readers skip files by these bounds. Logs written before 2026-11-22 hold names as escaped JSON, in
-which deltalake 1.6 reads a character of an even plane, such as U+20BB7, as another one. This
-package allows for such wrong bounds; deltalake and tools that build on it lose rows.
+Readers skip files by the bounds in the log, and deltalake 1.6 reads some escaped names in it as
+others: this package allows for such wrong bounds, tools that build on deltalake lose rows.
 """
 
 import contextlib

@@ -1,19 +1,12 @@
 """Facts of a store, and its verification: every page, every event, the head (semantics 26.3).
 
-The content is compared with its checksums, with the bounds in the footer and with the log.
+Each file is compared with its checksums, its footer and the log, and the events of each series with
+the rules (semantics 15 to 19): sequences are contiguous and stored once; timestamps of originals
+that are not erased do not decrease; commit numbers do not decrease, and each commit has one time;
+an edit names an earlier original and repeats its timestamp and author; the head agrees. Compaction
+may have removed events up to its horizon that were out of the retained range there.
 
-The rules are semantics 15 to 19. In every series
-
-- sequences are contiguous, each stored once;
-- timestamps of originals that are not erased do not decrease;
-- commit numbers do not decrease, and each commit has one time, later than those before it;
-- an edit names an earlier original, and repeats its timestamp and author;
-- the head agrees with the events of the series.
-
-Compaction may have removed events of commits up to its horizon that were out of the retained range
-there. Only a gap after the first event that must still exist is a violation.
-
-Every scan holds one slice of whole series in memory, and one row for each series.
+A scan holds one key range of whole series in memory, and one row for each series.
 """
 
 import contextlib
@@ -71,7 +64,7 @@ def describe(
 
     `events` counts all events ever appended, `stored_events` those that compaction has kept;
     queries see those in `retained_range`. `dropped` and `adjusted` count late rows since the
-    store was created, with the latest example of each. `cti` is what the store promises: no
+    store was created, with the latest example of each. `cti` is the store's CTI: no
     original before it is appended any more; `cti_writers` has the CTI of each writer, None for one
     that has given none. `erasures` counts the acts that erased values, and `erasure_files` names
     what still has some of these: the next maintenance ten minutes after an act removes it.

@@ -33,7 +33,7 @@ REASON: Final = "reason"
 
 LATE_TOKEN: Final = "tseries:late:"
 BOUNDS_KEY: Final = b"bounds"
-"""The key in the metadata of a file of waiting windows: by what its batch decided, as JSON."""
+"""The key in the metadata of a file of waiting windows: what its batch decided by, as JSON."""
 
 _NOTE: Final = "withdrawn.json"
 

@@ -190,7 +190,6 @@ def select_initial_events(
 def _select_latest_edits(
     codes: Int64Array, sequence: Int64Array, edited: Int64Array, originals: BoolArray
 ) -> BoolArray:
-    """The latest edit of each of `originals`."""
     edits = np.flatnonzero(edited != NO_ORIGINAL)
     found = np.zeros(len(codes), bool)
     if not len(edits):

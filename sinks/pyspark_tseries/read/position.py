@@ -95,14 +95,14 @@ class Position:
         }
 
     def with_cti(self, ctis: CtiRecord) -> "Position":
-        """The position with the CTI that its store had promised by then; it never goes back.
+        """The position with the CTI that its store had by then; it never goes back.
 
-        Nothing is promised while initial events are due.
+        It has none while initial events are due.
         """
-        promised = None if self.initial else ctis.cti_at(self.commit)
-        if promised is None or (self.cti is not None and promised <= self.cti):
+        cti_us = None if self.initial else ctis.cti_at(self.commit)
+        if cti_us is None or (self.cti is not None and cti_us <= self.cti):
             return self
-        return replace(self, cti=promised)
+        return replace(self, cti=cti_us)
 
     def beginning(self) -> "Position":
         """The position of the same subscription before its first batch."""

@@ -9,6 +9,7 @@ import dataclasses
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
     KeyRange,
+    Sample,
     encode_runs,
     sort_keys,
     to_int64,
@@ -44,6 +46,9 @@ from pyspark_tseries.storage.row_reader import ANY_VALUE, RowFilter, read_files,
 
 EVALUATED_COLUMNS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
 """The columns that evaluate a query."""
+
+MAX_SAMPLES: Final = 10_000
+"""Names of series that are sampled to divide the series evenly among tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +100,8 @@ def run_query(
     """
     names = pick_columns(result_schema(snapshot.values), columns).names
     scan = Scan(snapshot, head, query, series, part)
-    judged = [ERASURE_FIELD.name] if snapshot.has_erasures else []
-    rows = scan.read([*stored_columns(names), *judged])
+    erasure = [ERASURE_FIELD.name] if snapshot.has_erasures else []
+    rows = scan.read([*stored_columns(names), *erasure])
     if _may_hide(snapshot.retained, head):
         rows = rows.filter(pa.array(select_visible(rows, head, snapshot.retained)))
     distinct, codes = encode_runs(rows["series"])
@@ -141,7 +146,6 @@ def _take_rows(rows: pa.Table, wanted: Int64Array) -> pa.Table:
 
 
 def _may_hide(retained: RetainedRange, head: SeriesIndex) -> bool:
-    """Return whether some events may be hidden from every query."""
     return retained != UNLIMITED or any(name in head.columns for name in MIN_RETAINED_DEFAULTS)
 
 
@@ -250,7 +254,6 @@ class Scan:
         return RowFilter(self._names, self._part, commits=commits)
 
     def _original_filter(self) -> RowFilter:
-        """The filter of originals that may be needed."""
         bounds = self._bounds.over(0, len(self._bounds.min_sequence))
         if bounds is None:
             return self._series_filter()
@@ -263,6 +266,19 @@ class Scan:
             ),
             times=(max(min_us, MIN_NUMBER), min(max_us, MAX_NUMBER)),
         )
+
+
+def sample_series(
+    head: SeriesIndex, size: int, series: Sequence[str] | None = None
+) -> list[Sample]:
+    """Evenly spaced series, or those given, each standing for a part of `size` rows or bytes."""
+    if series is None:
+        there = np.flatnonzero(head.columns["last_sequence"] != NO_SEQUENCE)
+        names = head.ids.names()
+        some = [names[i] for i in there[:: max(1, len(there) // MAX_SAMPLES)].tolist()]
+    else:
+        some = sorted(set(series))
+    return [(name, 0, max(1, size // len(some))) for name in some]
 
 
 def _find_known(series: Sequence[str], head: SeriesIndex) -> list[str]:

@@ -1,22 +1,15 @@
-"""Evaluate a range query on columns, and bound the originals that it can need.
+"""Evaluate a range query on columns, and bound the originals that it can need (semantics 20, 21).
 
-A query asks for ranges, and a store has a retained range and minimums from earlier, narrower ones.
-Each of these bounds the originals by sequence, by timestamp, or not at all, depending on how its
-ends are given (semantics 20 and 21.3). The bounds are the intersection of all of them, per series,
-and they may be too wide but never too narrow: a range by count, for example, counts edits as well,
-so its bound by sequence is widened by the number of edits.
+*Bounds*: the ranges of the query, the retained range and the floors each bound the originals by
+sequence, by timestamp, or not at all. Their intersection may be too wide but never too narrow; a
+range by count, for example, is widened by the number of edits, which count as well. Files, row
+groups and rows of originals outside are not read. Edits are few, and always read.
 
-Files, row groups and rows of originals outside the bounds are not read. Edits are always read:
-they are few, and counts may include them.
-
-The rules are semantics 21. Each end of a range becomes a bound per series: a timestamp, or a
-doubled sequence. Doubling puts an odd number between any two events, because `start` and `last`
-lie between events while a sequence or a time lies on one (21.4). An end that counts is first
-located among the *slots*, the events that counts include (21.5), and then turned into a bound.
-With both bounds known, membership of each event is two comparisons.
-
-Originals are then selected by the view range, their edits by the edit range, and the kind of
-query decides which of an original and its edits stay. No step loops over rows or series.
+*Selection*: each end of a range becomes a bound per series, a timestamp or a doubled sequence;
+doubling puts an odd number between any two events for ends that lie between (21.4). An end that
+counts is first located among the *slots*, the events that counts include (21.5). With both bounds,
+membership of an event is two comparisons. The view range selects originals, the edit range their
+edits, and the kind of query which of these stay. No step loops over rows or series.
 """
 
 from dataclasses import dataclass

@@ -1,17 +1,13 @@
 """Snapshots of a store: at an earlier moment, or as a batch read saw it when it was planned.
 
 Every row keeps its commit, and compaction removes only rows that were out of range at its horizon.
-From the horizon on, the rows of any moment are therefore still stored, and the head is computed
-from them. Each task computes it for its own series; nothing is written for them.
+So from the horizon on the rows of any moment are still stored, and each task computes the head of
+its own series from them (semantics 22).
 
-The rules are semantics 22.
-
-All tasks of an evaluation must see the same commits, or a commit would be seen in part. They know
-when the evaluation began by the driver's clock, and every log entry has a time. The snapshot is
-that of the last entry not later than the start of the evaluation, whichever task asks and
-whenever. An entry can become visible shortly after its time, so an early task waits that long.
-
-The rules are semantics 21.10.
+All tasks of an evaluation must see the same commits. They know when it began by the driver's clock,
+and every log entry has a time: the snapshot is that of the last entry up to then, whichever task
+asks and whenever. An entry can become visible shortly after its time, so an early task waits
+(semantics 21.10).
 """
 
 import dataclasses

@@ -15,7 +15,6 @@ from pyspark_tseries.model.arrays import (
     Int64Array,
     Key,
     KeyRange,
-    Sample,
     encode_runs,
     sort_keys,
     split_keys,
@@ -38,6 +37,7 @@ from pyspark_tseries.read.position import (
     find_live_end,
     start_position,
 )
+from pyspark_tseries.read.scan import sample_series
 from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
@@ -45,7 +45,6 @@ from pyspark_tseries.store.history import describe_change, find_mark, is_given_u
 from pyspark_tseries.store.store import Store
 
 MAX_ROWS_PER_TASK: Final = 250_000
-MAX_SAMPLES: Final = 10_000
 
 
 class Follower:
@@ -126,7 +125,7 @@ class Follower:
         if not data or (start == end):
             return []
         rows = sum(file.rows for file in data)
-        samples = _sample_series(head, rows if start.initial else min(rows, end.seen - start.seen))
+        samples = sample_series(head, rows if start.initial else min(rows, end.seen - start.seen))
         return [
             Delivery(
                 snapshot.location,
@@ -241,7 +240,7 @@ class Follower:
             names: list[str] = []
             counts: list[Int64Array] = []
             data = [file for file in snapshot.files if file.first_commit <= start.began]
-            samples = _sample_series(head, sum(file.rows for file in data))
+            samples = sample_series(head, sum(file.rows for file in data))
             for part in split_keys(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
                 row_filter = RowFilter(keys=part, commits=(MIN_NUMBER, start.began))
                 keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
@@ -281,10 +280,3 @@ def _began_without_floors(start: Position, snapshot: Snapshot) -> bool:
 
 def _count_events(head: SeriesIndex) -> int:
     return int((head.columns["last_sequence"] + 1).sum())
-
-
-def _sample_series(head: SeriesIndex, rows: int) -> list[Sample]:
-    """Evenly spaced series, each standing for a part of `rows`."""
-    names = head.ids.names()
-    some = names[:: max(1, len(names) // MAX_SAMPLES)]
-    return [(name, 0, max(1, rows // len(some))) for name in some]

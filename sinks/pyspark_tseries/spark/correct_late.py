@@ -1,12 +1,10 @@
 """`correct_late`: late rows correct windows that a query has already written to a store.
 
-The query that writes windows leaves flagged rows out; this one takes them. Per batch it aggregates
-the late rows by series and window, and writes edits of the values in force. What must wait is in a
-file of the store, `_tseries/late/QUERY/N.arrow` for batch N, with the store's CTI by which batch N
-decided. The file is written before the commit, and a batch that is repeated decides by what is in
-it; the commit itself carries the batch's number. So a kill at any moment loses and doubles nothing.
-
-The rules are semantics 30.6.
+The query that writes windows leaves flagged rows out; this one takes them (semantics 30.6). Per
+batch it aggregates the late rows by series and window, and writes edits of the values in force.
+What must wait is in a file of the store, `_tseries/late/QUERY/N.arrow`, with the store's CTI that
+batch N decided by. The file is written before the commit, and a repeated batch decides by it; the
+commit carries the batch's number. So a kill at any moment loses and doubles nothing.
 """
 
 import dataclasses
@@ -48,8 +46,8 @@ from pyspark_tseries.spark.corrections import (
     refuse_limit,
 )
 from pyspark_tseries.spark.late_checks import (
-    JudgedStream,
     QueryIdentity,
+    RecordStream,
     refuse_other_streams,
     refuse_without_ctis,
 )
@@ -220,7 +218,7 @@ class _Plan:
         new: pa.Table,
         query: str,
         number: int,
-        find_streams: Callable[[], Sequence[JudgedStream] | None] = tuple,
+        find_streams: Callable[[], Sequence[RecordStream] | None] = tuple,
     ) -> None:
         """Correct the store by the late windows of one batch, once."""
         store = Store.open(self.location)
@@ -299,7 +297,6 @@ class _Plan:
         maintain_after_commit(store)
 
     def _find_others(self, store: Store, query: str) -> list[str]:
-        """The other queries whose corrections are in the store."""
         return [
             name
             for name, batch in list_correctors(store).items()

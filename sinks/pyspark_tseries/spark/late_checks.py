@@ -1,15 +1,13 @@
-"""What shows that corrections by late rows would be wrong, before any is written.
+"""Checks that find wrong corrections by late rows before any is written (semantics 30.6).
 
-The query that writes windows leaves a note in the store, `_tseries/streams/QUERY.json`: how its
-streams of records are judged, as the offset of the query's first batch says, and whether it gives
-CTIs. `correct_late` compares its own streams with that, and its windows with those in the store.
-Where nothing is known of a query, because its checkpoint is not a directory of the driver's machine
-or because it reads other sources, nothing is compared. The rules are semantics 30.6.
+The query that writes windows leaves a note in the store, `_tseries/streams/QUERY.json`: the options
+of its streams of records, from the offset of its first batch, and whether it gives CTIs.
+`correct_late` compares its own streams and windows with these. Where nothing is known of a query,
+because its checkpoint is not a directory of the driver's machine, nothing is compared.
 
 Spark's classic client calls the function in the query's own thread, which knows the id. Spark
-Connect calls it in a process beside the server, in a session of its own that knows no query. There
-the query has a name that no other has, and is found by it among those of the session that
-started it.
+Connect calls it in a process beside the server, in a session that knows no query. There the query
+has a name of its own, and is found by it among those of the session that started it.
 """
 
 import contextlib
@@ -61,8 +59,8 @@ _noted: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedStream:
-    """How a stream of records is judged.
+class RecordStream:
+    """A stream of records, and the options by which its rows are late.
 
     Attributes:
         settings: the options that its offset keeps, as text.
@@ -79,7 +77,7 @@ class JudgedStream:
 
     @property
     def makes_ctis(self) -> bool:
-        """True if it judges rows itself."""
+        """True if it has CTIs, and so late rows, of its own."""
         return any(name in self.settings for name in _SOURCES_OF_CTIS)
 
 
@@ -93,10 +91,10 @@ class WriterNote:
     """
 
     gives_ctis: bool
-    streams: tuple[JudgedStream, ...] = ()
+    streams: tuple[RecordStream, ...] = ()
 
 
-def read_streams(offsets: Iterable[Any], batch: int) -> tuple[JudgedStream, ...]:
+def read_streams(offsets: Iterable[Any], batch: int) -> tuple[RecordStream, ...]:
     """The streams of records among the offsets of `batch`, which are parsed JSON."""
     found = []
     for offset in offsets:
@@ -107,11 +105,11 @@ def read_streams(offsets: Iterable[Any], batch: int) -> tuple[JudgedStream, ...]
             for topic, parts in offset["partitions"].items()
             for number, part in parts.items()
         }
-        found.append(JudgedStream(dict(offset["settings"]), starts))
+        found.append(RecordStream(dict(offset["settings"]), starts))
     return tuple(found)
 
 
-def read_checkpoint(checkpoint: str | Path, batch: int) -> tuple[JudgedStream, ...]:
+def read_checkpoint(checkpoint: str | Path, batch: int) -> tuple[RecordStream, ...]:
     """The streams of a query as the entry of a batch in its checkpoint has them; none: unknown."""
     try:
         lines = (Path(checkpoint) / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
@@ -125,7 +123,7 @@ def read_checkpoint(checkpoint: str | Path, batch: int) -> tuple[JudgedStream, .
 def note_writer(
     location: Location, query: str, batch: int, checkpoint: str | None, *, gives_ctis: bool
 ) -> None:
-    """Note how a query judges its rows, once; a note that cannot be written compares nothing."""
+    """Note the streams of a query, once; a note that cannot be written compares nothing."""
     key = location.root, query
     if key in _noted:
         return
@@ -152,7 +150,7 @@ def _read_note(location: Location, query: str) -> WriterNote | None:
     try:
         with location.read(_note_path(location, query)) as file:
             found = json.loads(file.readall())
-        streams = tuple(JudgedStream(**each) for each in found["streams"])
+        streams = tuple(RecordStream(**each) for each in found["streams"])
         return WriterNote(bool(found["gives_ctis"]), streams)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -188,8 +186,8 @@ def refuse_without_ctis(store: Store) -> None:
             )
 
 
-def refuse_other_streams(store: Store, mine: Sequence[JudgedStream]) -> None:
-    """Refuse late rows that were judged otherwise than those of the windows."""
+def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
+    """Refuse late rows of streams with other options than those of the windows."""
     theirs = [stream for note in _read_notes(store).values() for stream in note.streams]
     for stream in mine:
         if not stream.makes_ctis:
@@ -226,7 +224,7 @@ def refuse_other_streams(store: Store, mine: Sequence[JudgedStream]) -> None:
                 )  # fmt: skip
 
 
-def _refuse_policy(store: Store, stream: JudgedStream) -> None:
+def _refuse_policy(store: Store, stream: RecordStream) -> None:
     policy = stream.settings.get("violationPolicy", "drop")
     if policy != "flag":
         raise UpdateFailed(
@@ -246,7 +244,7 @@ def _refuse_policy(store: Store, stream: JudgedStream) -> None:
         )
 
 
-def _list_differences(mine: JudgedStream, theirs: JudgedStream) -> list[str]:
+def _list_differences(mine: RecordStream, theirs: RecordStream) -> list[str]:
     found = []
     if mine.topics != theirs.topics:
         found.append(
@@ -268,7 +266,7 @@ def _list_differences(mine: JudgedStream, theirs: JudgedStream) -> list[str]:
     return found
 
 
-def _list_starts(mine: JudgedStream, theirs: JudgedStream) -> list[tuple[str, int, int]]:
+def _list_starts(mine: RecordStream, theirs: RecordStream) -> list[tuple[str, int, int]]:
     """The partitions of which both starts are known, with both."""
     pairs = [(name, mine.starts.get(name), first) for name, first in sorted(theirs.starts.items())]
     return [
@@ -358,8 +356,8 @@ class QueryIdentity:
             )
         return str(found)
 
-    def find_streams(self, query_id: str, number: int) -> Sequence[JudgedStream] | None:
-        """How the query's streams are judged: none if unknown; None if it is not known yet.
+    def find_streams(self, query_id: str, number: int) -> Sequence[RecordStream] | None:
+        """The query's streams: none if unknown; None if they are not known yet.
 
         The checkpoint says it at once. A session of Spark Connect does not know that, and its
         query's progress says it from the second batch of a run on.

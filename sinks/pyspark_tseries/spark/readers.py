@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -26,7 +25,11 @@ from pyspark_timestream.core.offsets import is_initial_offset
 from pyspark_timestream.core.worker import find_later_start, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue
-from pyspark_tseries.model.arrays import ALL_KEYS, NO_SEQUENCE, KeyRange, Sample, split_keys
+from pyspark_tseries.model.arrays import (
+    ALL_KEYS,
+    KeyRange,
+    split_keys,
+)
 from pyspark_tseries.model.columns import INSTANT, result_schema, show_columns, type_name
 from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.policy import AccessCheck
@@ -35,7 +38,7 @@ from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import SubscribeOptions
 from pyspark_tseries.read.delivery import Delivery, read_delivery
 from pyspark_tseries.read.position import POSITION_VERSION, InitialEvents, Position
-from pyspark_tseries.read.scan import Scan, run_query, select_visible, stored_columns
+from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_visible, stored_columns
 from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_at
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.data_files import Snapshot
@@ -44,9 +47,6 @@ from pyspark_tseries.storage.head_files import last_index
 
 MAX_BYTES_PER_PARTITION: Final = 32 * 1024 * 1024
 MAX_ROWS_PER_BATCH: Final = 64 * 1024
-
-MAX_SAMPLES: Final = 10_000
-"""Names of series that are sampled to divide the series evenly among tasks."""
 
 Part = tuple[str, ...] | KeyRange
 """Files of successive commits, by their paths in the store, or whole series."""
@@ -128,7 +128,7 @@ class RangeReader(DataSourceReader):
             if self._query == Query(self._query.kind) and not scan.edits and in_order:
                 return _group_files(scan.originals)
             data = [*scan.originals, *scan.edits]
-        samples = _sample_series(head, self._series, sum(file.size for file in data))
+        samples = sample_series(head, sum(file.size for file in data), self._series)
         return list(split_keys(samples, MAX_BYTES_PER_PARTITION, whole_series=True))
 
     def _read_series(self, snapshot: files.Snapshot, part: KeyRange) -> Iterator[pa.RecordBatch]:
@@ -169,17 +169,6 @@ def _group_files(originals: Sequence[files.DataFile]) -> list[Part]:
         groups[-1].append(file.path)
         room -= file.size
     return [tuple(paths) for paths in groups]
-
-
-def _sample_series(head: SeriesIndex, series: Sequence[str] | None, size: int) -> list[Sample]:
-    """Evenly spaced series, each standing for a part of `size` bytes."""
-    if series is None:
-        there = np.flatnonzero(head.columns["last_sequence"] != NO_SEQUENCE)
-        names = head.ids.names()
-        some = [names[i] for i in there[:: max(1, len(there) // MAX_SAMPLES)].tolist()]
-    else:
-        some = sorted(set(series))
-    return [(name, 0, size // len(some)) for name in some]
 
 
 def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:

@@ -312,8 +312,6 @@ class PreparedCommit:
 
 @dataclass(frozen=True, slots=True)
 class _WithoutCti:
-    """An index of a store without a CTI."""
-
     index: SeriesIndex
     cti_us: int = NEVER_US
 

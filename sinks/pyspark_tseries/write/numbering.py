@@ -175,7 +175,6 @@ def number_rows(
 
 
 def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -> BoolArray:
-    """Flags of the rows that are too far ahead."""
     if future is None:
         return np.zeros(len(us), bool)
     ahead: BoolArray = (us > future.commit_us + future.allowed_us) & (us != UNTIMED) & ~is_late
@@ -280,7 +279,7 @@ def _assign_sequences(
             raise _missing_timestamp_error(names[int(present[codes[np.argmin(us)]])].as_py())
         if (us < cti_us).any():
             series = names[int(present[codes[np.argmin(us)]])].as_py()
-            raise _promised_error(series, int(us.min()), cti_us)
+            raise _before_cti_error(series, int(us.min()), cti_us)
     last = starts + sizes - 1
     names = names.take(pa.array(present))
     after = {
@@ -320,12 +319,12 @@ def _apply_late_policy(
         "newest_sequence": int(before["original_sequence"][code]),
         "newest_timestamp": None if newest_us == NEVER_US else format_instant(newest_us),
     }
-    promised = int(rows.us[row]) >= before["original_us"][code]
-    if promised:
+    is_before_cti = int(rows.us[row]) >= before["original_us"][code]
+    if is_before_cti:
         example["store_cti"] = format_instant(cti_us)
     if out_of_order == "fail":
-        if promised:
-            raise _promised_error(example["series"], int(rows.us[row]), cti_us)
+        if is_before_cti:
+            raise _before_cti_error(example["series"], int(rows.us[row]), cti_us)
         raise _out_of_order_error(example, len(late))
     dropped = len(late) if out_of_order == "drop" else 0
     return Counts(dropped, len(late) - dropped, example)
@@ -347,7 +346,7 @@ def _out_of_order_error(example: dict[str, Any], count: int) -> OutOfOrder:
     )
 
 
-def _promised_error(series: str, us: int, cti_us: int) -> OutOfOrder:
+def _before_cti_error(series: str, us: int, cti_us: int) -> OutOfOrder:
     return OutOfOrder(
         f"series '{series}': timestamp {format_instant(us)} is before the store's CTI, "
         f"{format_instant(cti_us)}: its writers have promised subscribers that nothing before it "

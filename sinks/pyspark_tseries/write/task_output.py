@@ -4,11 +4,10 @@ Staged files have new names and are not part of the store. The commit removes th
 unused files at worst.
 
 The number and the time of a commit, and the last sequence of each series, are known only when the
-commit is made. A task with many rows takes the *optimistic number*, by what the driver saw when the
-batch began: it numbers its rows by that and writes them as a file of the store. If no other commit
-came between, and no other task has rows of the same series, the commit publishes the file
-unchanged; otherwise it rewrites the rows. Keeping number and time out of the rows, in the file's
-name or in a partition column, would avoid that, but other readers would not see them.
+commit is made. A task with many rows takes the *optimistic number*, from what the driver saw when
+the batch began: it numbers its rows by that and writes them as a file of the store. If no other
+commit came between, and no other task has rows of the same series, the commit publishes the file
+unchanged; otherwise it rewrites the rows.
 """
 
 import io
@@ -228,8 +227,6 @@ def split_edits(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | 
 
 @dataclass
 class _LargeTask:
-    """A task with many rows."""
-
     location: Location
     names: TempPaths
     schema: pa.Schema

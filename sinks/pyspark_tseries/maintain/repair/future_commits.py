@@ -1,12 +1,9 @@
 """Correct the times that a clock in the future gave to commits (semantics 26.4).
 
-A commit in the future gets the time at which its file was written, or else the latest time that
-it can have. An event whose timestamp is exactly that of a commit in the future got it from that
-clock: it gets the corrected time of its commit, or the newest of its series if that is later.
-Timestamps that a writer gave stay as they are, even in the future.
-
-Their files are rewritten with corrected times, and replace the old ones in one commit. The rules
-are in `time_correction`.
+A commit in the future gets the time at which its file was written, or else the latest time that it
+can have. An event with exactly the timestamp of such a commit got it from that clock: it gets the
+corrected time of its commit, or the newest of its series if that is later. Timestamps that a client
+gave stay as they are, even in the future. One commit replaces the files with corrected ones.
 """
 
 import dataclasses
@@ -217,7 +214,6 @@ def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommi
 
 
 def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
-    """The times at which the files of single commits were written."""
     found: dict[int, int] = {}
     for file in files:
         born = store.location.identity(store.location.file(file.path))

@@ -1,15 +1,12 @@
-"""Damaged log entries made again, where commits that are whole depend on them.
+"""Make damaged log entries again, where whole commits depend on them (semantics 26.8).
 
-What is known of such an entry: its checksum, which tells where one bit changed; the files of its
-commit, whose names have its number and the id of its head, and whose contents have checksums; its
-head, which names the one before and the batch of a query that it stored; and the entries around it.
-An entry between two commits whose numbers follow each other had no commit of its own. It added
-columns, which the files after it have; or it replaced files, as a compaction does, and can be left
-empty if the files before it are still there; or it is unknown what it did.
+Of such an entry these are known: its checksum, which tells where one bit changed; the files of its
+commit, with the commit's number and head in their names; its head, which names the one before and
+the batch of a query; and the entries around it. Between two commits with successive numbers there
+was no commit: the entry added columns, which later files have, or replaced files, and can be left
+empty if the files before it are still there; or nobody knows.
 
 Nothing is made again unless all events fit then: each sequence is there once, as the head says.
-
-The rules are semantics 26.8.
 """
 
 import contextlib
@@ -224,7 +221,6 @@ def _has_replaced_files(log: _Log) -> bool:
 
 
 def _number(entry: Entry) -> int | None:
-    """The number of the commit of an entry; None if it has none."""
     if entry.own is None or HEAD_TRANSACTION not in entry.transactions:
         return None
     number = entry.own.get("commit")
@@ -374,7 +370,7 @@ def _has_faults(location: Location, table: DeltaTable) -> bool:
 
 
 def put_rebuilt(location: Location, made: Iterable[RebuiltEntry]) -> str:
-    """Put entries in the places of damaged ones, of which copies are kept; return where."""
+    """Put entries in the places of damaged ones; return where copies of these are kept."""
     entries = list(made)
     log = location.file("_delta_log")
     aside = location.file("_tseries", "lost", f"{entries[0].version:020d}-{secrets.token_hex(4)}")

@@ -187,7 +187,7 @@ def repair(
     storage_options: Mapping[str, str] | None = None,
     principal: str | None = None,
 ) -> RepairResult:
-    """Repair the store at `path` as far as possible, and report what was done and what is lost.
+    """Repair what can be repaired of the store at `path`; report what was done and what is lost.
 
     Args:
         path: a local path, a `file:` URI or an `s3:` URI.
@@ -228,7 +228,6 @@ def _is_log_damaged(location: Location) -> bool:
 
 
 def _find_remaining(location: Location, done: RepairResult) -> RepairResult:
-    """What `verify` still finds and the report has not."""
     known = {finding.path for finding in done.left if finding.path is not None}
     found = [finding for finding in verify(location) if finding.path not in known]
     return RepairResult(left=tuple(replace(each, next_step=FROM_A_COPY) for each in found))
@@ -287,7 +286,7 @@ def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairRe
 
 
 def _give_up_advice(location: Location, finding: Finding) -> Finding:
-    """With the next step of a damage whose repair would give up whole commits."""
+    """With the next step of a damage that is only mended by giving up whole commits."""
     step = (
         "put it back from a copy of the store, or give up its commit and all that followed with: "
         f"python -m pyspark_tseries repair --give-up {location.root}"
