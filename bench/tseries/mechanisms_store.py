@@ -27,8 +27,12 @@ from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import ALL_ROWS, RowFilter, read_files, stream_file
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, _Commit
-from pyspark_tseries.write.spill import read_chunk
-from pyspark_tseries.write.task_output import OptimisticNumber, TaskOutput, write_task_output
+from pyspark_tseries.write.task_output import (
+    OptimisticNumber,
+    TaskOutput,
+    read_chunk,
+    write_task_output,
+)
 
 ROWS: Final = size(1_000_000, 100_000)
 

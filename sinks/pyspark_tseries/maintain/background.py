@@ -26,15 +26,20 @@ import pyarrow.parquet as pq
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import CompactionResult, merge_file_groups
 from pyspark_tseries.maintain.erase import remove_erased_bytes
-from pyspark_tseries.maintain.walk import list_event_files, list_log_files
 from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
-from pyspark_tseries.storage.location import Location, bears_mark, is_inside_store, parse_location
+from pyspark_tseries.storage.location import (
+    Location,
+    bears_mark,
+    is_inside_store,
+    list_event_files,
+    parse_location,
+)
 from pyspark_tseries.storage.locks import exclusive
 from pyspark_tseries.store.admin_commits import require_owner
 from pyspark_tseries.store.history import keep_history
 from pyspark_tseries.store.log import load_table
-from pyspark_tseries.store.log_check import read_plain_entry
+from pyspark_tseries.store.log_check import list_log_files, read_plain_entry
 from pyspark_tseries.store.log_entries import read_mark
 from pyspark_tseries.store.log_writer import remove_shadows, sync_checkpoint
 from pyspark_tseries.store.store import Store

@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import IncompatibleValue, NoSuchEvent, StoreBusy, TseriesError
 from pyspark_tseries.maintain.compactor import Merge
-from pyspark_tseries.maintain.walk import LogFile, list_event_files, list_log_files
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD, is_valid_text
 from pyspark_tseries.model.erasures import KEY_COLUMNS, ErasedKeys, Erasure, ErasureRecord
@@ -44,10 +43,11 @@ from pyspark_tseries.storage.head_files import (
     write_head,
     write_record,
 )
-from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.location import Location, list_event_files, parse_location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
 from pyspark_tseries.store.admin_commits import add_columns, require_owner
 from pyspark_tseries.store.log import load_table
+from pyspark_tseries.store.log_check import LogFile, list_log_files
 from pyspark_tseries.store.log_entries import read_mark
 from pyspark_tseries.store.log_writer import write_checkpoint
 from pyspark_tseries.store.store import MAX_ATTEMPTS, Store, contention_error, now_us

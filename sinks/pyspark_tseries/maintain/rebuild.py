@@ -20,7 +20,6 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import StoreBusy, UnusableStore
-from pyspark_tseries.maintain.walk import read_entries_back
 from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.commits import UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.damage import Finding
@@ -47,7 +46,7 @@ from pyspark_tseries.storage.head_files import (
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, scan_file, scan_state
 from pyspark_tseries.store.admin_commits import replace_files, replace_index, require_owner
-from pyspark_tseries.store.log_check import HEAD_TRANSACTION
+from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entries_back
 from pyspark_tseries.store.store import Store, backoff
 
 MAX_LOG_ENTRIES: Final = 200

@@ -535,3 +535,25 @@ def _s3_filesystem(options: OptionPairs) -> Any:
         connect_timeout=10,
         request_timeout=60,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of events in the directory of a store, whether the log names it or not.
+
+    Attributes:
+        path: relative to the store.
+        full: the full path.
+        modified_ns: when it was last changed.
+    """
+
+    path: str
+    full: str
+    modified_ns: int
+
+
+def list_event_files(location: Location) -> Iterator[StoredFile]:
+    """All files in the folders of events and edits."""
+    for kind in ("event", "edit"):
+        for full, modified_ns in list(location.list_files(location.file(f"kind={kind}"))):
+            yield StoredFile(f"kind={kind}/{os.path.basename(full)}", full, modified_ns)

@@ -41,6 +41,8 @@ _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:.+\.)?(?:parquet|json
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """The end of a head file, which is a stream of Arrow."""
 
+_LOG_FILE: Final = re.compile(r"(\d{20})\.(?:json|checkpoint[^/]*\.parquet)")
+
 HEAD_TRANSACTION: Final = "tseries:head"
 """The transaction whose version is the id of the current head."""
 
@@ -396,3 +398,49 @@ def unsynced_files(
         ]
     there = [path for path in files if _is_file_inside(location, path)]
     return [*there, *list_directories(location.root, there)]
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """An entry or a checkpoint of the log."""
+
+    version: int
+    full: str
+    modified_ns: int
+
+    @property
+    def name(self) -> str:
+        """Its name in the directory of the log."""
+        return os.path.basename(self.full)
+
+    @property
+    def is_plain(self) -> bool:
+        """False for a checkpoint in several parts, or of another name, which only others write."""
+        return self.full.endswith((".json", ".checkpoint.parquet"))
+
+
+def list_log_files(location: Location) -> list[LogFile]:
+    """The entries and checkpoints of the log, rising by version."""
+    found = []
+    for full, modified_ns in location.list_files(location.file("_delta_log")):
+        name = _LOG_FILE.fullmatch(os.path.basename(full))
+        if name is not None:
+            found.append(LogFile(int(name[1]), full, modified_ns))
+    return sorted(found, key=lambda file: (file.version, file.full))
+
+
+def read_entries_back(location: Location, newest: int) -> Iterator[tuple[int, Entry | None]]:
+    """The log's entries from `newest` back to the first that was cleaned up; None for a torn one.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    for version in range(newest, -1, -1):
+        try:
+            entry = read_entry(location, version)
+        except TornEntry:
+            yield version, None
+            continue
+        if entry is None:
+            return
+        yield version, entry

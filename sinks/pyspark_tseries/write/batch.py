@@ -46,20 +46,18 @@ from pyspark_tseries.write.numbering import (
     record_cti,
 )
 from pyspark_tseries.write.rows import EDIT_OF, build_events
-from pyspark_tseries.write.spill import (
-    SpillSorter,
-    TempPaths,
-    merge_sorted,
-    read_chunk,
-    reduce_chunks,
-)
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
     OptimisticNumber,
     SpillLimits,
+    SpillSorter,
     StagedRows,
     TaskOutput,
+    TempPaths,
+    merge_sorted,
+    read_chunk,
     read_staged_task,
+    reduce_chunks,
     split_edits,
 )
 

@@ -42,7 +42,7 @@ from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as batches_module
 from pyspark_tseries.write import event_writer
-from pyspark_tseries.write import spill as runs
+from pyspark_tseries.write import task_output as runs
 from pyspark_tseries.write.batch import Batch, CommitContext, EditContext
 from pyspark_tseries.write.task_output import OptimisticNumber, SpillLimits
 

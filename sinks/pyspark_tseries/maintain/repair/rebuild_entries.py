@@ -25,14 +25,13 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.verify import CompactionHorizon, check_file, check_rows
-from pyspark_tseries.maintain.walk import list_event_files
 from pyspark_tseries.model.arrays import Sample
 from pyspark_tseries.model.columns import value_fields
 from pyspark_tseries.model.properties import retained_range
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.data_files import compute_stats, data_files
 from pyspark_tseries.storage.head_files import load_index, read_head_metadata, readable_metadata
-from pyspark_tseries.storage.location import Location, make_directories, sync
+from pyspark_tseries.storage.location import Location, list_event_files, make_directories, sync
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
     entry_damage,

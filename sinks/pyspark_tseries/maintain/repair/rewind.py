@@ -24,7 +24,6 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.maintain.walk import list_event_files, read_entries_back
 from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.head_files import load_index, readable_metadata
@@ -32,6 +31,7 @@ from pyspark_tseries.storage.location import (
     EVENT_FILE_PATH,
     Location,
     is_inside_store,
+    list_event_files,
     make_directories,
     sync,
 )
@@ -40,6 +40,7 @@ from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
     find_readable_log,
     newest_version,
+    read_entries_back,
     read_entry,
     torn_files,
 )
