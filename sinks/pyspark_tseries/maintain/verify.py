@@ -130,12 +130,12 @@ class FileCheck:
 
     Attributes:
         problem: a sentence; None if the file is intact.
-        extent: the bounds of its rows; None if it has no rows, or a problem.
+        stats: the bounds of its rows; None if it has no rows, or a problem.
         samples: of its keys.
     """
 
     problem: str | None = None
-    extent: FileStats | None = None
+    stats: FileStats | None = None
     samples: list[Sample] = field(default_factory=list)
 
 
@@ -195,8 +195,8 @@ def _check_content(
         if table.num_rows:
             last = _check_order(table, file, last)
             _check_erased(table, values)
-            extent = compute_stats(table)
-            found.extent = found.extent.extended_with(extent) if found.extent else extent
+            stats = compute_stats(table)
+            found.stats = found.stats.extended_with(stats) if found.stats else stats
             found.samples += sample_sizes(table, _FIXED_BYTES_PER_ROW + _TEXT_BYTES_PER_ROW)
     if rows != file.rows:
         raise _DamagedFile(f"has {rows} rows instead of the {file.rows} in the log")
@@ -490,8 +490,8 @@ def _find_damage(store: Store) -> Iterator[Finding]:
             continue
         readable.append(file)
         samples += checked.samples
-        if checked.extent is not None and not file.is_foreign:
-            yield from compare_bounds(file, logged[file.path], checked.extent)
+        if checked.stats is not None and not file.is_foreign:
+            yield from compare_bounds(file, logged[file.path], checked.stats)
     if head is not None:
         compacted = CompactionHorizon(store.horizon(), store.retained)
         yield from check_rows(store.location, compacted, head, readable, samples)

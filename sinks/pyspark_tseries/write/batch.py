@@ -377,18 +377,18 @@ class _Commit:
         results = [self._write_group(number, group) for number, group in enumerate(self._groups)]
         appended = sum_results(results)
         written = [result.file for result in results if result.file is not None]
-        metadata, delta = add_counts(self._metadata, appended.counts), appended.delta
+        metadata, change = add_counts(self._metadata, appended.counts), appended.change
         appends = batch.joins or bool(written)
         if context.edits is not None and batch.has_edits:
-            edited, file = self._write_edits(context.edits, delta, written)
+            edited, file = self._write_edits(context.edits, change, written)
             metadata = add_counts(metadata, edited.events.counts)
-            delta = edited.events.delta
+            change = edited.events.change
             written += [file] if file is not None else []
             self._numbered.append(edited.events)
-        metadata = replace(metadata, rows=metadata.rows + delta.num_rows)
+        metadata = replace(metadata, rows=metadata.rows + change.num_rows)
         if not batch.is_correction:
             metadata = record_cti(metadata, batch.token, batch.cti_us, appends=appends)
-        after, table = advance_index(self._index, delta, metadata)
+        after, table = advance_index(self._index, change, metadata)
         self.paths.append(head_path(self._location, context.new_id))
         write_head(self._location, context.new_id, table)
         numbered = () if batch.tasks else tuple(self._numbered)
@@ -441,8 +441,8 @@ class _Commit:
             assert file is not None
             assert series is not None
             self._location.copy(self._location.file(file.path), self._location.file(path))
-            delta = read_staged_task(self._location, series)
-            return WriteResult(replace(file, path=path), delta, Counts())
+            change = read_staged_task(self._location, series)
+            return WriteResult(replace(file, path=path), change, Counts())
         memory = self._batch.limits.memory
         if sum(output.size for output in group) <= memory:
             parts = [part for output in group for part in self._appends(output)]

@@ -57,7 +57,7 @@ class NumberedEdits:
     """A batch's edits as events, sorted by (series, sequence), and the counts of the others.
 
     Attributes:
-        events: `order` is the position among the batch's edits; `delta` also covers the series of
+        events: `order` is the position among the batch's edits; `change` also covers the series of
             the appends; `dropped` counts edits without an original.
         originals: the columns `original_sequence`, `original_timestamp`, `original_author`.
     """
@@ -74,13 +74,13 @@ def make_targets(series: pa.Array, sequence: pa.Array) -> EditTargets:
     return EditTargets(names, codes, wanted, np.full(len(codes), NEVER_US), nobody)
 
 
-def lookup_after(names: pa.Array, index: SeriesIndex, delta: pa.Table) -> dict[str, Int64Array]:
-    """As `SeriesIndex.lookup`, with the values of `delta` for the series that it has."""
+def lookup_after(names: pa.Array, index: SeriesIndex, change: pa.Table) -> dict[str, Int64Array]:
+    """As `SeriesIndex.lookup`, with the values of `change` for the series that it has."""
     columns = index.lookup(names.to_pylist())
-    position = pc.index_in(names, delta["series"].combine_chunks()).fill_null(-1).to_numpy()
+    position = pc.index_in(names, change["series"].combine_chunks()).fill_null(-1).to_numpy()
     touched = position >= 0
     for name, column in columns.items():
-        now = delta[name].cast(pa.int64()).to_numpy()
+        now = change[name].cast(pa.int64()).to_numpy()
         column[touched] = now[position[touched]]
     return columns
 
@@ -120,7 +120,7 @@ def number_edits(
         codes=codes,
         sequence=last[codes] + 1 + within,
         timestamp_us=us[codes],
-        delta=_merge_deltas(appended, make_change(names, after)),
+        change=_merge_changes(appended, make_change(names, after)),
         counts=Counts(dropped=len(lost), example=example),
     )
     return NumberedEdits(numbered, _original_columns(targets, order))
@@ -170,7 +170,7 @@ def _missing_original_error(example: dict[str, Any], count: int) -> NoSuchEvent:
     )
 
 
-def _merge_deltas(appended: pa.Table, edited: pa.Table) -> pa.Table:
+def _merge_changes(appended: pa.Table, edited: pa.Table) -> pa.Table:
     rest = pc.invert(pc.is_in(appended["series"], edited["series"].combine_chunks()))
     return pa.concat_tables([appended.filter(rest), edited]).combine_chunks()
 

@@ -63,7 +63,7 @@ class WriteResult:
     """A file of events, None if every row was dropped, with the results of `NumberedRows`."""
 
     file: WrittenFile | None
-    delta: pa.Table
+    change: pa.Table
     counts: Counts
 
 
@@ -88,11 +88,11 @@ def write_sorted(
             events = rules.number(series, given, stood)
             if len(events.order):
                 file.add(build_events(rows, events, rules.metadata, rules.author))
-            stood.advance(events.delta)
+            stood.advance(events.change)
             counts += events.counts
     finally:
         written = file.close()
-    return WriteResult(written, stood.delta(), counts)
+    return WriteResult(written, stood.change(), counts)
 
 
 def write_numbered(
@@ -103,16 +103,16 @@ def write_numbered(
     if len(events.order):
         table = build_events(rows, events, rules.metadata, rules.author)
         file = write_events(location, path, table, _group_rows(rows))
-    return WriteResult(file, events.delta, events.counts)
+    return WriteResult(file, events.change, events.counts)
 
 
 def sum_results(results: Sequence[WriteResult]) -> WriteResult:
     """All results together, without their files; no two have a series in common."""
     empty = make_change(pa.array([], pa.string()), SeriesIndex().lookup([]))
-    delta = pa.concat_tables([empty, *(result.delta for result in results)]).combine_chunks()
+    change = pa.concat_tables([empty, *(result.change for result in results)]).combine_chunks()
     # The example is that of the first series, as if the rows were numbered in one go.
     counts = sorted((result.counts for result in results), key=Counts.first_series)
-    return WriteResult(None, delta, sum(counts, Counts()))
+    return WriteResult(None, change, sum(counts, Counts()))
 
 
 class _MovingIndex:
@@ -121,7 +121,7 @@ class _MovingIndex:
     def __init__(self, index: SeriesIndex) -> None:
         self._index = index
         self._last: pa.Table | None = None
-        self._deltas: list[pa.Table] = []
+        self._changes: list[pa.Table] = []
 
     @property
     def cti_us(self) -> int:
@@ -132,16 +132,16 @@ class _MovingIndex:
             return self._index.lookup(names)
         return lookup_after(pa.array(names, pa.string()), self._index, self._last)
 
-    def advance(self, delta: pa.Table) -> None:
-        if delta.num_rows:
-            self._deltas.append(delta)
-            self._last = delta.slice(delta.num_rows - 1).combine_chunks()
+    def advance(self, change: pa.Table) -> None:
+        if change.num_rows:
+            self._changes.append(change)
+            self._last = change.slice(change.num_rows - 1).combine_chunks()
 
-    def delta(self) -> pa.Table:
-        """The delta of all parts; the later part counts for a series in two."""
-        if not self._deltas:
+    def change(self) -> pa.Table:
+        """The index change of all parts; the later part counts for a series in two."""
+        if not self._changes:
             return make_change(pa.array([], pa.string()), self._index.lookup([]))
-        whole = pa.concat_tables(self._deltas).combine_chunks()
+        whole = pa.concat_tables(self._changes).combine_chunks()
         series = whole["series"].combine_chunks()
         goes_on = pc.equal(series.slice(0, len(series) - 1), series.slice(1)).to_pylist()
         return whole.filter(pa.array([not same for same in goes_on] + [True]))
@@ -154,7 +154,7 @@ class _EventFile:
     location: Location
     path: str
     _held: list[pa.Table] = field(default_factory=list)
-    _extent: FileStats | None = None
+    _stats: FileStats | None = None
     _writer: pq.ParquetWriter | None = None
     _options: dict[str, Any] = field(default_factory=dict)
     _made: list[Any] = field(default_factory=list)
@@ -162,10 +162,10 @@ class _EventFile:
 
     def add(self, events: pa.Table) -> None:
         """Add the next events, at least one."""
-        if self._extent is None:
+        if self._stats is None:
             self._options = writer_options(events, is_whole=False)
-        extent = compute_stats(events)
-        self._extent = self._extent.extended_with(extent) if self._extent else extent
+        stats = compute_stats(events)
+        self._stats = self._stats.extended_with(stats) if self._stats else stats
         schema = pa.schema(
             [f.with_nullable(True) for f in table_schema(_value_fields(events))][:-1]
         )
@@ -193,7 +193,7 @@ class _EventFile:
         if self._held:
             rows = sum(table.num_rows for table in self._held)
             self._write(rows, max(rows, 1))
-        if self._writer is None or self._extent is None:
+        if self._writer is None or self._stats is None:
             return None
         if self.location.is_local:
             self._writer.add_key_value_metadata(
@@ -202,7 +202,7 @@ class _EventFile:
         self._writer.close()
         self._sink.close()
         size = seal_file(self.location, self.location.file(self.path), self._made[0])
-        return WrittenFile(self.path, size, self._extent)
+        return WrittenFile(self.path, size, self._stats)
 
 
 def _value_fields(events: pa.Table) -> list[pa.Field]:

@@ -2,7 +2,7 @@
 
 `number_rows` is a pure function of the rows and the index. It decides which rows are stored, in
 which order, with which sequence and timestamp, and returns the new state of their series as a
-delta. After a lost race it is called again with the winner's index.
+index change. After a lost race it is called again with the winner's index.
 
 The rules are semantics 16 and 17.
 """
@@ -93,7 +93,7 @@ class NumberedRows:
         codes: each event's position in `names`.
         sequence: each event's.
         timestamp_us: each event's.
-        delta: the state of the series of `names` afterwards, without commit metadata.
+        change: the index change, the state of the series of `names` afterwards, without commit metadata.
         counts: of the others.
     """
 
@@ -102,7 +102,7 @@ class NumberedRows:
     codes: Int64Array
     sequence: Int64Array
     timestamp_us: Int64Array
-    delta: pa.Table
+    change: pa.Table
     counts: Counts
 
 
@@ -288,8 +288,8 @@ def _assign_sequences(
         "original_sequence": sequence[last],
         "original_us": us[last],
     }
-    delta = make_change(names, after)
-    return NumberedRows(order, names, codes, sequence, us, delta, counts)
+    change = make_change(names, after)
+    return NumberedRows(order, names, codes, sequence, us, change, counts)
 
 
 def _missing_timestamp_error(series: str) -> UpdateFailed:

@@ -359,7 +359,7 @@ class TaskOutput:
         chunks: the appends, sorted; paths relative to the store.
         file: the only chunk, if it holds events numbered optimistically.
         edits: in the order of the input; None if there are none.
-        series: the delta of the series in `file`; without a file their names.
+        series: the index change of the series in `file`; without a file their names.
         optimistic: the number that `file` relies on.
         has_edits: True if a row is an edit.
     """
@@ -467,7 +467,7 @@ class _LargeTask:
                 sorter, index, rules
             )
         if merged is not None and merged.file is not None:
-            return self._make_output((merged.file.path,), merged.delta, merged.file, optimistic)
+            return self._make_output((merged.file.path,), merged.change, merged.file, optimistic)
         chunks = sorter.spill()
         return self._make_output(tuple(chunks), pa.table({"series": sorter.series()}), None, None)
 

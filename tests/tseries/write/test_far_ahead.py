@@ -183,7 +183,7 @@ def test_any_batch_equals_one_without_the_rows_that_are_far_ahead(rows, max_days
     assert found.counts.future == sum(far)
     assert found.sequence.tolist() == expected.sequence.tolist()
     assert found.timestamp_us.tolist() == expected.timestamp_us.tolist()
-    assert found.delta == expected.delta
+    assert found.change == expected.change
     assert [rows[row] for row in found.order] == [near[row] for row in expected.order]
 
 

@@ -26,7 +26,7 @@ def step(head, rows, policy, now_us):
 
 def after(head, events, now_us=0):
     note = next_metadata(head, head.metadata.commit, now_us=now_us, rows=len(events.names))
-    return advance_index(head, events.delta, add_counts(note, events.counts))[0]
+    return advance_index(head, events.change, add_counts(note, events.counts))[0]
 
 
 def events_of(events):
@@ -146,7 +146,7 @@ def test_dropped_and_adjusted_rows_are_counted_with_an_example():
 def test_a_batch_that_is_dropped_whole_has_no_events():
     head = after(SeriesIndex(), step(SeriesIndex(), [("a", 10), ("b", 1)], "fail", 0))
     events = step(head, [("a", 1)], "drop", 0)
-    assert (len(events.order), events.counts.dropped, events.delta.num_rows) == (0, 1, 0)
+    assert (len(events.order), events.counts.dropped, events.change.num_rows) == (0, 1, 0)
 
 
 @pytest.mark.parametrize("us", [-(2**61), 2**62, 253_402_300_799_000_001])
