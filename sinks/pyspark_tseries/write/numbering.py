@@ -93,7 +93,7 @@ class NumberedRows:
         codes: each event's position in `names`.
         sequence: each event's.
         timestamp_us: each event's.
-        change: the index change, the state of the series of `names` afterwards, without commit metadata.
+        change: the index change: the state of the series of `names` afterwards, without metadata.
         counts: of the others.
     """
 
