@@ -5,9 +5,9 @@ source must come after `advance_time`, which is a watermark on the column `cti`.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
@@ -28,6 +28,8 @@ from pyspark_timestream.diagnose.mistakes import makes_ctis
 from pyspark_timestream.errors import CheckpointUnreadable, compose_message
 from pyspark_timestream.frames.plans import LOST_CTIS, loses_ctis
 from pyspark_timestream.frames.watermark import has_ended
+
+T = TypeVar("T")
 
 
 def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
@@ -78,14 +80,19 @@ def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
     )
 
 
-def _runs_one_batch(query: StreamingQuery) -> bool:
-    """True if the query has the trigger `once`, as far as the client knows."""
+def _ask_java(query: StreamingQuery, ask: Callable[[Any], T]) -> T | None:
+    """What Spark's own object of the query says; None where this client has none."""
     try:
         java: Any = query._jsq
-        name = str(java.streamingQuery().trigger().getClass().getSimpleName())
+        return ask(java.streamingQuery())
     except (AttributeError, Py4JError):
-        return False
-    return name.startswith("OneTimeTrigger")
+        return None
+
+
+def _runs_one_batch(query: StreamingQuery) -> bool:
+    """True if the query has the trigger `once`, as far as the client knows."""
+    name = _ask_java(query, lambda java: str(java.trigger().getClass().getSimpleName()))
+    return name is not None and name.startswith("OneTimeTrigger")
 
 
 def _find_plan_mistakes(
@@ -94,13 +101,10 @@ def _find_plan_mistakes(
     """The mistakes in the query's plan, or in its progress if the client has no plan, by stream."""
     offsets = batches[-1].offsets if batches else ()
     streams = [each.get("stream") if isinstance(each, dict) else None for each in offsets]
-    found: Sequence[Diagnosis | None]
-    try:
-        java: Any = query._jsq
-        found = find_plan_mistakes(_read_operator(java.streamingQuery().logicalPlan()))
-    except (AttributeError, Py4JError):
-        alone = len(streams) == 1 and reports and batches[-1].reports
-        found = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})] if alone else []
+    plan = _ask_java(query, lambda java: _read_operator(java.logicalPlan()))
+    found: Sequence[Diagnosis | None] = [] if plan is None else find_plan_mistakes(plan)
+    if plan is None and len(streams) == 1 and reports and batches[-1].reports:
+        found = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})]
     if not any(found) and loses_ctis(reports, has_ended=_has_ended(query)):
         found = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
     pairs = zip(streams, found, strict=False)
@@ -133,12 +137,14 @@ def _read_offset_log(query: StreamingQuery) -> list[Batch]:
     The log goes back over restarts and has the batch that runs now, but only Spark's classic client
     knows its place.
     """
-    try:
-        java: Any = query._jsq
-        root = resolve_directory(java.streamingQuery().resolvedCheckpointRoot())
-        return list(read_offset_log(root)[0].values())
-    except (AttributeError, Py4JError, CheckpointUnreadable):
+    location = _ask_java(query, lambda java: str(java.resolvedCheckpointRoot()))
+    if location is None:
         return []
+    try:
+        batches, _ = read_offset_log(resolve_directory(location))
+    except CheckpointUnreadable:
+        return []
+    return list(batches.values())
 
 
 def _list_notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
@@ -166,18 +172,18 @@ def _list_notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
 
 def _lacks_retained_range(query: StreamingQuery) -> bool:
     """True if the query writes into format `tseries` without a retained range."""
-    try:
-        java: Any = query._jsq
-        write = java.streamingQuery().logicalPlan()
-        if write.getClass().getSimpleName() != "WriteToMicroBatchDataSource":
-            return False
-        names = write.writeOptions().keysIterator()
-        given = set()
-        while names.hasNext():
-            given.add(str(names.next()).lower())
-        return write.table().name() == "tseries" and "retainedrange" not in given
-    except (AttributeError, Py4JError):
-        return False
+    options = _ask_java(query, lambda java: _read_tseries_options(java.logicalPlan()))
+    return options is not None and "retainedrange" not in options
+
+
+def _read_tseries_options(write: Any) -> set[str] | None:
+    """The names of the options of a plan that writes into `tseries`; None: it does not."""
+    if write.getClass().getSimpleName() != "WriteToMicroBatchDataSource":
+        return None
+    names, given = write.writeOptions().keysIterator(), set()
+    while names.hasNext():
+        given.add(str(names.next()).lower())
+    return given if write.table().name() == "tseries" else None
 
 
 # -- mistakes in a plan ---------------------------------------------------------------------------

@@ -7,7 +7,6 @@ outside references.
 
 import itertools
 import json
-import logging
 import re
 from collections.abc import Sequence
 from html import escape
@@ -147,11 +146,6 @@ def hides_secret(text: str) -> bool:
 
 
 # -- text ------------------------------------------------------------------------------------------
-
-
-def silence_log() -> None:
-    """Keep the log from a command's terminal: the client's repeats what an error says."""
-    logging.getLogger("pyspark_timestream").addHandler(logging.NullHandler())
 
 
 def escape_controls(line: str) -> str:

@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -15,7 +13,12 @@ from pyspark_timestream.diagnose.lateness.measure import (
     build_table,
     find_lateness,
 )
-from pyspark_timestream.diagnose.peek.command import add_source_arguments, read_given
+from pyspark_timestream.diagnose.peek.command import (
+    add_source_arguments,
+    read_given,
+    run_command,
+    terminal_width,
+)
 from pyspark_timestream.diagnose.peek.detect import NoSample
 from pyspark_timestream.diagnose.report import (
     GAP,
@@ -23,9 +26,7 @@ from pyspark_timestream.diagnose.report import (
     format_count,
     join_sections,
     shorten_duration,
-    silence_log,
 )
-from pyspark_timestream.errors import OptionError, TimestreamError
 
 _MAX_BAR: Final = 30
 _MIN_BAR: Final = 8
@@ -268,24 +269,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(given: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
-    own = {"startTime": given.start_time, "ctiFrequency": given.cti_frequency}
-    try:
+
+    def report() -> str:
         raw = read_given(given)
-        for name in own:
+        for name, argument, text in (
+            ("startTime", "--start-time", given.start_time),
+            ("ctiFrequency", "--cti-frequency", given.cti_frequency),
+        ):
             if name in raw:
-                instead = {"startTime": "--start-time", "ctiFrequency": "--cti-frequency"}[name]
                 raise NoSample(
-                    f"--option {name} is not needed here: leave it out, or use {instead}"
+                    f"--option {name} is not needed here: leave it out, or use {argument}"
                 )
-        raw |= own
-        silence_log()
-        report = find_lateness(raw, given.delays, given.last)
-    except (NoSample, OptionError, TimestreamError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    if given.json:
-        print(to_json(report))
-    else:
-        width = shutil.get_terminal_size((120, 24)).columns
-        print(format_report(report, raw, width, all_delays=given.delays is not None))
-    return 0
+            raw[name] = text
+        found = find_lateness(raw, given.delays, given.last)
+        if given.json:
+            return to_json(found)
+        return format_report(found, raw, terminal_width(), all_delays=given.delays is not None)
+
+    return run_command(report)

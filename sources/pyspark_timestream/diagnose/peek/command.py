@@ -3,13 +3,14 @@
 import argparse
 import io
 import json
+import logging
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,6 @@ from pyspark_timestream.diagnose.report import (
     hides_secret,
     join_sections,
     shorten_duration,
-    silence_log,
     suggests_secret,
 )
 from pyspark_timestream.errors import OptionError, TimestreamError
@@ -50,12 +50,6 @@ Markers of transactions and compaction leave gaps.
 
 _MAX_PARTITIONS: Final = 32
 _ALL: Final = ColumnSet(timestamps=True, keys=True, values=True, headers=True)
-
-
-class _Place(NamedTuple):
-    timestamp_ms: int
-    partition: Partition
-    row: int
 
 
 def read_sample(options: KafkaOptions, topic: str, count: int) -> Sample:
@@ -109,23 +103,19 @@ def _read_newest(
 
 
 def _select_newest(
-    blocks: dict[Partition, RecordBlock], count: int
+    blocks: Mapping[Partition, RecordBlock], count: int
 ) -> tuple[tuple[Partition, RecordBlock], ...]:
-    newest = sorted(_list_places(blocks))[-count:]
+    places: list[tuple[int, Partition, int]] = []
+    for part, block in blocks.items():
+        assert block.timestamps_ms is not None, "all columns are read"
+        places += [(ms, part, row) for row, ms in enumerate(block.timestamps_ms.to_pylist())]
     chosen: dict[Partition, list[int]] = {}
-    for place in newest:
-        chosen.setdefault(place.partition, []).append(place.row)
+    for _, part, row in sorted(places)[-count:]:
+        chosen.setdefault(part, []).append(row)
     return tuple(
         (part, _slice(blocks[part], np.array(sorted(rows))))
         for part, rows in sorted(chosen.items())
     )
-
-
-def _list_places(blocks: dict[Partition, RecordBlock]) -> Iterator[_Place]:
-    for part, block in blocks.items():
-        assert block.timestamps_ms is not None, "all columns are read"
-        for row, ms in enumerate(block.timestamps_ms.to_pylist()):
-            yield _Place(ms, part, row)
 
 
 def _slice(block: RecordBlock, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> RecordBlock:
@@ -419,23 +409,35 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(given: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
-    try:
+
+    def report() -> str:
         raw = read_given(given)
-        silence_log()
         sample = read_sample(read_kafka_options(select_reading(raw)), given.topic, _RECORDS)
-        report = examine(sample, raw)
+        found = examine(sample, raw)
+        return to_json(found) if given.json else format_report(found, terminal_width())
+
+    return run_command(report)
+
+
+def run_command(report: Callable[[], str]) -> int:
+    """Print a report, or the error that it ends with; return the exit code."""
+    # The client's log repeats what an error says at its end.
+    logging.getLogger("pyspark_timestream").addHandler(logging.NullHandler())
+    try:
+        text = report()
     except (NoSample, OptionError, TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without a letter gets its escape, which is Python's too.
         sys.stdout.reconfigure(errors="backslashreplace")
-    print(
-        to_json(report)
-        if given.json
-        else format_report(report, shutil.get_terminal_size((120, 24)).columns)
-    )
+    print(text)
     return 0
+
+
+def terminal_width() -> int:
+    """The columns of the terminal."""
+    return shutil.get_terminal_size((120, 24)).columns
 
 
 def read_given(given: argparse.Namespace) -> dict[str, str]:
