@@ -285,8 +285,8 @@ def _stands_still(history: History, part: Partition) -> bool:
     """True if the batch before the last did not move the clock of `part`."""
     share = history[-1].offset.partitions[part]
     before = history[-2].offset.partitions.get(part) if len(history) > 1 else None
-    at_rest = share.start_inclusive == share.end_exclusive
-    return at_rest or before is None or before.state.cti_us == share.state.cti_us
+    is_caught_up = share.start_inclusive == share.end_exclusive
+    return is_caught_up or before is None or before.state.cti_us == share.state.cti_us
 
 
 def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
