@@ -12,7 +12,7 @@ READY_DOCS := $(VENV)/.ready-docs
 RELEASE := .venv-release
 READY_RELEASE := $(RELEASE)/.ready
 # An install compiles it; a library of an older source is refused.
-COMPILED := sources/pyspark_timestream/kafka/client/native/gather.c
+COMPILED := sources/pyspark_timestream/kafka/client/native/native_reader.c
 # Where the programs of integration/ find what they share.
 SUPPORT := $(shell echo $(CURDIR)/integration/support/* | tr ' ' :)
 # Spark starts its workers with `python3` from PATH unless told otherwise.
@@ -123,7 +123,7 @@ soak-store: java $(READY) ## a store against its model for ten minutes, 6,000 da
 	  -k "ten_minutes or any_kill" $(RERUNS)
 
 soak-native: export SOAK_SECONDS := 1800
-soak-native: java $(READY) ## the native gather for half an hour under the address sanitizer; twelve seconds of it are part of CI
+soak-native: java $(READY) ## the native reader for half an hour under the address sanitizer; twelve seconds of it are part of CI
 	$(BIN)/python -m pytest integration/kafka/test_native.py -k sanitizer $(RERUNS)
 
 soak-restarts: export RESTART_ROUNDS := 10

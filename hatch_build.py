@@ -1,4 +1,4 @@
-"""Build hook: a wheel gets the native gather where a C compiler is, and is pure where none is."""
+"""Build hook: a wheel gets the native reader where a C compiler is, and is pure where none is."""
 
 import re
 import runpy
@@ -27,15 +27,15 @@ def platform_tag(library: Path) -> str:
     return platform.replace("linux", f"manylinux_{major}_{minor}", 1)
 
 
-class GatherHook(BuildHookInterface):
-    """Compiles `gather.c`; a missing compiler is no error."""
+class NativeReaderHook(BuildHookInterface):
+    """Compiles `native_reader.c`; a missing compiler is no error."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the library; ctypes loads it, so one wheel per platform serves every Python 3."""
         build = runpy.run_path(str(Path(self.root, PACKAGE, "build.py")))
         trouble = build["build_library"]()
         if trouble:
-            self.app.display_warning(f"built without the native gather: {trouble}")
+            self.app.display_warning(f"built without the native reader: {trouble}")
             return
         if version == "editable":
             return
@@ -43,5 +43,5 @@ class GatherHook(BuildHookInterface):
         build_data["tag"] = f"py3-none-{platform_tag(library)}"
         build_data["pure_python"] = False
         build_data["force_include"][str(library)] = (
-            "pyspark_timestream/kafka/client/native/gather.so"
+            "pyspark_timestream/kafka/client/native/native_reader.so"
         )

@@ -1,4 +1,4 @@
-"""An install goes on without a C compiler, and a wheel with the native gather says its platform."""
+"""An install goes on without a C compiler, and a wheel with the native reader says its platform."""
 
 import re
 import runpy
@@ -24,10 +24,10 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for count in range(1, len(parts) + 1):
         monkeypatch.setitem(sys.modules, ".".join(parts[:count]), stand_in)
     (tmp_path / NATIVE).mkdir(parents=True)
-    for name in ("build.py", "gather.c"):
+    for name in ("build.py", "native_reader.c"):
         shutil.copy(ROOT / NATIVE / name, tmp_path / NATIVE)
     module = runpy.run_path(str(ROOT / "hatch_build.py"))
-    made = module["GatherHook"]()
+    made = module["NativeReaderHook"]()
     made.platform_tag = module["platform_tag"]
     made.root, made.warned = str(tmp_path), []
     made.app = SimpleNamespace(display_warning=made.warned.append)
@@ -35,7 +35,7 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("version", ["standard", "editable"])
-def test_without_a_compiler_the_package_is_built_without_the_native_gather(
+def test_without_a_compiler_the_package_is_built_without_the_native_native_reader(
     hook: Any, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setenv("CC", "/nonexistent/cc")
@@ -43,19 +43,21 @@ def test_without_a_compiler_the_package_is_built_without_the_native_gather(
     hook.initialize(version, build_data)
     assert build_data == {"force_include": {}, "pure_python": True}
     (warning,) = hook.warned
-    assert warning.startswith("built without the native gather: ")
+    assert warning.startswith("built without the native reader: ")
     assert "/nonexistent/cc" in warning
-    assert not (Path(hook.root) / NATIVE / "gather.so").exists()
+    assert not (Path(hook.root) / NATIVE / "native_reader.so").exists()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
-def test_a_wheel_with_the_native_gather_is_for_one_platform_and_every_python_3(hook: Any) -> None:
+def test_a_wheel_with_the_native_native_reader_is_for_one_platform_and_every_python_3(
+    hook: Any,
+) -> None:
     build_data: dict[str, Any] = {"force_include": {}, "pure_python": True}
     hook.initialize("standard", build_data)
     assert hook.warned == []
-    library = str(Path(hook.root) / NATIVE / "gather.so")
+    library = str(Path(hook.root) / NATIVE / "native_reader.so")
     assert build_data["force_include"] == {
-        library: "pyspark_timestream/kafka/client/native/gather.so"
+        library: "pyspark_timestream/kafka/client/native/native_reader.so"
     }
     assert re.fullmatch(r"py3-none-manylinux_2_\d+_[a-z0-9_]+", build_data["tag"])
     assert not build_data["pure_python"]
@@ -65,7 +67,7 @@ def test_a_wheel_with_the_native_gather_is_for_one_platform_and_every_python_3(h
 def test_an_editable_install_has_the_library_beside_its_source(hook: Any) -> None:
     build_data: dict[str, Any] = {"force_include": {}}
     hook.initialize("editable", build_data)
-    assert (Path(hook.root) / NATIVE / "gather.so").exists()
+    assert (Path(hook.root) / NATIVE / "native_reader.so").exists()
     assert build_data == {"force_include": {}}
 
 
@@ -82,6 +84,6 @@ def test_a_wheels_platform_is_that_of_its_newest_glibc_symbol(
     hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, symbols: bytes, tag: str
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
-    library = tmp_path / "gather.so"
+    library = tmp_path / "native_reader.so"
     library.write_bytes(b"\x7fELF\x00" + symbols.replace(b" ", b"\x00"))
     assert hook.platform_tag(library) == tag

@@ -1,6 +1,6 @@
 """Kafka -> noop and Kafka -> JSON -> one-minute windows, against Spark's own Kafka source.
 
-Ours comes twice: with the native gather, and without it (`TIMESTREAM_NATIVE`); which of the two the
+Ours comes twice: with the native reader, and without it (`TIMESTREAM_NATIVE`); which of the two the
 workers have used is looked up in what they have loaded. All read the same topic in one batch, in
 turns, each in a session of its own. Before that all deliver the same records, which is checked by
 their number, offsets and values, or by the fields and times that were parsed.
@@ -9,7 +9,7 @@ Three figures each (`streams`), three times: in a session that has run the job b
 settings of `configure_spark`, for each number of records (BENCH_RECORDS, as `1000000,40000000`);
 the same with Spark's own defaults; and with those of `configure_spark` in a session that has run
 nothing, where the session's own start is a figure more. BENCH_SESSIONS says which of them: `warm`,
-`defaults`, `cold`, default all. BENCH_WITHOUT_NATIVE=0 leaves out ours without the native gather.
+`defaults`, `cold`, default all. BENCH_WITHOUT_NATIVE=0 leaves out ours without the native reader.
 """
 
 import functools
@@ -33,7 +33,7 @@ from spark_session import local_spark
 from streams import one_batch, summary
 
 from pyspark_timestream import spark_settings
-from pyspark_timestream.kafka.client.native.consumer import load_gather
+from pyspark_timestream.kafka.client.native.consumer import load_native_reader
 
 PARTITIONS = 4
 SIZES: Final = records((1_000_000, 2_000_000, 4_000_000), (100_000,))
@@ -193,8 +193,8 @@ def check(way: str, settings: str, job: str, bootstrap: str, topic: str) -> dict
 
 
 def fastest() -> list[str]:
-    """The contenders of this machine, ours once: the native gather where it is compiled."""
-    return ["spark", "native" if load_gather() is not None else "without native"]
+    """The contenders of this machine, ours once: the native reader where it is compiled."""
+    return ["spark", "native" if load_native_reader() is not None else "without native"]
 
 
 def warm(
@@ -241,7 +241,7 @@ def measure() -> Iterator[Comparison]:
     kafka_jars()
     with broker(say=lambda _: None) as kafka:
         topics = {count: filled(kafka, count, PARTITIONS) for count in SIZES}
-        every = [way for way in WAYS if way != "native" or load_gather() is not None]
+        every = [way for way in WAYS if way != "native" or load_native_reader() is not None]
         ways = every if WITHOUT_NATIVE else fastest()
         if "warm" in SESSIONS:
             yield from warm(kafka, topics, RECOMMENDED, ways)

@@ -113,7 +113,7 @@ def take(kafka: Broker, topic: str) -> Iterator[tuple[str, float]]:
     reader = RangeReader(options, "floor")
     spans = [Range(Partition(topic, number), 0, ROWS // PARTITIONS) for number in range(PARTITIONS)]
 
-    def gather() -> int:
+    def native_reader() -> int:
         return sum(len(block.offsets) for span in spans for block in reader.read(span, needs))
 
     def make_rows() -> int:
@@ -121,7 +121,10 @@ def take(kafka: Broker, topic: str) -> Iterator[tuple[str, float]]:
         tasks = [run_task(options, projection, each, reader.read, _forget) for each in plans]
         return sum(batch.num_rows for task in tasks for batch in task)
 
-    for name, job in {"records into Arrow": gather, "and their rows, with CTIs": make_rows}.items():
+    for name, job in {
+        "records into Arrow": native_reader,
+        "and their rows, with CTIs": make_rows,
+    }.items():
         for turn in range(1 + ROUNDS):
             began_s = time.process_time()
             if job() < ROWS:

@@ -123,4 +123,4 @@ class Fresh:
 
 def path_taken() -> str:
     """How the Python workers of this process have read Kafka: by the code they have loaded."""
-    return "native" if workers_with(os.getpid(), "/gather.so") else "python"
+    return "native" if workers_with(os.getpid(), "/native_reader.so") else "python"

@@ -1,7 +1,7 @@
 """Records into Arrow without Spark, beside others: `python bench/neighbours`.
 
 How many records a core reads in a second, from a topic of four partitions into columns: our reader
-with the native gather and without it, beside a loop with confluent-kafka, confluent-kafka's
+with the native reader and without it, beside a loop with confluent-kafka, confluent-kafka's
 messages made columns by pyarrow, and kafkarrow 0.1.1 (`readers`, `kafkarrow_process`). Each has a
 process of its own, and a new consumer for each run; it is measured from making the consumer to the
 last record, by the seconds of all of its threads (`core s`) and by the clock (`whole run`).
@@ -25,7 +25,7 @@ from sizes import records
 from neighbours.kafkarrow_process import VERSION, Kafkarrow, NotInstalled, install
 from neighbours.readers import READERS, Topic, settings
 from neighbours.runs import as_done, run_there, sums_there
-from pyspark_timestream.kafka.client.native.consumer import load_gather
+from pyspark_timestream.kafka.client.native.consumer import load_native_reader
 
 RECORDS: Final = records((4_000_000,), (200_000,))
 PARTITIONS: Final = 4
@@ -57,7 +57,7 @@ def open_contenders(
     """Contender -> a run, and what it reads with the checksums of all bytes; ours are the last."""
     runs: dict[str, Contender] = {}
     checks: dict[str, Check] = {}
-    native = () if load_gather() is not None else ("native",)
+    native = () if load_native_reader() is not None else ("native",)
     for name in READERS:
         if name == "without native":
             add_kafkarrow(open_, topic, runs, checks)

@@ -3,7 +3,7 @@
 Each reads offset, timestamp, key and value of every record, and tallies them. *A loop* looks at
 records one by one, as programs with confluent-kafka do; *into pyarrow* makes columns of the records
 of each call. Ours is the reader of a task (`RangeReader`), partition after partition; the process's
-environment says whether it has the native gather.
+environment says whether it has the native reader.
 
 All have the settings of librdkafka that the transport has (`settings`), CRC checks included, since
 the readers are compared and not the settings: with the client's own defaults a consumer stops

@@ -1,4 +1,4 @@
-"""The native gather and confluent-kafka's messages on a real broker: the same columns and errors.
+"""The native reader and confluent-kafka's messages on a real broker: the same columns and errors.
 
 Each test reads a topic through both, with a reader of its own, as the tasks of a batch would.
 """
@@ -32,9 +32,9 @@ from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.client.native.consumer import (
     LIBRARY_PATH,
-    Gather,
     NativeConsumer,
-    load_gather,
+    NativeReader,
+    load_native_reader,
 )
 from pyspark_timestream.kafka.client.prefetch import Prefetcher
 from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -45,7 +45,7 @@ from pyspark_timestream.kafka.ranges import Partition, Range
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not LIBRARY_PATH.exists(), reason="the native gather is not built here"),
+    pytest.mark.skipif(not LIBRARY_PATH.exists(), reason="the native reader is not built here"),
 ]
 
 EVERYTHING = ColumnSet(True, True, True, True)
@@ -58,12 +58,12 @@ FUZZ_SECONDS = str(max(5, int(SOAK_SECONDS) // 10))
 
 
 @pytest.fixture(scope="module")
-def gather() -> Iterator[Gather]:
+def native_reader() -> Iterator[NativeReader]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIMESTREAM_NATIVE", "1")
-        load_gather.cache_clear()
-        made = load_gather()
-    load_gather.cache_clear()
+        load_native_reader.cache_clear()
+        made = load_native_reader()
+    load_native_reader.cache_clear()
     assert made is not None
     yield made
     assert made.live_buffers() == 0
@@ -72,8 +72,8 @@ def gather() -> Iterator[Gather]:
 class Paths:
     """Readers of both paths with the same options."""
 
-    def __init__(self, broker: Broker, gather: Gather) -> None:
-        self.broker, self.gather = broker, gather
+    def __init__(self, broker: Broker, native_reader: NativeReader) -> None:
+        self.broker, self.native_reader = broker, native_reader
 
     def options(self, **more: str) -> KafkaOptions:
         given = {name.replace("__", "."): value for name, value in more.items()}
@@ -83,8 +83,8 @@ class Paths:
     @contextmanager
     def reader(self, path: str, **options: str) -> Iterator[RangeReader]:
         with pytest.MonkeyPatch.context() as patch:
-            chosen = self.gather if path == "native" else None
-            patch.setattr(range_reader, "load_gather", lambda: chosen)
+            chosen = self.native_reader if path == "native" else None
+            patch.setattr(range_reader, "load_native_reader", lambda: chosen)
             reader = RangeReader(self.options(**options), unique_name("native"))
             assert isinstance(reader._consumer._client.direct, NativeConsumer) == (path == "native")
             try:
@@ -123,8 +123,8 @@ def joined(blocks: list[RecordBlock]) -> dict[str, list[Any]]:
 
 
 @pytest.fixture
-def paths(broker: Broker, gather: Gather) -> Paths:
-    return Paths(broker, gather)
+def paths(broker: Broker, native_reader: NativeReader) -> Paths:
+    return Paths(broker, native_reader)
 
 
 Topic = Callable[..., str]
@@ -388,10 +388,10 @@ def test_memory_is_given_back(paths: Paths, topic: Topic) -> None:
     paths.broker.produce(name, [Record(b"x" * 1000) for _ in range(100)])
     with paths.reader("native") as reader:
         kept = list(reader.read(Range(Partition(name, 0), 0, 100), ColumnSet(values=True)))
-    assert paths.gather.live_buffers() > 0
+    assert paths.native_reader.live_buffers() > 0
     taken = pa.chunked_array([block.values for block in kept]).take([99])
     del kept
-    assert paths.gather.live_buffers() == 0
+    assert paths.native_reader.live_buffers() == 0
     assert taken.to_pylist() == [b"x" * 1000]
 
 
@@ -406,8 +406,8 @@ def sanitizers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("sanitizers")
-def test_the_gather_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
-    """`gather.c` over made up messages: address, leak and undefined behaviour."""
+def test_the_native_reader_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
+    """`native_reader.c` over made up messages: address, leak and undefined behaviour."""
     fuzz = Path(__file__).parents[2] / "tests" / "native" / "fuzz.c"
     command = ["cc", "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O1", *SANITIZE]
     command += ["-fno-sanitize-recover=all", "-o", str(tmp_path / "fuzz"), str(fuzz)]

@@ -14,7 +14,7 @@ from secured_broker import PASSWORD, USER, SecuredBroker, secured_broker
 
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.client.native.consumer import load_gather
+from pyspark_timestream.kafka.client.native.consumer import load_native_reader
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options
@@ -137,9 +137,9 @@ def test_a_task_fails_with_the_same_message_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if not native:
-        monkeypatch.setattr(range_reader, "load_gather", lambda: None)
-    elif load_gather() is None:
-        pytest.skip("the native gather is not built here, or not wanted")
+        monkeypatch.setattr(range_reader, "load_native_reader", lambda: None)
+    elif load_native_reader() is None:
+        pytest.skip("the native reader is not built here, or not wanted")
     limit = {"kafkaConsumer.connectTimeoutMs": str(round(TIMEOUT_S * 1000))}
     options = read_kafka_options({"subscribe": topic, **wrong(secured), **limit})
     reader, began_s = RangeReader(options, unique_name("g")), time.monotonic()

@@ -12,7 +12,7 @@ import pytest
 from broker import Broker, Record
 from harness import JOBS
 
-from pyspark_timestream.kafka.client.native.consumer import load_gather
+from pyspark_timestream.kafka.client.native.consumer import load_native_reader
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,8 +42,8 @@ def test_values_that_inflate_do_not_fill_a_tasks_memory(
     before: int,
     value: Callable[[int], bytes],
 ) -> None:
-    if native == "1" and load_gather() is None:
-        pytest.skip("the native gather is not built here, or not wanted")
+    if native == "1" and load_native_reader() is None:
+        pytest.skip("the native reader is not built here, or not wanted")
     topic = broker.create_topic(partitions=partitions, max_message_bytes=2 * SIZE)
     broker.produce(topic, [Record("x" * 85, None, n % partitions) for n in range(before)])
     producer = broker.producer(compression_type="zstd", message_max_bytes=2 * SIZE, linger_ms=5)

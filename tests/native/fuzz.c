@@ -1,4 +1,4 @@
-/* Random messages, gaps, errors and failing allocations through gather.c, each block checked value
+/* Random messages, gaps, errors and failing allocations through native_reader.c, each block checked value
  * by value: `fuzz SEED SECONDS`. To be compiled with the address, leak and undefined sanitizers.
  *
  * Every value lies in an allocation of exactly its size, so that a read beyond it is found.
@@ -10,7 +10,7 @@
 static int refuse_one_in = 0;
 static void *some_realloc(void *at, size_t size);
 #define realloc some_realloc
-#include "../../sources/pyspark_timestream/kafka/client/native/gather.c"
+#include "../../sources/pyspark_timestream/kafka/client/native/native_reader.c"
 #undef realloc
 
 enum { MESSAGES = 4000, HEADERS = 4 };
@@ -21,7 +21,7 @@ typedef struct {
 } value;
 
 typedef struct {
-  message seen; /* first, so that the gather's pointer is ours */
+  message seen; /* first, so that the native_reader's pointer is ours */
   int is_out;
   int stamp_type;
   int64_t stamp;
@@ -70,7 +70,7 @@ static char *some_name(void) {
   return name;
 }
 
-/* -- what the gather believes to be librdkafka ---------------------------------------------- */
+/* -- what the native_reader believes to be librdkafka ---------------------------------------------- */
 
 static ssize_t consume(void *queue, int timeout_ms, message **to, size_t most) {
   (void)queue, (void)timeout_ms;
@@ -196,15 +196,15 @@ static void run(void) {
   block it;
   librdkafka functions = {consume,   destroy,    timestamp, headers_of,
                           header_at, topic_name, text};
-  gather *g = gather_open(&functions, NULL);
+  native_reader *g = native_open(&functions, NULL);
   CHECK(g);
   next_made = 0;
   wrong_topic_is_null = (int)roll(2);
   refuse_one_in = roll(3) ? 0 : 200;
-  gather_aim(g, "t", 0);
+  native_aim(g, "t", 0);
   while (position < end && (next_made < MESSAGES || g->next < g->count)) {
     most = 1 + roll(200);
-    said = gather_read(g, position, end, most, 1 + roll(5000), (int32_t)roll(2), needs, &it);
+    said = native_read(g, position, end, most, 1 + roll(5000), (int32_t)roll(2), needs, &it);
     if (said != DONE) {
       /* The records of the failed block are gone with it: its consumer is given up. */
       CHECK(said == NO_MEMORY && refuse_one_in);
@@ -220,9 +220,9 @@ static void run(void) {
     drop_block(&it);
   }
   refuse_one_in = 0;
-  gather_close(g);
+  native_close(g);
   for (int n = 0; n < MESSAGES; n++) CHECK(all[n].is_out == (n < next_made ? 2 : 0));
-  CHECK(gather_live_buffers() == 0);
+  CHECK(native_live_buffers() == 0);
   free_all();
 }
 

@@ -1,4 +1,4 @@
-"""Random topics and ranges through the native gather, each against confluent-kafka's messages.
+"""Random topics and ranges through the native reader, each against confluent-kafka's messages.
 
 `native_soak.py SECONDS SEED [BOOTSTRAP]`: without a broker's address it starts one, and kills it
 now and then. Some of what brokers answer is spoilt on the way. `sanitized_environment` says what to
@@ -37,8 +37,8 @@ EVERYTHING = ColumnSet(True, True, True, True)
 
 
 def sanitized_environment(place: Path, build: Any) -> dict[str, str]:
-    """Environment variables under which Python loads a sanitized gather."""
-    library = place / "gather.so"
+    """Environment variables under which Python loads a sanitized native reader."""
+    library = place / "native_reader.so"
     trouble = build.build_library(library, [*SANITIZE, "-fno-sanitize-recover=all"])
     assert trouble is None, trouble
     asked = ["cc", "-print-file-name=libasan.so"]
@@ -88,9 +88,9 @@ def some(dice: random.Random, most: int) -> bytes | None:
 
 
 @contextmanager
-def reader(bootstrap: str, gather: Any, **more: str) -> Iterator[RangeReader]:
-    """A reader over `gather`, or over messages where it is None."""
-    range_reader.load_gather = lambda: gather  # type: ignore[attr-defined]
+def reader(bootstrap: str, native_reader: Any, **more: str) -> Iterator[RangeReader]:
+    """A reader over `native_reader`, or over messages where it is None."""
+    range_reader.load_native_reader = lambda: native_reader  # type: ignore[attr-defined]
     fixed = {"kafka.bootstrap.servers": bootstrap, "subscribe": "x"}
     made = RangeReader(read_kafka_options({**fixed, **more}), unique_name("soak"))
     try:
@@ -110,7 +110,7 @@ def rows(blocks: list[RecordBlock]) -> list[list[Any]]:
     return columns
 
 
-def compare(kafka: Broker, gather: Any, dice: random.Random) -> int:
+def compare(kafka: Broker, native_reader: Any, dice: random.Random) -> int:
     """One topic, some ranges; how many records were compared."""
     topic = kafka.create_topic()
     count, end = 0, fill(kafka, topic, dice)
@@ -119,7 +119,7 @@ def compare(kafka: Broker, gather: Any, dice: random.Random) -> int:
         kafka.delete_records(topic, {0: dice.randint(0, end)})
         level["failOnDataLoss"] = "false"
     place = kafka.bootstrap
-    with reader(place, gather, **level) as ours, reader(place, None, **level) as theirs:
+    with reader(place, native_reader, **level) as ours, reader(place, None, **level) as theirs:
         for _ in range(4):
             start = dice.randint(0, end - 1)
             span = Range(Partition(topic, 0), start, dice.randint(start + 1, end))
@@ -129,16 +129,16 @@ def compare(kafka: Broker, gather: Any, dice: random.Random) -> int:
             count += len(found[0])
             # One that is given up in the middle must not disturb the next.
             next(ours.read(Range(span.partition, 0, end), needs), None)
-    assert gather.live_buffers() == 0, f"{gather.live_buffers()} buffers are left"
+    assert native_reader.live_buffers() == 0, f"{native_reader.live_buffers()} buffers are left"
     return count
 
 
-def read_through_a_kill(kafka: Broker, gather: Any, dice: random.Random) -> None:
+def read_through_a_kill(kafka: Broker, native_reader: Any, dice: random.Random) -> None:
     """The broker dies while a range is read, and comes back."""
     topic = kafka.create_topic()
     end = fill(kafka, topic, dice)
     small = {"kafka.queued.max.messages.kbytes": "64", "kafka.fetch.message.max.bytes": "20000"}
-    with reader(kafka.bootstrap, gather, **small) as ours:
+    with reader(kafka.bootstrap, native_reader, **small) as ours:
         blocks = ours.read(Range(Partition(topic, 0), 0, end), ColumnSet(values=True))
         found = [block for block in [next(blocks, None)] if block is not None]
         kafka.stop()
@@ -151,7 +151,7 @@ def read_through_a_kill(kafka: Broker, gather: Any, dice: random.Random) -> None
         assert rows(found) == rows(list(theirs.read(span, ColumnSet(values=True))))
 
 
-def read_what_is_spoilt(kafka: Broker, gather: Any, dice: random.Random) -> int:
+def read_what_is_spoilt(kafka: Broker, native_reader: Any, dice: random.Random) -> int:
     """Right records, or an error behind some of them, though answers are spoilt; how many were.
 
     Checksums are checked, as is our default: without that librdkafka 2.16 inflates some garbled
@@ -168,7 +168,9 @@ def read_what_is_spoilt(kafka: Broker, gather: Any, dice: random.Random) -> int:
         spoil = sometimes(theirs_alone, partial(how, theirs_alone))
         with (
             spoiling_proxy(kafka.bootstrap, spoil) as proxy,
-            reader(proxy.bootstrap, gather, **{"kafkaConsumer.pollTimeoutMs": "3000"}) as ours,
+            reader(
+                proxy.bootstrap, native_reader, **{"kafkaConsumer.pollTimeoutMs": "3000"}
+            ) as ours,
         ):
             blocks, is_whole = until_error(ours.read(span, EVERYTHING))
             count += proxy.spoilt
@@ -178,7 +180,7 @@ def read_what_is_spoilt(kafka: Broker, gather: Any, dice: random.Random) -> int:
         size = None if is_whole else len(found[0])
         assert found == [column[:size] for column in expected], (topic, is_whole)
         del blocks
-        assert gather.live_buffers() == 0, f"{gather.live_buffers()} buffers are left"
+        assert native_reader.live_buffers() == 0, f"{native_reader.live_buffers()} buffers are left"
     return count
 
 
@@ -197,16 +199,16 @@ def soak(kafka: Broker, seconds: float, seed: int) -> None:
     """Compare until the time is over."""
     dice = random.Random(seed)
     library = Path(os.environ.get("SOAK_LIBRARY") or native_library.LIBRARY_PATH)
-    gather = native_library.load_gather(library)
-    assert gather is not None
+    native_reader = native_library.load_native_reader(library)
+    assert native_reader is not None
     ends, next_kill = time.monotonic() + seconds, time.monotonic() + KILL_EVERY_S / 2
     topics = records = kills = spoilt = 0
     while time.monotonic() < ends or not topics:
-        records += compare(kafka, gather, dice)
-        spoilt += read_what_is_spoilt(kafka, gather, dice)
+        records += compare(kafka, native_reader, dice)
+        spoilt += read_what_is_spoilt(kafka, native_reader, dice)
         topics += 1
         if kafka.can_stop and time.monotonic() > next_kill:
-            read_through_a_kill(kafka, gather, dice)
+            read_through_a_kill(kafka, native_reader, dice)
             kills, next_kill = kills + 1, time.monotonic() + KILL_EVERY_S
     done = f"{topics} topics, {records} records, {kills} kills, {spoilt} answers spoilt"
     print(f"soaked: {done}, seed {seed}", flush=True)

@@ -49,7 +49,7 @@ from pyspark_timestream.kafka.client.errors import (
     no_answer_error,
     refusal_error,
 )
-from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_gather
+from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_states, drop_state
 from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
@@ -143,7 +143,7 @@ _CONNECTION_CHECK_S: Final = 1.0
 
 _FETCH_SIZE_KEYS: Final = frozenset(("fetch.message.max.bytes", "max.partition.fetch.bytes"))
 _UNCOUNTED_FETCHES: Final = {"fetch.message.max.bytes": 16 * 1024}
-"""Without the native gather compression ratios are unknown, so all fetches must be small."""
+"""Without the native reader compression ratios are unknown, so all fetches must be small."""
 
 
 CreateConsumer = Callable[[KafkaOptions, Mapping[str, Any], ClientLog], ColumnConsumer]
@@ -153,10 +153,12 @@ def create_column_consumer(
     options: KafkaOptions, config: Mapping[str, Any], log: ClientLog
 ) -> ColumnConsumer:
     """A consumer that this configuration makes: the native one, where it was compiled."""
-    gather = load_gather()
-    if gather is None:
+    native_reader = load_native_reader()
+    if native_reader is None:
         return create_client(options, lambda: BoundedConsumer(MessageConsumer(config, log)))
-    return create_client(options, lambda: BoundedConsumer(NativeConsumer(config, gather, log)))
+    return create_client(
+        options, lambda: BoundedConsumer(NativeConsumer(config, native_reader, log))
+    )
 
 
 class RangeReader:
@@ -191,8 +193,10 @@ class RangeReader:
         self._next_commit_s = float("-inf")
         self._next_long_s = float("-inf")
         self._length_limit = sys.maxsize
-        # Fetch sizes that the user sets are kept; without the native gather nothing is counted.
-        self._adapts = load_gather() is not None and _FETCH_SIZE_KEYS.isdisjoint(options.client)
+        # Fetch sizes that the user sets are kept; without the native reader nothing is counted.
+        self._adapts = load_native_reader() is not None and _FETCH_SIZE_KEYS.isdisjoint(
+            options.client
+        )
         self._counted = 0
         self._uses_small_fetches = any(map(self._needs_small_fetches, options.subscribe or [""]))
         self._consumer = self._create_consumer()
@@ -344,7 +348,7 @@ class RangeReader:
         small: Mapping[str, Any] = {}
         if self._uses_small_fetches:
             small = SMALL_FETCHES
-        elif load_gather() is None and _FETCH_SIZE_KEYS.isdisjoint(given):
+        elif load_native_reader() is None and _FETCH_SIZE_KEYS.isdisjoint(given):
             small = _UNCOUNTED_FETCHES
         config = self._config | {name: each for name, each in small.items() if name not in given}
         self._counted = 0

@@ -114,7 +114,7 @@ def _find_refused_states(
     if not lengths:
         return
     longest = max(lengths, key=lambda part: (lengths[part], part))
-    # The native gather commits a text with a final zero byte, which the broker counts.
+    # The native reader commits a text with a final zero byte, which the broker counts.
     least = lengths[longest] + 1
     writers = len(states[longest].writers)
     yield Diagnosis(

@@ -15,7 +15,7 @@ from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.client.consumer import ColumnConsumer, MessageConsumer
 from pyspark_timestream.kafka.client.errors import ClientLog
 from pyspark_timestream.kafka.client.native import consumer as native_consumer
-from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_gather
+from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.ranges import Partition, Range
@@ -39,10 +39,10 @@ def made(path: str, where: str) -> ColumnConsumer:
     config = {"bootstrap.servers": where, "group.id": "g", "log_level": 0}
     if path == "messages":
         return MessageConsumer(config, ClientLog(config))
-    gather = load_gather()
-    if gather is None:
-        pytest.skip("the native gather is not built here, or not wanted")
-    return NativeConsumer(config, gather, ClientLog(config))
+    native_reader = load_native_reader()
+    if native_reader is None:
+        pytest.skip("the native reader is not built here, or not wanted")
+    return NativeConsumer(config, native_reader, ClientLog(config))
 
 
 @pytest.mark.timeout(300)
@@ -95,9 +95,9 @@ def test_read_without_a_broker_fails_in_time_with_the_reason(
     path: str, where: str, reason: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     if path == "messages":
-        monkeypatch.setattr(range_reader, "load_gather", lambda: None)
-    elif load_gather() is None:
-        pytest.skip("the native gather is not built here, or not wanted")
+        monkeypatch.setattr(range_reader, "load_native_reader", lambda: None)
+    elif load_native_reader() is None:
+        pytest.skip("the native reader is not built here, or not wanted")
     given = {"kafka.bootstrap.servers": where, "kafkaConsumer.connectTimeoutMs": "2000"}
     reader, began_s = RangeReader(options(**given), "g"), time.monotonic()
     try:

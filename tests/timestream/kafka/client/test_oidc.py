@@ -10,7 +10,7 @@ import pytest
 from timestream.builders import options
 
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_gather
+from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 
 Asked = queue.Queue[tuple[str, str]]
@@ -44,10 +44,10 @@ def endpoint() -> Iterator[tuple[str, Asked]]:
 def test_a_token_is_asked_for_where_the_options_say(
     native: bool, endpoint: tuple[str, Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if native and load_gather() is None:
-        pytest.skip("the native gather is not built here, or not wanted")
+    if native and load_native_reader() is None:
+        pytest.skip("the native reader is not built here, or not wanted")
     if not native:
-        monkeypatch.setattr(range_reader, "load_gather", lambda: None)
+        monkeypatch.setattr(range_reader, "load_native_reader", lambda: None)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     url, asked = endpoint
     oidc = {

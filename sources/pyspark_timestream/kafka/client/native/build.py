@@ -1,4 +1,4 @@
-"""Compile `gather.c` next to itself: `python build.py [compiler flags...]`.
+"""Compile `native_reader.c` next to itself: `python build.py [compiler flags...]`.
 
 Wheels and editable installs run this through `hatch_build.py`. If it fails, the package works
 without the library: records then pass through confluent-kafka's Python objects.
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCE = HERE / "gather.c"
-LIBRARY = HERE / "gather.so"
+SOURCE = HERE / "native_reader.c"
+LIBRARY = HERE / "native_reader.so"
 FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra")
 
 
@@ -27,7 +27,7 @@ def build_library(library: Path = LIBRARY, flags: Sequence[str] = ()) -> str | N
     fresh = library.with_suffix(f".{os.getpid()}")
     try:
         command = [*shlex.split(os.environ.get("CC") or "cc"), *FLAGS, *flags]
-        # `load_gather` uses it to detect a library of another source.
+        # `load_native_reader` uses it to detect a library of another source.
         digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
         command += [f'-DSOURCE_DIGEST="{digest}"', "-o", str(fresh), str(SOURCE)]
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A consumer over librdkafka's C interface, whose records the compiled `gather.c` collects.
+"""A consumer over librdkafka's C interface, whose records the compiled `native_reader.c` collects.
 
 The library is optional: without it confluent-kafka's own objects do the same work, slower.
 
@@ -31,9 +31,9 @@ from pyspark_timestream.kafka.ranges import Partition, Range
 
 _LOG: Final = logging.getLogger(__name__)
 
-LIBRARY_PATH: Final = Path(__file__).parent / "gather.so"
+LIBRARY_PATH: Final = Path(__file__).parent / "native_reader.so"
 _CHOICE: Final = "TIMESTREAM_NATIVE"
-"""The environment variable by which a user chooses; see `load_gather`."""
+"""The environment variable by which a user chooses; see `load_native_reader`."""
 
 _SOURCE: Final = LIBRARY_PATH.with_suffix(".c")
 
@@ -46,7 +46,7 @@ LIBRDKAFKA_FUNCTIONS: Final = (
     "rd_kafka_topic_name",
     "rd_kafka_message_errstr",
 )
-"""The functions that `gather_open` receives, in its order."""
+"""The functions that `native_open` receives, in its order."""
 
 
 class _Buffer(ctypes.Structure):
@@ -64,7 +64,7 @@ class _Column(ctypes.Structure):
 
 
 class Block(ctypes.Structure):
-    """The struct `block` of gather.c."""
+    """The struct `block` of native_reader.c."""
 
     _fields_ = (
         ("rows", c_int64),
@@ -89,7 +89,7 @@ class Block(ctypes.Structure):
     )
 
 
-class Gather(NamedTuple):
+class NativeReader(NamedTuple):
     """The compiled library's functions; each releases the GIL while it runs."""
 
     open: Callable[..., int | None]
@@ -106,7 +106,7 @@ class Gather(NamedTuple):
 @functools.cache
 def warn_of_slow_reading() -> None:
     """Say once in a driver that its installation has no native reader, unless that was chosen."""
-    if load_gather() is None and not LIBRARY_PATH.exists() and not os.environ.get(_CHOICE):
+    if load_native_reader() is None and not LIBRARY_PATH.exists() and not os.environ.get(_CHOICE):
         _LOG.warning(
             "this installation has no native reader, so records take more of "
             "the processor to read; next step: install pyspark-timestream from a wheel for this "
@@ -116,7 +116,7 @@ def warn_of_slow_reading() -> None:
 
 
 @functools.cache
-def load_gather(library: Path = LIBRARY_PATH) -> Gather | None:
+def load_native_reader(library: Path = LIBRARY_PATH) -> NativeReader | None:
     """Load the library; None if it was not built, comes from another source, or is disabled.
 
     Environment variable `TIMESTREAM_NATIVE`: `0` disables it, `1` requires it; unset or empty uses
@@ -130,7 +130,7 @@ def load_gather(library: Path = LIBRARY_PATH) -> Gather | None:
         raise RuntimeError(
             compose_message(
                 f"environment variable 'TIMESTREAM_NATIVE': '{wish}' is not a choice",
-                "0 (do without the native gather), 1 (insist on it), or nothing",
+                "0 (do without the native reader), 1 (insist on it), or nothing",
                 "set it to 0 or 1, or unset it, on the driver and the executors",
             )
         )
@@ -141,35 +141,35 @@ def load_gather(library: Path = LIBRARY_PATH) -> Gather | None:
     except (OSError, AttributeError, ValueError) as error:
         if wish == "1":
             raise RuntimeError(
-                f"TIMESTREAM_NATIVE is 1, but the native gather cannot be used: {error}; install "
+                f"TIMESTREAM_NATIVE is 1, but the native reader cannot be used: {error}; install "
                 "timestream again where a C compiler is, or set TIMESTREAM_NATIVE to 0"
             ) from error
         if library.exists():
-            _LOG.warning("going on without the native gather, which is slower: %s", error)
+            _LOG.warning("going on without the native reader, which is slower: %s", error)
         return None
 
 
-def _load_library(library: Path) -> Gather:
+def _load_library(library: Path) -> NativeReader:
     found = ctypes.CDLL(str(library))
     wanted = hashlib.sha256(_SOURCE.read_bytes()).hexdigest().encode()
     # The first libraries had no digest.
-    digest = getattr(found, "gather_source_digest", None)
-    size = _declare(found.gather_block_size, c_int64)()
+    digest = getattr(found, "native_source_digest", None)
+    size = _declare(found.native_block_size, c_int64)()
     if digest is None or _declare(digest, c_char_p)() != wanted or size != ctypes.sizeof(Block):
         raise ValueError(f"{library} was built from another version of {_SOURCE.name}")
     limits = (c_int64, c_int64, c_int64, c_int64)
-    return Gather(
-        open=_declare(found.gather_open, c_void_p, c_void_p, c_void_p),
-        seek=_declare(found.gather_aim, None, c_void_p, c_char_p, c_int32),
+    return NativeReader(
+        open=_declare(found.native_open, c_void_p, c_void_p, c_void_p),
+        seek=_declare(found.native_aim, None, c_void_p, c_char_p, c_int32),
         read=_declare(
-            found.gather_read, c_int, c_void_p, *limits, c_int32, c_uint32, POINTER(Block)
+            found.native_read, c_int, c_void_p, *limits, c_int32, c_uint32, POINTER(Block)
         ),
-        release=_declare(found.gather_release, None, c_void_p),
-        live_buffers=_declare(found.gather_live_buffers, c_int64),
-        close=_declare(found.gather_close, None, c_void_p),
-        new_counter=_declare(found.gather_count, c_void_p, c_void_p, c_void_p, c_void_p),
-        read_counter=_declare(found.gather_counted, c_int64, c_void_p),
-        free_counter=_declare(found.gather_uncount, None, c_void_p),
+        release=_declare(found.native_release, None, c_void_p),
+        live_buffers=_declare(found.native_live_buffers, c_int64),
+        close=_declare(found.native_close, None, c_void_p),
+        new_counter=_declare(found.native_count, c_void_p, c_void_p, c_void_p, c_void_p),
+        read_counter=_declare(found.native_counted, c_int64, c_void_p),
+        free_counter=_declare(found.native_uncount, None, c_void_p),
     )
 
 
@@ -179,7 +179,7 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 
 def encode_columns(needs: ColumnSet) -> int:
-    """Encode `needs` as the bits that gather.c expects."""
+    """Encode `needs` as the bits that native_reader.c expects."""
     wanted = (needs.timestamps, needs.keys, needs.values, needs.headers)
     return sum(1 << bit for bit, is_wanted in enumerate(wanted) if is_wanted)
 
@@ -190,16 +190,16 @@ def encode_columns(needs: ColumnSet) -> int:
 class _OwnedBuffer:
     """Frees a buffer of the library when Arrow no longer uses it."""
 
-    def __init__(self, gather: Gather, address: int) -> None:
-        self._release, self._address = gather.release, address
+    def __init__(self, native_reader: NativeReader, address: int) -> None:
+        self._release, self._address = native_reader.release, address
 
     def __del__(self) -> None:
         self._release(self._address)
 
 
-def adopt_block(gather: Gather, block: Block, needs: ColumnSet) -> RecordBlock | None:
+def adopt_block(native_reader: NativeReader, block: Block, needs: ColumnSet) -> RecordBlock | None:
     """Turn `block` into records, taking over its buffers; None if it is empty."""
-    take = functools.partial(_adopt_buffer, gather)
+    take = functools.partial(_adopt_buffer, native_reader)
     rows = block.rows
     offsets = _build_numbers(pa.int64(), rows, take(block.offsets))
     stamps = _build_numbers(pa.int64(), rows, take(block.stamps)) if needs.timestamps else None
@@ -210,10 +210,10 @@ def adopt_block(gather: Gather, block: Block, needs: ColumnSet) -> RecordBlock |
     return RecordBlock(offsets, stamps, types, keys, values, headers) if rows else None
 
 
-def _adopt_buffer(gather: Gather, buffer: _Buffer) -> pa.Buffer:
+def _adopt_buffer(native_reader: NativeReader, buffer: _Buffer) -> pa.Buffer:
     if not buffer.at:
         return pa.py_buffer(b"")
-    return pa.foreign_buffer(buffer.at, buffer.used, _OwnedBuffer(gather, buffer.at))
+    return pa.foreign_buffer(buffer.at, buffer.used, _OwnedBuffer(native_reader, buffer.at))
 
 
 def _build_numbers(kind: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
@@ -323,31 +323,33 @@ def _load_librdkafka() -> Any:
 
 
 class NativeConsumer:
-    """A `ColumnConsumer` over librdkafka and the native gather; for one thread at a time.
+    """A `ColumnConsumer` over librdkafka and the native reader; for one thread at a time.
 
     Args:
         config: librdkafka's configuration; booleans and numbers are converted to its text form.
-        gather: the compiled library.
+        native reader: the compiled library.
         log: receives the client's errors and log lines, during every poll.
 
     Raises:
         KafkaException: librdkafka refuses `config`.
     """
 
-    def __init__(self, config: Mapping[str, Any], gather: Gather, log: ClientLog) -> None:
-        self._kafka, self._gather = _load_librdkafka(), gather
+    def __init__(
+        self, config: Mapping[str, Any], native_reader: NativeReader, log: ClientLog
+    ) -> None:
+        self._kafka, self._native_reader = _load_librdkafka(), native_reader
         handlers = _build_handlers(log)
-        client, self._counter = _create_handles(self._kafka, gather, config, handlers)
+        client, self._counter = _create_handles(self._kafka, native_reader, config, handlers)
         queue = self._kafka.rd_kafka_queue_get_consumer(client)
-        self._handles = (_open_gather(self._kafka, gather, queue), client)
+        self._handles = (_open_native_reader(self._kafka, native_reader, queue), client)
         # Also if it is never closed: librdkafka's threads must not outlive what they use.
         kept = (self._counter, handlers)
-        ending = (os.getpid(), self._kafka, gather, queue, *self._handles, kept)
+        ending = (os.getpid(), self._kafka, native_reader, queue, *self._handles, kept)
         self._end = weakref.finalize(self, _release, *ending)
 
     @property
     def _open_handles(self) -> tuple[int, int]:
-        """The handles of the gather and of librdkafka; an error once the consumer is closed."""
+        """The handles of the native reader and of librdkafka; an error once it is closed."""
         if not self._end.alive:
             raise RuntimeError("Consumer closed")
         return self._handles
@@ -356,38 +358,38 @@ class NativeConsumer:
     def received_bytes(self) -> int:
         """See `ColumnConsumer`."""
         _ = self._open_handles
-        return self._gather.read_counter(self._counter)
+        return self._native_reader.read_counter(self._counter)
 
     def seek(self, partition: Partition, offset: int) -> None:
         """See `ColumnConsumer`; a new assignment discards what was fetched before."""
         records, client = self._open_handles
         with _OffsetList(self._kafka, {partition: (offset, "")}) as offsets:
             self._check(self._kafka.rd_kafka_assign(client, offsets))
-        self._gather.seek(records, partition.topic.encode(), partition.number)
+        self._native_reader.seek(records, partition.topic.encode(), partition.number)
 
     def pause(self) -> None:
         """See `ColumnConsumer`."""
         records, client = self._open_handles
         self._check(self._kafka.rd_kafka_assign(client, None))
-        self._gather.seek(records, b"", -1)
+        self._native_reader.seek(records, b"", -1)
         # librdkafka keeps outdated messages until the queue is read.
         block = Block()
-        self._gather.read(records, 0, 1, 1, 1, 0, 0, ctypes.byref(block))
-        adopt_block(self._gather, block, ColumnSet())
+        self._native_reader.read(records, 0, 1, 1, 1, 0, 0, ctypes.byref(block))
+        adopt_block(self._native_reader, block, ColumnSet())
 
     def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
         """See `ColumnConsumer`; stops at the first error, and the next call continues after it."""
         (records, _), block = self._open_handles, Block()
         limits = (position, span.end_exclusive, MAX_BLOCK_RECORDS, _MAX_BLOCK_BYTES)
         wait_ms, bits = max(1, round(wait_s * 1000)), encode_columns(needs)
-        code = self._gather.read(records, *limits, wait_ms, bits, ctypes.byref(block))
+        code = self._native_reader.read(records, *limits, wait_ms, bits, ctypes.byref(block))
         if code == -1:
             raise MemoryError(f"{span.partition}: no memory for the records at offset {position}")
         if code:
             raise OverflowError(
                 f"{span.partition}: the records after offset {position} exceed 2 GiB in a column"
             )
-        rows = adopt_block(self._gather, block, needs)
+        rows = adopt_block(self._native_reader, block, needs)
         return PollResult(rows, block.reached, self._read_errors(block), block.rows, block.inflated)
 
     def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
@@ -522,7 +524,7 @@ def _build_handlers(log: ClientLog) -> tuple[Any, Any]:
 
 
 def _create_handles(
-    kafka: Any, gather: Gather, config: Mapping[str, Any], handlers: tuple[Any, Any]
+    kafka: Any, native_reader: NativeReader, config: Mapping[str, Any], handlers: tuple[Any, Any]
 ) -> tuple[int, int]:
     """Create a client, and the counter of the bytes that it receives."""
     text = ctypes.create_string_buffer(_MAX_ERROR_TEXT_BYTES)
@@ -542,7 +544,7 @@ def _create_handles(
         kafka.rd_kafka_conf_set(conf, b"log.queue", b"true", text, _MAX_ERROR_TEXT_BYTES)
         kafka.rd_kafka_conf_set_log_cb(conf, handlers[1])
     functions = ("conf_interceptor_add_on_new", "interceptor_add_on_response_received")
-    counter = gather.new_counter(
+    counter = native_reader.new_counter(
         *(_address_of(kafka, f"rd_kafka_{name}") for name in functions), conf
     )
     if not counter:
@@ -551,7 +553,7 @@ def _create_handles(
     client = kafka.rd_kafka_new(_RD_KAFKA_CONSUMER, conf, text, _MAX_ERROR_TEXT_BYTES)
     if not client:
         kafka.rd_kafka_conf_destroy(conf)
-        gather.free_counter(counter)
+        native_reader.free_counter(counter)
         raise _configuration_error(text)
     if is_logged:
         kafka.rd_kafka_set_log_queue(client, None)
@@ -568,11 +570,11 @@ def _configuration_error(text: Any) -> KafkaException:
     return KafkaException(KafkaError(KafkaError._INVALID_ARG, text.value.decode(errors="replace")))
 
 
-def _open_gather(kafka: Any, gather: Gather, queue: int) -> int:
+def _open_native_reader(kafka: Any, native_reader: NativeReader, queue: int) -> int:
     table = (c_void_p * len(LIBRDKAFKA_FUNCTIONS))(
         *(_address_of(kafka, name) for name in LIBRDKAFKA_FUNCTIONS)
     )
-    records = gather.open(table, queue)
+    records = native_reader.open(table, queue)
     if not records:
         raise MemoryError("no memory for a Kafka consumer")
     return records
@@ -581,7 +583,7 @@ def _open_gather(kafka: Any, gather: Gather, queue: int) -> int:
 def _release(
     owner: int,
     kafka: Any,
-    gather: Gather,
+    native_reader: NativeReader,
     queue: int,
     records: int,
     client: int,
@@ -590,14 +592,16 @@ def _release(
     """Release everything; a forked child has the handles but not librdkafka's threads."""
     if os.getpid() != owner:
         return
-    gather.close(records)
+    native_reader.close(records)
     kafka.rd_kafka_queue_destroy(queue)
 
-    close_with_timeout(functools.partial(_close_client, kafka, gather, client, *kept))
+    close_with_timeout(functools.partial(_close_client, kafka, native_reader, client, *kept))
 
 
-def _close_client(kafka: Any, gather: Gather, client: int, counter: int, _handlers: Any) -> None:
+def _close_client(
+    kafka: Any, native_reader: NativeReader, client: int, counter: int, _handlers: Any
+) -> None:
     """Close the client, which may call the handlers until then: an argument keeps them alive."""
     kafka.rd_kafka_consumer_close(client)
     kafka.rd_kafka_destroy(client)
-    gather.free_counter(counter)
+    native_reader.free_counter(counter)

@@ -1,4 +1,4 @@
-"""The native gather against a test double of librdkafka: every record, and no leak."""
+"""The native reader against a test double of librdkafka: every record, and no leak."""
 
 import ctypes
 import importlib.util
@@ -18,10 +18,10 @@ import pyspark_timestream
 from pyspark_timestream.kafka.client.native import consumer as library_module
 from pyspark_timestream.kafka.client.native.consumer import (
     Block,
-    Gather,
+    NativeReader,
     adopt_block,
     encode_columns,
-    load_gather,
+    load_native_reader,
 )
 from pyspark_timestream.kafka.decode.columns import METADATA
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
@@ -55,7 +55,7 @@ class Message(ctypes.Structure):
 
 
 class Librdkafka:
-    """The functions that the gather calls, over messages that a test makes up."""
+    """The functions that the native reader calls, over messages that a test makes up."""
 
     def __init__(self, pieces: list[list[Sent]]) -> None:
         self.split_at_forced_ctis = pieces
@@ -116,13 +116,13 @@ class Librdkafka:
 
 
 class Reading:
-    """A gather over made up messages, aimed at topic `t`, partition 0."""
+    """A native reader over made up messages, aimed at topic `t`, partition 0."""
 
-    def __init__(self, gather: Gather, *pieces: list[Sent]) -> None:
-        self.gather, self.kafka = gather, Librdkafka(list(pieces))
+    def __init__(self, native_reader: NativeReader, *pieces: list[Sent]) -> None:
+        self.native_reader, self.kafka = native_reader, Librdkafka(list(pieces))
         table = (c_void_p * 7)(*(ctypes.cast(each, c_void_p) for each in self.kafka.table))
-        self.handle = gather.open(table, None)
-        gather.seek(self.handle, b"t", 0)
+        self.handle = native_reader.open(table, None)
+        native_reader.seek(self.handle, b"t", 0)
 
     def read(
         self,
@@ -135,16 +135,18 @@ class Reading:
         block = Block()
         limits = (position, end, most, most_bytes)
         assert (
-            self.gather.read(self.handle, *limits, 1, encode_columns(needs), ctypes.byref(block))
+            self.native_reader.read(
+                self.handle, *limits, 1, encode_columns(needs), ctypes.byref(block)
+            )
             == 0
         )
-        return adopt_block(self.gather, block, needs), block
+        return adopt_block(self.native_reader, block, needs), block
 
     def __enter__(self) -> "Reading":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.gather.close(self.handle)
+        self.native_reader.close(self.handle)
 
 
 def build_script() -> Any:
@@ -155,14 +157,14 @@ def build_script() -> Any:
 
 
 @pytest.fixture(scope="module")
-def gather(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gather]:
-    library = tmp_path_factory.mktemp("native") / "gather.so"
+def native_reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeReader]:
+    library = tmp_path_factory.mktemp("native") / "native_reader.so"
     trouble = build_script().build_library(library, ["-Werror"])
     if trouble:
-        pytest.skip(f"no native gather here: {trouble}")
+        pytest.skip(f"no native reader here: {trouble}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIMESTREAM_NATIVE", "1")
-        made = load_gather(library)
+        made = load_native_reader(library)
     assert made is not None
     yield made
     # No block is alive any more, so no buffer of one may be.
@@ -219,7 +221,7 @@ def joined(blocks: list[RecordBlock]) -> list[pa.Array]:
     most_bytes=st.integers(1, 200),
 )
 def test_every_record_arrives_however_the_queue_and_the_blocks_are_cut(
-    gather: Gather, sent, gaps, cuts, most, most_bytes
+    native_reader: NativeReader, sent, gaps, cuts, most, most_bytes
 ) -> None:
     places = itertools.accumulate(gaps)
     sent = [each._replace(offset=place) for each, place in zip(sent, places, strict=False)]
@@ -230,7 +232,7 @@ def test_every_record_arrives_however_the_queue_and_the_blocks_are_cut(
         pieces.append(left[:cut])
         left = left[cut:]
     end = sent[-1].offset + 1 if sent else 0
-    with Reading(gather, *pieces) as reading:
+    with Reading(native_reader, *pieces) as reading:
         blocks, position, tries = [], 0, 0
         while position < end:
             tries += 1
@@ -253,16 +255,18 @@ def test_every_record_arrives_however_the_queue_and_the_blocks_are_cut(
 @pytest.mark.parametrize(
     "needs", [ColumnSet(), ColumnSet(values=True), ColumnSet(timestamps=True, headers=True)]
 )
-def test_only_what_is_needed_is_read(gather: Gather, needs: ColumnSet) -> None:
-    with Reading(gather, [Sent(0, b"k", b"v", (1, 5), ((b"h", b"x"),))]) as reading:
+def test_only_what_is_needed_is_read(native_reader: NativeReader, needs: ColumnSet) -> None:
+    with Reading(native_reader, [Sent(0, b"k", b"v", (1, 5), ((b"h", b"x"),))]) as reading:
         block, _ = reading.read(1, needs=needs)
     wanted = [True, needs.timestamps, needs.timestamps, needs.keys, needs.values, needs.headers]
     assert [column is not None for column in block] == wanted
 
 
-def test_a_block_ends_at_an_error_and_the_next_goes_on_behind_it(gather: Gather) -> None:
+def test_a_block_ends_at_an_error_and_the_next_goes_on_behind_it(
+    native_reader: NativeReader,
+) -> None:
     broken = Sent(-1001, code=TRANSPORT, topic=None, partition=-1)
-    with Reading(gather, [Sent(0), broken, Sent(1)]) as reading:
+    with Reading(native_reader, [Sent(0), broken, Sent(1)]) as reading:
         first, raw = reading.read(2)
         assert (len(first.offsets), raw.reached, raw.problem) == (1, 1, TRANSPORT)
         assert (raw.problem_topic, raw.problem_text.decode()) == (b"", "wörks not")
@@ -270,25 +274,25 @@ def test_a_block_ends_at_an_error_and_the_next_goes_on_behind_it(gather: Gather)
         assert (second.offsets.to_pylist(), raw.reached, raw.problem) == ([1], 2, 0)
 
 
-def test_read_at_partition_end_reports_its_position(gather: Gather) -> None:
+def test_read_at_partition_end_reports_its_position(native_reader: NativeReader) -> None:
     def ends(offset: int, **place: Any) -> Sent:
         return Sent(offset, code=EOF_CODE, **place)
 
     others = [ends(9, partition=1), ends(9, topic=b"other"), ends(9, topic=None)]
-    with Reading(gather, [Sent(0), *others], [ends(4)]) as reading:
+    with Reading(native_reader, [Sent(0), *others], [ends(4)]) as reading:
         block, raw = reading.read(4)
     assert (len(block.offsets), raw.reached, raw.problem) == (1, 4, 0)
 
 
-def test_no_record_outside_the_range_is_delivered(gather: Gather) -> None:
-    with Reading(gather, [Sent(1), Sent(5), Sent(9), Sent(12)]) as reading:
+def test_no_record_outside_the_range_is_delivered(native_reader: NativeReader) -> None:
+    with Reading(native_reader, [Sent(1), Sent(5), Sent(9), Sent(12)]) as reading:
         block, raw = reading.read(9, 3)
     assert (block.offsets.to_pylist(), raw.reached) == ([5], 9)
 
 
-def test_headers_without_names_and_values_end_a_block_as_well(gather: Gather) -> None:
+def test_headers_without_names_and_values_end_a_block_as_well(native_reader: NativeReader) -> None:
     empty = ((b"", None),) * 100
-    with Reading(gather, [Sent(at, headers=empty) for at in range(5)]) as reading:
+    with Reading(native_reader, [Sent(at, headers=empty) for at in range(5)]) as reading:
         block, raw = reading.read(5, most_bytes=1_500)
         assert (len(block.offsets), raw.reached) == (2, 2)
         # Nobody pays for what is not read.
@@ -296,19 +300,19 @@ def test_headers_without_names_and_values_end_a_block_as_well(gather: Gather) ->
         assert (len(block.offsets), raw.reached) == (3, 5)
 
 
-def test_seek_to_another_partition_drops_queued_records(gather: Gather) -> None:
-    with Reading(gather, [Sent(0), Sent(1), Sent(2)]) as reading:
+def test_seek_to_another_partition_drops_queued_records(native_reader: NativeReader) -> None:
+    with Reading(native_reader, [Sent(0), Sent(1), Sent(2)]) as reading:
         reading.read(3, most=1)
         assert len(reading.kafka.alive) == 2
-        gather.seek(reading.handle, b"u", 0)
+        native_reader.seek(reading.handle, b"u", 0)
         assert not reading.kafka.alive
         assert reading.read(9)[0] is None
 
 
-def test_columns_outlive_the_gather(gather: Gather) -> None:
-    with Reading(gather, [Sent(0, None, b"x" * 5000)]) as reading:
+def test_columns_outlive_the_native_reader(native_reader: NativeReader) -> None:
+    with Reading(native_reader, [Sent(0, None, b"x" * 5000)]) as reading:
         block, _ = reading.read(1)
-    assert gather.live_buffers() > 0
+    assert native_reader.live_buffers() > 0
     assert block.values.to_pylist() == [b"x" * 5000]
     del block
 
@@ -317,31 +321,33 @@ def test_a_missing_library_is_an_error_only_where_it_is_insisted_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TIMESTREAM_NATIVE", raising=False)
-    assert load_gather(tmp_path / "none.so") is None
+    assert load_native_reader(tmp_path / "none.so") is None
     monkeypatch.setenv("TIMESTREAM_NATIVE", "1")
-    with pytest.raises(RuntimeError, match="TIMESTREAM_NATIVE is 1, but the native gather cannot"):
-        load_gather(tmp_path / "nothing.so")
+    with pytest.raises(RuntimeError, match="TIMESTREAM_NATIVE is 1, but the native reader cannot"):
+        load_native_reader(tmp_path / "nothing.so")
 
 
-@pytest.mark.parametrize("part", ["columnar format", "gather_source_digest"])
+@pytest.mark.parametrize("part", ["columnar format", "native_source_digest"])
 def test_a_library_of_another_source_is_refused_aloud(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    gather: Gather,
+    native_reader: NativeReader,
     part: str,
 ) -> None:
-    older, script = tmp_path / "gather.c", build_script()
+    older, script = tmp_path / "native_reader.c", build_script()
     now = script.SOURCE.read_text()
     older.write_text(now.replace(part, "as_it_was"))
     assert older.read_text() != now
     script.SOURCE = older
-    assert script.build_library(tmp_path / "gather.so") is None
+    assert script.build_library(tmp_path / "native_reader.so") is None
     monkeypatch.setenv("TIMESTREAM_NATIVE", "1")
-    with pytest.raises(RuntimeError, match=r"was built from another version of gather\.c; install"):
-        load_gather(tmp_path / "gather.so")
+    with pytest.raises(
+        RuntimeError, match=r"was built from another version of native_reader\.c; install"
+    ):
+        load_native_reader(tmp_path / "native_reader.so")
     monkeypatch.delenv("TIMESTREAM_NATIVE")
-    assert load_gather(tmp_path / "gather.so") is None
+    assert load_native_reader(tmp_path / "native_reader.so") is None
     assert "was built from another version" in caplog.text
 
 
@@ -351,27 +357,31 @@ def test_a_wish_that_is_none_is_an_error(
 ) -> None:
     monkeypatch.setenv("TIMESTREAM_NATIVE", wish)
     with pytest.raises(RuntimeError, match=f"'TIMESTREAM_NATIVE': '{wish}' .* accepted: 0 .* 1 "):
-        load_gather(tmp_path / "any.so")
+        load_native_reader(tmp_path / "any.so")
 
 
 @pytest.mark.parametrize(("wish", "is_taken"), [("", True), ("0", False), ("1", True)])
 def test_the_wish_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: Gather, wish: str, is_taken: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    native_reader: NativeReader,
+    wish: str,
+    is_taken: bool,
 ) -> None:
     # A library is kept from call to call by its path.
-    library = tmp_path / "gather.so"
+    library = tmp_path / "native_reader.so"
     assert build_script().build_library(library) is None
     monkeypatch.setenv("TIMESTREAM_NATIVE", wish)
-    assert (load_gather(library) is not None) == is_taken
+    assert (load_native_reader(library) is not None) == is_taken
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
-def test_install_with_a_compiler_uses_the_native_gather(
+def test_install_with_a_compiler_uses_the_native_native_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Else every test of it would be skipped, and all others would pass by the slower path.
     monkeypatch.delenv("TIMESTREAM_NATIVE", raising=False)
-    assert load_gather.__wrapped__() is not None, "run make, which installs it anew"
+    assert load_native_reader.__wrapped__() is not None, "run make, which installs it anew"
 
 
 @pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false", "cc 'unbalanced"])
@@ -379,7 +389,7 @@ def test_failed_compiler_gives_a_reason_and_removes_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:
     monkeypatch.setenv("CC", compiler)
-    older = tmp_path / "gather.so"
+    older = tmp_path / "native_reader.so"
     older.write_bytes(b"older")
     # An install goes on without it where there is a reason, and packs the library where none is.
     assert build_script().build_library(older)
@@ -390,8 +400,8 @@ def test_an_installation_without_the_library_is_said_to_be_slower_once(
     monkeypatch, caplog, tmp_path
 ):
     monkeypatch.delenv("TIMESTREAM_NATIVE", raising=False)
-    monkeypatch.setattr(library_module, "LIBRARY_PATH", tmp_path / "gather.so")
-    monkeypatch.setattr(library_module, "load_gather", lambda: None)
+    monkeypatch.setattr(library_module, "LIBRARY_PATH", tmp_path / "native_reader.so")
+    monkeypatch.setattr(library_module, "load_native_reader", lambda: None)
     library_module.warn_of_slow_reading.cache_clear()
     for _ in range(2):
         library_module.warn_of_slow_reading()

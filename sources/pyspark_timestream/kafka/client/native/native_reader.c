@@ -1,8 +1,8 @@
 /* Takes Kafka records from a librdkafka consumer queue straight into Arrow buffers.
  *
- * One process may have many gathers; one gather serves one thread at a time. librdkafka is not
- * linked: `gather_open` is handed its public functions, so this file needs no header of it. The
- * buffers of a block belong to the caller, who frees each with `gather_release`; a call that fails
+ * One process may have many readers; one native_reader serves one thread at a time. librdkafka is not
+ * linked: `native_open` is handed its public functions, so this file needs no header of it. The
+ * buffers of a block belong to the caller, who frees each with `native_release`; a call that fails
  * leaves none behind. Layouts are those of rdkafka.h and of Arrow's columnar format.
  */
 #include <stdint.h>
@@ -29,7 +29,7 @@ typedef struct {
   void *private_;
 } message;
 
-/* librdkafka's functions, in the order in which `gather_open` gets them. */
+/* librdkafka's functions, in the order in which `native_open` gets them. */
 typedef struct {
   ssize_t (*consume_batch_queue)(void *queue, int timeout_ms, message **to, size_t most);
   void (*message_destroy)(message *);
@@ -87,23 +87,23 @@ typedef struct {
   ssize_t count;
   char topic[TOPIC_SIZE];
   int32_t partition;
-} gather;
+} native_reader;
 
 static int64_t live_buffers = 0;
 
 /* How many buffers are with callers: 0 when all have been released. */
-int64_t gather_live_buffers(void) { return __atomic_load_n(&live_buffers, __ATOMIC_RELAXED); }
+int64_t native_live_buffers(void) { return __atomic_load_n(&live_buffers, __ATOMIC_RELAXED); }
 
 /* The size of `block`, so that a caller can tell that it knows this file's layout. */
-int64_t gather_block_size(void) { return (int64_t)sizeof(block); }
+int64_t native_block_size(void) { return (int64_t)sizeof(block); }
 
 /* The digest of this file as build.py compiled it, so that a caller can tell an older library. */
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST ""
 #endif
-const char *gather_source_digest(void) { return SOURCE_DIGEST; }
+const char *native_source_digest(void) { return SOURCE_DIGEST; }
 
-void gather_release(void *at) {
+void native_release(void *at) {
   if (!at) return;
   free(at);
   __atomic_sub_fetch(&live_buffers, 1, __ATOMIC_RELAXED);
@@ -160,7 +160,7 @@ static inline int push_value(column *to, const void *bytes, size_t size) {
 
 /* -- one record ---------------------------------------------------------------------------- */
 
-static int push_headers(const gather *g, block *to, const message *record) {
+static int push_headers(const native_reader *g, block *to, const message *record) {
   void *headers = NULL;
   int has = g->kafka.message_headers(record, &headers) == 0 && headers, said;
   const char *name;
@@ -176,7 +176,7 @@ static int push_headers(const gather *g, block *to, const message *record) {
   return push_start(&to->header_starts, to->header_names.rows);
 }
 
-static int push_record(const gather *g, block *to, const message *record, uint32_t needs) {
+static int push_record(const native_reader *g, block *to, const message *record, uint32_t needs) {
   int said;
   if ((said = push(&to->offsets, &record->offset, sizeof record->offset))) return said;
   if (needs & NEEDS_STAMPS) {
@@ -200,15 +200,15 @@ static int push_record(const gather *g, block *to, const message *record, uint32
 
 static void drop_block(block *it) {
   column *columns[] = {&it->keys, &it->values, &it->header_names, &it->header_values};
-  gather_release(it->offsets.at);
-  gather_release(it->stamps.at);
-  gather_release(it->stamp_types.at);
-  gather_release(it->header_starts.at);
-  gather_release(it->header_valid.at);
+  native_release(it->offsets.at);
+  native_release(it->stamps.at);
+  native_release(it->stamp_types.at);
+  native_release(it->header_starts.at);
+  native_release(it->header_valid.at);
   for (size_t n = 0; n < sizeof columns / sizeof *columns; n++) {
-    gather_release(columns[n]->starts.at);
-    gather_release(columns[n]->data.at);
-    gather_release(columns[n]->valid.at);
+    native_release(columns[n]->starts.at);
+    native_release(columns[n]->data.at);
+    native_release(columns[n]->valid.at);
   }
   memset(it, 0, sizeof *it);
 }
@@ -233,16 +233,16 @@ static int64_t bytes_of(const block *it) {
          it->header_values.data.used + 2 * (int64_t)sizeof(int32_t) * it->header_names.rows;
 }
 
-static const char *topic_of(const gather *g, const message *it) {
+static const char *topic_of(const native_reader *g, const message *it) {
   return it->topic ? g->kafka.topic_name(it->topic) : "";
 }
 
-static int is_aimed_at(const gather *g, const message *it) {
+static int is_aimed_at(const native_reader *g, const message *it) {
   const char *topic = topic_of(g, it);
   return it->partition == g->partition && topic && strcmp(topic, g->topic) == 0;
 }
 
-static void note_problem(const gather *g, block *to, const message *it) {
+static void note_problem(const native_reader *g, block *to, const message *it) {
   to->problem = it->err;
   to->problem_partition = it->partition;
   to->problem_offset = it->offset;
@@ -279,29 +279,29 @@ static int count_response(void *client, int socket, const char *broker, int32_t 
 
 static int count_client(void *client, const void *conf, void *opaque, char *error, size_t size) {
   (void)conf, (void)error, (void)size;
-  return ((counter *)opaque)->add_on_response(client, "gather", count_response, opaque);
+  return ((counter *)opaque)->add_on_response(client, "native_reader", count_response, opaque);
 }
 
 /* Count what the client of `conf` gets; NULL without memory. The functions are librdkafka's
  * rd_kafka_conf_interceptor_add_on_new and rd_kafka_interceptor_add_on_response_received. */
-counter *gather_count(int (*add_on_new)(void *conf, const char *name, on_new *, void *opaque),
+counter *native_count(int (*add_on_new)(void *conf, const char *name, on_new *, void *opaque),
                       int (*add_on_response)(void *client, const char *name, on_response *,
                                              void *opaque),
                       void *conf) {
   counter *made = calloc(1, sizeof *made);
   if (!made) return NULL;
   made->add_on_response = add_on_response;
-  if (add_on_new(conf, "gather", count_client, made) == 0) return made;
+  if (add_on_new(conf, "native_reader", count_client, made) == 0) return made;
   free(made);
   return NULL;
 }
 
-int64_t gather_counted(const counter *it) { return __atomic_load_n(&it->bytes, __ATOMIC_RELAXED); }
+int64_t native_counted(const counter *it) { return __atomic_load_n(&it->bytes, __ATOMIC_RELAXED); }
 
 /* Only when the client is destroyed. */
-void gather_uncount(counter *it) { free(it); }
+void native_uncount(counter *it) { free(it); }
 
-/* -- the gather ---------------------------------------------------------------------------- */
+/* -- the native_reader ---------------------------------------------------------------------------- */
 
 static int64_t now_ms(void) {
   struct timespec now;
@@ -311,7 +311,7 @@ static int64_t now_ms(void) {
 
 /* The next message; NULL when none came until `deadline_ms`. It waits for one message only, never
  * for a full batch: what is there is worth delivering. */
-static message *take(gather *g, int64_t deadline_ms) {
+static message *take(native_reader *g, int64_t deadline_ms) {
   if (g->next >= g->count) {
     g->next = 0;
     g->count = g->kafka.consume_batch_queue(g->queue, 0, g->taken, TAKEN_AT_ONCE);
@@ -321,13 +321,13 @@ static message *take(gather *g, int64_t deadline_ms) {
   return g->next < g->count ? g->taken[g->next++] : NULL;
 }
 
-static void drop_taken(gather *g) {
+static void drop_taken(native_reader *g) {
   while (g->next < g->count) g->kafka.message_destroy(g->taken[g->next++]);
 }
 
-/* A gather over `queue`, or NULL without memory. `functions` has librdkafka's in their order. */
-gather *gather_open(const librdkafka *functions, void *queue) {
-  gather *g = calloc(1, sizeof *g);
+/* A native_reader over `queue`, or NULL without memory. `functions` has librdkafka's in their order. */
+native_reader *native_open(const librdkafka *functions, void *queue) {
+  native_reader *g = calloc(1, sizeof *g);
   if (!g) return NULL;
   g->kafka = *functions;
   g->queue = queue;
@@ -335,7 +335,7 @@ gather *gather_open(const librdkafka *functions, void *queue) {
 }
 
 /* From now on the queue is about this partition; what was taken for another is dropped. */
-void gather_aim(gather *g, const char *topic, int32_t partition) {
+void native_aim(native_reader *g, const char *topic, int32_t partition) {
   drop_taken(g);
   copy_text(g->topic, TOPIC_SIZE, topic);
   g->partition = partition;
@@ -344,7 +344,7 @@ void gather_aim(gather *g, const char *topic, int32_t partition) {
 /* Fill `to` with records from `position` until `end` (exclusive), `most` records, about
  * `most_bytes` of data, a problem, or `wait_ms` without being done, whichever comes first.
  * Returns DONE, or NO_MEMORY or TOO_LARGE (a column of more than 2 GiB) with nothing in `to`. */
-int gather_read(gather *g, int64_t position, int64_t end, int64_t most, int64_t most_bytes,
+int native_read(native_reader *g, int64_t position, int64_t end, int64_t most, int64_t most_bytes,
                 int32_t wait_ms, uint32_t needs, block *to) {
   int64_t deadline_ms = now_ms() + wait_ms;
   int said = begin_block(to, position, needs);
@@ -368,7 +368,7 @@ int gather_read(gather *g, int64_t position, int64_t end, int64_t most, int64_t 
   return said;
 }
 
-void gather_close(gather *g) {
+void native_close(native_reader *g) {
   if (!g) return;
   drop_taken(g);
   free(g);
