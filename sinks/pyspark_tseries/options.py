@@ -159,11 +159,6 @@ INITIAL: Final = Parser(
 STARTS: Final = Parser(parse_start_sequences, 'JSON such as {"series": 7}')
 
 
-def location_with(path: str, storage: OptionPairs) -> Location:
-    """The store at `path`, reached with these storage options."""
-    return parse_location(path, dict(storage))
-
-
 class _Located:
     """Options of something that names a store."""
 
@@ -174,7 +169,7 @@ class _Located:
     @property
     def location(self) -> Location:
         """The location of the store."""
-        return location_with(self.path, self.storage)
+        return parse_location(self.path, dict(self.storage))
 
 
 _batch_option: Final = functools.partial(option, effect="batch")

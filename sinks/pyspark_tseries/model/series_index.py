@@ -139,8 +139,7 @@ NO_COMMIT: Final = CommitMetadata(parent=None, commit=-1, commit_us=NEVER_US)
 """The metadata of a store without commits."""
 
 
-def _empty_columns() -> BlockColumns:
-    return BlockColumns({name: np.empty(0, np.int64) for name in _INDEX_COLUMNS})
+_NO_COLUMNS: Final = BlockColumns({name: np.empty(0, np.int64) for name in _INDEX_COLUMNS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ class SeriesIndex:
     """
 
     ids: SeriesIds = field(default_factory=SeriesIds)
-    columns: BlockColumns = field(default_factory=_empty_columns)
+    columns: BlockColumns = field(default_factory=lambda: _NO_COLUMNS)
     metadata: CommitMetadata = NO_COMMIT
 
     @property
@@ -289,7 +288,8 @@ def advance_index(
 
 def attach_metadata(change: pa.Table, metadata: CommitMetadata) -> pa.Table:
     """`change` with `metadata` in its schema's metadata."""
-    text = json.dumps({**dataclasses.asdict(metadata), "ctis": metadata.ctis.to_json()})
+    fields = {known.name: getattr(metadata, known.name) for known in dataclasses.fields(metadata)}
+    text = json.dumps({**fields, "ctis": metadata.ctis.to_json()})
     return change.replace_schema_metadata({_METADATA_KEY: seal(text.encode())})
 
 

@@ -83,14 +83,6 @@ def list_directories(root: str, files: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def copy_or_link(path: str, to: str) -> None:
-    """Hard-link an immutable file, or copy it where that cannot be done."""
-    try:
-        os.link(path, to)
-    except OSError:  # A file system without hard links, or another one; a missing file fails again.
-        shutil.copyfile(path, to)
-
-
 def move_exclusively(path: str, to: str) -> None:
     """Move a file unless there is one at `to`, as one step of the file system.
 
@@ -422,7 +414,10 @@ class Location:
             with self.read(path) as source, self.write(to) as sink:
                 return shutil.copyfileobj(source, sink, 16 * 1024 * 1024)
         self.make_directories(os.path.dirname(to))
-        copy_or_link(path, to)
+        try:
+            os.link(path, to)
+        except OSError:  # A file system without hard links, or another one, or a missing file.
+            shutil.copyfile(path, to)
 
     def size(self, path: str) -> int:
         """The bytes of a file; raises FileNotFoundError."""

@@ -422,7 +422,7 @@ class Store:
             try:
                 with self.commit_lock(whole=batch.has_edits):
                     landed = next(filter(self._is_committed, attempts), None)
-                    if landed or self._has_batch(batch):
+                    if landed or self.is_replay(batch.token, batch.digest):
                         if synced:
                             self.log.sync_entries()
                         return landed or (attempts[-1] if attempts else None)
@@ -440,12 +440,10 @@ class Store:
             raise contention_error(self.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
         raise lost if self.location.is_local else unreachable_error(self.location, "written", lost)
 
-    def _has_batch(self, batch: Appendable) -> bool:
-        """True if the store's last batch with the token's name is this one."""
-        return batch.token is not None and self.is_replay(batch.token, batch.digest)
-
-    def is_replay(self, token: tuple[str, int], digest: int | None) -> bool:
-        """As `write.replay.is_replay`, by the log as it was last refreshed."""
+    def is_replay(self, token: tuple[str, int] | None, digest: int | None) -> bool:
+        """As `write.batch.is_replay`, by the log as last refreshed; False without a token."""
+        if token is None:
+            return False
         last = self.log.transaction(token[0])
         stored = None if last is None else self.log.transaction(digest_mark(token[0]))
         return is_replay(self.root, token, digest, last, stored)
