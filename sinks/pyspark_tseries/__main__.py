@@ -27,6 +27,7 @@ from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import describe, verify
+from pyspark_tseries.model.damage import DAMAGES
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.options import os_user
 from pyspark_tseries.storage.failures import named_failures
@@ -42,7 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"pyspark-timestream {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (does, _) in COMMANDS.items():
-        command = commands.add_parser(name, help=does)
+        command = commands.add_parser(
+            name,
+            help=does,
+            epilog=_list_damages() if name in ("verify", "repair") else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         command.add_argument("path", help="the store: a local path, file: URI or s3: URI")
         command.add_argument(
             "--storage-option",
@@ -91,6 +97,17 @@ def main(arguments: list[str] | None = None) -> int:
     except (TseriesError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def _list_damages() -> str:
+    """What can be damaged, what `repair` does, and what that costs."""
+    mended = [
+        f"  {kind}: {known.mended}; lost: {known.costs}"
+        for kind, known in DAMAGES.items()
+        if known.mended is not None
+    ]
+    left = [kind for kind, known in DAMAGES.items() if known.mended is None]
+    return "\n".join(["what repair mends:", *mended, f"what it names only: {', '.join(left)}"])
 
 
 def _parse_storage_options(given: list[str] | None) -> dict[str, str]:

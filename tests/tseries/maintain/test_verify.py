@@ -344,3 +344,13 @@ def test_a_lost_record_of_an_act_is_named(tmp_path):
         series.erasures()
     assert error.value.kind == "erasure record"
     assert "erasure record" in {found.kind for found in verify(str(path))}
+
+
+@pytest.mark.parametrize("command", ["verify", "repair"])
+def test_help_of_commands_lists_every_kind_of_damage(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert all(
+        f"  {kind}: {known.mended or 'nothing'}; " in shown for kind, known in DAMAGES.items()
+    )
