@@ -175,10 +175,6 @@ def maintain(
 def maintain_while_busy(location: Location, pause: Callable[[float], None] = time.sleep) -> None:
     """Maintain a store in a process that holds the lock, in rounds while many commits are made.
 
-    Args:
-        location: of the store.
-        pause: waits the given seconds between two rounds.
-
     Raises:
         TseriesError: there is no such store, or it cannot be opened.
         OSError: a file could not be read or removed.

@@ -61,10 +61,7 @@ def backup(
 
     The copy is a store. Writers, readers and maintenance go on meanwhile.
 
-    Args:
-        path: a local path, a `file:` URI or an `s3:` URI.
-        target: the same; a directory that is empty, or is made.
-        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
+    `target` is a directory that is empty or is made, or such a prefix.
 
     Raises:
         NoSuchStore: there is no store.

@@ -127,12 +127,6 @@ def compact(
 
     Nothing younger than the store's `minRetentionAge` is removed. Writers and readers go on.
 
-    Args:
-        path: a local path, a `file:` URI or an `s3:` URI.
-        now_us: the wall clock; None: that of this machine.
-        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
-        principal: who does it; None: the OS user.
-
     Raises:
         NoSuchStore: there is none.
         PermissionDenied: the store has a policy, and the principal is not an owner.

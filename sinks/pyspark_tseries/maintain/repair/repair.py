@@ -189,13 +189,8 @@ def repair(
 ) -> RepairResult:
     """Repair what can be repaired of the store at `path`; report what was done and what is lost.
 
-    Args:
-        path: a local path, a `file:` URI or an `s3:` URI.
-        dry_run: only report the first repairs; later ones depend on their outcome.
-        give_up: also give up whole commits if a file of an earlier one is damaged and cannot be
-            restored.
-        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
-        principal: who does it; None: the OS user.
+    A dry run only reports the first repairs, since later ones depend on their outcome. `give_up`
+    also gives up whole commits if a file of an earlier one is damaged and cannot be restored.
 
     Raises:
         NoSuchStore: there is no store.
