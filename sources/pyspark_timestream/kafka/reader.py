@@ -1,7 +1,8 @@
 """Spark adapters of transport `kafka`: a stream and a batch reader over the pure plan and task."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -172,7 +173,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Run in a task: return the rows of one `KafkaTask`."""
         assert isinstance(partition, KafkaTask)
-        return _read_task(self._options, self._projection, partition)
+        return read_task(self._options, self._projection, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Forget what only a restart before `end` needed; the tasks have committed to the group."""
@@ -225,7 +226,7 @@ class KafkaBatchReader(DataSourceReader):
             bounds = self._bounds(broker, listed, select_partitions(partition.read_slice, listed))
         plan = plan_slice(self._options, partition.read_slice, listed, *bounds)
         task = KafkaTask(plan, self._group, readers=partition.readers)
-        yield from _read_task(self._options, self._projection, task, True)
+        yield from read_task(self._options, self._projection, task, is_batch=True)
 
     def _bounds(
         self, broker: Broker, listed: Sequence[Partition], asked: Sequence[Partition]
@@ -258,9 +259,25 @@ def _extend_connect_timeout(options: KafkaOptions) -> KafkaOptions:
     return replace(options, connect_timeout_ms=most_ms)
 
 
-def _read_task(
-    options: KafkaOptions, projection: Projection, task: KafkaTask, is_batch: bool = False
+def read_task(
+    options: KafkaOptions,
+    projection: Projection,
+    task: KafkaTask,
+    *,
+    is_batch: bool = False,
+    acquire: Callable[[KafkaOptions, str], AbstractContextManager[RangeReader]] = acquire_reader,
+    settle: Callable[[], object] = freeze_objects,
 ) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a task.
+
+    Args:
+        options: the options.
+        projection: the columns.
+        task: the ranges.
+        is_batch: whether it is a task of a batch read.
+        acquire: borrows a reader.
+        settle: is called last, unless the task fails.
+    """
     options = with_readers(options, task.readers)
     ended: dict[Partition, RangeEnd] = {}
     # Ranges that are read in pieces are not prefetched.
@@ -272,7 +289,7 @@ def _read_task(
     spans = [task_range.offsets for task_range in whole]
     needs = required_columns(options, projection)
     patient = options if is_batch else _extend_connect_timeout(options)
-    with acquire_reader(patient, task.group) as reader:
+    with acquire(patient, task.group) as reader:
         read = prefetch_small_ranges(patient, task.group, spans, needs, reader.read)
         yield from run_task(options, projection, task.plan, read, ended.__setitem__)
         if task.offset:
@@ -297,7 +314,7 @@ def _read_task(
         finished = {part: (ends[part], *end) for part, end in ended.items()}
         log_like_spark("pyspark_timestream")
         warn_about_read(options, projection, RangeReader, finished)
-    freeze_objects()
+    settle()
 
 
 def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, int]:

@@ -1,24 +1,19 @@
 """The work of a reading task apart from its rows."""
 
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from pyspark.sql.datasource import InputPartition
 from timestream.builders import at, options
 
-from pyspark_timestream.kafka import reader as kafka_reader
-from pyspark_timestream.kafka.batch import ReadSlice
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Range
-from pyspark_timestream.kafka.reader import (
-    BatchTask,
-    KafkaBatchReader,
-    KafkaStreamReader,
-    KafkaTask,
-)
+from pyspark_timestream.kafka.reader import KafkaTask, read_task
 from pyspark_timestream.rules.state import PartitionState
 
 pytestmark = pytest.mark.spark
@@ -26,69 +21,64 @@ pytestmark = pytest.mark.spark
 EMPTY = TaskPlan((TaskRange(Range(at(0), 7, 7), PartitionState()),))
 
 
-@pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens: a consumer is borrowed and given back, and the process settles."""
-    happened: list[str] = []
+Acquire = Callable[[KafkaOptions, str], AbstractContextManager[Any]]
+
+
+def lending(happened: list[str], read: Callable[..., Iterator[Any]]) -> Acquire:
+    """Lends a consumer that reads so, and notes when it is borrowed and given back."""
 
     @contextmanager
-    def borrowed(*_: object):
+    def acquire(*_: object) -> Iterator[Any]:
         happened.append("borrowed")
-        yield SimpleNamespace(read=lambda span, needs: iter(()))
+        yield SimpleNamespace(read=read, commit_state=dict)
         happened.append("given back")
 
-    nothing = SimpleNamespace(partitions=list, ends=dict, earliest=dict, offsets_at=dict)
-    monkeypatch.setattr(kafka_reader, "acquire_broker", lambda *_: nullcontext(nothing))
-    monkeypatch.setattr(kafka_reader, "acquire_reader", borrowed)
-    monkeypatch.setattr(kafka_reader, "freeze_objects", lambda: happened.append("settled"))
-    return happened
+    return acquire
 
 
-@pytest.mark.parametrize(
-    ("kind", "task"),
-    [
-        (KafkaStreamReader, KafkaTask(EMPTY, "group")),
-        (KafkaBatchReader, BatchTask(ReadSlice(0, 1, (), 0))),
-    ],
-)
-def test_a_task_settles_when_its_consumer_is_back(
-    kind: type, task: InputPartition, done: list[str]
-) -> None:
+def run(
+    plan: TaskPlan, done: list[str], read: Callable[..., Iterator[Any]], *, is_batch: bool = False
+) -> list[Any]:
+    given = options()
+    projection = project(given, default_schema(given))
+    settle = partial(done.append, "settled")
+    task, acquire = KafkaTask(plan, "group"), lending(done, read)
+    return list(
+        read_task(given, projection, task, is_batch=is_batch, acquire=acquire, settle=settle)
+    )
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_task_settles_when_its_consumer_is_back(is_batch: bool) -> None:
     # Spark's worker collects garbage after each task; unsettled that takes longer than a small one.
-    given = options(subscribe=None, subscribePattern="none")
-    reader = kind(given, project(given, default_schema(given)))
-    assert list(reader.read(task)) == []
+    done: list[str] = []
+    assert run(EMPTY, done, lambda span, needs: iter(()), is_batch=is_batch) == []
     assert done == ["borrowed", "given back", "settled"]
 
 
-def test_a_task_that_failed_does_not_settle(
-    done: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_failed_does_not_settle() -> None:
     # What an error holds on to would stay for good.
-    def fails(*_: object) -> None:
+    def fails(*_: object) -> Iterator[Any]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(kafka_reader, "run_task", fails)
-    given = options()
-    reader = KafkaStreamReader(given, project(given, default_schema(given)))
+    done: list[str] = []
+    full = TaskPlan((TaskRange(Range(at(0), 7, 9), PartitionState()),))
     with pytest.raises(ZeroDivisionError):
-        list(reader.read(KafkaTask(EMPTY, "group")))
+        run(full, done, fails)
     assert done == ["borrowed"]
 
 
-def test_a_streams_task_waits_for_a_broker_as_long_as_for_progress(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_streams_task_waits_for_a_broker_as_long_as_for_progress() -> None:
     waited_ms: list[int] = []
 
-    def borrowed(options: KafkaOptions, _: str) -> nullcontext[SimpleNamespace]:
+    def acquire(options: KafkaOptions, _: str) -> nullcontext[Any]:
         waited_ms.append(options.connect_timeout_ms)
         return nullcontext(SimpleNamespace(read=lambda span, needs: iter(())))
 
-    monkeypatch.setattr(kafka_reader, "acquire_reader", borrowed)
     limits = {"kafkaConsumer.connectTimeoutMs": "2000", "kafkaConsumer.pollTimeoutMs": "90000"}
     given = options(**limits)
-    reader = KafkaStreamReader(given, project(given, default_schema(given)))
-    assert list(reader.read(KafkaTask(EMPTY, "group"))) == []
+    projection = project(given, default_schema(given))
+    task = KafkaTask(EMPTY, "group")
+    assert list(read_task(given, projection, task, acquire=acquire, settle=list)) == []
     # The driver was answered when it planned the batch: a broker that is away now may come back.
     assert waited_ms == [90_000]

@@ -48,6 +48,21 @@ _MAX_ABANDONED: Final = 64
 """Calls that may hang in one process, and closes too; above that it makes no further ones."""
 
 
+class HangingCalls:
+    """Calls of one kind that have not returned, of which a process may have so many.
+
+    Attributes:
+        most: so many; above that no further ones are made.
+        calls: those that have not returned.
+        parked: calls that are not made, with their clients: freeing those might hang.
+    """
+
+    def __init__(self, most: int = _MAX_ABANDONED) -> None:
+        self.most = most
+        self.calls: set[_Call] = set()
+        self.parked: list[Callable[[], object]] = []
+
+
 class CallAbandoned(KafkaException):  # type: ignore[misc]
     """A call did not return in time: nothing is known of its effect, and its client is given up.
 
@@ -67,12 +82,13 @@ class CallAbandoned(KafkaException):  # type: ignore[misc]
 class _Call:
     """One call, from the thread that waits for it to the helper that makes it."""
 
-    __slots__ = ("answer", "is_done", "step")
+    __slots__ = ("answer", "hanging", "is_done", "step")
 
     def __init__(self, step: Callable[[], Any]) -> None:
         self.step: Callable[[], Any] | None = step
         self.answer: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self.is_done = False
+        self.hanging: HangingCalls | None = None
 
 
 class _Helper(threading.Thread):
@@ -97,8 +113,8 @@ class _Helper(threading.Thread):
             call.step = None
             with _LOCK:
                 call.is_done = True
-                _ABANDONED.discard(call)
-                _UNCLOSED.discard(call)
+                if call.hanging is not None:
+                    call.hanging.calls.discard(call)
                 is_kept = len(_IDLE) < _MAX_IDLE
                 if is_kept:
                     _IDLE.append(self)
@@ -107,20 +123,17 @@ class _Helper(threading.Thread):
 
 
 _IDLE: Final[list[_Helper]] = []
-_ABANDONED: Final[set[_Call]] = set()
-_UNCLOSED: Final[set[_Call]] = set()
+ABANDONED: Final = HangingCalls()
+UNCLOSED: Final = HangingCalls()
 """Closes that hang: only their clients leak, so other calls go on."""
-
-_PARKED: Final[list[Callable[[], object]]] = []
-"""Closes that are not made, with their clients: freeing those might hang."""
 _LOCK: Final = threading.Lock()
 
 
 def _begin_in_child() -> None:
     """Forget the parent's threads, of which a forked child has none."""
     _IDLE.clear()
-    _ABANDONED.clear()
-    _UNCLOSED.clear()
+    ABANDONED.calls.clear()
+    UNCLOSED.calls.clear()
     _LOCK.release()
 
 
@@ -130,7 +143,7 @@ os.register_at_fork(
 
 
 def call_bounded(
-    step: Callable[[], T], limit_s: float, name: str, hanging: set[_Call] = _ABANDONED
+    step: Callable[[], T], limit_s: float, name: str, hanging: HangingCalls = ABANDONED
 ) -> T:
     """Call `step` in a helper thread, and wait at most `limit_s` for it.
 
@@ -143,8 +156,8 @@ def call_bounded(
     Raises:
         CallAbandoned: it did not return.
     """
-    if len(hanging) >= _MAX_ABANDONED:
-        why = f"has not returned from {_MAX_ABANDONED} calls of this process, so {name} is not made"
+    if len(hanging.calls) >= hanging.most:
+        why = f"has not returned from {hanging.most} calls of this process, so {name} is not made"
         error = CallAbandoned(name, limit_s, f"{why}: restart the Python process")
         error.is_refused = True
         raise error
@@ -172,7 +185,8 @@ def call_bounded(
             waited_s += wait_s
     with _LOCK:
         if not call.is_done:
-            hanging.add(call)
+            call.hanging = hanging
+            hanging.calls.add(call)
             raise CallAbandoned(name, limit_s)
     return cast(T, _unpack(call.answer.get()))
 
@@ -195,11 +209,23 @@ class BoundedClient:
     Args:
         client: a `Producer`, `Consumer` or `AdminClient`, which nobody else keeps.
         grace_s: how long a call may take beyond its time-out, if not `GRACE_S`.
+        close_s: how long a close may take.
+        calls: calls of this process that hang.
+        closes: closes that do.
     """
 
-    def __init__(self, client: Any, grace_s: float | None = None) -> None:
+    def __init__(
+        self,
+        client: Any,
+        grace_s: float | None = None,
+        *,
+        close_s: float = _CLOSE_TIMEOUT_S,
+        calls: HangingCalls = ABANDONED,
+        closes: HangingCalls = UNCLOSED,
+    ) -> None:
         self.direct = client
-        self._grace_s = grace_s
+        self._grace_s, self._close_s = grace_s, close_s
+        self._calls, self._closes = calls, closes
         self.is_abandoned = False
         self.wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = lambda step: step
 
@@ -233,7 +259,8 @@ class BoundedClient:
         if held[0] is None:
             raise CallAbandoned(name, limit_s, f"has not returned from a call before {name}")
         try:
-            return cast(T, call_bounded(partial(self.wrap(step), held.pop()), limit_s, name))
+            whole = partial(self.wrap(step), held.pop())
+            return cast(T, call_bounded(whole, limit_s, name, self._calls))
         except CallAbandoned as error:
             # What was not made does not keep the client, and it would be freed here.
             if not error.is_refused:
@@ -265,14 +292,18 @@ class BoundedClient:
             if hasattr(client, "close") and not hasattr(client, "produce"):
                 client.close()
 
-        close_with_timeout(free)
+        close_with_timeout(free, self._close_s, self._closes)
 
     def _abandon(self) -> None:
         self.is_abandoned = True
         self.direct = None
 
 
-def close_with_timeout(close: Callable[[], object], timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+def close_with_timeout(
+    close: Callable[[], object],
+    timeout_s: float = _CLOSE_TIMEOUT_S,
+    hanging: HangingCalls = UNCLOSED,
+) -> None:
     """Call `close` and wait at most `timeout_s` for it to return.
 
     librdkafka 2.16 may deadlock when it is closed just before it reports an offset that it cannot
@@ -280,10 +311,10 @@ def close_with_timeout(close: Callable[[], object], timeout_s: float = _CLOSE_TI
     task hanging.
     """
     try:
-        call_bounded(close, timeout_s, "close", _UNCLOSED)
+        call_bounded(close, timeout_s, "close", hanging)
     except CallAbandoned as error:
         if error.is_refused:
-            _PARKED.append(close)
+            hanging.parked.append(close)
         _LOG.warning(
             "a Kafka client %s: it is left behind",
             "is not closed, since too many of this process did not close"

@@ -4,9 +4,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,17 +13,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.kafka.client import bounded
 from pyspark_timestream.kafka.client.bounded import (
-    BoundedClient,
     CallAbandoned,
+    HangingCalls,
     call_bounded,
-    close_with_timeout,
 )
 from pyspark_timestream.kafka.client.errors import is_retriable
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "GRACE_S", 0.05)
+BoundedClient = partial(bounded.BoundedClient, grace_s=0.05)
 
 
 @pytest.fixture
@@ -102,21 +97,19 @@ def test_a_request_without_an_answer_is_given_up(gate) -> None:
     assert guarded.is_abandoned
 
 
-def test_abandoned_calls_of_a_process_are_bounded_and_counted_off_when_they_return(
-    gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounded, "_MAX_ABANDONED", len(bounded._ABANDONED) + 3)
+def test_abandoned_calls_of_a_process_are_bounded_and_counted_off_when_they_return(gate) -> None:
+    hanging = HangingCalls(most=3)
     for _ in range(3):
         with pytest.raises(CallAbandoned):
-            call_bounded(gate.wait, 0.05, "stuck")
+            call_bounded(gate.wait, 0.05, "stuck", hanging)
     with pytest.raises(CallAbandoned, match="so sound is not made"):
-        call_bounded(lambda: 1, 5, "sound")
+        call_bounded(lambda: 1, 5, "sound", hanging)
     gate.set()
     deadline = time.monotonic() + 20
-    while len(bounded._ABANDONED) >= bounded._MAX_ABANDONED:
+    while hanging.calls:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert call_bounded(lambda: 1, 5, "sound") == 1
+    assert call_bounded(lambda: 1, 5, "sound", hanging) == 1
 
 
 def test_a_stopped_process_does_not_lose_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,29 +140,43 @@ def test_a_stopped_process_does_not_lose_its_patience(monkeypatch: pytest.Monkey
     assert set(waited) == {1.0}
 
 
-def fill(monkeypatch: pytest.MonkeyPatch, gate, hang: Callable[[], object], most: int = 2) -> None:
-    """Let as many calls or closes hang as there may be."""
-    monkeypatch.setattr(bounded, "_MAX_ABANDONED", len(bounded._ABANDONED) + most)
-    for _ in range(bounded._MAX_ABANDONED):
-        hang()
+def test_closes_that_hang_stop_no_calls(gate) -> None:
+    calls, closes = HangingCalls(most=2), HangingCalls(most=2)
+    for _ in range(2):
+        client = BoundedClient(Closing(gate), close_s=0.05, calls=calls, closes=closes)
+        client.close()
+    assert len(closes.calls) == 2
+    sound = BoundedClient(Hanging(gate), calls=calls, closes=closes)
+    assert sound.sound("x", timeout=5) == "x"
 
 
-def test_closes_that_hang_stop_no_calls(gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(monkeypatch, gate, lambda: close_with_timeout(gate.wait, 0.05))
-    assert call_bounded(lambda: 1, 5, "sound") == 1
-
-
-def test_calls_that_hang_stop_no_closes(gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang() -> None:
-        with suppress(CallAbandoned):
-            call_bounded(gate.wait, 0.05, "stuck")
-
-    fill(monkeypatch, gate, hang)
+def test_calls_that_hang_stop_no_closes(gate) -> None:
+    calls, closes = HangingCalls(most=2), HangingCalls(most=2)
+    for _ in range(2):
+        with pytest.raises(CallAbandoned):
+            BoundedClient(Hanging(gate), calls=calls, closes=closes).stuck()
+    gate_is_open = threading.Event()
+    gate_is_open.set()
+    closing = Closing(gate_is_open)
+    client = BoundedClient(closing, calls=calls, closes=closes)
     with pytest.raises(CallAbandoned, match="so sound is not made: restart the Python process"):
-        call_bounded(lambda: 1, 5, "sound")
-    closed: list[int] = []
-    close_with_timeout(lambda: closed.append(1), 5)
-    assert closed == [1]
+        client.sound()
+    client.close()
+    assert closing.closed == [1]
+
+
+class Closing:
+    """A client whose close waits for a gate."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self.gate, self.closed = gate, list[int]()
+
+    def sound(self) -> None:
+        """Not called."""
+
+    def close(self) -> None:
+        self.gate.wait()
+        self.closed.append(1)
 
 
 class Heavy:
@@ -186,12 +193,9 @@ class Heavy:
         self.gate.wait(20)
 
 
-def test_a_client_whose_request_has_no_answer_is_not_freed_by_who_waits(
-    gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounded.close_with_timeout, "__defaults__", (0.1,))
+def test_a_client_whose_request_has_no_answer_is_not_freed_by_who_waits(gate) -> None:
     freed_in: list[int] = []
-    guarded = BoundedClient(Heavy(gate, freed_in))
+    guarded = BoundedClient(Heavy(gate, freed_in), close_s=0.1)
     with pytest.raises(CallAbandoned, match="list_offsets"):
         guarded.wait(Future[Any](), 0.05, "list_offsets")
     assert guarded.is_abandoned
@@ -200,17 +204,15 @@ def test_a_client_whose_request_has_no_answer_is_not_freed_by_who_waits(
 
 
 def test_a_client_that_may_not_be_closed_is_kept_for_ever(
-    gate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bounded, "_PARKED", [])
-    monkeypatch.setattr(bounded, "_MAX_ABANDONED", 0)
-    freed_in: list[int] = []
-    guarded = BoundedClient(Heavy(gate, freed_in))
+    none, freed_in = HangingCalls(most=0), list[int]()
+    guarded = BoundedClient(Heavy(gate, freed_in), calls=none, closes=none)
     with pytest.raises(CallAbandoned, match="restart the Python process"):
         guarded.sound()
     assert (freed_in, guarded.is_abandoned) == ([], False)
     guarded.close()
-    assert (freed_in, len(bounded._PARKED)) == ([], 1)
+    assert (freed_in, len(none.parked)) == ([], 1)
     assert "is not closed" in caplog.text
     gate.set()
 
@@ -247,14 +249,13 @@ def test_a_process_with_an_abandoned_call_ends() -> None:
 
 
 def test_a_client_that_hangs_when_it_is_freed_holds_nobody_up(
-    caplog: pytest.LogCaptureFixture, gate, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, gate
 ) -> None:
     class Heavy:
         def __del__(self) -> None:
             gate.wait()
 
-    monkeypatch.setattr(bounded.close_with_timeout, "__defaults__", (0.1,))
     began_s = time.monotonic()
-    BoundedClient(Heavy()).close()
+    BoundedClient(Heavy(), close_s=0.1).close()
     assert time.monotonic() - began_s < 5
     assert "left behind" in caplog.text

@@ -176,7 +176,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch):
 
 def wait_for_zombies() -> None:
     deadline = time.monotonic() + 20
-    while bounded._ABANDONED:
+    while bounded.ABANDONED.calls:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
