@@ -119,7 +119,7 @@ GUIDES = (
     "### A counter",
     "### A violation policy",
     "### A payload format",
-    "### A column, property or mark of a store",
+    "### A column, property or transaction of a store",
     "### A kind of damage that is found or repaired",
     "## How to add an engine",
 )

@@ -88,7 +88,7 @@ def test_what_is_shown_has_right_checksums(readers):
         readers["check"](content, readers["behind"](content, b'"crc32":"'))
 
 
-def test_ids_on_the_page_bear_the_mark_of_the_table():
+def test_ids_on_the_page_belong_to_the_table():
     shown = store_sample.samples(read(PAGE))
     (table_id,) = re.findall('"id": "([^"]+)"', shown["first entry"])
     ids = re.findall("(?:head/|-)([0-9a-f]{16})", shown["files"])
@@ -158,8 +158,8 @@ def some_store(path, seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_the_readers_agree_with_the_package_on_random_stores(tmp_path, readers, seed):
     some_store(tmp_path / "s", seed)
-    files, marks = readers["read_log"](tmp_path / "s")
-    said, series = readers["read_head"](tmp_path / "s", marks["tseries:head"])
+    files, numbers = readers["read_log"](tmp_path / "s")
+    said, series = readers["read_head"](tmp_path / "s", numbers["tseries:head"])
     events = [row for path in files for row in readers["read_events"](tmp_path / "s", path)]
     columns = ["series", "sequence", "timestamp", "value", "note", "original_sequence", "commit"]
     mine = [
@@ -172,7 +172,7 @@ def test_the_readers_agree_with_the_package_on_random_stores(tmp_path, readers, 
     head_id, index = store.index()
     metadata = dataclasses.asdict(index.metadata)
     ctis = metadata.pop("ctis")
-    assert marks["tseries:head"] == head_id
+    assert numbers["tseries:head"] == head_id
     assert said.pop("ctis")["writers"] == ctis["writers"]
     assert said == json.loads(json.dumps(metadata))
     names = index.ids.names()
@@ -216,9 +216,9 @@ def sources():
     return "".join(path.read_text() for path in (ROOT / "sinks").rglob("*.py"))
 
 
-def test_every_mark_of_the_log_is_on_the_page():
+def test_every_transaction_of_the_log_is_on_the_page():
     used = set(re.findall(r'"tseries:([a-z]+)[:"]', sources()))
-    assert {name.split(":")[1] for name in names_of("marks")} == used
+    assert {name.split(":")[1] for name in names_of("transactions")} == used
 
 
 def test_every_file_beside_the_log_is_on_the_page():
