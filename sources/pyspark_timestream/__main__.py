@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="also count the rows of Spark's state and the CTIs that they wait for; starts a local "
         "Spark",
     )
-    why.add_argument("--details", action="store_true", help="all findings in full")
+    why.add_argument("--details", action="store_true", help="all diagnoses in full")
     looked = commands.add_parser("peek", help="a topic's records, and the options to read them")
     peek.add_arguments(looked)
     measured = commands.add_parser("lateness", help="how many rows each delay would make late")

@@ -105,15 +105,12 @@ def _find_plan_mistakes(
     found: Sequence[Diagnosis | None] = [] if plan is None else find_plan_mistakes(plan)
     if plan is None and len(streams) == 1 and reports and batches[-1].reports:
         found = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})]
-    if not any(found) and loses_ctis(reports, has_ended=_has_ended(query)):
+    # If the query is over, its streams may have ended, and what that releases is out.
+    is_over = not query.isActive and query.exception() is None
+    if not any(found) and loses_ctis(reports, has_ended=is_over and has_ended(query)):
         found = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
     pairs = zip(streams, found, strict=False)
     return {stream: [each] for stream, each in pairs if stream is not None and each is not None}
-
-
-def _has_ended(query: StreamingQuery) -> bool:
-    """True if the query's streams have ended, and what that releases is out."""
-    return not query.isActive and query.exception() is None and has_ended(query)
 
 
 def _read_operator(node: Any) -> "Operator":

@@ -7,7 +7,6 @@ diagnosis names are coloured *and* marked in words.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark_timestream.core.instants import format_duration
@@ -430,11 +429,7 @@ def explain_checkpoint(location: str, spark: Any = None, details: bool = False) 
             )
     if not histories:
         notes.append("none of its sources is a Kafka stream of format 'timestream'")
-    state = _read_state(spark, root)
+    has_state = spark is not None and (root / "state").is_dir()
+    state = read_state_store(spark, str(root.absolute())) if has_state else ()
     streams = tuple(map(explain_stream, histories.values()))
     return Explanation(f"Checkpoint {root}", streams, tuple(notes), state, details)
-
-
-def _read_state(spark: Any, root: Path) -> tuple[OperatorState, ...]:
-    has_state = spark is not None and (root / "state").is_dir()
-    return read_state_store(spark, str(root.absolute())) if has_state else ()

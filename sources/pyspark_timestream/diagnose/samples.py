@@ -298,7 +298,7 @@ def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, An
                 f"there is no header '{source.name}'{_list_names('header', headers, 'key')}",
                 None,
             )
-        return "", _decode_text(values[-1])
+        return "", None if values[-1] is None else values[-1].decode(errors="replace")
     value = block.values[row].as_py() if block.values is not None else None
     if value is None:
         return "the record has no value", None
@@ -376,10 +376,6 @@ def _describe_non_object(value: bytes) -> str:
     secret = next(filter(suggests_secret, _WORD.findall(text)), "")
     shown = _summarize(secret, text, has_end=True)
     return f"one value is not a JSON object, but {shown}: {name_value_form(value).name}"
-
-
-def _decode_text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode(errors="replace")
 
 
 def _list_names(what: str, things: Sequence[dict[str, Any]], key: str) -> str:
@@ -479,7 +475,10 @@ def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBl
     if reason == FRAMING:
         framing = rules.option_name("framing")
         first = payloads[int(np.argmax(decoded.reasons == FRAMING))].as_py()
-        where = "one has no such header" if rules.framing == "header" else _show_bytes(first)
+        where = "one has no such header"
+        if rules.framing != "header":
+            shown = first[:_SHOWN_BYTES].hex(" ") or "nothing"
+            where = f"one begins with the bytes {shown}"
         return f"{found} lack the schema id of '{framing}' = '{rules.framing}' ({where})"
     if reason == NAME:
         return (
@@ -491,8 +490,3 @@ def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBl
     return (
         f"{found} have a field that does not fit its column in .schema(...), or the {part}'s type"
     )
-
-
-def _show_bytes(payload: bytes) -> str:
-    shown = payload[:_SHOWN_BYTES].hex(" ") or "nothing"
-    return f"one begins with the bytes {shown}"

@@ -56,14 +56,9 @@ def render_page(samples: Iterable[Sample]) -> str:
 
 
 def _render_labels(sample: Sample) -> str:
-    labels = ",".join(
-        f'{name.replace(".", "_")}="{_escape_label(text)}"' for name, text in sample.attributes
-    )
+    escaped = ((name, _escape(text).replace('"', r"\"")) for name, text in sample.attributes)
+    labels = ",".join(f'{name.replace(".", "_")}="{text}"' for name, text in escaped)
     return f"{{{labels}}}" if labels else ""
-
-
-def _escape_label(text: str) -> str:
-    return _escape(text).replace('"', r"\"")
 
 
 def _escape(text: str) -> str:
