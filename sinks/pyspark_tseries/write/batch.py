@@ -29,7 +29,7 @@ from pyspark_tseries.model.series_index import SeriesIndex, advance_index, next_
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile, to_data_file, write_events
 from pyspark_tseries.storage.head_files import head_path, write_head
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.write.edits import NumberedEdits, find_originals, make_targets, number_edits
+from pyspark_tseries.write.edits import NumberedEdits, find_originals, number_edits
 from pyspark_tseries.write.event_writer import (
     WriteResult,
     WriteRules,
@@ -480,7 +480,7 @@ class _Commit:
         ).combine_chunks()
         series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
         data = [*context.files, *(to_data_file(file, self._metadata.commit) for file in written)]
-        targets = find_originals(self._location, data, make_targets(series, sequence))
+        targets = find_originals(self._location, data, series, sequence)
         if self._access.policy is not None:
             self._access.require_edits(targets.author.drop_null().unique().to_pylist())
         edited = number_edits(

@@ -7,7 +7,6 @@ lost race the edits are checked again.
 The rules are semantics 18.
 """
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,9 +38,9 @@ class EditTargets:
         names: the distinct series, sorted.
         codes: each edit's position in `names`.
         sequence: of the original that each edit names.
-        us: the original's timestamp, NEVER_US until it is found.
-        author: the original's, null until it is found.
-        erased: flags of the originals that were erased; None until any is found.
+        us: the original's timestamp, NEVER_US if there is none.
+        author: the original's, null if there is none.
+        erased: flags of the originals that were erased.
     """
 
     names: pa.Array
@@ -49,7 +48,7 @@ class EditTargets:
     sequence: Int64Array
     us: Int64Array
     author: pa.Array
-    erased: BoolArray | None = None
+    erased: BoolArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +63,6 @@ class NumberedEdits:
 
     events: NumberedRows
     originals: list[pa.Array]
-
-
-def make_targets(series: pa.Array, sequence: pa.Array) -> EditTargets:
-    """The targets of edits of `series` and `sequence` (without nulls), before any is found."""
-    names, codes = encode_names(series)
-    nobody = pa.nulls(len(codes), pa.string())
-    wanted = sequence.to_numpy(zero_copy_only=False)
-    return EditTargets(names, codes, wanted, np.full(len(codes), NEVER_US), nobody)
 
 
 def lookup_after(names: pa.Array, index: SeriesIndex, change: pa.Table) -> dict[str, Int64Array]:
@@ -134,8 +125,7 @@ def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedR
         for name in ("last_sequence", "original_us", "floor_sequence", "floor_us")
     )
     known = targets.us != NEVER_US
-    if targets.erased is not None:
-        known &= ~targets.erased
+    known &= ~targets.erased
     visible = retained_mask(retained, targets.sequence, targets.us, last, *rest)
     there: BoolArray = known & (visible | (targets.sequence > last))
     return there
@@ -147,12 +137,11 @@ def _describe_missing(
     code, sequence = int(targets.codes[row]), int(targets.sequence[row])
     last = int(before["last_sequence"][code])
     hidden = _REASON_HIDDEN if 0 <= sequence <= last else _REASON_ABSENT
-    is_erased = targets.erased is not None and bool(targets.erased[row])
     return {
         "series": targets.names[code].as_py(),
         "edit_of": sequence,
         "last_sequence": None if last == NO_SEQUENCE else last,
-        "reason": _REASON_ERASED if is_erased else hidden,
+        "reason": _REASON_ERASED if targets.erased[row] else hidden,
     }
 
 
@@ -185,45 +174,31 @@ EVENT_NAMES: Final = tuple(field.name for field in (*EVENT_FIELDS, ERASURE_FIELD
 
 
 def find_originals(
-    location: Location, files: Iterable[DataFile], targets: EditTargets
+    location: Location, files: Iterable[DataFile], series: pa.Array, sequence: pa.Array
 ) -> EditTargets:
-    """`targets` with timestamp and author of the originals that are in `files`.
+    """The originals in `files` that edits of `series` and `sequence`, without nulls, name.
 
-    Opens the files of originals whose series and sequences reach a target's, and reads the row
+    Opens the files of originals whose series and sequences reach one of them, and reads the row
     groups that may hold one.
     """
-    data = [file for file in files if _may_hold(file, targets)]
-    if not data:
-        return targets
-    row_filter = RowFilter(targets.names.to_pylist(), sequences=_sequence_bounds(targets))
-    wanted = pc.field("sequence").isin(pa.array(np.unique(targets.sequence)))
-    return _join_originals(
-        targets, read_rows(location, data, BASE_SCHEMA, EVENT_NAMES, row_filter, wanted)
-    )
-
-
-def _sequence_bounds(targets: EditTargets) -> tuple[int, int]:
-    return int(targets.sequence.min()), int(targets.sequence.max())
-
-
-def _may_hold(file: DataFile, targets: EditTargets) -> bool:
-    low, high = _sequence_bounds(targets)
-    if file.kind != "event" or file.max_sequence < low or file.min_sequence > high:
-        return False
-    names = targets.names.to_pylist()
-    return bool(names) and file.first <= names[-1] and file.last >= names[0]
-
-
-def _join_originals(targets: EditTargets, found: pa.Table) -> EditTargets:
-    edits = pa.table(
-        {
-            "series": targets.names.take(pa.array(targets.codes)),
-            "sequence": pa.array(targets.sequence),
-            "row": pa.array(np.arange(len(targets.codes))),
-        }
-    )
+    names, codes = encode_names(series)
+    wanted = sequence.to_numpy(zero_copy_only=False)
+    distinct, bounds = names.to_pylist(), (int(wanted.min()), int(wanted.max()))
+    data = [
+        file
+        for file in files
+        if file.kind == "event"
+        and file.max_sequence >= bounds[0]
+        and file.min_sequence <= bounds[1]
+        and file.first <= distinct[-1]
+        and file.last >= distinct[0]
+    ]
+    row_filter = RowFilter(distinct, sequences=bounds)
+    is_wanted = pc.field("sequence").isin(pa.array(np.unique(wanted)))
+    found = read_rows(location, data, BASE_SCHEMA, EVENT_NAMES, row_filter, is_wanted)
+    edits = pa.table({"series": series, "sequence": sequence, "row": np.arange(len(codes))})
     joined = edits.join(found, ["series", "sequence"], join_type="left outer").sort_by("row")
     us = joined["timestamp"].cast(pa.int64()).fill_null(NEVER_US).to_numpy()
     author = joined["author"].combine_chunks().cast(pa.string())
     erased = joined[ERASURE_FIELD.name].is_valid().to_numpy()
-    return dataclasses.replace(targets, us=us, author=author, erased=erased)
+    return EditTargets(names, codes, wanted, us, author, erased)

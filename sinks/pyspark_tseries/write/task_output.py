@@ -15,7 +15,6 @@ unchanged; otherwise it rewrites the rows.
 """
 
 import io
-import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -280,7 +279,7 @@ def stage(
         held.append(batch)
     try:
         with location.write(path) as file:
-            return StagedRows(_write_stream(file, schema, itertools.chain(held, rest)), path=path)
+            return StagedRows(_write_stream(file, schema, chain(held, rest)), path=path)
     except BaseException:
         location.remove([path])
         raise
