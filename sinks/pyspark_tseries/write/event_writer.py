@@ -4,7 +4,7 @@ Tasks use it with the index that the driver expects, commits with the current on
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -108,6 +108,8 @@ def write_numbered(
 
 def sum_results(results: Sequence[WriteResult]) -> WriteResult:
     """All results together, without their files; no two have a series in common."""
+    if len(results) == 1:
+        return replace(results[0], file=None)
     empty = make_change(pa.array([], pa.string()), SeriesIndex().lookup([]))
     change = pa.concat_tables([empty, *(result.change for result in results)]).combine_chunks()
     # The example is that of the first series, as if the rows were numbered in one go.
