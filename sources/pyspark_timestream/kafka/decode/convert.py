@@ -150,6 +150,8 @@ def keep(column: pa.Array, bad: Mask | None = None) -> Converted:
 
 def find_bad(column: pa.Array, source: pa.Array) -> Converted:
     """Return a column whose bad values are those that only became null."""
+    if column.null_count == source.null_count:
+        return keep(column)
     return Converted(column, to_mask(column.is_null()) & to_mask(source.is_valid()))
 
 

@@ -68,7 +68,9 @@ def _decode_or_none(value: bytes | None) -> str | None:
 
 def to_mask(booleans: pa.Array) -> Mask:
     """Convert booleans; nulls are False."""
-    return np.array(pc.fill_null(booleans, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
+    if booleans.null_count:
+        booleans = pc.fill_null(booleans, False)
+    return np.array(booleans.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def take_header_values(headers: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:

@@ -33,7 +33,7 @@ from pyspark_timestream.kafka.decode.records import (
     RequestedFields,
     to_mask,
 )
-from pyspark_timestream.kafka.options.parsers import descend
+from pyspark_timestream.kafka.options.parsers import Path, descend
 
 _CONVERSION_ERRORS: Final = (ValueError, OverflowError, RecursionError, pa.ArrowException)
 
@@ -86,19 +86,28 @@ _DECODER: Final = json.JSONDecoder(parse_float=_ExactFloat, parse_int=_parse_int
 def parse_rows(fields: RequestedFields, values: list[bytes | None]) -> DecodedBlock:
     """Parse n values one by one."""
     loaded = [_load(value) for value in values]
+    objects = [value for value, _ in loaded]
     reasons = np.array([reason for _, reason in loaded], np.uint8)
     columns = []
     for path, field in zip(fields.column_paths(), fields.columns, strict=True):
-        found = [descend(value, path) for value, _ in loaded]
-        column, bad = _convert([each.value for each in found], field.type)
-        bad |= np.array([each.blocked for each in found], np.bool_)
-        reasons[bad & (reasons == FINE)] = TYPE
+        found, blocked = _take(objects, path)
+        column, bad = _convert(found, field.type)
+        reasons[(bad | blocked) & (reasons == FINE)] = TYPE
         columns.append(column)
     raw = {
-        text: _group_by_type([_to_raw(descend(value, path).value) for value, _ in loaded])
+        text: _group_by_type([_to_raw(value) for value in _take(objects, path)[0]])
         for text, path in fields.raw_paths().items()
     }
     return DecodedBlock(columns, raw, reasons)
+
+
+def _take(objects: list[dict[str, Any]], path: Path) -> tuple[list[Any], Mask]:
+    """Take the field at `path` of n objects; return also where something else is in its way."""
+    if len(path) == 1:
+        (name,) = path
+        return [each.get(name) for each in objects], np.zeros(len(objects), np.bool_)
+    found = [descend(each, path) for each in objects]
+    return [each.value for each in found], np.array([each.blocked for each in found], np.bool_)
 
 
 def _load(text: bytes | None) -> tuple[dict[str, Any], int]:
@@ -146,6 +155,8 @@ def _convert(values: list[Any], target: pa.DataType) -> Converted:
     else:
         read = _choose_scalar(target)
         found = keep(pa.array([null_on_error(read, value) for value in values], target))
+    if not found.column.null_count:
+        return found
     lost = to_mask(found.column.is_null()) & np.array([v is not None for v in values], np.bool_)
     return Converted(found.column, found.bad | lost)
 
