@@ -283,6 +283,16 @@ def test_bytes_are_named_until_maintenance_removes_them(series, path, before):
     assert repair(str(path)) == RepairResult()
 
 
+def test_a_record_of_another_version_is_refused_by_name(path):
+    series = new(path)
+    series.append("a", SECRET, at(1))
+    act = series.erase("a", [0], "asked for")
+    record = path / "_tseries" / "erasures" / f"{act.id}.json"
+    record.write_text(record.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(UnusableStore, match=r"record .* it has version 2; accepted: 1"):
+        series.erasures()
+
+
 def test_bytes_go_from_checkpoints_of_the_log_too(path, monkeypatch):
     """Where a tool has taken the property away, OPTIMIZE puts bounds of values into the log."""
     monkeypatch.setattr("pyspark_tseries.model.properties.READERS_PROPERTIES", {})
