@@ -8,7 +8,6 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
-import side_by_side
 from core_seconds import CoreSeconds
 from memory import PeakMemory
 from side_by_side import (
@@ -57,12 +56,11 @@ def test_unequal_work_has_no_result(measured: bool) -> None:
 
 
 def test_a_report_is_kept_with_its_versions_and_reads_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(side_by_side, "_PLACE", tmp_path)
     took = {"peer": [2.0, 1.0], "ours": [1.0, 2.0]}
     job = Comparison("a job", took, 1000, memory_mb={"ours": {"worker": 12.0}})
-    report("bench/some_job.py", [job])
+    report("bench/some_job.py", [job], tmp_path)
     kept = json.loads((tmp_path / "some_job.json").read_text())
     assert Comparison.from_json(kept["jobs"][0]) == job
     assert {"python", "pyspark", "pyarrow", "librdkafka", "deltalake"} <= kept["versions"].keys()
@@ -70,16 +68,13 @@ def test_a_report_is_kept_with_its_versions_and_reads_back(
     assert "0.50   1.25  2.00" in capsys.readouterr().out
 
 
-def test_what_was_measured_before_a_failure_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_measured_before_a_failure_is_kept(tmp_path: Path) -> None:
     def jobs() -> Iterator[Comparison]:
         yield Comparison("a job", {"peer": [4.0], "ours": [2.0]})
         raise OSError("the broker is gone")
 
-    monkeypatch.setattr(side_by_side, "_PLACE", tmp_path)
     with pytest.raises(OSError, match="the broker is gone"):
-        report("bench/some_job.py", jobs())
+        report("bench/some_job.py", jobs(), tmp_path)
     (kept,) = json.loads((tmp_path / "some_job.json").read_text())["jobs"]
     assert kept["job"] == "a job"
 

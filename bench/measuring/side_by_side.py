@@ -228,7 +228,7 @@ class _Guard:
             )
 
 
-def report(script: str, comparisons: Iterable[Comparison]) -> None:
+def report(script: str, comparisons: Iterable[Comparison], place: Path = _PLACE) -> None:
     """Print the rows of a benchmark as they come, and keep all in a file of its name."""
     if "BENCH_RESULTS" not in os.environ:
         print(heading(), flush=True)
@@ -238,7 +238,7 @@ def report(script: str, comparisons: Iterable[Comparison]) -> None:
         print(rows_of(comparison), flush=True)
         jobs.append(comparison.to_json())
         # Each time, since what comes next may fail or be ended.
-        _keep(script, kept)
+        _keep(script, kept, place)
 
 
 def report_table(script: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -248,12 +248,12 @@ def report_table(script: str, rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         print(", ".join(f"{name}: {each}" for name, each in row.items()), flush=True)
         found.append(dict(row))
-        _keep(script, kept, sort_keys=False)
+        _keep(script, kept, _PLACE, sort_keys=False)
 
 
-def _keep(script: str, kept: Mapping[str, Any], sort_keys: bool = True) -> None:
-    _PLACE.mkdir(parents=True, exist_ok=True)
-    path = _PLACE / f"{Path(script).stem}.json"
+def _keep(script: str, kept: Mapping[str, Any], place: Path, *, sort_keys: bool = True) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f"{Path(script).stem}.json"
     path.write_text(json.dumps(kept, indent=1, sort_keys=sort_keys) + "\n")
 
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at, first_offset, next_offset, stream_state
+from timestream.small_reads import small_reads
 from timestream.stream_world import World, act, drain, steps, times
 
-from pyspark_timestream.kafka import ranges
-from pyspark_timestream.kafka.offsets import alignment
 from pyspark_timestream.kafka.offsets.alignment import MIN_READ, find_alignment
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, MaxSkew, RunContext
@@ -24,10 +23,10 @@ FUTURE_S = 4_000_000_000
 
 
 @pytest.fixture
-def small_reads(monkeypatch):
+def read_little():
     """Logs of a few records are aligned too, and make several tasks."""
-    monkeypatch.setattr(alignment, "MIN_READ", 1)
-    monkeypatch.setattr(ranges, "MIN_TASK_RECORDS", 3)
+    with small_reads():
+        yield
 
 
 @dataclass
@@ -119,9 +118,7 @@ def test_aligned_reading_keeps_every_rule_in_any_course(
     every, logs, imports, skew_us, indexed, data
 ):
     """The oracle of `stream_world` knows nothing of alignment, of rows, CTIs and clocks all."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(alignment, "MIN_READ", 1)
-        patched.setattr(ranges, "MIN_TASK_RECORDS", 3)
+    with small_reads():
         world = World(every, logs, imports, max_skew_us=skew_us, has_time_index=indexed)
         for action in data.draw(st.lists(steps, max_size=12)):
             act(world, action, data)
@@ -144,8 +141,7 @@ def test_aligned_rows_ctis_and_counters_equal_those_without(logs, skew_us, index
         ended = {part.number: world.state_after(offset, part) for part in offset.partitions}
         return rows, ended, world.ctis[-1:]
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(alignment, "MIN_READ", 1)
+    with small_reads(tasks=False):
         assert run(max_skew_us=skew_us, has_time_index=indexed) == run()
 
 
@@ -154,8 +150,7 @@ def test_aligned_rows_ctis_and_counters_equal_those_without(logs, skew_us, index
 @settings(max_examples=100, deadline=None)
 def test_aligned_batch_reads_exactly_up_to_the_bound_by_the_index(logs, skew_s, limit):
     """By the rule: one record past the bound, and any number only of the slowest partition."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(alignment, "MIN_READ", 1)
+    with small_reads(tasks=False):
         reader = Reader(logs, skew_s, max_offsets=limit)
         batches = reader.read_all()
     for before, batch in itertools.pairwise(batches):
@@ -256,7 +251,7 @@ def test_aligned_partition_without_a_cti_does_not_wait():
         assert (fast in find_alignment(state, ends).waiting) == waits
 
 
-def test_aligned_waiting_partition_is_recorded(small_reads):
+def test_aligned_waiting_partition_is_recorded(read_little):
     reader = Reader([[0, 1, 2, 3, 4], [50, 51, 52, 53, 54]], 10, bounded=False)
     reader.plan()
     reader.plan()

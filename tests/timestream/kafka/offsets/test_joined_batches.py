@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
+from timestream.small_reads import small_reads
 from timestream.stream_world import World, act, drain, steps, times
 
-from pyspark_timestream.kafka import ranges
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import max_emitted_cti
 from pyspark_timestream.kafka.offsets.tasks import join_batches, note_forced_cti, note_restart_point
@@ -19,9 +19,8 @@ from pyspark_timestream.rules.state import PartitionState
 
 @pytest.fixture(scope="module", autouse=True)
 def _even_few_records_are_worth_a_task():
-    was, ranges.MIN_TASK_RECORDS = ranges.MIN_TASK_RECORDS, 3
-    yield
-    ranges.MIN_TASK_RECORDS = was
+    with small_reads(alignments=False):
+        yield
 
 
 def of_records(rows, partitions):

@@ -23,10 +23,10 @@ from timestream.builders import (
     projection,
 )
 from timestream.oracle import Event, run
+from timestream.small_reads import small_reads
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch, DataLost
-from pyspark_timestream.kafka import ranges
 from pyspark_timestream.kafka.offsets.group_metadata import (
     decode_group_metadata,
     encode_group_metadata,
@@ -44,9 +44,8 @@ COLUMNS = {"drop": FLAGGED[:2], "flag": FLAGGED}
 
 @pytest.fixture(scope="module", autouse=True)
 def _even_few_records_are_worth_a_task():
-    was, ranges.MIN_TASK_RECORDS = ranges.MIN_TASK_RECORDS, 3
-    yield
-    ranges.MIN_TASK_RECORDS = was
+    with small_reads(alignments=False):
+        yield
 
 
 class Query:

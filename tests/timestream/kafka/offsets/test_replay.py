@@ -18,12 +18,12 @@ from timestream.builders import (
     projection,
     stream_state,
 )
+from timestream.small_reads import small_reads
 
 from pyspark_timestream.core.instants import FINAL_US, format_instant
 from pyspark_timestream.diagnose.history import BatchRecord
 from pyspark_timestream.diagnose.mistakes import find_short_replays
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.offsets import alignment
 from pyspark_timestream.kafka.offsets.alignment import find_alignment
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import find_ended, limit_ends
@@ -154,8 +154,7 @@ def test_a_replay_in_any_batches_has_the_rows_and_the_last_cti_of_its_span(
     more = {"violationPolicy": "flag"} if flag else {}
     # Aligned reading (semantics 5.10) changes the batches alone.
     more |= {} if skew is None else {"maxSkew": f"{skew} ms"}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(alignment, "MIN_READ", 1)
+    with small_reads(tasks=False):
         replay = Replay(given_logs, lower, upper, **more)
         for step in steps:
             if step == "restart":

@@ -3,17 +3,16 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timestream.small_reads import small_reads
 from timestream.stream_world import TIMEOUT, World, act, drain, most, steps, times
 
 from pyspark_timestream.core.instants import FINAL_US
-from pyspark_timestream.kafka import ranges
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _even_few_records_are_worth_a_task():
-    was, ranges.MIN_TASK_RECORDS = ranges.MIN_TASK_RECORDS, 3
-    yield
-    ranges.MIN_TASK_RECORDS = was
+    with small_reads(alignments=False):
+        yield
 
 
 @given(st.integers(1, 2), st.lists(times, min_size=1, max_size=3), st.booleans(), st.data())

@@ -51,7 +51,7 @@ _WHITESPACE: Final = " \t\n\r"
 _MAX_SAFE_DEPTH: Final = 250
 """Python's parser reads values that are nested this deep."""
 
-_MAX_SAFE_LENGTH: Final = 2 * _MAX_SAFE_DEPTH
+MAX_SAFE_LENGTH: Final = 2 * _MAX_SAFE_DEPTH
 """A text up to this length exceeds no limit: each level takes two brackets, since a text that does
 not close them is malformed to both parsers."""
 
@@ -63,7 +63,7 @@ _SAMPLED_DIGITS: Final = 10
 
 _SAMPLE_STEP: Final = (_MAX_SAFE_DIGITS + 1) // _SAMPLED_DIGITS
 
-_PIECE_BYTES: Final = 1 << 18
+PIECE_BYTES: Final = 1 << 18
 """Temporary arrays of this size stay in the processor's cache."""
 
 _OPENING: Final = np.uint8(ord("{"))
@@ -86,7 +86,7 @@ def _find_objects(texts: pa.Array) -> Mask:
     shaped = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
     joinable = to_mask(shaped)
     lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
-    long = np.flatnonzero(joinable & (lengths > _MAX_SAFE_LENGTH))
+    long = np.flatnonzero(joinable & (lengths > MAX_SAFE_LENGTH))
     if len(long):
         joinable[long] = ~_find_extreme(texts.take(pa.array(long)))
     return joinable
@@ -109,8 +109,8 @@ def _find_extreme(texts: pa.Array) -> Mask:
 def _find_brackets(content: Bytes) -> npt.NDArray[np.int64]:
     """Return the places of opening brackets, increasing."""
     found = []
-    for start in range(0, len(content), _PIECE_BYTES):
-        piece = content[start : start + _PIECE_BYTES]
+    for start in range(0, len(content), PIECE_BYTES):
+        piece = content[start : start + PIECE_BYTES]
         found.append(start + np.flatnonzero((piece | _LOWER_CASE) == _OPENING))
     return np.concatenate(found)
 

@@ -21,7 +21,7 @@ def is_joinable(value):
     """The same by counting, for a value of text without characters before the object."""
     if value is None or not (value.startswith(b"{") and value.endswith(b"}")):
         return False
-    long = len(value) > by_block._MAX_SAFE_LENGTH
+    long = len(value) > by_block.MAX_SAFE_LENGTH
     brackets = value.count(b"[") + value.count(b"{")
     return not long or (brackets <= 250 and not re.search(rb"[0-9]{1000}", value))
 
@@ -45,11 +45,11 @@ objects = texts.map(lambda inside: b"{" + inside + b"}")
 )
 @settings(max_examples=200, deadline=None)
 def test_joinable_values_are_those_that_counting_finds(values, skipped, piece_bytes):
-    was, by_block._PIECE_BYTES = by_block._PIECE_BYTES, piece_bytes
+    was, by_block.PIECE_BYTES = by_block.PIECE_BYTES, piece_bytes
     try:
         found, mask = find_joinable(pa.array(values, pa.binary()).slice(skipped))
     finally:
-        by_block._PIECE_BYTES = was
+        by_block.PIECE_BYTES = was
     assert mask.dtype == np.bool_
     assert mask.tolist() == [is_joinable(value) for value in values[skipped:]]
     expected = [None if value is None else value.decode() for value in values[skipped:]]
