@@ -19,6 +19,7 @@ up to N contain all windows that end at or before it.
 """
 
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -294,8 +295,19 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
         raise WrongInterpreter(fault, next_step=_suggest_next_step(environment, jvm is not None))
     if jvm is None and _is_local(builder) and is_this_interpreter(environment):
         use_installed_pyspark(os.environ)
+    _load_what_warns_of_pandas()
     started = SparkConf() if jvm is not None else None
     return _configure(builder, [e for e in SETTINGS if not (started and started.contains(e.name))])
+
+
+def _load_what_warns_of_pandas() -> None:
+    """Load the module with which Spark, as a session starts, warns of pandas 3.
+
+    Spark 4.2 and 4.3 convert nothing there; where they do, they warn again.
+    """
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.simplefilter("ignore", FutureWarning)
+        importlib.import_module("pyspark.testing.utils")
 
 
 def _configure(builder: SparkSession.Builder, settings: Iterable[Setting]) -> SparkSession.Builder:
