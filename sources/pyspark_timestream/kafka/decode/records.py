@@ -95,9 +95,7 @@ def find_header(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
 Reasons = npt.NDArray[np.uint8]
 
 REASONS: Final = ("", "framing", "syntax", "type", "name")
-"""Why a payload is malformed, by number (semantics 13.6): it lacks the wire format's header, or its
-bytes are not a payload of its schema, or a field is not of the column's type, or it is a record of
-another name than the requested one."""
+"""Why a payload is malformed, by number (semantics 13.6)."""
 
 FINE, FRAMING, SYNTAX, TYPE, NAME = range(len(REASONS))
 

@@ -1,9 +1,7 @@
 """Reads Avro payloads into columns: groups by writer's schema, decodes, casts, restores the order.
 
-A row is a function of the payload's bytes, the reader's schema and the writer's schema (semantics
-13.6 and 13.9). Payloads of one writer are read together in columns (`by_block`), and one by one
-where that is not possible or does not pay (`by_row`); the results are the same, so they do not
-depend on a payload's neighbours.
+Payloads of one writer are read together in columns (`by_block`), and one by one where that is not
+possible or does not pay (`by_row`); the results are the same (semantics 13.6 and 13.9).
 """
 
 import functools

@@ -8,9 +8,9 @@ where a union has several of them. A timestamp keeps its writer's unit, whatever
 
 A registry lets a producer widen a number, change a decimal's scale or drop a field (compatibility
 BACKWARD, Confluent's default). A wider number is read as its writer's type, and the column decides
-about each value. A dropped field without a default does not fit, nor do numbers that are times to
-the reader alone. In a union it depends on the value: one that the reader's type cannot hold does
-not fit, as does a symbol that the reader's enum lacks. Schemas that differ in kind are refused.
+about each value. Bad values are a dropped field without a default, numbers that are times to the
+reader alone, and a branch or a symbol that the reader's union or enum lacks. Schemas that differ in
+kind are refused (semantics 13.9).
 """
 
 from collections.abc import Iterable, Mapping

@@ -299,7 +299,7 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
     """Check that the reader's schema has the requested columns, and fields with times and edges.
 
     Raises:
-        SchemaRefused: a path is not in the schema, or its type cannot be read as the column's.
+        SchemaRefused: a path is not in the schema, or its type is not read as the column's.
     """
     parsed = reader.parse()
     for column in columns:
