@@ -287,6 +287,8 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     """
     if _is_for_server(builder):
         return _configure(builder, [each for each in SETTINGS if each.name.startswith("spark.sql")])
+    # First: the next call may already ask Java, as after spark-submit.
+    _load_what_warns_of_pandas()
     jvm = _get_running_jvm()
     if jvm is None:
         use_this_interpreter(os.environ)
@@ -295,7 +297,6 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
         raise WrongInterpreter(fault, next_step=_suggest_next_step(environment, jvm is not None))
     if jvm is None and _is_local(builder) and is_this_interpreter(environment):
         use_installed_pyspark(os.environ)
-    _load_what_warns_of_pandas()
     started = SparkConf() if jvm is not None else None
     return _configure(builder, [e for e in SETTINGS if not (started and started.contains(e.name))])
 
