@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager
 from broker import Broker, wait_until_ready
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from kafka_container import CLUSTER_ID
 from kafka_process import KafkaProcess, free_port
-
-from pyspark_timestream.demo.broker import CLUSTER_ID
 
 SIZE = 3
 MIN_IN_SYNC = 2
