@@ -49,8 +49,8 @@ REMOVED_FILE_RETENTION_HOURS: Final = 1
 """Files removed from the store are kept this long, for queries that were planned before."""
 
 MAX_KEPT_SMALL_FILES: Final = 500
-"""Of more removed files of single commits, and of the heads of these, only those are kept an hour
-that were removed last; each takes a block of the disk, whatever little is in it."""
+"""Keep at most this many removed files of single commits, and their heads, for the full hour; the
+newest stay, because each occupies a disk block."""
 
 SMALL_FILE_RETENTION_US: Final = 600_000_000
 """But all are kept this long, for the tasks that are reading them; entries of the log as well."""

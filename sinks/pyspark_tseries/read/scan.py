@@ -1,6 +1,6 @@
 """Run a range query on the files of a snapshot: prune, read, hide, select (semantics 21).
 
-Files and row groups outside the query's bounds are skipped (`bounds`), the rest is read, events
+Files and row groups outside the query's bounds are skipped, the rest is read, events
 outside the retained range are hidden, and `select` picks the result. A task needs no Delta: it
 runs the query for a slice of the series, on the snapshot that was planned.
 """

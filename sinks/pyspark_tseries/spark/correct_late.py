@@ -191,7 +191,7 @@ def _check_columns(store: Store, start: str, results: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """By what a batch decides: the store's CTI, the oldest window to correct, and its late rows.
+    """What one batch decides with: the store's CTI, the oldest window to correct, its late rows.
 
     `compared` is true once the query's streams were compared with those of the windows. A batch
     that cannot compare them yet lets all windows wait. The author is that of the corrections.
@@ -269,7 +269,7 @@ class _Plan:
         self.location.remove([self._path(query, number - 2)])
 
     def _find_bounds(self, store: Store) -> "_Bounds":
-        """By what a batch decides, as the store is now."""
+        """What the batch decides with, as the store is now."""
         _, index = store.index()
         newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
         known = self.rules.max_age_us is not None and newest_us != NEVER_US

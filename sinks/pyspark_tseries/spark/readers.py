@@ -1,7 +1,7 @@
 """Spark's batch reads and subscriptions.
 
 Spark keeps the reader and its partitions for later evaluations of the same DataFrame; see
-`pyspark_timestream.core.worker` and `late_binding`.
+`pyspark_timestream.core.worker` and `read/snapshots.py`.
 """
 
 import logging

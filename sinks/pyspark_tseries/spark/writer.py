@@ -64,7 +64,7 @@ class StagedTask(WriterCommitMessage):
     """A task's rows, its partition of the input, and its query.
 
     `schema` is that of the rows; columns may have been added to the store since. `cti_us` is the
-    greatest of its CTIs. `digest` is the number of its rows, None if nobody compares it.
+    greatest of its CTIs. `digest` is that of its rows, None if nobody compares it.
     """
 
     partition: int

@@ -34,7 +34,7 @@ from pyspark_tseries.write.batch import PreparedCommit
 
 
 def require_owner(store: Store, principal: str | None, to_do: str) -> None:
-    """Refuse a principal, None: the OS user, that is not an owner of a store with a policy.
+    """Raise unless the principal (None: the OS user) is an owner, if the store has a policy.
 
     If the head cannot be read, the newest readable one counts, as when it is rebuilt.
 

@@ -299,7 +299,7 @@ class Log:
     Args:
         location: of the store.
         table: the open table.
-        skip_checks: whether what other tools did is not looked at, as a repair must.
+        skip_checks: skip the check for other tools' changes; repair needs this.
     """
 
     def __init__(self, location: Location, table: DeltaTable, *, skip_checks: bool = False) -> None:

@@ -165,7 +165,7 @@ class Appendable(Protocol):
 
     @property
     def digest(self) -> int | None:
-        """The number of its rows, by which a batch that comes again is known; None: unknown."""
+        """A digest of the rows; it recognizes a repeated batch. None: not computed."""
 
     @property
     def has_edits(self) -> bool:
@@ -193,7 +193,7 @@ class Batch:
         clock: the source of missing timestamps: `wall`, the time of the commit, or `event`, the
             newest timestamp of the series.
         cti_us: the CTI of the writer once the batch is stored; None if it gives none.
-        joins: its query becomes a writer by it, whatever it appends.
+        joins: this batch registers its query as a writer, even if it appends nothing.
         is_correction: its originals may lie before the store's CTI, and make nobody a writer.
         digest: of its rows, as `digest_rows` makes it; None: they are not compared with those that
             the store has of the same token.

@@ -44,7 +44,7 @@ _MAX_AHEAD_US: Final = DAY_US
 """A CTI further ahead of the wall clock, or of the late events after it, is wrong."""
 
 _MIN_AGREED_US: Final = HOUR_US
-"""By as much most events, in order among themselves, must be late to show that a clock is ahead."""
+"""If most events are late by more than this, yet in order, a clock is ahead."""
 
 _MIN_FUTURE_US: Final = MINUTE_US
 """The least `maxFuture` that is proposed: clocks that are right differ by less."""

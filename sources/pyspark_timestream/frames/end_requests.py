@@ -5,9 +5,9 @@ started the query no way to reach it. Both run on one machine, as one user and w
 environment, so the request is a file in the temporary directory, named by the stream's id. A
 request is never a record of anything: the offset records the end.
 
-A request is a file beside Spark's driver (`end_requests`), and this program may run far from it.
-Spark asks a Python data source for its columns in a process beside the driver, with the driver's
-environment: a source without rows makes the request there.
+A client of Spark Connect may run far from the driver. Spark asks a Python data source for its
+columns in a process beside the driver, with the driver's environment: a source without rows makes
+the request there.
 """
 
 import os

@@ -1,12 +1,9 @@
 """Plans below `advance_time` as Spark has them, and the CTIs that a running query loses there.
 
-Some plans do not show what comes between a source and `advance_time`: SQL and views of Spark
-Connect, operators that are not known here. There a listener compares the query's watermark with the
-CTIs that its streams report. The rules are semantics 11.14.
-
 A classic plan is Java's, analysed, and sees through views; a column is its id. The plan of a client
-of Spark Connect is Python's own and knows names alone; views, tables and SQL are the server's. What
-a plan does not show is found in the running query (semantics 11.14).
+of Spark Connect is Python's own and knows names alone; views, tables and SQL are the server's.
+Where a plan does not show what comes between a source and `advance_time`, a listener compares the running
+query's watermark with the CTIs that its streams report (semantics 11.14).
 """
 
 import copy

@@ -145,7 +145,7 @@ def _open_outer_ends(ranges: list[Range]) -> list[OpenRange]:
 
 
 def _is_spare(own_slice: ReadSlice, part: Partition) -> bool:
-    """Check whether the task reads `part`, of which no task was given offsets."""
+    """Check whether this task reads `part`, a partition that no task was given offsets of."""
     if own_slice.spare is None or part in own_slice.named:
         return False
     # The same in every process, which `hash` of a text is not.

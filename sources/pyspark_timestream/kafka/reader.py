@@ -200,7 +200,7 @@ class BatchTask(InputPartition):
 class KafkaBatchReader(DataSourceReader):
     """Kafka records and CTIs as a batch, from the starting to the ending options.
 
-    Each task resolves these options when it runs: see `batch_read`.
+    Each task resolves these options when it runs: see `kafka/batch.py`.
     """
 
     def __init__(self, options: KafkaOptions, projection: Projection) -> None:

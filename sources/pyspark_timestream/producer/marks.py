@@ -51,7 +51,7 @@ class Writer:
             )
 
     def mark(self, time_us: int) -> Headers:
-        """The headers by which this writer notes `time_us`.
+        """Return the headers of this writer's mark at `time_us`.
 
         >>> Writer("a", "cti").mark(0)
         [('cti', b'1970-01-01T00:00:00Z'), ('cti-writer', b'a')]

@@ -14,8 +14,8 @@ The work is done on columns, whatever the number of writers and closes:
 2. `_find_ends` finds the end of each change: the writer's next change, or its silence for longer
    than `writerTimeout` (4.5).
 3. `_find_intervals` turns changes into intervals: a writer's greatest mark holds from one moment
-   to another. `mark_columns` computes these maxima, and the minimum over all intervals at each
-   moment.
+   to another. These maxima, and the minimum over all intervals at each moment, are computed
+   for all writers at once.
 4. `_propose` and `_compute_window` read the proposals, and the rows' time windows (4.6), off that
    minimum.
 

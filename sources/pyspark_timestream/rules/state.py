@@ -1,8 +1,8 @@
-"""The state of a partition between two records, and what it notes for diagnosis.
+"""The state of one partition between two records.
 
-No rule depends on it. It is a fold like the clock, so any split into blocks notes the same.
-
-It round-trips through JSON, because it is part of the Spark offset.
+It round-trips through JSON, because it is part of the Spark offset. Its `Clues` are notes for
+diagnosis: no rule reads them. They are a fold like the clock, so any split into blocks notes the
+same.
 """
 
 import dataclasses

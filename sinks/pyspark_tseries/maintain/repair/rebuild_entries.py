@@ -369,7 +369,7 @@ def _has_faults(location: Location, table: DeltaTable) -> bool:
 
 
 def put_rebuilt(location: Location, made: Iterable[RebuiltEntry]) -> str:
-    """Put entries in the places of damaged ones; return where copies of these are kept."""
+    """Replace damaged entries; return the folder with the originals."""
     entries = list(made)
     log = location.file("_delta_log")
     aside = location.file("_tseries", "lost", f"{entries[0].version:020d}-{secrets.token_hex(4)}")

@@ -49,7 +49,7 @@ _MAX_ABANDONED: Final = 64
 
 
 class HangingCalls:
-    """Calls of one kind that have not returned, of which a process may have so many.
+    """Pending calls of one kind, with a limit per process.
 
     Attributes:
         most: so many; above that no further ones are made.

@@ -205,7 +205,7 @@ def _find_valueless(options: KafkaOptions, block: RecordBlock) -> Mask | None:
 
 def _needs_record_times(options: KafkaOptions) -> bool:
     limits = (options.max_future_us, options.writer_timeout_us, options.writer_grace_us)
-    # Generated CTIs that run ahead of their records are noted for diagnosis (`cti.clues`).
+    # Generated CTIs that run ahead of their records are noted for diagnosis (`Clues`).
     generates = options.frequency is not None and options.start_time.kind != "timestamp"
     return generates or any(limit is not None for limit in limits)
 

@@ -1,6 +1,6 @@
 """Partitions that are behind: idle ones (semantics 5.2), and aligned reading (5.10).
 
-A partition is idle that has been caught up for at least `idleTimeout`: everything up to the end of
+A partition becomes idle after it has been caught up for `idleTimeout`: everything up to the end of
 its log (the last stable offset) has been read, and no transaction is open on it. The
 driver observes the partitions repeatedly. Each observation is folded with its wall clock, and the
 result is part of the offset, so that a replay of the offset reads no clock. The same holds for the

@@ -1,14 +1,12 @@
 """The Spark offset of a Kafka stream: a batch's ranges and its start clocks (semantics 8.1).
 
-A record whose value or key is malformed counts once, for its value's reason or else its key's, by
-the names that a column of dead letters shows (semantics 13.5).
-
 An offset describes its own batch completely, so that a replay needs nothing else. The end state of
 a batch becomes the start state in the next offset. Decisions by a wall clock or another topic (idle
 partitions, imported CTIs) are part of it for the same reason.
 
 What is at its default is left out of the JSON. `waits` and `advanced` tell how the batch was
-planned (`maxSkew`, `idleAdvance`); no later batch depends on them.
+planned (`maxSkew`, `idleAdvance`); no later batch depends on them. A record whose value or key is
+malformed counts once, for its value's reason or else its key's (semantics 13.5).
 """
 
 from collections.abc import Mapping
@@ -352,7 +350,7 @@ def check_stream_offset(
     settings: Mapping[str, str],
     topic_settings: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse an offset that this code or `settings`, those of today's options, cannot continue.
+    """Refuse an offset of another format version, or with other pinned options than `settings`.
 
     `topic_settings` are the options taken from the description of the topics, for the message.
 

@@ -5,7 +5,7 @@ process keeps a producer for each query, and opens it again where another proces
 since: opening it there has ended this one.
 
 A task writes its rows in one transaction; after all tasks the driver writes the mark into every
-partition, in a transaction too. `commits.py` has the driver's part, `ledger.py` how an attempt
+partition, in a transaction too. `ledger.py` has how an attempt
 knows what earlier ones have written, and `producer/transactions.py` how it keeps them from
 writing any more.
 """

@@ -1,9 +1,8 @@
 """A consumer over librdkafka's C interface, whose records the compiled `native_reader.c` collects.
 
-The library is optional: without it confluent-kafka's own objects do the same work, slower.
-
-It uses the librdkafka inside confluent-kafka's wheel, and only functions and structs that rdkafka.h
-documents. `NativeConsumer` does what `consumer.MessageConsumer` does, faster.
+The library is optional: without it `MessageConsumer` does the same work, slower, from
+confluent-kafka's objects. It uses the librdkafka inside confluent-kafka's wheel, and only functions
+and structs that rdkafka.h documents.
 """
 
 import ctypes
