@@ -2,8 +2,8 @@
 
 A classic plan is Java's, analysed, and sees through views; a column is its id. The plan of a client
 of Spark Connect is Python's own and knows names alone; views, tables and SQL are the server's.
-Where a plan does not show what comes between a source and `advance_time`, a listener compares the running
-query's watermark with the CTIs that its streams report (semantics 11.14).
+Where a plan hides what comes between a source and `advance_time`, a listener compares the watermark
+of the running query with the CTIs that its streams report (semantics 11.14).
 """
 
 import copy
