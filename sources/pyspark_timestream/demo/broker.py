@@ -1,4 +1,4 @@
-"""Apache Kafka for the demo: a process of the Java that Spark needs anyway, from Maven's jars."""
+"""Runs Apache Kafka for the demo, with the Java that Spark needs anyway and jars from Maven."""
 
 import fcntl
 import os
@@ -25,7 +25,7 @@ class NoDemo(Exception):
 
 KAFKA_VERSION: Final = "4.3.0"
 LOG_BINDING_VERSION: Final = "2.25.4"
-"""Of the log4j2 that Kafka brings; without a binding the broker would log nothing at all."""
+"""The version of the log4j2 that comes with Kafka; without a binding the broker logs nothing."""
 
 LOG4J_FILE: Final = """appender.console.type = Console
 appender.console.name = console
@@ -37,7 +37,7 @@ rootLogger.appenderRef.console.ref = console
 
 
 def broker_properties(listen: str, advertise: str, controller: str, voter: str) -> dict[str, str]:
-    """The settings of a broker that is a cluster by itself."""
+    """Return the settings of a broker that is a cluster by itself."""
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -55,7 +55,7 @@ def broker_properties(listen: str, advertise: str, controller: str, voter: str) 
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
-        # So that a test can forbid something by name; what no rule names is allowed.
+        # A test can then forbid an operation by a rule; what no rule names is allowed.
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
         # A misspelt topic must be an error in a test, not an empty topic.
@@ -78,7 +78,7 @@ _ADVICE: Final = (
 
 
 def find_java() -> str:
-    """The path of a `java` that is new enough.
+    """Return the path of a `java` that is new enough.
 
     Raises:
         NoDemo: there is none, or it is too old.
@@ -99,13 +99,13 @@ def find_java() -> str:
 
 
 def java_version(printed: str) -> int:
-    """The major version in what `java -version` prints: 8 for "1.8.0", 0 where there is none."""
+    """Return the major version in what `java -version` prints: 8 for "1.8.0", 0 without one."""
     found = re.search(r'version "(?:1\.)?(\d+)', printed)
     return int(found[1]) if found else 0
 
 
 JARS: Final = 45
-"""About how many there are; together they have 44 MB."""
+"""The approximate number of jars; together they have 44 MB."""
 
 _IVY_FILE: Final = f"""<ivy-module version="2.0">
   <info organisation="timestream" module="broker"/>
@@ -121,19 +121,19 @@ _IVY_FILE: Final = f"""<ivy-module version="2.0">
 
 
 def user_cache() -> Path:
-    """The directory of this user's cache that the demo keeps Kafka in."""
+    """Return the directory of this user's cache that the demo keeps Kafka in."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "timestream"
 
 
 def has_jars(cache: Path) -> bool:
-    """True if nothing has to be fetched."""
+    """True if the jars are there."""
     return _place(cache).is_dir()
 
 
 def fetch_jars(
     cache: Path, java: str = "java", on_line: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """The directory with the broker's jars; they are fetched where they are missing.
+    """Return the directory with the broker's jars; fetch them if they are missing.
 
     Args:
         cache: a directory that several processes may share.
@@ -193,7 +193,7 @@ def locked(cache: Path, name: str = "lock") -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nothing listens on now."""
+    """Return a port on 127.0.0.1 that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -204,11 +204,11 @@ class KafkaProcess:
 
     Args:
         jars: the directory with the broker's jars.
-        directory: for all its files; removed by `close`.
-        ports: of the broker and of its controller; free ones by default.
-        changes: settings that differ from those of a single broker.
+        directory: holds all files of the broker; `close` removes it.
+        ports: the ports of the broker and its controller; free ones by default.
+        changes: settings that replace or extend those of a single broker.
         cluster: the cluster's id; a new one by default.
-        heap: of the JVM.
+        heap: the heap size of the JVM.
         java: the Java to run it with.
         flags: further flags of the JVM.
     """
@@ -231,7 +231,7 @@ class KafkaProcess:
         self._command += [f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}"]
         self._command += ["-cp", f"{jars}/*"]
         self._process: subprocess.Popen[bytes] | None = None
-        # First of all, so that a kill at any moment leaves nothing behind.
+        # Start the watch before anything else, so that a kill at any moment leaves nothing behind.
         self._watch = OrphanWatch(end_command(directory))
         voter = f"127.0.0.1:{controller}"
         properties = broker_properties(self.bootstrap, self.bootstrap, voter, voter)
@@ -265,7 +265,7 @@ class KafkaProcess:
     def start(self) -> None:
         """Start the broker, with its previous data and ports if it ran before."""
         with self._log.open("ab") as log:
-            # In a separate session, which Ctrl-C does not reach.
+            # Ctrl-C does not reach a process in a session of its own.
             self._process = subprocess.Popen(
                 [*self._command, "kafka.Kafka", str(self._settings)],
                 stdin=subprocess.DEVNULL,
@@ -296,13 +296,13 @@ class KafkaProcess:
         self._watch.stop()
 
     def failure(self) -> str | None:
-        """The end of the log of a broker that ended by itself; None if it did not."""
+        """Return the end of the log if the broker ended by itself, else None."""
         if self._process is None or self._process.poll() is None:
             return None
         return self._log.read_text(errors="replace")[-4000:]
 
 
 def _random_id() -> str:
-    # With the first bit set it might begin with a dash, and Kafka's tool would read an option.
+    # With the first bit set the id might begin with a dash, and Kafka's tool would read an option.
     first = bytes([secrets.randbelow(128)])
     return urlsafe_b64encode(first + secrets.token_bytes(15)).decode().rstrip("=")

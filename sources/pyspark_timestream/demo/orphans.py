@@ -1,9 +1,9 @@
 """Runs a command once the process that asked for it has ended, however it ended.
 
-A process that is killed by SIGKILL, or interrupted twice, closes nothing. So what may not outlive
-it, such as a broker, is left to a small process of its own, in a session that no signal to the
-first one reaches. This file is its program: `orphans.py PARENT COMMAND...`, and the program that
-ends a broker: `orphans.py end DIRECTORY`.
+A process that receives SIGKILL, or is interrupted twice, closes nothing. So a small process in a
+session of its own, which no signal to the first one reaches, cleans up what must not outlive it,
+such as a broker. This file is the program that waits, `orphans.py PARENT COMMAND...`, and the one
+that ends a broker, `orphans.py end DIRECTORY`.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class OrphanWatch:
 
 
 def end_command(directory: Path) -> list[str]:
-    """The command that ends the processes started with files of `directory`, and removes it."""
+    """Return a command that ends all processes started from `directory`, and removes it."""
     return [*_PROGRAM, "end", str(directory)]
 
 
 def _wait(parent: int, command: Sequence[str]) -> None:
     """Wait until `parent` has ended, then become `command`."""
-    # A process whose parent has ended gets another one.
+    # The system gives a process whose parent has ended another parent.
     while os.getppid() == parent:
         time.sleep(_POLL_INTERVAL_S)
     os.execvp(command[0], list(command))
 
 
 def _end(directory: Path) -> None:
-    """Kill the processes, even those just starting, then remove the files."""
+    """Kill the processes, even those that are just starting, then remove the files."""
     for _ in range(_PASSES):
         for pid in processes_of(directory):
             with suppress(ProcessLookupError):
@@ -67,10 +67,10 @@ def _end(directory: Path) -> None:
 
 
 def processes_of(directory: Path) -> Iterator[int]:
-    """The processes that were started with a file of `directory`."""
+    """Yield the processes that were started with a file of `directory`."""
     mark = f"{directory}/".encode()
     for entry in Path("/proc").iterdir():
-        # A process may end meanwhile.
+        # A process may end while we read its entry.
         with suppress(OSError):
             if entry.name.isdigit() and mark in (entry / "cmdline").read_bytes():
                 yield int(entry.name)

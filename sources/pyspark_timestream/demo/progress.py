@@ -1,8 +1,8 @@
-"""Shows what is being done, how long it has taken, and about how long it takes in all.
+"""Shows what a step does, how long it has taken, and about how long it takes in all.
 
 A terminal gets a progress bar that is redrawn in place; a log gets a line at the beginning, one at
-the end, and one every ten seconds. As a script it does so for another command, whose output it
-shows only if that fails; it needs nothing but the standard library of any Python 3:
+the end, and one every ten seconds. As a script this file does the same for another command, and
+shows the command's output only if it fails; any Python 3 runs it without further packages:
 
     python3 sources/pyspark_timestream/demo/progress.py "Installing the packages" 90 pip install ...
 """
@@ -22,11 +22,11 @@ _LOG_SECONDS = 10.0
 
 
 class Step:
-    """One thing that is being done.
+    """A step in progress.
 
     Attributes:
-        done: the fraction done, from 0 to 1; None: unknown, and estimated from the time.
-        detail: what is being done right now.
+        done: the fraction done, from 0 to 1; None: unknown, so it is estimated from the time.
+        detail: what the step does right now.
         outcome: the word printed at the end.
     """
 
@@ -43,11 +43,11 @@ class Step:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the step began."""
+        """Return seconds since the step began."""
         return time.monotonic() - self._began
 
     def begin(self) -> None:
-        """Print what is being done."""
+        """Print what the step does."""
         if not self._terminal:
             print(f"{self._what} (about {self._seconds:.0f} s)", flush=True)
 
@@ -69,8 +69,8 @@ class Step:
             print(f"  {result}", flush=True)
 
     def line(self) -> str:
-        """The bar, the time, and what is being done."""
-        # An estimate from the time alone must not show the end.
+        """Return the bar, the time, and what the step does."""
+        # The time is only an estimate, so it must not make the bar look complete.
         done = min(self.elapsed_s / self._seconds, 0.95) if self.done is None else self.done
         bar = ("#" * round(_WIDTH * min(done, 1.0))).ljust(_WIDTH, ".")
         known = f"{self.elapsed_s:3.0f} s of about {self._seconds:.0f} s"
@@ -109,7 +109,7 @@ def step(what: str, seconds: float) -> Iterator[Step]:
 
 
 def run_with_output(command: Sequence[str], on_line: Callable[[str], None]) -> int:
-    """Run a command and pass on each line that it prints; returns its exit code."""
+    """Run a command, pass on each line that it prints, and return its exit code."""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
