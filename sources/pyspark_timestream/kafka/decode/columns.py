@@ -25,15 +25,15 @@ _PASSABLE: Final = "a path through objects only: columns that are structs, or st
 
 
 def check_field_names(options: KafkaOptions, fields: pa.Schema) -> None:
-    """Check that columns and options for times lead to one field each.
+    """Check that each column and each option for times leads to exactly one field.
 
     Args:
         options: the options.
         fields: the columns that are fields of the value.
 
     Raises:
-        SchemaRefused: the name of a column is not a path, or goes through what is not an object.
-        OptionError: an option does, or could mean two things beside these columns.
+        SchemaRefused: a column's name is not a path, or leads through something that is no object.
+        OptionError: an option's path does so, or could mean two fields beside these columns.
     """
     declared = check_paths(fields)
     for option, source in _list_sources(options):
@@ -56,10 +56,10 @@ def check_field_names(options: KafkaOptions, fields: pa.Schema) -> None:
 
 
 def check_paths(fields: pa.Schema) -> Mapping[Path, pa.Field]:
-    """Check that columns, by the paths that are their names, lead to one field each.
+    """Map each column's path, which is its name, to the column; each leads to exactly one field.
 
     Raises:
-        SchemaRefused: the name of a column is not a path, or goes through what is not an object.
+        SchemaRefused: a column's name is not a path, or leads through something that is no object.
     """
     declared = {_parse_column(field.name): field for field in fields}
     for path, column in declared.items():
@@ -93,7 +93,7 @@ def _list_sources(options: KafkaOptions) -> Iterator[tuple[str, TimeFrom]]:
 
 
 def _find_obstacle(path: Path, declared: Mapping[Path, pa.Field]) -> str:
-    """Describe a column that `path` goes through and cannot; empty if there is none."""
+    """Describe a column that blocks `path`; empty if none does."""
     for length in range(1, len(path)):
         column = declared.get(path[:length])
         if column is None:
@@ -141,7 +141,7 @@ METADATA: Final[dict[str, pa.DataType]] = {
 """Every metadata column with its type, in the order of the default schema."""
 
 DEAD_LETTER: Final = {"payload": "", "reason": "_reason", "schema_id": "_schema_id"}
-"""A column's content about malformed payloads -> its name after `columnNameOfCorruptRecord`."""
+"""What a column says about a malformed payload -> its suffix after `columnNameOfCorruptRecord`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Projection:
         fields: the output columns that are fields of the value; each name is a path.
         key_fields: the output columns that are fields of the key; each name is a path after
             `keyPrefix`.
-        dead_letter: output column -> what it says of malformed payloads, one of `DEAD_LETTER`.
+        dead_letter: output column -> what it says about malformed payloads, a key of `DEAD_LETTER`.
     """
 
     schema: pa.Schema
@@ -164,7 +164,7 @@ class Projection:
     dead_letter: Mapping[str, str] = field(default_factory=dict)
 
     def requests(self, name: str) -> bool:
-        """Check whether an output column contains the metadata `name`."""
+        """Return whether an output column contains the metadata `name`."""
         return name in self.metadata.values()
 
 
@@ -199,7 +199,7 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
     """Resolve `schema`, which is the user's or from `default_schema`.
 
     Raises:
-        SchemaRefused: a column would always be empty, has another type, is not nullable, or its
+        SchemaRefused: a column would always be empty, has the wrong type, is not nullable, or its
             name leads nowhere.
         OptionError: an option for times is ambiguous in this schema, or leads nowhere.
     """
@@ -231,13 +231,13 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
 
 
 def strip_key_prefix(options: KafkaOptions, fields: pa.Schema) -> pa.Schema:
-    """Name the columns `fields` of the key by their paths in it."""
+    """Rename the columns `fields` of the key to their paths in the key."""
     skipped = len(options.key_prefix)
     return pa.schema([each.with_name(each.name[skipped:]) for each in fields])
 
 
 def _find_dead_letter(options: KafkaOptions, column: pa.Field) -> str | None:
-    """Return what `column` says of malformed payloads; None if it is another column."""
+    """Return what `column` says about malformed payloads; None if it says nothing about them."""
     if (options.value_format, options.key_format) == ("binary", "binary"):
         return None
     payload = pa.string() if options.value_format == "json" else pa.binary()
@@ -247,7 +247,7 @@ def _find_dead_letter(options: KafkaOptions, column: pa.Field) -> str | None:
             continue
         if column.type == types[about]:
             return about
-        # A JSON object may have a field of this name; a schema that has one is rare.
+        # With another type it may be a JSON field of this name; a schema that has one is rare.
         if options.value_format != "json":
             raise _column_refused(
                 column,
@@ -259,7 +259,7 @@ def _find_dead_letter(options: KafkaOptions, column: pa.Field) -> str | None:
 
 
 def _check_flags(options: KafkaOptions, metadata: Mapping[str, str]) -> None:
-    """Require the flag: without it, flagged rows look like rows that the CTIs cover."""
+    """Require column `violation`: without it, flagged rows look like rows that the CTIs cover."""
     if "violation" not in metadata.values():
         name = f"{options.metadata_prefix}violation"
         raise SchemaRefused(
@@ -272,7 +272,7 @@ def _check_flags(options: KafkaOptions, metadata: Mapping[str, str]) -> None:
 
 
 def _list_unfilled(options: KafkaOptions) -> dict[str, str]:
-    """List the metadata that these options leave empty, each with the option that fills it."""
+    """Return each metadata column that these options leave empty, and the option that fills it."""
     rules = options.value_rules
     is_named = rules.format in SCHEMA_FORMATS or (rules.format == "json" and rules.has_registry)
     by_policy = POLICIES[options.policy].columns(options.shape)
@@ -320,7 +320,7 @@ def _check_metadata(options: KafkaOptions, column: pa.Field, name: str) -> str:
 
 
 def _check_field(form: str, column: pa.Field) -> pa.Field:
-    """Check a field's type; those of other formats than JSON are checked against the schema."""
+    """Check the type of a JSON field; other formats check it against their schema."""
     bad = find_unsupported_type(column.type) if form == "json" else None
     if bad is not None:
         raise _column_refused(
@@ -334,7 +334,7 @@ def _check_field(form: str, column: pa.Field) -> pa.Field:
 
 
 def find_unsupported_type(data_type: pa.DataType) -> pa.DataType | None:
-    """Find a type inside `data_type` that JSON is not read as; None if there is none."""
+    """Return a type inside `data_type` that JSON cannot be read as; None if there is none."""
     types = pa.types
     if types.is_struct(data_type):
         inner = (find_unsupported_type(child.type) for child in data_type)

@@ -1,12 +1,13 @@
 """Converts the fields of payloads to the requested columns, by one rule for all formats.
 
-The rule is semantics 13.13: a value that its type cannot hold is null and *bad*. A struct keeps its
-other fields. A list with a bad item that is null, or a map with such a key or value, is null as a
-whole; an item that is a struct with a bad field stays. Nulls stay nulls and are not bad.
+The rule is semantics 13.13: a value that does not fit its type becomes null and *bad*. A struct
+with a bad field keeps its other fields. A list with a bad item that is null, or a map with a bad
+key or value that is null, becomes null as a whole; an item that is a struct with a bad field stays.
+Nulls stay nulls and are not bad.
 
-A format brings the conversion of its values without parts; `cast` is that of typed ones. It changes
-the type of a value and never its meaning: whole numbers become wider or narrower ones, decimals,
-floating point or digits, decimals other decimals, and texts their bytes.
+Each format converts its own scalars; typed formats use `cast_scalars`. A cast changes the type of a
+value and never its meaning: whole numbers become wider or narrower ones, decimals, floating point
+or digits; decimals become other decimals, and texts their bytes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +46,7 @@ Convert: TypeAlias = Callable[[pa.Array], Converted]
 def convert(
     array: pa.Array, target: pa.DataType, scalar: Callable[[pa.Array, pa.DataType], Converted]
 ) -> Converted:
-    """Convert n values to `target`; `scalar` converts those without parts."""
+    """Convert n values to `target`; `scalar` converts scalars."""
 
     def to(inner: pa.DataType) -> Convert:
         return lambda values: convert(values, inner, scalar)
@@ -80,7 +81,7 @@ def convert_map(
     array: pa.Array, target: pa.DataType, convert_key: Convert, convert_item: Convert
 ) -> Converted:
     """Convert maps key by key and value by value."""
-    # A null map may have entries that nobody sees.
+    # The entries of a null map may remain in the buffers.
     shown = array.filter(array.is_valid()) if array.null_count else array
     begin, end = shown.offsets[0].as_py(), shown.offsets[-1].as_py()
     keys = convert_key(shown.keys.slice(begin, end - begin))
@@ -91,7 +92,7 @@ def convert_map(
 
 
 def build_struct(target: pa.DataType, fields: Sequence[Converted], absent: Mask) -> Converted:
-    """Build n structs, of which some are `absent`: a bad field leaves the others."""
+    """Build n structs, null where `absent`; a bad field leaves the other fields as they are."""
     bad = np.zeros(len(absent), np.bool_)
     for field in fields:
         bad |= field.bad
@@ -105,13 +106,13 @@ def build_struct(target: pa.DataType, fields: Sequence[Converted], absent: Mask)
 def build_repeated(
     target: pa.DataType, parts: Sequence[Converted], lengths: Longs, absent: Mask
 ) -> Converted:
-    """Build n lists of items, or maps of keys and values: with a bad one that is null, all is.
+    """Build n lists or maps; one with a bad item, key or value that is null becomes null itself.
 
     Args:
         target: the list or map type.
-        parts: the items of all lists in order; of maps the keys, then the values.
+        parts: the items of all lists in order; for maps the keys, then the values.
         lengths: n numbers of items; 0 where a list is absent.
-        absent: n booleans.
+        absent: n booleans: the list or map is null.
     """
     bad = np.zeros(len(absent), np.bool_)
     for part in parts:
@@ -133,14 +134,14 @@ def build_repeated(
 
 
 def _fill_keys(keys: pa.Array) -> pa.Array:
-    """Fill null keys, which Arrow refuses even in a map that is null."""
+    """Fill null keys, because Arrow refuses them even in a map that is null."""
     if not keys.null_count:
         return keys
     return pc.fill_null(keys, pa.scalar("" if pa.types.is_string(keys.type) else 0, keys.type))
 
 
 def keep(column: pa.Array, bad: Mask | None = None) -> Converted:
-    """Return a column without its bad values; None: it has none."""
+    """Return the column with its `bad` values set to null; None: no value is bad."""
     if bad is None:
         return Converted(column, np.zeros(len(column), np.bool_))
     if bad.any():
@@ -149,14 +150,14 @@ def keep(column: pa.Array, bad: Mask | None = None) -> Converted:
 
 
 def find_bad(column: pa.Array, source: pa.Array) -> Converted:
-    """Return a column whose bad values are those that only became null."""
+    """Return the column; a value is bad if it is null here but not in `source`."""
     if column.null_count == source.null_count:
         return keep(column)
     return Converted(column, to_mask(column.is_null()) & to_mask(source.is_valid()))
 
 
 def can_cast(source: pa.DataType, target: pa.DataType) -> bool:
-    """Check that values of `source` can be cast to `target`, if they fit."""
+    """Return whether values of `source` can be cast to `target` if they fit."""
     if pa.types.is_null(source):
         return True
     if pa.types.is_struct(source):
@@ -169,7 +170,7 @@ def can_cast(source: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_map(source):
         if not pa.types.is_map(target):
             return False
-        # A key may not be null, so it has to fit.
+        # A key may not be null, so the cast must never fail.
         texts = _is_text(source.key_type) and pa.types.is_string(target.key_type)
         same = texts or source.key_type == target.key_type
         return same and can_cast(source.item_type, target.item_type)
@@ -177,7 +178,7 @@ def can_cast(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _list_targets(source: pa.DataType) -> Iterable[Callable[[pa.DataType], bool]]:
-    """List the kinds of types that values without parts can be cast to."""
+    """List the kinds of types that scalars of `source` can be cast to."""
     types = pa.types
     if types.is_timestamp(source):
         return [
@@ -195,16 +196,16 @@ def _list_targets(source: pa.DataType) -> Iterable[Callable[[pa.DataType], bool]
 
 
 def cast(array: pa.Array, target: pa.DataType) -> Converted:
-    """Cast n values to `target`, with all that is in them; see `can_cast`.
+    """Cast n values to `target`, including nested ones; see `can_cast`.
 
-    Numbers may also be wider than those that it allows: a producer may have widened them. Fractions
-    are not whole numbers, and what is beyond a float's range is no float.
+    Numbers may be wider than `can_cast` allows, since a producer may have widened them. A fraction
+    does not fit a whole number, and a number beyond a float's range does not fit the float.
     """
     return convert(array, target, cast_scalars)
 
 
 def cast_scalars(array: pa.Array, target: pa.DataType) -> Converted:
-    """Cast n values without parts to `target`."""
+    """Cast n scalars to `target`."""
     source = array.type
     if pa.types.is_timestamp(source) or pa.types.is_date32(source):
         return _cast_times(array, target)
@@ -231,7 +232,7 @@ def _is_text(data_type: pa.DataType) -> bool:
 
 
 def _cast_whole(array: pa.Array) -> Converted:
-    """Cast floats to 64-bit integers; those with a fraction or beyond do not fit."""
+    """Cast floats to 64-bit integers; one with a fraction, or out of range, does not fit."""
     wide = array.cast(pa.float64())
     bound = 2.0**63
     inside = pc.and_(pc.greater_equal(wide, -bound), pc.less(wide, bound))
@@ -240,7 +241,7 @@ def _cast_whole(array: pa.Array) -> Converted:
 
 
 def _cast_times(array: pa.Array, target: pa.DataType) -> Converted:
-    """Times and dates outside of the calendar, 0001 to 9999, do not fit."""
+    """Cast times and dates; those outside of the calendar, 0001 to 9999, do not fit."""
     if pa.types.is_date32(array.type):
         return _limit(array, MIN_US // DAY_US, FINAL_US // DAY_US, pa.int32())
     ticks, unit = array.view(pa.int64()), array.type.unit
@@ -254,9 +255,9 @@ def _cast_times(array: pa.Array, target: pa.DataType) -> Converted:
 
 
 def to_instants(values: pa.Array) -> pa.Array:
-    """Return dates and timestamps as instants, for event times; others as they are.
+    """Return dates and timestamps as instants, for event times; other values as they are.
 
-    What is outside of the calendar is null; a timestamp without a zone is in UTC.
+    A time outside of the calendar becomes null; a timestamp without a zone counts as UTC.
     """
     if pa.types.is_date32(values.type):
         values = _cast_times(values, values.type).column.cast(pa.timestamp("s"))
@@ -272,7 +273,7 @@ def _cast_integers(array: pa.Array, target: pa.DataType) -> Converted:
 
 
 def _limit(array: pa.Array, first: int, last: int, numbers: pa.DataType | None = None) -> Converted:
-    """Make bad what is outside of `first` to `last`, which may be more than the type holds."""
+    """Mark values outside of `first` to `last` as bad; the range may exceed that of the type."""
     seen = array if numbers is None else array.view(numbers)
     lowest, highest = _get_range(seen.type)
     bad = np.zeros(len(array), np.bool_)
@@ -289,7 +290,7 @@ def _get_range(integers: pa.DataType) -> tuple[int, int]:
 
 
 def _cast_decimals(array: pa.Array, target: pa.DataType) -> Converted:
-    """Rescale to `target`; digits beyond its scale are rounded half up, as Spark does."""
+    """Rescale to `target`; round digits beyond its scale half up, as Spark does."""
     whole = pa.decimal128(20, 0)  # Holds every 64-bit integer.
     narrow = array if pa.types.is_decimal(array.type) else array.cast(whole)
     scale = narrow.type.scale

@@ -1,7 +1,8 @@
 """Decodes values and keys by their format and framing (semantics 13.6).
 
-The reader's schema and the source of writers' schemas come in the options. A writer's schema that
-cannot be had is an error of the task; only bytes that contradict a schema make a payload malformed.
+The options contain the reader's schema and say where writers' schemas come from. If a writer's
+schema is not available, the task fails; a payload is malformed only if its bytes contradict a
+schema.
 """
 
 import base64
@@ -49,18 +50,18 @@ def decode_part(
     payloads: pa.Array,
     headers: pa.Array | None,
 ) -> DecodedBlock:
-    """Decode n values or keys (binary); a null is a row of nulls, and is not malformed.
+    """Decode n binary values or keys; a null becomes a row of nulls and is not malformed.
 
     Args:
         options: the options, with the schemas that the format reads by.
-        rules: the options of this side of the record.
+        rules: the options of the value or the key.
         requested: the fields to read.
         payloads: n binary.
-        headers: the records' headers; None unless they hold the frames.
+        headers: the records' headers; None unless they contain the frames.
 
     Raises:
-        SchemaRegistryError: a writer's schema cannot be had.
-        SchemaRefused: a writer's schema cannot be read by the reader's.
+        SchemaRegistryError: a writer's schema is not available.
+        SchemaRefused: the reader's schema cannot read a writer's schema.
     """
     framed = _split_frames(rules, payloads, headers)
     match rules.format:
@@ -68,7 +69,7 @@ def decode_part(
             block = _read_avro(options, rules, requested, framed)
         case "protobuf":
             block = _read_protobuf(options, rules, requested, framed)
-        case "json" | "binary":  # Nothing is read of `binary`.
+        case "json" | "binary":  # For `binary` no fields are requested, so none are parsed.
             block = _read_json(options, rules, requested, framed)
         case unknown:
             raise NotImplementedError(f"nothing decodes {unknown}")
@@ -81,7 +82,7 @@ def decode_part(
 def can_read(
     options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, writer: str
 ) -> bool:
-    """Check that payloads of a writer's Avro schema can be read by the reader's."""
+    """Return whether the reader's schema can read payloads of a writer's Avro schema."""
     from pyspark_timestream.kafka.decode.avro.read import can_read_avro
 
     return can_read_avro(_create_avro_readers(options.readers[rules.part]), requested, writer)
@@ -91,7 +92,7 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, requested: Requeste
     """Check that the reader's schema has the requested fields, with types that can be read.
 
     Raises:
-        SchemaRefused: it does not.
+        SchemaRefused: a field is missing, or its type cannot be read.
     """
     if rules.format == "avro":
         from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns
@@ -106,7 +107,7 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, requested: Requeste
 
 
 def have_own_unit(options: KafkaOptions, names: tuple[str, ...]) -> bool:
-    """True if the schema of the values says the unit of the times in the fields `names`."""
+    """True if the schema of the values gives the unit of the times in the fields `names`."""
     reader = options.readers.get(options.value_rules.part)
     if options.value_format != "avro" or reader is None:
         return False
@@ -128,7 +129,7 @@ def _split_frames(rules: PayloadRules, payloads: pa.Array, headers: pa.Array | N
 def _fetch(
     options: KafkaOptions, rules: PayloadRules, framed: FramedBlock, writer: Writer
 ) -> RegisteredSchema:
-    """Fetch a writer's schema; an error knows the first payload of that writer."""
+    """Fetch a writer's schema; an error names the writer's first payload."""
     try:
         return _fetch_checked(options, rules, writer)
     except (SchemaRefused, SchemaRegistryError) as error:
@@ -137,7 +138,7 @@ def _fetch(
 
 
 def _fetch_checked(options: KafkaOptions, rules: PayloadRules, writer: Writer) -> RegisteredSchema:
-    """Fetch a writer's schema; it is of the type that the format reads."""
+    """Fetch a writer's schema, and check that its type is the one that the format reads."""
     assert options.source is not None, "frames are looked up in a registry"
     key = writer.guid if writer.schema_id is None else writer.schema_id
     assert key is not None, "a frame holds an id or a GUID"
@@ -157,7 +158,7 @@ def _fetch_checked(options: KafkaOptions, rules: PayloadRules, writer: Writer) -
 def _read_json(
     options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
-    # Of a schema only its title is used, but its id must be known and be of a JSON Schema.
+    # Only the title of a schema is used, but its id must be known and be of a JSON Schema.
     writers = framed.writers if rules.has_registry else ()
     titles = [_find_title(_fetch(options, rules, framed, writer)) for writer in writers]
     block = parse_json(requested, framed.bodies)
@@ -165,7 +166,7 @@ def _read_json(
 
 
 def _find_title(schema: RegisteredSchema) -> str | None:
-    """Return the title of a JSON Schema, which is what its records are called."""
+    """Return the title of a JSON Schema, which serves as the name of its records."""
     with contextlib.suppress(ValueError):
         title = json.loads(schema.text).get("title")
         return title if isinstance(title, str) else None
@@ -179,7 +180,7 @@ def _read_avro(
 
     reader, *newer = _create_avro_readers(options.readers[rules.part])
     if not rules.has_registry:
-        # Nothing but the options says who wrote them.
+        # Without ids, only the options can say which schema wrote the payloads.
         writers = {0: rules.schema or reader.text}
         codes = pa.array(np.zeros(len(framed.bodies), dtype=np.int32))
     else:
@@ -200,7 +201,7 @@ def _read_avro(
 def _refuse_writer(
     reader: ReaderSchema, rules: PayloadRules, writer: Writer, error: SchemaRefused
 ) -> SchemaRefused:
-    """Name both schemas in a refusal, and the way on."""
+    """Add the names of both schemas, and the next step, to a refusal."""
     *_, last = reader.versions()
     option = rules.option_name("reader_schema")
     if last.schema_id is None:

@@ -1,7 +1,7 @@
 """Splits framed payloads into bodies and the ids of the schemas that wrote them.
 
-Semantics 13.8 describes the bytes of a frame. Only the lengths of frames are computed per record,
-in columns; equal frames are then parsed once.
+Semantics 13.8 describes the bytes of a frame. The lengths of frames are computed in columns, and
+each distinct frame is parsed only once.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ HEADERS: Final = {"key": "__key_schema_id", "value": "__value_schema_id"}
 """The record header with the frame of the key or the value."""
 
 MAX_INDEXES: Final = 100
-"""Frames with more message indexes are malformed: Protobuf's own readers stop at this nesting."""
+"""Frames with more message indexes are malformed; Protobuf's own readers stop at this nesting."""
 
 _ID_LENGTH: Final = 5
 _GUID_LENGTH: Final = 17
@@ -44,8 +44,8 @@ class Writer(NamedTuple):
     Attributes:
         schema_id: the schema's id; None if the frame names a GUID.
         guid: the schema's GUID, 16 bytes; None if the frame names an id.
-        message: the place of the message type in a Protobuf schema: its index among the top-level
-            messages, then the index among that one's nested messages, and so on; None without.
+        message: the indexes of the message type in a Protobuf schema: first among the top-level
+            messages, then among the messages nested in that one, and so on; None without.
     """
 
     schema_id: int | None = None
@@ -57,7 +57,7 @@ class FramedBlock(NamedTuple):
     """n payloads without their frames.
 
     Attributes:
-        bodies: n binary: the payload behind its frame; null if the payload is null or malformed.
+        bodies: n binary: the payload after its frame; null if the payload is null or malformed.
         schema_ids: n int32: the id of the writer's schema; null if there is none or it is a GUID.
         writers: the different writers of the block, in order of appearance.
         codes: n int32: the payload's writer as an index into `writers`; -1 if there is none.
@@ -72,11 +72,11 @@ class FramedBlock(NamedTuple):
 
     @property
     def reasons(self) -> Reasons:
-        """N numbers: why the payload is malformed as far as its frame shows."""
+        """N numbers: FRAMING where the frame is malformed, else FINE."""
         return np.where(self.bad, FRAMING, FINE).astype(np.uint8)
 
     def name(self, names: Sequence[str | None]) -> pa.Array:
-        """Return n strings: the name of the payload's writer, of those of `writers`."""
+        """Return n strings: the name of each payload's writer, where `names` has one per writer."""
         # The last place stands for no writer.
         return pa.array([*names, None], pa.string()).take(
             pa.array(np.where(self.codes < 0, len(names), self.codes))
@@ -104,8 +104,8 @@ def split_header_frames(
 ) -> FramedBlock:
     """Read the frames of n binary payloads from the record header `name`.
 
-    A payload without that header, or with bytes behind the frame in it, is malformed; a null
-    payload never is.
+    A payload is malformed if it lacks that header, or if the header has bytes after the frame; a
+    null payload never is.
     """
     frames, rest, bad = _cut(take_header_values(headers, find_header(headers, name)), indexed)
     starts, ends, _ = _locate(rest)
@@ -115,7 +115,7 @@ def split_header_frames(
 
 
 def _split_equal_frames(payloads: pa.Array, indexed: bool) -> FramedBlock | None:
-    """Split n payloads that all begin with one frame, as most blocks do; None if they do not."""
+    """Split n payloads that all begin with the same frame, as in most blocks; else return None."""
     n = len(payloads)
     if n == 0 or payloads.null_count:
         return None
@@ -135,7 +135,7 @@ def _split_equal_frames(payloads: pa.Array, indexed: bool) -> FramedBlock | None
 
 
 def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
-    """Cut payloads behind their frames; frames and bodies are null where there is none."""
+    """Cut payloads after their frames; both are null where a payload has no sound frame."""
     n = len(payloads)
     present = to_mask(payloads.is_valid())
     starts, ends, data = _locate(payloads)
@@ -152,7 +152,7 @@ def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
 
 
 def _alternate(payloads: pa.Array, starts: Longs, ends: Longs, lengths: Longs | int) -> pa.Array:
-    """Return frames and bodies in turns, as the elements of an array over the payloads' bytes."""
+    """Return an array of frame, body, frame, body and so on over the payloads' bytes."""
     n = len(payloads)
     bounds = np.empty(2 * n + 1, dtype=np.int32)
     bounds[0:-1:2], bounds[1::2], bounds[-1] = starts, starts + lengths, ends[-1] if n else 0
@@ -178,7 +178,7 @@ def _measure_frames(data: Bytes, starts: Longs, ends: Longs, indexed: bool) -> L
     if indexed:
         framed = np.flatnonzero(lengths)
         places = starts[framed] + lengths[framed]
-        # The first message, which most schemas write, is a single zero byte.
+        # Most schemas write their first message, which is encoded as a single zero byte.
         first = _read_bytes(data, places, ends[framed]) == 0
         behind = places + 1
         behind[~first] = _skip_indexes(data, places[~first], ends[framed[~first]])
@@ -187,9 +187,9 @@ def _measure_frames(data: Bytes, starts: Longs, ends: Longs, indexed: bool) -> L
 
 
 def _skip_indexes(data: Bytes, places: Longs, ends: Longs) -> Longs:
-    """Return the places behind arrays of message indexes; 0 where one is malformed."""
+    """Return the places after arrays of message indexes; 0 where one is malformed."""
     counts, places = _read_varints(data, places, ends)
-    # A negative count is odd in zigzag.
+    # Zigzag encodes a negative count as an odd number.
     sound = (places > 0) & (counts % 2 == 0) & (counts <= 2 * MAX_INDEXES)
     left = np.where(sound, counts // 2, 0)
     places = np.where(sound, places, 0)
@@ -201,7 +201,7 @@ def _skip_indexes(data: Bytes, places: Longs, ends: Longs) -> Longs:
 
 
 def _read_varints(data: Bytes, places: Longs, ends: Longs) -> tuple[Longs, Longs]:
-    """Read a 32-bit varint at each place; return values and the places behind, 0 if malformed."""
+    """Read a 32-bit varint at each place; return values and the places after, 0 if malformed."""
     values = np.zeros(len(places), dtype=np.int64)
     behind = np.zeros(len(places), dtype=np.int64)
     rows = np.arange(len(places))
@@ -217,7 +217,7 @@ def _read_varints(data: Bytes, places: Longs, ends: Longs) -> tuple[Longs, Longs
 
 
 def _read_bytes(data: Bytes, places: Longs, ends: Longs) -> Longs:
-    """Read a byte at each place; -1 where the payload ends before."""
+    """Read a byte at each place; -1 where the payload ends before it."""
     inside = places < ends
     if not inside.any():
         return np.full(len(places), -1, dtype=np.int64)
@@ -225,7 +225,7 @@ def _read_bytes(data: Bytes, places: Longs, ends: Longs) -> Longs:
 
 
 def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> FramedBlock:
-    """Parse each different frame once; frames that differ in bytes alone are one writer."""
+    """Parse each distinct frame once; different bytes may name the same writer."""
     encoded = frames.dictionary_encode()
     writers: dict[Writer, int] = {}
     meaning = np.full(len(encoded.dictionary) + 1, -1, dtype=np.int32)
@@ -233,7 +233,7 @@ def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> Fr
         writer = _parse_frame(frame, indexed)
         if writer is not None:
             meaning[place] = writers.setdefault(writer, len(writers))
-    # The last place stands for no frame.
+    # The last entry stands for payloads without a frame.
     codes = meaning[encoded.indices.fill_null(len(meaning) - 1).to_numpy(zero_copy_only=False)]
     bad = bad | (to_mask(frames.is_valid()) & (codes < 0))
     if (bad & to_mask(bodies.is_valid())).any():
@@ -244,7 +244,7 @@ def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> Fr
 
 
 def _parse_frame(frame: bytes, indexed: bool) -> Writer | None:
-    """Parse a frame of the right length; None if its id is beyond every registry's."""
+    """Parse a frame of the right length; None if its id is above the maximum of a registry."""
     length = _GUID_LENGTH if frame[0] else _ID_LENGTH
     message = _parse_indexes(frame[length:]) if indexed else None
     if frame[0]:

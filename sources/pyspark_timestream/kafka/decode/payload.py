@@ -52,8 +52,8 @@ class Payload:
         start_known: n booleans: the start time is readable.
         end_known: n booleans: the end time is readable; None for points.
         edges: n strings, as received; None unless events are edges.
-        values: the decoded values; None if nothing in them is requested.
-        keys: the decoded keys; None if nothing in them is requested.
+        values: the decoded values; None if no field of the value is requested.
+        keys: the decoded keys; None if no field of the key is requested.
         marks: the punctuations among the records.
     """
 
@@ -104,10 +104,10 @@ def required_columns(options: KafkaOptions, projection: Projection | None) -> Co
 
 
 def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
-    """Check the requested fields against the schemas that values and keys are read by.
+    """Check the requested fields against the schemas that read values and keys.
 
     Raises:
-        SchemaRefused: a schema lacks one, or has it with another type.
+        SchemaRefused: a schema lacks a field, or has it with another type.
     """
     for rules, fields in _list_sides(options, projection):
         try:
@@ -123,7 +123,7 @@ def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
 def can_read_writer(
     options: KafkaOptions, projection: Projection | None, part: Part, text: str
 ) -> bool:
-    """Check that the requested fields can be read of payloads that are written with a schema."""
+    """Return whether the requested fields can be read from payloads of a writer's schema."""
     return all(
         can_read(options, rules, fields, text)
         for rules, fields in _list_sides(options, projection)
@@ -132,7 +132,7 @@ def can_read_writer(
 
 
 def find_unused_unit(options: KafkaOptions) -> tuple[str, ...]:
-    """Find the fields of event times beside which `timeUnit` has no effect; empty if it has one."""
+    """Return the fields of event times if `timeUnit` affects no time; empty if it affects one."""
     given = [source for source in (options.start_time, options.end_time) if source is not None]
     names = tuple(dict.fromkeys(each.name for each in given if each.kind == "field"))
     has_texts = any(each.kind == "header" for each in given)
@@ -195,7 +195,7 @@ def _read_events(
 
 
 def _find_valueless(options: KafkaOptions, block: RecordBlock) -> Mask | None:
-    """Find the records without the value that a time, or the edge, is to be read of."""
+    """Find the records without a value although a time, or the edge, is a field of the value."""
     sources = (options.start_time, options.end_time, options.edge)
     is_read = any(source is not None and source.kind == "field" for source in sources)
     if not is_read or block.values is None or not block.values.null_count:
@@ -205,7 +205,7 @@ def _find_valueless(options: KafkaOptions, block: RecordBlock) -> Mask | None:
 
 def _needs_record_times(options: KafkaOptions) -> bool:
     limits = (options.max_future_us, options.writer_timeout_us, options.writer_grace_us)
-    # Generated CTIs that run ahead of their records are noted for diagnosis (`Clues`).
+    # Also for diagnosis: `Clues` note generated CTIs that run ahead of their records.
     generates = options.frequency is not None and options.start_time.kind != "timestamp"
     return generates or any(limit is not None for limit in limits)
 
@@ -220,7 +220,7 @@ def _read_record_times(options: KafkaOptions, block: RecordBlock) -> Instants | 
 def _read_writers(
     source: TimeFrom | None, block: RecordBlock, parsed: DecodedBlock | None
 ) -> pa.Array | None:
-    """Read the names of n records' writers; "" where there is none that can be read."""
+    """Read the names of n records' writers; "" where none can be read."""
     if source is None:
         return None
     if source.kind == "header":
@@ -231,9 +231,9 @@ def _read_writers(
 
 
 def _name_writers(piece: pa.Array) -> pa.Array:
-    """Texts and whole numbers are names; nothing else is.
+    """Convert texts and whole numbers to names; other values become null.
 
-    A block of JSON with fractions has its whole numbers as doubles, so those are names too.
+    If a block of JSON has fractions, its whole numbers are doubles, so those are names too.
     """
     if pa.types.is_floating(piece.type):
         is_whole = pc.and_(pc.equal(piece, pc.floor(piece)), pc.less(pc.abs(piece), 2.0**53))
@@ -254,7 +254,7 @@ def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
     us, readable = read_text_times(times, options.time_unit)
     named = take_header_values(headers, find_header(headers, f"{name}-writer")[places])
     writers = to_texts(named)
-    # A name that is not UTF-8 differs from an absent one.
+    # A name that is not UTF-8 is there, unlike an absent one.
     garbled = to_mask(writers.is_null()) & to_mask(named.is_valid())
     is_close = closed[places] >= 0
     names = pc.fill_null(writers, "")
@@ -267,7 +267,7 @@ def _time_sources(options: KafkaOptions) -> list[TimeFrom]:
 
 
 def _choose_fields(options: KafkaOptions, projection: Projection | None) -> RequestedFields | None:
-    """Choose the fields to parse of the values; None if none is needed."""
+    """Return the fields of the values to parse; None if none is needed."""
     raw = tuple(dict.fromkeys(s.name for s in _time_sources(options) if s.kind == "field"))
     columns = projection.fields if projection else pa.schema([])
     if projection is None or options.value_format == "binary":
@@ -280,7 +280,7 @@ def _choose_fields(options: KafkaOptions, projection: Projection | None) -> Requ
 def _choose_key_fields(
     options: KafkaOptions, projection: Projection | None
 ) -> RequestedFields | None:
-    """Choose the fields to parse of the keys; None if none is needed."""
+    """Return the fields of the keys to parse; None if none is needed."""
     if projection is None or not len(projection.key_fields):
         return None
     return RequestedFields(strip_key_prefix(options, projection.key_fields))
@@ -289,7 +289,7 @@ def _choose_key_fields(
 def _list_sides(
     options: KafkaOptions, projection: Projection | None
 ) -> list[tuple[PayloadRules, RequestedFields]]:
-    """List the sides of a record, value and key, of which fields are read."""
+    """List the sides of a record, value and key, that have fields to read."""
     sides = (
         (options.value_rules, _choose_fields(options, projection)),
         (options.key_rules, _choose_key_fields(options, projection)),

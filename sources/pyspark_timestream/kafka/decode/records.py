@@ -1,4 +1,4 @@
-"""Blocks of records, and of the fields decoded from them: what all payload formats share."""
+"""Blocks of records and of their decoded fields, which all payload formats share."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from pyspark_timestream.kafka.ranges import Range
 
 
 class ColumnSet(NamedTuple):
-    """The columns to read; offsets are always read."""
+    """The columns to read; offsets are always among them."""
 
     timestamps: bool = False
     keys: bool = False
@@ -29,7 +29,7 @@ class RecordBlock(NamedTuple):
     Attributes:
         offsets: n int64.
         timestamps_ms: n int64, negative if the record has none; None if not needed.
-        timestamp_types: n int32: 0 create time, 1 log append time, -1 none; or None as well.
+        timestamp_types: n int32: 0 create time, 1 log append time, -1 none; None if not needed.
         keys: n binary, or None if not needed.
         values: n binary, or None if not needed.
         headers: n lists of struct<key: string, value: binary>, or None if not needed.
@@ -67,19 +67,19 @@ def _decode_or_none(value: bytes | None) -> str | None:
 
 
 def to_mask(booleans: pa.Array) -> Mask:
-    """Convert booleans; nulls are False."""
+    """Convert booleans to a mask; nulls become False."""
     if booleans.null_count:
         booleans = pc.fill_null(booleans, False)
     return np.array(booleans.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def take_header_values(headers: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
-    """Take the values at `places` among all headers; null where a place is -1."""
+    """Take the values at `places` in the flat list of all headers; null where a place is -1."""
     return headers.flatten().field("value").take(pa.array(places, mask=places < 0))
 
 
 def find_header(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
-    """Return the place of each of n records' header `name` among all headers; -1 if absent.
+    """Return where each record's header `name` is in the flat list of all headers; -1 if absent.
 
     The last of repeated headers counts (semantics 1.2).
     """
@@ -108,10 +108,10 @@ class RequestedFields:
     """The fields to read of each payload.
 
     Attributes:
-        columns: the fields that become columns: the text of each one's path, with its Arrow type.
-        raw: the paths, as text, of fields that are read unconverted, for event times and edges:
+        columns: the fields that become columns: each one's path as text, and its Arrow type.
+        raw: the paths, as text, of the fields that are read unconverted, for event times and edges:
             strings, numbers or timestamps.
-        names: the names of the records or messages are requested as well.
+        names: True if the names of the records or messages are requested too.
     """
 
     columns: pa.Schema
@@ -131,14 +131,14 @@ class DecodedBlock(NamedTuple):
     """n decoded payloads.
 
     Attributes:
-        columns: a column of n per field of `RequestedFields.columns`, in that order.
-        raw: per raw field, by the text of its path, consecutive pieces that add up to n; each is
-            an array of strings, numbers or timestamps, or of nulls.
+        columns: one column of n values per field in `RequestedFields.columns`, in that order.
+        raw: for each raw field, by its path as text, consecutive pieces that add up to n values;
+            each is an array of strings, numbers or timestamps, or of nulls.
         reasons: n numbers: why the payload is malformed, as an index into `REASONS`.
         schema_ids: n int32: the id of the schema that wrote the payload, null where there is none;
             None if payloads carry no ids.
         names: n strings: the full name of the record or message that the payload was written as;
-            None unless requested, or if nothing says so.
+            None unless requested, or if no payload has such a name.
     """
 
     columns: list[pa.Array]
@@ -160,7 +160,7 @@ def join_blocks(
     order: npt.NDArray[np.int64],
     reasons: Reasons,
 ) -> DecodedBlock:
-    """Put the payloads of `blocks`, which were decoded apart, into the order of the records.
+    """Merge the payloads of `blocks`, which were decoded separately, in the order of the records.
 
     Args:
         requested: the fields that the blocks have.
@@ -195,13 +195,13 @@ def _join(pieces: list[pa.Array], kind: pa.DataType, places: pa.Array | None) ->
 def _join_raw(
     pieces: list[pa.Array], order: npt.NDArray[np.int64], places: pa.Array | None
 ) -> list[pa.Array]:
-    """Join a field that may be of another type in each piece."""
+    """Join the pieces of a raw field, which may differ in type."""
     kinds = {piece.type for piece in pieces}
     if len(kinds) > 1 and all(map(pa.types.is_integer, kinds)):
         pieces, kinds = [piece.cast(pa.int64()) for piece in pieces], {pa.int64()}
     if len(kinds) <= 1:
         return [_join(pieces, kinds.pop() if kinds else pa.null(), places)]
-    # A writer changed whole numbers to fractions, say: each stays what it was.
+    # Types differ if, say, a writer changed whole numbers to fractions: each keeps its type.
     starts = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
     owners = np.where(order < 0, -1, np.searchsorted(starts, order, side="right") - 1)
     found = []
@@ -215,11 +215,11 @@ def _join_raw(
 
 
 def split_pieces(payloads: pa.Array, most_rows: int, most_bytes: int) -> Iterator[pa.Array]:
-    """Split n binary payloads into pieces of that size, unless a single payload is larger."""
+    """Split n binary payloads into pieces of at most this size; a larger payload stands alone."""
     if not len(payloads):
         return
     narrow = np.frombuffer(payloads.buffers()[1], np.int32)[payloads.offset :][: len(payloads) + 1]
-    # A search for a wider number would convert all of them again each time.
+    # searchsorted would convert all of them again for a wider number each time.
     ends, start = narrow.astype(np.int64), 0
     while start < len(payloads):
         fitting = int(np.searchsorted(ends, ends[start] + most_bytes, side="right")) - 1
@@ -229,7 +229,7 @@ def split_pieces(payloads: pa.Array, most_rows: int, most_bytes: int) -> Iterato
 
 
 def find_record_reasons(values: DecodedBlock | None, keys: DecodedBlock | None) -> Reasons | None:
-    """Find why each record is malformed, as an index into `RECORD_REASONS`.
+    """Return why each record is malformed, as an index into `RECORD_REASONS`.
 
     None if neither values nor keys were decoded.
     """

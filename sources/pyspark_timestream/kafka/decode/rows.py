@@ -23,7 +23,7 @@ Indices = npt.NDArray[np.int64]
 _INSTANT: Final = METADATA["cti"]
 
 _ROWS_A_CUT: Final = 400
-"""With more rows than this for each CTI, cutting a block is cheaper than taking each row."""
+"""With more rows than this per CTI, cutting a block is cheaper than taking each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ def interleave_ctis(
     cti_after: Indices,
     ctis_us: Indices,
 ) -> pa.RecordBatch:
-    """Build the rows of n records that `keep` selects, with CTI rows between them.
+    """Build the rows of the records that `keep` selects, with CTI rows between them.
 
-    `cti_after` is for each of `ctis_us` the index of the record that its row directly follows.
+    For each of `ctis_us`, `cti_after` is the index of the record that the CTI row directly follows.
     """
     kept = np.flatnonzero(keep)
     places = np.searchsorted(kept, cti_after, side="right")
@@ -80,7 +80,7 @@ def interleave_ctis(
 def _take_rows(
     projection: Projection, judged: JudgedBlock, source: Indices, ctis_us: Indices
 ) -> pa.RecordBatch:
-    """Build the rows of the records `source`, in which -1 stands for a CTI row."""
+    """Build the rows of the records `source`; -1 there stands for a CTI row."""
     is_whole = not len(ctis_us) and len(source) == len(judged.block.offsets)
     indices = pa.array(source, mask=source < 0) if len(ctis_us) else pa.array(source)
     columns = []
@@ -94,7 +94,7 @@ def _take_rows(
 
 
 def _insert_rows(rows: pa.RecordBatch, cuts: Indices, inserted: pa.RecordBatch) -> pa.RecordBatch:
-    """Insert a row before each of the rows `cuts`, which do not decrease."""
+    """Insert a row before each of the rows `cuts`, which must not decrease."""
     starts, pieces = [0, *cuts.tolist()], []
     for number, (start, cut) in enumerate(itertools.pairwise(starts)):
         pieces += [rows.slice(start, cut - start), inserted.slice(number, 1)]
@@ -122,7 +122,7 @@ def _build_column(name: str, projection: Projection, judged: JudgedBlock) -> pa.
 
 
 def _build_dead_letter(projection: Projection, name: str, judged: JudgedBlock) -> pa.Array:
-    """Build what column `name` says of malformed payloads; null elsewhere."""
+    """Build what column `name` says about malformed payloads; null elsewhere."""
     values = judged.payload.values
     if projection.dead_letter[name] == "reason":
         return _name_reasons(judged.payload.find_reasons(), len(judged.block.offsets))
@@ -138,7 +138,7 @@ def _build_dead_letter(projection: Projection, name: str, judged: JudgedBlock) -
 
 
 def _name_reasons(reasons: Reasons | None, rows: int) -> pa.Array:
-    """Name why each record is malformed: `type` for its value, else `key type` for its key."""
+    """Name why each record is malformed, such as `type` for its value or `key type` for its key."""
     if reasons is None:
         return pa.nulls(rows, pa.string())
     # Not a module constant: Arrow would load pandas for it, even in the driver.

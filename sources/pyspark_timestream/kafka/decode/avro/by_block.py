@@ -1,10 +1,10 @@
 """Reads blocks of Avro payloads in columns: a step at a time, for all payloads at once.
 
-Every payload has a place in the block's bytes. A step reads its value at the places of all rows by
-arithmetic on arrays, and moves the places on. It compares a length with the bytes that the payload
-has left, so nothing is allocated by what a payload claims: one that claims more is broken, and the
-others go on. An array takes as many rounds as it has items, so payloads with much longer ones than
-others are left to `by_row`, whose results are the same.
+Each payload has a place in the block's bytes. A step reads its values at the places of all rows by
+array arithmetic, and moves the places on. It compares each length with the bytes that the payload
+has left, so a false claim allocates nothing: the payload is broken, and the others go on. An array
+takes one round per item, so payloads with arrays much longer than the others' are left to
+`by_row`, which gives the same results.
 """
 
 import itertools
@@ -39,7 +39,7 @@ from pyspark_timestream.kafka.decode.convert import (
 from pyspark_timestream.kafka.decode.records import to_mask
 
 _PADDING: Final = 16
-"""Bytes after the last row, so that a word may be read at its end."""
+"""Bytes after the last row, so that a whole word can be read at its end."""
 
 _WORD: Final = 8
 _INT_BYTES: Final = 5
@@ -52,23 +52,22 @@ _FOLDS: Final = (
     (_U64(0x00003FFF00003FFF), _U64(0x3FFF00003FFF0000), _U64(2)),
     (_U64(0x000000000FFFFFFF), _U64(0x0FFFFFFF00000000), _U64(4)),
 )
-"""Masks and shifts that close the gaps between groups of seven bits: of 1, of 2, of 4 groups."""
+"""Masks and shifts that close the gaps between groups of seven bits, then of 14, then of 28."""
 
 
 class Places:
-    """The places where n rows are read next, all inside one array of bytes.
+    """The places where n rows are read next, all in one array of bytes.
 
-    A row that is broken stays within its bytes; the values that are read for it mean nothing.
+    A broken row stays within its bytes; values read for it mean nothing.
 
     Attributes:
         at: n places.
-        ends: n places: the first byte that is not the row's.
+        ends: n places: the first byte after the row.
         broken: n booleans: the row's bytes contradict its schema.
         bad: n booleans: a value of the row is bad (semantics 13.13).
-        by_row: n booleans: the row has to be read by itself.
+        by_row: n booleans: `by_row` has to read the row.
         budget: n numbers of items that the row's arrays and maps may still have.
     """
-
     __slots__ = ("_bytes", "_words", "at", "bad", "broken", "budget", "by_row", "ends")
 
     def __init__(
@@ -85,7 +84,7 @@ class Places:
 
     @classmethod
     def of(cls, bodies: pa.Array) -> Self:
-        """Begin at the starts of `bodies`, n binary values; a null is empty."""
+        """Start at the beginnings of `bodies`, n binary values; a null counts as empty."""
         _, offset_buffer, data_buffer = bodies.buffers()
         offsets = np.frombuffer(offset_buffer, np.int32)[bodies.offset :][: len(bodies) + 1]
         bounds = offsets.astype(np.int64)
@@ -100,12 +99,12 @@ class Places:
         return len(self.at)
 
     def select(self, rows: Longs) -> "Places":
-        """Return the places of some rows, to be read on their own; they are in order."""
+        """Return the places of `rows`, which are in order, to be read separately."""
         at, ends, budget = self.at[rows], self.ends[rows], self.budget[rows]
         return Places(self._bytes, self._words, at, ends, budget)
 
     def update(self, rows: Longs, some: "Places") -> None:
-        """Take over the places of some rows after they have been read."""
+        """Copy back the places of `rows` after they have been read separately."""
         self.at[rows] = some.at
         self.budget[rows] = some.budget
         self.broken[rows] |= some.broken
@@ -113,7 +112,7 @@ class Places:
         self.by_row[rows] |= some.by_row
 
     def finish(self) -> None:
-        """Mark the rows that have bytes left over."""
+        """Mark the rows that have bytes left as broken."""
         self.broken |= self.at != self.ends
 
     def _advance(self, lengths: Longs | int) -> None:
@@ -124,7 +123,7 @@ class Places:
             self.at = np.minimum(self.at, self.ends)
 
     def _read_varints(self) -> tuple[Longs, Longs | int]:
-        """Read whole numbers of up to 64 bits; return also the bytes that they take."""
+        """Read whole numbers of up to 64 bits; return also how many bytes each takes."""
         first = self._bytes[self.at]
         if not len(first) or first.max() < 128:
             self._advance(1)
@@ -151,7 +150,7 @@ class Places:
         folded: npt.NDArray[np.uint64],
         lengths: Longs,
     ) -> None:
-        """Read those of nine or ten bytes; the tenth has the 64th bit and no other."""
+        """Read varints of nine or ten bytes; the tenth may hold only the 64th bit."""
         number = words[rows] & _DATA_BITS
         for low, high, shift in _FOLDS:
             number = (number & low) | ((number & high) >> shift)
@@ -175,7 +174,7 @@ class Places:
         return numbers
 
     def read_index(self, size: int) -> Longs:
-        """Read n indices below `size`; those of broken rows are 0 if there is one."""
+        """Read n indices below `size`; an index outside breaks its row and becomes 0."""
         chosen = self.read_ints()
         outside = (chosen < 0) | (chosen >= size)
         if outside.any():
@@ -192,7 +191,7 @@ class Places:
         return chosen
 
     def read_floats(self, size: int) -> npt.NDArray[np.floating]:
-        """Read n floats of 4 bytes, or doubles of 8."""
+        """Read n floats of `size` bytes: 4 for a float, 8 for a double."""
         words = self._words[self.at]
         self._advance(size)
         if size == _WORD:
@@ -202,12 +201,12 @@ class Places:
     def pass_fixed(self, size: int) -> tuple[Longs, Longs]:
         """Return where n values of `size` bytes start and stop."""
         starts = self.at
-        # A size may be so large that adding it often exceeds 64 bits.
+        # Cap the size: added often, a huge one would exceed 64 bits.
         self._advance(min(size, 2**32))
         return starts, self.at
 
     def pass_bytes(self) -> tuple[Longs, Longs]:
-        """Return where n values start and stop that have their length before them."""
+        """Return where n values start and stop whose length precedes them."""
         lengths = self.read_longs()
         outside = (lengths < 0) | (lengths > self.ends - self.at)
         if outside.any():
@@ -218,10 +217,10 @@ class Places:
         return starts, self.at
 
     def slice_bytes(self, starts: Longs, stops: Longs) -> pa.Array:
-        """Return the bytes from n starts to n stops as binary values; broken rows have none.
+        """Return the bytes from n starts to n stops as binary values, empty for broken rows.
 
-        Rows are in order, and so are their bytes: values and what is between them are a binary
-        array without copying, and every other one is taken.
+        The bytes are in the order of the rows. So an array over the same buffer, without a copy,
+        alternates between values and the gaps between them; this takes the values from it.
         """
         if not len(starts):
             return pa.array([], pa.binary())
@@ -237,8 +236,8 @@ class Places:
     def read_block_header(self, sized_end: Longs) -> tuple[Longs, Longs]:
         """Read the headers of the next blocks of n arrays or maps.
 
-        Return n numbers of items, 0 for the end of the array and for broken rows, and n places
-        where the block must end: `sized_end` of the next call, -1 if a block gives no size.
+        Return n numbers of items, 0 at the end of the array and for broken rows; and n places where
+        the block must end, -1 if its header gives no size. The next call takes these as `sized_end`.
         """
         self.broken |= (sized_end >= 0) & (self.at != sized_end)
         counts = self.read_longs()
@@ -252,8 +251,8 @@ class Places:
             ends[sized] = some.at + np.where(outside, 0, sizes)
             self.update(sized, some)
             counts = np.where(counts < 0, -counts, counts)
-        # All arrays and maps of a payload have together at most as many items as it has bytes:
-        # only items without bytes could be more. The least number stays negative.
+        # A payload may have at most as many items as bytes: only items without bytes could be more.
+        # The most negative count stays negative when it is negated.
         self.broken |= (counts < 0) | (counts > self.budget)
         counts = np.where(self.broken, 0, counts)
         self.budget -= counts
@@ -262,19 +261,19 @@ class Places:
 
 _FEW_ROUNDS: Final = 8
 _FEW_ROWS: Final = 256
-"""After a few rounds of reading an array, its last few rows are read one by one: a round costs the
-same for one row as for many."""
+"""After a few rounds of reading an array, `by_row` reads the last few rows: a round costs the same
+for one row as for many."""
 
 
 def can_read_block(plan: Plan) -> bool:
-    """Check that no type of the writer's schema contains itself."""
+    """Return whether no type of the writer's schema contains itself."""
     return not plan.recursive
 
 
 def read_block(step: Step, places: Places) -> pa.Array:
-    """Read values at all places, which move on; null where a value does not fit or is broken.
+    """Read values at all places and move these on; null where a value does not fit or is broken.
 
-    Without a type to read the result is of type null.
+    A step without a type gives an array of type null.
     """
     match step:
         case Scalar():
@@ -357,21 +356,21 @@ def _read_scalar(step: Scalar, places: Places) -> pa.Array:
     if step.kind == "fixed" and pa.types.is_string(step.type):
         return _read_uuids(values)
     column, bad = _convert_binary(values, step.type)
-    # Bytes may be read as text, but need not be; a string that is not UTF-8 is not a string.
+    # Bytes read as text need not be UTF-8, which is only bad; a string that is not UTF-8 is broken.
     flaws = places.broken if step.kind == "string" else places.bad
     flaws |= bad
     return column
 
 
 def _convert_binary(values: pa.Array, target: pa.DataType) -> Converted:
-    """Convert n binary values, of which none is null, as `convert_bytes` does each."""
+    """Convert n binary values, none of them null, as `convert_bytes` converts each."""
     if pa.types.is_decimal(target):
         return _read_decimals(values, target)
     return cast_scalars(values, target)
 
 
 def _read_decimals(values: pa.Array, target: pa.DataType) -> Converted:
-    """Read big-endian numbers of up to eight bytes at once, longer ones one by one."""
+    """Read big-endian numbers of up to eight bytes together, and longer ones one by one."""
     lengths = pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
     _, offsets, data = values.buffers()
     if data is None or lengths.max(initial=0) > _WORD:
@@ -379,11 +378,11 @@ def _read_decimals(values: pa.Array, target: pa.DataType) -> Converted:
     starts = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values)]
     padded = np.concatenate((np.frombuffer(data, np.uint8), np.zeros(_WORD, np.uint8)))
     words = np.ndarray((len(padded) - _WORD + 1,), ">i8", padded, strides=(1,))
-    # Shifting to the right copies the sign into the places of the bytes that follow the number.
+    # The shift to the right removes the bytes after the number and extends its sign.
     numbers = words[starts].astype(np.int64) >> (8 * (_WORD - np.maximum(lengths, 1)))
     bad = lengths == 0
     if target.precision < 19:
-        # Not by the absolute value: the least 64-bit number has none.
+        # Compare without the absolute value: the least 64-bit number has none.
         bound = 10**target.precision
         bad |= (numbers >= bound) | (numbers <= -bound)
     halves = np.empty((len(values), 2), np.int64)
@@ -409,7 +408,7 @@ def _read_uuids(values: pa.Array) -> pa.Array:
 def _finish(step: Scalar, places: Places, values: npt.NDArray[np.generic]) -> pa.Array:
     if step.type is None:
         return pa.nulls(len(places))
-    with np.errstate(invalid="ignore"):  # Of a signalling NaN, which is a NaN as any other.
+    with np.errstate(invalid="ignore"):  # A signalling NaN is a NaN like any other.
         return pa.array(values.astype(step.type.to_pandas_dtype(), copy=False), step.type)
 
 
@@ -511,12 +510,12 @@ def _build_lists(
     key = pa.concat_arrays(keys).take(taken)
     _leave_repeated_keys(places, key, owner[order])
     if key.null_count:
-        key = key.fill_null("")  # Of a broken row.
+        key = key.fill_null("")  # Only broken rows have null keys.
     return pa.MapArray.from_arrays(offsets, key, values, type=step.type)
 
 
 def _leave_repeated_keys(places: Places, keys: pa.Array, owner: npt.NDArray[np.int64]) -> None:
-    """Leave maps with a key that occurs twice to `by_row`."""
+    """Leave maps in which a key occurs twice to `by_row`."""
     codes = keys.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     pairs = owner * (len(codes) + 1) + codes
     _, first, times = np.unique(pairs, return_index=True, return_counts=True)

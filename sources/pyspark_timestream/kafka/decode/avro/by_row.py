@@ -1,6 +1,6 @@
 """Reads Avro payloads one by one: types that contain themselves, long arrays, and small blocks.
 
-The steps become functions once for each plan. The results are those of `by_block`.
+Each plan's steps are turned into functions once. The results are the same as those of `by_block`.
 """
 
 import struct
@@ -25,7 +25,7 @@ from pyspark_timestream.kafka.decode.avro.resolution import (
 from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, TYPE, Reasons
 
 _MAX_DEPTH: Final = 100
-"""Records may be nested so deep, where the writer's schema has a type that contains itself."""
+"""The maximum nesting of records where the writer's schema has a type that contains itself."""
 
 _INT_BYTES: Final = 5
 _LONG_BYTES: Final = 10
@@ -39,13 +39,13 @@ _BROKEN: Final = (ValueError, IndexError, struct.error, RecursionError)
 
 
 class _Row:
-    """A payload that is being read: its bytes, and the place of the next one."""
+    """A payload that is being read: its bytes, and the place to read next."""
 
     __slots__ = ("at", "bad", "budget", "data", "depth")
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at, self.depth, self.bad = data, 0, 0, False
-        self.budget = len(data)  # Of items; only items without bytes could be more.
+        self.budget = len(data)  # As in `by_block`: only items without bytes could be more.
 
     def read_varint(self, most: int) -> int:
         """Read a whole number that takes up to `most` bytes."""
@@ -182,7 +182,7 @@ class RowReader:
                 count = row.read_long()
                 if count == 0:
                     row.bad = bad
-                    # A list with a bad item that is null is null (semantics 13.13).
+                    # A list with a bad item that is null becomes null (semantics 13.13).
                     return None if is_lost else list(entries.items()) if keyed else items
                 end = -1
                 if count < 0:
@@ -210,7 +210,7 @@ class RowReader:
 
 
 def _read_nothing(row: _Row) -> None:
-    """Stand in for a reader that is not built yet."""
+    """Stand in for a reader that has not been built yet."""
 
 
 def _pass_bad(read: Reader) -> Reader:
@@ -248,7 +248,7 @@ def _build_scalar(step: Scalar) -> Reader:
     if pa.types.is_timestamp(step.type):
         return lambda row: _scale(row, read(row), step.scale)
     if pa.types.is_float32(step.type) and step.kind != "float":
-        # As a column of whole numbers is promoted: a double in between would round twice.
+        # Via int64, as for a column of whole numbers: via a double it would be rounded twice.
         return lambda row: float(np.int64(read(row)).astype(np.float32))
     return (lambda row: float(read(row))) if pa.types.is_floating(step.type) else read
 

@@ -1,7 +1,7 @@
 """Reads Avro payloads into columns: groups by writer's schema, decodes, casts, restores the order.
 
-Payloads of one writer are read together in columns (`by_block`), and one by one where that is not
-possible or does not pay (`by_row`); the results are the same (semantics 13.6 and 13.9).
+`by_block` reads the payloads of one writer together in columns. Where it cannot, or does not pay,
+`by_row` reads them one by one; the results are the same (semantics 13.6 and 13.9).
 """
 
 import functools
@@ -43,14 +43,14 @@ _FEW_BODIES: Final = 40
 """Up to this many payloads are read one by one, which costs less than calling numpy for them."""
 
 _PIECE_BODIES: Final = 8_192
-"""The payloads that are read at a time: their columns fit into a processor's cache."""
+"""Read this many payloads at a time: their columns fit into a processor's cache."""
 
 _PIECE_BYTES: Final = 1 << 20
-"""The bytes that are read at a time, unless a single payload has more: they bound the memory."""
+"""Read this many bytes at a time, unless a single payload has more; this bounds the memory."""
 
 
 class _Codec(NamedTuple):
-    """The plan for one writer's schema, with its reader of single payloads."""
+    """The plan for one writer's schema, with its reader for single payloads."""
 
     plan: Plan
     rows: RowReader
@@ -69,16 +69,16 @@ def read_avro(
 
     Args:
         reader: the reader's schema; `check_avro_columns` has accepted the requested fields.
-        requested: the fields, by paths into its records.
-        bodies: n binary values, without framing. A null is a row of nulls, and is not malformed.
+        requested: the fields, by their paths in the reader's records.
+        bodies: n binary values without framing. A null becomes a row of nulls and is not malformed.
         writers: the writers' schemas as JSON, by id: at least those of `schema_ids`.
         schema_ids: n int32: the id of the schema that wrote the payload; null where the body is
             null or its framing is bad, which makes a row of nulls. None: `reader` wrote them all.
         newer: later schemas of the reader, for writers' schemas that the earlier ones cannot read.
 
-    Raises:
-        SchemaRefused: a writer's schema cannot be read with the reader's, or is no Avro schema;
-            `row` is the first payload that it wrote.
+        Raises:
+        SchemaRefused: the reader's schema cannot read a writer's schema, or that is no Avro schema;
+            `row` is the first payload of that writer.
     """
     if not pa.types.is_binary(bodies.type):
         bodies = bodies.cast(pa.binary())
@@ -115,7 +115,7 @@ def read_avro(
 
 
 def can_read_avro(readers: tuple[AvroReader, ...], requested: RequestedFields, writer: str) -> bool:
-    """Check that payloads of a writer's schema can be read."""
+    """Return whether payloads of a writer's schema can be read."""
     try:
         _build_codec(readers, requested, writer)
     except SchemaRefused:
@@ -126,9 +126,9 @@ def can_read_avro(readers: tuple[AvroReader, ...], requested: RequestedFields, w
 def _find_names(
     reader: AvroReader, requested: RequestedFields, text: str, bodies: pa.Array
 ) -> tuple[list[str | None], Longs]:
-    """Return the names of the records that a schema writes, and for n payloads which it is.
+    """Return the names of the records that a schema writes, and for n payloads an index into them.
 
-    -1 where a union has no such branch, which makes the payload malformed anyway.
+    The index is -1 if a union has no such branch, which makes the payload malformed anyway.
     """
     if not (requested.names or reader.record):
         return [None], np.zeros(len(bodies), np.int64)
@@ -155,7 +155,7 @@ def _parse_writer(text: str) -> ParsedSchema:
 def _group(
     reader: AvroReader, bodies: pa.Array, writers: Mapping[int, str], schema_ids: pa.Array | None
 ) -> list[tuple[str, Longs]]:
-    """Return the writers' schemas with the rows that they wrote, in order."""
+    """Return the writers' schemas, each with the rows that it wrote, in order."""
     present = np.ones(len(bodies), np.bool_)
     if bodies.null_count:
         present &= np.array(bodies.is_valid().to_numpy(zero_copy_only=False))
@@ -175,7 +175,7 @@ def _group(
 def _build_codec(
     readers: tuple[AvroReader, ...], requested: RequestedFields, writer: str
 ) -> _Codec:
-    """Plan the reading of a writer's schema by the first of `readers` that can."""
+    """Plan the reading of a writer's schema with the first of `readers` that can read it."""
     first, *newer = readers
     try:
         plan = resolve(_parse_writer(writer), build_requested(first, requested))
@@ -187,7 +187,7 @@ def _build_codec(
 
 
 def _read_piece(codec: _Codec, requested: RequestedFields, bodies: pa.Array) -> DecodedBlock:
-    """Read the payloads of one writer, without nulls."""
+    """Read payloads of one writer, none of them null."""
     values, reasons = _read_values(codec, bodies)
     columns = []
     for column, path in zip(requested.columns, requested.column_paths(), strict=True):
@@ -202,7 +202,7 @@ def _read_piece(codec: _Codec, requested: RequestedFields, bodies: pa.Array) -> 
 
 
 def _read_values(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
-    """Read payloads as structs; malformed ones are null."""
+    """Read payloads as structs; malformed ones become null."""
     if len(bodies) <= _FEW_BODIES or not can_read_block(codec.plan):
         return codec.rows.read(bodies.to_pylist())
     places = Places.of(bodies)

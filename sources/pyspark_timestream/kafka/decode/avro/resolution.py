@@ -1,16 +1,16 @@
-"""Resolves a producer's schema with the requested part of the reader's, into steps of reading.
+"""Resolves a writer's schema with the requested part of the reader's, into steps of reading.
 
-The steps follow the bytes: there is one for each type of the writer's schema, in its order. A step
-with a `type` reads values of that type, one without only passes over the bytes. Fields go by their
-names or the reader's aliases; a field that the writer lacks has the reader's default. Numbers are
-promoted as Avro says. The names of records, enums and fixed types need not be the same, except
-where a union has several of them. A timestamp keeps its writer's unit, whatever the reader's is.
+Steps follow the bytes: one per type of the writer's schema, in its order. A step with a `type`
+reads values as that type, one without only skips the bytes. Fields match by name or by the reader's
+aliases; a field that the writer lacks gets the reader's default. Numbers are promoted as Avro says.
+Names of records, enums and fixed types may differ, except where a union has several of them. A
+timestamp keeps the writer's unit, whatever the reader's is.
 
 A registry lets a producer widen a number, change a decimal's scale or drop a field (compatibility
-BACKWARD, Confluent's default). A wider number is read as its writer's type, and the column decides
-about each value. Bad values are a dropped field without a default, numbers that are times to the
-reader alone, and a branch or a symbol that the reader's union or enum lacks. Schemas that differ in
-kind are refused (semantics 13.9).
+BACKWARD, Confluent's default). A wider number is read as the writer's type, and the column's type
+decides about each value. Bad values are a dropped field without a default, numbers that are times
+only to the reader, and a branch or symbol that the reader's union or enum lacks. Schemas that
+differ in kind are refused (semantics 13.9).
 """
 
 from collections.abc import Iterable, Mapping
@@ -63,7 +63,7 @@ _PROMOTIONS: Final = {
     "string": ("string", "bytes"),
     "bytes": ("bytes", "string"),
 }
-"""The reader's types that a writer's type can be read as, where there are others than itself."""
+"""Writer's type -> the reader's types that it can be read as; others only as themselves."""
 
 _WHOLE: Final = ("int", "long")
 _NUMBERS: Final = {
@@ -79,14 +79,14 @@ _MAX_STEPS: Final = 100_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scalar:
-    """Reads a value without parts.
+    """Reads a scalar.
 
     Attributes:
         kind: the writer's type.
-        type: the type to read it as; None: the step passes over it.
-        size: the bytes of a fixed value.
-        symbols: the reader's symbol for each of an enum, None if it lacks it; without a type,
-            the writer's.
+        type: the type to read it as; None: skip it.
+        size: the size of a fixed value in bytes.
+        symbols: for each symbol of the writer's enum the reader's, None if it lacks it; without a
+            type, the writer's symbols.
         scale: (multiply by, then divide by) for a timestamp in microseconds.
     """
 
@@ -123,7 +123,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Union:
-    """Reads the branch that the value names; one that the reader's type cannot hold is `Bad`."""
+    """Reads the branch that the value names; `Bad` stands for one that the reader cannot hold."""
 
     branches: tuple["Step", ...]
     type: pa.DataType | None = None
@@ -131,7 +131,7 @@ class Union:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeated:
-    """Reads the blocks of an array, or of a map if it is `keyed`."""
+    """Reads the blocks of an array; of a map if `keyed`."""
 
     item: "Step"
     keyed: bool
@@ -140,14 +140,14 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Again:
-    """Passes over a value of a type that contains itself, by its name."""
+    """Skips a value of a type that contains itself, given its name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bad:
-    """Passes over a value that its type cannot hold: a null of `type`."""
+    """Skips a value that the reader's type cannot hold, and gives a null of `type`."""
 
     step: "Step"
     type: pa.DataType
@@ -163,7 +163,7 @@ class Plan:
 
     Attributes:
         step: the first step, which reads a record.
-        recursive: the steps that `Again` means, by name.
+        recursive: name -> the step that `Again` refers to by this name.
     """
 
     step: Step
@@ -174,7 +174,7 @@ def resolve(writer: ParsedSchema, requested: Requested) -> Plan:
     """Resolve the writer's schema with the requested part of the reader's.
 
     Raises:
-        SchemaRefused: values of the writer's schema cannot be read with the reader's.
+        SchemaRefused: the reader's schema cannot read values of the writer's.
     """
     resolver = _Resolver(writer)
     try:
@@ -206,7 +206,7 @@ class _Resolver:
             )
 
     def skip(self, schema: Schema) -> Step:
-        """Build the step that passes over values of `schema`."""
+        """Build the step that skips values of `schema`."""
         self._count()
         found = self._writer.look_up(schema)
         kind = kind_of(found)
@@ -214,7 +214,7 @@ class _Resolver:
             return self._skip_others(kind, found)
         name = found["name"]
         if name in self._open:
-            self.recursive.setdefault(name, Scalar("null"))  # Set below, when it is complete.
+            self.recursive.setdefault(name, Scalar("null"))  # Replaced below when complete.
             return Again(name)
         self._open.append(name)
         step = Record(tuple(RecordField(self.skip(f["type"]), None) for f in found["fields"]))
@@ -245,14 +245,14 @@ class _Resolver:
         return self._read_one(what, found, _widen(requested, [found]))
 
     def _read_one(self, what: str, found: Schema, requested: Requested) -> "_TypedStep":
-        """Build the step of a schema that is not a union."""
+        """Build the step for a schema that is not a union."""
         self._count()
         kind = kind_of(found)
         if kind == "null" and requested.nullable:
             return Scalar(kind, requested.type)
         if kind_of(requested.schema) not in _PROMOTIONS.get(kind, (kind,)):
             if kind in _NUMBERS and kind_of(requested.schema) in _NUMBERS:
-                # A narrower number that is a time to the reader: its unit is not the writer's.
+                # To the reader a narrower number is a time, but the writer may mean another unit.
                 return Bad(self.skip(found), requested.type)
             raise _unresolved(what, found, requested)
         if kind == "record":
@@ -280,7 +280,7 @@ class _Resolver:
                 continue
         if not steps and not nulls:
             raise _unresolved(what, schemas, requested)
-        # At most one type with parts of a union fits, and scalars are of the requested type.
+        # At most one array, map or record of a union fits, and scalars get the requested type.
         kind = next((step.type for step in steps.values()), requested.type)
         steps |= {at: Scalar("null", kind) for at in nulls}
         branches = tuple(
@@ -289,7 +289,7 @@ class _Resolver:
         return Union(branches, kind)
 
     def _is_other(self, branch: Schema, schemas: list[Schema], requested: Requested) -> bool:
-        """Check for a named type that is not the requested one, where a union has several."""
+        """Return whether a union has several named types and this one is not the requested one."""
         found = self._writer.look_up(branch)
         kind = kind_of(found)
         alike = [each for each in map(self._writer.look_up, schemas) if kind_of(each) == kind]
@@ -330,10 +330,10 @@ class _Resolver:
 
 
 def _widen(requested: Requested, written: Iterable[Schema]) -> Requested:
-    """Return `requested` as the writer's type where that is a wider number or another decimal.
+    """Return `requested` as the writer's type if that is a wider number or another decimal.
 
-    Of a union, whole numbers go before fractions, and the reader's scale before others: what is
-    then read as another type would not be the same number.
+    In a union, whole numbers take precedence over fractions, and the reader's scale over others,
+    because a value read as the other type would not be the same number.
     """
     reader = kind_of(requested.schema)
     if pa.types.is_decimal(requested.type):
@@ -363,7 +363,7 @@ def _unresolved(what: str, writer: Schema, requested: Requested) -> _Unresolved:
 
 
 def _list_aliases(record: Schema) -> dict[str, str]:
-    """List the aliases of a record's fields, each with its field; names go before aliases."""
+    """Map the aliases of a record's fields to the fields; an alias that is a field's name is out."""
     names = {field["name"] for field in record["fields"]}
     found: dict[str, str] = {}
     for field_ in record["fields"]:
@@ -399,9 +399,9 @@ def _read_scalar(what: str, kind: str, schema: Schema, requested: Requested) -> 
 
 
 def _read_default(requested: RequestedField) -> pa.Array | None:
-    """Return the default of a field that the writer lacks, as one value.
+    """Return the default of a field that the writer lacks, as an array of one value.
 
-    None if there is none, or none of its type: schemas with such defaults are in use.
+    None if the field has no default, or one of another type: such schemas are in use.
     """
     if requested.default is NO_DEFAULT:
         return None
@@ -424,7 +424,7 @@ _JSON: Final[Mapping[str, tuple[type, ...]]] = {
     "map": (dict,),
     "record": (dict,),
 }
-"""What a default is in JSON, where it is not a text."""
+"""The JSON type of a default, where it is not a text."""
 
 
 def _convert_default(requested: Requested, default: Any) -> Any:

@@ -1,10 +1,10 @@
 """Avro schemas: parsed, reduced to the requested part, checked against the columns.
 
-A schema is a JSON text. Its names are resolved by fastavro, once a process. Values are read as
-these types: a decimal is a decimal, a `date` a date, timestamps of every unit are timestamps in
-microseconds, in UTC or `local-` without a zone, an enum and a uuid are strings, and `bytes`,
-`fixed` and `duration` are binary. Other logical types (`time-millis`) mean nothing, and leave a
-plain number. A union with null is a nullable value; a union of several other types cannot be read.
+A schema is a JSON text; fastavro resolves its names once per process. A decimal is read as a
+decimal and a `date` as a date; timestamps of every unit become timestamps in microseconds, in UTC,
+or without a zone if `local-`; enums and uuids become strings; `bytes`, `fixed` and `duration`
+become binary. Other logical types (`time-millis`) are ignored, so their values are plain numbers. A
+union with null is a nullable value; a union of several other types cannot be read.
 """
 
 import functools
@@ -36,7 +36,7 @@ _PLAIN: Final = {
     "string": pa.string(),
     "enum": pa.string(),
 }
-"""The type that a value is read as, by its Avro type without logical types."""
+"""Avro type without a logical type -> the type that its values are read as."""
 
 _TIMES: Final = {
     f"{local}timestamp-{unit}": (pa.timestamp("us", tz=zone), scale)
@@ -50,8 +50,8 @@ _MAX_DECIMAL_DIGITS: Final = 38
 DEFAULT: Final = "timestream.default"
 """The key of a field's or an enum's default in a parsed schema.
 
-Under its own key fastavro checks it, and would refuse schemas that others read: a default is needed
-where a field is read that its writer lacks, and is checked there.
+Under its own key fastavro would check it, and refuse schemas that others read. A default is needed
+only for a field that the writer lacks, so it is checked there.
 """
 
 
@@ -62,7 +62,7 @@ class AvroReader:
     Attributes:
         text: the schema as JSON.
         fingerprint: SHA-256 of the parsing canonical form, in hexadecimal digits.
-        record: the full name of the one record that is read; empty: whatever records there are.
+        record: the full name of the only record to read; empty: all records of the schema.
     """
 
     text: str
@@ -70,7 +70,7 @@ class AvroReader:
     record: str = ""
 
     def parse(self) -> "ParsedSchema":
-        """Parse the schema; of a union of records, keep the one that is read.
+        """Parse the schema; if it is a union of records, keep only `record`.
 
         Raises:
             SchemaRefused: the record is not in it.
@@ -90,7 +90,7 @@ class AvroReader:
         return parsed._replace(schema=roots[names.index(self.record)])
 
     def accepts(self, name: str | None) -> bool:
-        """Check that records of this name are requested: it is the reader's, or an alias of it."""
+        """Return whether records of this name are requested: the reader's name or an alias of it."""
         if not self.record:
             return True
         return name in _list_record_names(self)
@@ -103,12 +103,12 @@ class ParsedSchema(NamedTuple):
     names: Mapping[str, Schema]
 
     def look_up(self, schema: Schema) -> Schema:
-        """Return what `schema` stands for: a name is replaced by its schema."""
+        """Return what `schema` stands for: a name is replaced with the schema of that name."""
         return self.names.get(schema, schema) if isinstance(schema, str) else schema
 
 
 def find_name(schema: Schema) -> str | None:
-    """Return the full name of a record, enum or fixed type; None of another type."""
+    """Return the full name of a record, enum or fixed type; None for another type."""
     return schema.get("name") if isinstance(schema, dict) else None
 
 
@@ -123,7 +123,7 @@ def _list_record_names(reader: AvroReader) -> frozenset[str]:
 
 
 def parse_avro_reader(text: str, record: str = "") -> AvroReader:
-    """Parse the reader's schema; `record` is the full name of the one record that is read.
+    """Parse the reader's schema; `record` is the full name of the only record to read.
 
     Raises:
         ValueError: `text` is not an Avro schema.
@@ -153,15 +153,15 @@ def parse_schema(text: str) -> ParsedSchema:
         parsed = fastavro.schema.parse_schema(_tidy(json.loads(text)), names)
         _check_names(names)
         return ParsedSchema(parsed, names)
-    except Exception as error:  # fastavro raises KeyError, TypeError and others for bad schemas.
+    except Exception as error:  # For bad schemas fastavro raises KeyError, TypeError and others.
         problem = f"{type(error).__name__}: {error}"
         raise ValueError(f"the text is not an Avro schema ({problem})") from error
 
 
 def _tidy(schema: Any) -> Any:
-    """Drop what no value depends on, and what Avro says to ignore.
+    """Drop the parts of a schema that affect no value, and those that Avro says to ignore.
 
-    An invalid logical type is ignored, as Avro demands: the value is read as its plain type.
+    Avro ignores an invalid logical type: the value is read as its plain type.
     """
     if isinstance(schema, list):
         return [_tidy(each) for each in schema]
@@ -194,7 +194,7 @@ def _tidy_field(field: Any) -> Any:
 
 
 def _is_logical(schema: dict[str, Any]) -> bool:
-    """Check that a logical type is one: a decimal's digits must make sense."""
+    """Return whether a logical type is valid: a decimal's digits must make sense."""
     if schema["logicalType"] != "decimal":
         return isinstance(schema["logicalType"], str)
     precision, scale = schema.get("precision"), schema.get("scale", 0)
@@ -207,7 +207,7 @@ def _is_logical(schema: dict[str, Any]) -> bool:
 
 
 def _check_names(names: Mapping[str, Schema]) -> None:
-    """Check what fastavro does not: sizes, and that a record's fields differ in name."""
+    """Check what fastavro does not check: sizes, and that a record's field names are distinct."""
     for name, schema in names.items():
         size = schema.get("size", 0)
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
@@ -218,7 +218,7 @@ def _check_names(names: Mapping[str, Schema]) -> None:
 
 
 def kind_of(schema: Schema) -> str:
-    """Name the Avro type of a schema that has been looked up: `union`, `record`, `long`, ..."""
+    """Name the Avro type of a schema that has been looked up, such as `union` or `long`."""
     if isinstance(schema, list):
         return "union"
     kind = schema["type"] if isinstance(schema, dict) else schema
@@ -226,7 +226,7 @@ def kind_of(schema: Schema) -> str:
 
 
 def read_as(schema: Schema) -> pa.DataType:
-    """Return the type that a scalar schema is read as."""
+    """Return the type that values of a scalar schema are read as."""
     kind = kind_of(schema)
     logical = _logical_type(schema)
     if logical == "decimal" and schema["precision"] <= _MAX_DECIMAL_DIGITS:
@@ -265,17 +265,17 @@ def describe(schema: Schema) -> str:
 NO_DEFAULT: Final = object()
 
 Shape = dict[str, Any]
-"""The requested fields of a record by name, each with its own shape; a list has its items'."""
+"""The requested fields of a record by name, each with its shape; a list has its items' shape."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requested:
-    """A type of the reader's schema, without the parts that are not requested.
+    """A type of the reader's schema, reduced to the requested parts.
 
     Attributes:
-        schema: the Avro type; never a union, which is `nullable`, nor a name.
+        schema: the Avro type; never a union, which `nullable` replaces, nor a name.
         type: the type that it is read as.
-        nullable: null is a value of it.
+        nullable: True if the value may be null.
         fields: the requested fields of a record.
         item: the items of an array, or the values of a map.
     """
@@ -296,10 +296,10 @@ class RequestedField(NamedTuple):
 
 
 def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, ...] = ()) -> None:
-    """Check that the reader's schema has the requested columns, and fields with times and edges.
+    """Check that the reader's schema has the requested columns and the fields with times and edges.
 
     Raises:
-        SchemaRefused: a path is not in the schema, or its type is not read as the column's.
+        SchemaRefused: a path is not in the schema, or its type cannot be read as the column's.
     """
     parsed = reader.parse()
     for column in columns:
@@ -318,7 +318,7 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
 
 
 def have_own_unit(reader: AvroReader, raw: tuple[str, ...]) -> bool:
-    """True if all fields `raw` are dates or timestamps, whose unit is in the schema."""
+    """True if all fields `raw` are dates or timestamps, whose units the schema gives."""
     parsed = reader.parse()
     schemas = (_strip_null(parsed, name, _find(parsed, name, name))[0] for name in raw)
     return all(pa.types.is_temporal(read_as(schema)) for schema in schemas)
@@ -360,7 +360,7 @@ def _missing_field(what: str, name: str, record: Schema) -> SchemaRefused:
 
 
 def _strip_null(parsed: ParsedSchema, what: str, schema: Schema) -> tuple[Schema, bool]:
-    """Return the one type of a union with null, and if there is a null."""
+    """Return the only type of a union beside null, and whether the union has a null."""
     found = parsed.look_up(schema)
     if not isinstance(found, list):
         return found, kind_of(found) == "null"
@@ -408,7 +408,7 @@ _NESTED: Final = {
 
 @functools.lru_cache(maxsize=100)
 def build_requested(reader: AvroReader, fields: RequestedFields) -> Requested:
-    """Build the part of the reader's schema that `fields` need; they have been checked."""
+    """Build the part of the reader's schema that `fields` need; `fields` have been checked."""
     shape: Shape = {}
     for column in fields.columns:
         _add(shape, parse_path(column.name), _shape_of(column.type))
