@@ -68,6 +68,7 @@ class Places:
         by_row: n booleans: `by_row` has to read the row.
         budget: n numbers of items that the row's arrays and maps may still have.
     """
+
     __slots__ = ("_bytes", "_words", "at", "bad", "broken", "budget", "by_row", "ends")
 
     def __init__(
@@ -237,7 +238,7 @@ class Places:
         """Read the headers of the next blocks of n arrays or maps.
 
         Return n numbers of items, 0 at the end of the array and for broken rows; and n places where
-        the block must end, -1 if its header gives no size. The next call takes these as `sized_end`.
+        the block must end, -1 if its header gives no size. Pass these to the next call.
         """
         self.broken |= (sized_end >= 0) & (self.at != sized_end)
         counts = self.read_longs()

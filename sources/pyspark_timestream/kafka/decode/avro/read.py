@@ -76,7 +76,7 @@ def read_avro(
             null or its framing is bad, which makes a row of nulls. None: `reader` wrote them all.
         newer: later schemas of the reader, for writers' schemas that the earlier ones cannot read.
 
-        Raises:
+    Raises:
         SchemaRefused: the reader's schema cannot read a writer's schema, or that is no Avro schema;
             `row` is the first payload of that writer.
     """

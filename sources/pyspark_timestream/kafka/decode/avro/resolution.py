@@ -363,7 +363,7 @@ def _unresolved(what: str, writer: Schema, requested: Requested) -> _Unresolved:
 
 
 def _list_aliases(record: Schema) -> dict[str, str]:
-    """Map the aliases of a record's fields to the fields; an alias that is a field's name is out."""
+    """Map the aliases of a record's fields to the fields; an alias that is also a name is out."""
     names = {field["name"] for field in record["fields"]}
     found: dict[str, str] = {}
     for field_ in record["fields"]:

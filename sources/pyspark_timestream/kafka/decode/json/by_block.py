@@ -1,14 +1,14 @@
 """Parses blocks of JSON values with Arrow's parser, isolating malformed values.
 
-Paths that share a parent become one struct, and a column that is a struct takes in the paths that
-lead into it. Each read gives a name one type, so what contradicts an earlier field (another type,
-or a path into what is requested as a text) is read in another pass over the same values.
+Paths that share a parent become one struct, and a column that is a struct includes the paths that
+lead into it. Each read gives a name one type. So a field that contradicts an earlier one (another
+type, or a path into what is requested as text) is read in another pass over the same values.
 
 The result for a value never depends on its neighbours: parsing a block and parsing its values one
 by one give the same columns. Two rules ensure that. Values are joined by newlines, which a JSON
 string cannot contain unescaped. Only values that begin with ``{`` and end with ``}`` are joined, so
 that an object cannot extend into the next value. Values that Arrow reads but Python does not
-(extreme nesting, very long numbers) are excluded from the block; what is short exceeds no limit.
+(extreme nesting, very long numbers) are excluded from the block; short values exceed no limit.
 """
 
 import itertools
@@ -52,14 +52,14 @@ _MAX_SAFE_DEPTH: Final = 250
 """Python's parser reads values that are nested this deep."""
 
 MAX_SAFE_LENGTH: Final = 2 * _MAX_SAFE_DEPTH
-"""A text up to this length exceeds no limit: each level takes two brackets, since a text that does
-not close them is malformed to both parsers."""
+"""No text up to this length is nested too deep: each level takes two brackets, and a text that does
+not close its brackets is malformed to both parsers."""
 
 _MAX_SAFE_DIGITS: Final = 999
 _TOO_MANY_DIGITS: Final = f"[0-9]{{{_MAX_SAFE_DIGITS + 1}}}"
 
 _SAMPLED_DIGITS: Final = 10
-"""Too many digits in a row contain as many bytes of those that are looked at."""
+"""A number with too many digits in a row contains this many of the sampled bytes."""
 
 _SAMPLE_STEP: Final = (_MAX_SAFE_DIGITS + 1) // _SAMPLED_DIGITS
 
@@ -68,12 +68,12 @@ PIECE_BYTES: Final = 1 << 18
 
 _OPENING: Final = np.uint8(ord("{"))
 _LOWER_CASE: Final = np.uint8(ord("{") - ord("["))
-"""The bit by which the brackets differ."""
+"""The bit that distinguishes `{` from `[`."""
 
 
 def find_joinable(values: pa.Array) -> tuple[pa.Array, Mask]:
-    """Return the values as trimmed texts, and a mask of those that may be joined."""
-    # Arrow's JSON parser would accept what is not UTF-8, so it is excluded.
+    """Return the values as trimmed texts, and a mask of those that Arrow may parse together."""
+    # Arrow's JSON parser accepts invalid UTF-8, which `to_texts` makes null.
     texts = to_texts(values)
     joinable = _find_objects(texts)
     if not joinable.all():
@@ -93,21 +93,21 @@ def _find_objects(texts: pa.Array) -> Mask:
 
 
 def _find_extreme(texts: pa.Array) -> Mask:
-    """Find texts, none of them null, that may exceed a limit of Python's parser."""
+    """Find texts that may exceed a limit of Python's parser; none of them is null."""
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     content = np.frombuffer(data, np.uint8)[: bounds[-1]]
     brackets = np.diff(np.searchsorted(_find_brackets(content), bounds))
     extreme: Mask = brackets > _MAX_SAFE_DEPTH
     if _may_hold_long_number(content):
-        # Slow, but exact: the sample does not know where a text ends.
+        # Slow, but exact: the sample ignores where texts end.
         matching = pc.match_substring_regex(texts, _TOO_MANY_DIGITS)
         extreme |= to_mask(matching)
     return extreme
 
 
 def _find_brackets(content: Bytes) -> npt.NDArray[np.int64]:
-    """Return the places of opening brackets, increasing."""
+    """Return the places of opening brackets in increasing order."""
     found = []
     for start in range(0, len(content), PIECE_BYTES):
         piece = content[start : start + PIECE_BYTES]
@@ -116,7 +116,7 @@ def _find_brackets(content: Bytes) -> npt.NDArray[np.int64]:
 
 
 def _may_hold_long_number(content: Bytes) -> bool:
-    """Look at one byte in a hundred: too many digits in a row contain ten of them."""
+    """Sample one byte in a hundred: a number with too many digits fills ten samples in a row."""
     # Below "0" the difference wraps around to a large number.
     sample = content[::_SAMPLE_STEP] - np.uint8(ord("0"))
     others = np.flatnonzero(sample > 9)
@@ -124,14 +124,14 @@ def _may_hold_long_number(content: Bytes) -> bool:
 
 
 _Tree = dict[str, "_Tree | pa.DataType"]
-"""The fields of an object by name; the types of those that are not objects themselves."""
+"""The fields of an object by name: trees for objects, types for all others."""
 
 _ALIKE: Final = (pa.string(), pa.int64())
 """Types that are read alike as a column and as a raw field."""
 
 
 class Place(NamedTuple):
-    """The place of a field: the number of the read, and the path in it."""
+    """The place of a field: which read has it, and its path there."""
 
     read: int
     path: Path
@@ -139,7 +139,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class WireSchemas:
-    """The reads that are needed; fields are added one by one."""
+    """The reads that the added fields need."""
 
     _trees: list[_Tree]
 
@@ -147,7 +147,7 @@ class WireSchemas:
         self._trees = [{}]
 
     def add(self, path: Path, kind: pa.DataType) -> Place:
-        """Add a field to the first read that it fits into."""
+        """Add a field to the first read that it fits into; begin another if there is none."""
         node: _Tree | pa.DataType = _to_node(kind)
         for name in reversed(path):
             node = {name: node}
@@ -160,7 +160,7 @@ class WireSchemas:
         return Place(len(self._trees) - 1, path)
 
     def find(self, path: Path) -> Place | None:
-        """Find a field among those added whose values are read alike as a raw field."""
+        """Find an added field that has the same values as a raw field."""
         for read, tree in enumerate(self._trees):
             node: _Tree | pa.DataType | None = tree
             for name in path:
@@ -178,7 +178,7 @@ class WireSchemas:
 
 
 def take_field(tables: list[pa.Table], place: Place) -> pa.Array:
-    """Take the field at `place` out of what was read: null where a parent is, perhaps wider."""
+    """Take the field at `place` from what was read; null where a parent is null."""
     column = tables[place.read].column(place.path[0])
     if len(place.path) > 1:
         column = pc.struct_field(column, list(place.path[1:]))
@@ -189,7 +189,7 @@ def _to_node(kind: pa.DataType) -> _Tree | pa.DataType:
     if not pa.types.is_struct(kind):
         return kind
     tree: _Tree = {field.name: _to_node(field.type) for field in kind}
-    # Names that are there twice, or none at all, leave nothing to lead a path to.
+    # A path leads into no struct without fields or with two of one name, so it stays a type.
     return tree if len(tree) == kind.num_fields > 0 else kind
 
 
@@ -220,16 +220,16 @@ MAX_SINGLE_VALUES: Final = 32
 """Up to this many values are parsed one by one: calling Arrow costs as much as about 20."""
 
 _ROW_IN_MESSAGE: Final = re.compile(r"in row ([0-9]+)")
-"""The row in Arrow's error message."""
+"""Finds the row in Arrow's error message."""
 
 _RAW_TYPES: Final = {str: pa.string(), int: pa.int64(), float: pa.float64()}
-"""The Arrow type of a raw field, by its Python type in the block's first value."""
+"""Python type of a raw field in the block's first value -> its Arrow type."""
 
 _MAX_EXACT_DOUBLE: Final = float(2**53)
 
 
 class _ParseFailure(NamedTuple):
-    """Arrow could not parse a piece: `row` is the first bad row, None if not known."""
+    """Arrow could not parse a piece; `row` is the first bad row, None if unknown."""
 
     row: int | None
 
@@ -237,12 +237,12 @@ class _ParseFailure(NamedTuple):
 def parse_json(
     fields: RequestedFields, values: pa.Array, most_singly: int = MAX_SINGLE_VALUES
 ) -> DecodedBlock:
-    """Parse n JSON texts (binary; a null is a row of nulls, not malformed).
+    """Parse n JSON texts (binary); a null becomes a row of nulls and is not malformed.
 
     Args:
         fields: the requested fields.
         values: the texts.
-        most_singly: so many values are parsed one by one.
+        most_singly: parse runs of up to this many values one by one.
     """
     texts, joinable = find_joinable(values)
     if any(_has_map(field.type) for field in fields.columns):
@@ -262,7 +262,7 @@ def parse_json(
 
 
 def _split_runs(joinable: Mask, most_singly: int) -> Iterator[tuple[int, int, bool]]:
-    """Split into (start, stop, join?); short joinable runs go with their neighbours."""
+    """Yield runs as (start, stop, join?); merge short joinable runs with their neighbours."""
     bounds = _run_bounds(joinable)
     lengths = np.diff(bounds)
     worth = np.repeat(joinable[bounds[:-1]] & (lengths > most_singly), lengths)
@@ -287,8 +287,8 @@ def _parse_run(
 
     Arrow usually names the row that it cannot parse; otherwise the piece is halved. The closer bad
     rows are, the more values are parsed one by one before Arrow is tried again. A block with one
-    bad value in 1,000 costs about three times as much as one without, and at worst less than twice
-    as much as parsing its values one by one (bench/time_rules/mechanisms_stream.py).
+    bad value in 1,000 costs about three times as much as one without; the worst costs less than
+    twice as much as parsing its values one by one (bench/time_rules/mechanisms_stream.py).
     """
     start, stop, good = run
     at, size, singly, failed_at = start, stop - start, most_singly, -1
@@ -317,7 +317,7 @@ def _parse_run(
 
 
 def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _ParseFailure:
-    """Parse all of `texts` with Arrow; fails if one of them does not match the fields."""
+    """Parse all of `texts` with Arrow; fail if one does not match the fields."""
     first = _parse_first(texts[0].as_py())
     schemas = WireSchemas()
     column_places = [
@@ -356,7 +356,7 @@ def _wrap_in_list(texts: pa.Array) -> pa.Array:
 
 def _read(buffer: pa.Buffer, rows: int, schema: pa.Schema) -> pa.Table | _ParseFailure:
     if not len(schema):
-        # Arrow needs a field to count rows; one that does not occur will do.
+        # Arrow counts rows only if there is a field; one that never occurs is enough.
         schema = pa.schema([("\0", pa.string())])
     try:
         table = pyarrow.json.read_json(
@@ -374,7 +374,7 @@ def _read(buffer: pa.Buffer, rows: int, schema: pa.Schema) -> pa.Table | _ParseF
 
 
 def _parse_first(text: str) -> dict[str, Any]:
-    """Parse a block's first value, whose field types usually hold for all."""
+    """Parse a block's first value; its field types usually hold for all values."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -383,19 +383,19 @@ def _parse_first(text: str) -> dict[str, Any]:
 
 
 def _choose_wire_type(target: pa.DataType, first: Any) -> pa.DataType:
-    """Choose the type that Arrow parses: the first value shows whether times are seconds."""
+    """Choose the type that Arrow parses; the first value shows whether times are numbers."""
     if pa.types.is_timestamp(target) and type(first) is int:
         return pa.int64()
     return _get_wire_type(target)
 
 
 def _guess_raw_type(first: Any) -> pa.DataType:
-    """Choose the type of a raw field, by its value in the block's first value."""
+    """Choose the Arrow type of a raw field by its value in the block's first value."""
     return _RAW_TYPES.get(type(first), pa.string())
 
 
 def _loses_digits(column: pa.Array) -> bool:
-    """Check whether doubles may stand for whole numbers that only an int64 holds exactly."""
+    """Return whether doubles may stand for whole numbers that only an int64 holds exactly."""
     if not pa.types.is_float64(column.type):
         return False
     largest = pc.max(pc.abs(column)).as_py()
@@ -403,7 +403,7 @@ def _loses_digits(column: pa.Array) -> bool:
 
 
 def _has_map(data_type: pa.DataType) -> bool:
-    """Check for a map inside `data_type`, which Arrow's parser cannot read."""
+    """Return whether `data_type` contains a map, which Arrow's parser cannot read."""
     if pa.types.is_struct(data_type):
         return any(_has_map(field.type) for field in data_type)
     if pa.types.is_list(data_type):
@@ -418,7 +418,7 @@ def _is_text_on_wire(data_type: pa.DataType) -> bool:
 
 
 def _get_wire_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the type that Arrow parses: times and bytes are strings, and converted later."""
+    """Return the type that Arrow parses: times and bytes are strings, which are converted later."""
     if _is_text_on_wire(data_type):
         return pa.string()
     if pa.types.is_struct(data_type):
@@ -440,6 +440,6 @@ def _read_scalars(wire: pa.Array, target: pa.DataType) -> Converted:
 
 
 def _limit_decimals(wire: pa.Array, target: pa.DataType) -> Converted:
-    """Check the digits before the point: Arrow's parser checks only those after it."""
+    """Check the digits before the point, because Arrow's parser checks only those after it."""
     largest = pa.scalar(Decimal((0, (9,) * target.precision, -target.scale)), target)
     return keep(wire, to_mask(pc.greater(pc.abs(wire), largest)))

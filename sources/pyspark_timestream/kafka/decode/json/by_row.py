@@ -1,6 +1,6 @@
 """Parses JSON values one by one, and converts them as Spark's `from_json` does.
 
-Python's parser reads the values, and each requested field of all of them becomes a column.
+Python's parser reads the values; then each requested field becomes a column.
 """
 
 import base64
@@ -38,14 +38,14 @@ from pyspark_timestream.kafka.options.parsers import Path, descend
 _CONVERSION_ERRORS: Final = (ValueError, OverflowError, RecursionError, pa.ArrowException)
 
 _ZONED_TIME: Final = r"[T t][0-9:.,]+\s*([Zz]|[+-][0-9:]+)\s*$"
-"""The end of a text with a time of day and a zone."""
+"""Matches the end of a text with a time of day and a zone."""
 
 _BLANKS: Final = "".join(map(chr, range(33)))
 """Characters that may surround base64."""
 
 _DECIMAL_PATTERN: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _DECIMAL_CONTEXT: Final = Context(prec=40)
-"""A decimal column has 38 digits at most."""
+"""Decimal columns have at most 38 digits."""
 
 _INFINITY: Final = float("inf")
 _NOT_FINITE: Final = {
@@ -102,7 +102,7 @@ def parse_rows(fields: RequestedFields, values: list[bytes | None]) -> DecodedBl
 
 
 def _take(objects: list[dict[str, Any]], path: Path) -> tuple[list[Any], Mask]:
-    """Take the field at `path` of n objects; return also where something else is in its way."""
+    """Take the field at `path` of n objects; return also where a non-object is in its way."""
     if len(path) == 1:
         (name,) = path
         return [each.get(name) for each in objects], np.zeros(len(objects), np.bool_)
@@ -111,7 +111,7 @@ def _take(objects: list[dict[str, Any]], path: Path) -> tuple[list[Any], Mask]:
 
 
 def _load(text: bytes | None) -> tuple[dict[str, Any], int]:
-    """Parse `text` as an object, and return why it is malformed; a null is an empty object."""
+    """Parse `text` as an object; return also why it is malformed. A null is an empty object."""
     try:
         value = {} if text is None else _DECODER.decode(text.decode())
     except (ValueError, RecursionError):
@@ -120,7 +120,7 @@ def _load(text: bytes | None) -> tuple[dict[str, Any], int]:
 
 
 def _to_raw(value: Any) -> str | int | float | None:
-    """Return a value if Arrow can hold it as text or number, else None."""
+    """Return a value that Arrow can hold as text or number, else None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -143,7 +143,7 @@ def _group_by_type(values: list[Any]) -> list[pa.Array]:
 
 
 def _convert(values: list[Any], target: pa.DataType) -> Converted:
-    """Convert n parsed values to `target`; one that becomes null, but was not, is bad."""
+    """Convert n parsed values to `target`; a value is bad if the conversion makes it null."""
     if pa.types.is_struct(target):
         found = _convert_objects(values, target)
     elif pa.types.is_list(target):
@@ -186,7 +186,7 @@ def _convert_maps(values: list[Any], target: pa.DataType) -> Converted:
 
 
 def _measure(values: Sequence[Sized | None]) -> tuple[Longs, Mask]:
-    """Return how many items each of n values has, and which of them are null."""
+    """Return each value's number of items, and a mask of the null values."""
     lengths = np.array([len(each or ()) for each in values], np.int64)
     return lengths, np.array([each is None for each in values], np.bool_)
 
@@ -231,11 +231,11 @@ def _read_timestamps(wire: pa.Array, *, zoned: bool) -> Times:
 
 
 Scalar: TypeAlias = Callable[[Any], Any]
-"""Converts a parsed value that is not null; raises ValueError if it does not match the type."""
+"""Converts a parsed value that is not null; raises ValueError if it does not fit the type."""
 
 
 def null_on_error(read: Scalar, value: Any) -> Any:
-    """Convert `value`; null if that fails."""
+    """Convert `value`; return None if that fails."""
     if value is None:
         return None
     try:
@@ -259,7 +259,7 @@ def _choose_scalar(target: pa.DataType) -> Scalar:
 
 
 def _check_type(value: Any, kind: type | tuple[type, ...]) -> Any:
-    """Return `value` if it has the Python type `kind`; a bool is not a number."""
+    """Return `value` if its Python type is `kind`, where a bool is not a number."""
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         raise ValueError(f"{value!r} is not of type {kind}")
     return value
@@ -291,7 +291,7 @@ def _to_float(value: Any, target: pa.DataType) -> float:
         return _NOT_FINITE[value]
     number = -0.0 if value is _MINUS_ZERO else _check_type(value, (int, float))
     if pa.types.is_float32(target):
-        # A double in between would round twice.
+        # Round once, from the digits: via a double it would be rounded twice.
         text = getattr(number, "digits", None) or str(number)
         return float(pa.scalar(text).cast(target).as_py())
     try:
@@ -301,7 +301,7 @@ def _to_float(value: Any, target: pa.DataType) -> float:
 
 
 def _to_decimal(value: Any, target: pa.DataType) -> Decimal:
-    """Convert a number or its text, rounding half up."""
+    """Convert a number or the text of one; round half up."""
     digits = str(_check_type(getattr(value, "digits", value), (str, int))).replace(",", "")
     if _DECIMAL_PATTERN.fullmatch(digits) is None:
         raise ValueError(f"{value!r} is not a decimal")
@@ -316,7 +316,7 @@ def _to_decimal(value: Any, target: pa.DataType) -> Decimal:
 
 
 def to_bytes(value: Any) -> bytes:
-    """Decode a base64 text; ValueError if it is none."""
+    """Decode a base64 text; raise ValueError if it is none."""
     return base64.b64decode(_check_type(value, str).strip(_BLANKS), validate=True)
 
 

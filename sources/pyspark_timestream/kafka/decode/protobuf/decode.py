@@ -1,20 +1,19 @@
-"""Decodes Protobuf payloads: n messages of the reader's type to columns.
+"""Decodes Protobuf payloads: n messages of the reader's type to columns (semantics 13.10).
 
-ptars builds all of a message's fields, those of its own type as bytes, and reads Protobuf's own
-types in its own way: a date that does not exist is 1970-01-01, a late timestamp the last of 2262.
-So it reads a message of our own: only requested fields, named by their numbers, a new type at every
-place, texts as bytes, enums as numbers, and maps as what they are on the wire, repeated messages of
-a key and a value. A message that is requested as binary is bytes, with what its schema lacks.
+ptars would build all fields of a message, read fields of the message's own type as bytes, and treat
+Protobuf's own types in its own way: a date that does not exist becomes 1970-01-01, a late timestamp
+the last of 2262. So it reads a message type that we describe: requested fields only, named by their
+numbers, a new type at every place, texts as bytes, enums as numbers, and maps as repeated messages
+of a key and a value, as on the wire. A message that is requested as binary stays bytes, including
+the fields that its schema lacks.
 
-ptars is fast, and trusts: of bytes that no Protobuf library writes, it reads some that it should
-refuse (overlong tags, ragged packed fields) and panics at others (lengths that wrap around). So
-Google's library parses them first. n messages, each with a tag and its length in front, are one
-message of n rows, and parsing that costs less than what ptars takes. A block that it refuses is
-halved until the malformed rows are alone, so a row never depends on its neighbours. Where the two
-read the same bytes differently (both members of a oneof, a repeated key of a map), Google's library
-rewrites the requested fields in the one form that all libraries agree on, and ptars reads that.
-
-The rules are semantics 13.10.
+ptars is fast but trusts its input: of bytes that no Protobuf library writes, it reads some that it
+should refuse (overlong tags, ragged packed fields) and panics at others (lengths that wrap around).
+So Google's library parses them first. n messages, each after a tag and its length, are one message
+of n rows; parsing that costs less than ptars takes. If the library refuses a block, it is halved
+until malformed rows are alone, so a row never depends on its neighbours. Where the two read the
+same bytes differently (both members of a oneof, a repeated key of a map), Google's library rewrites
+the requested fields in a form on which all libraries agree, and ptars reads that.
 """
 
 import contextlib
@@ -68,19 +67,19 @@ _MAX_ROWS: Final = 8_192
 _MAX_BYTES: Final = 256 * 1024
 """The size of a piece that is parsed at once, unless a single message is larger.
 
-A parsed message takes up to some hundred times the memory of its bytes.
+Parsed messages can take some hundred times the memory of their bytes.
 """
 
 _ROW_TAG: Final = 0x0A
-"""Field 1, length-delimited."""
+"""The tag of field 1 with a length-delimited value."""
 
 
 class _Describer:
-    """Describes a block's `rows` again, with the fields of a tree alone.
+    """Describes a block's `rows` again, with only the fields of a tree.
 
-    Both libraries read the same bytes. For ptars members of oneofs are optional fields, enums are
-    numbers and maps repeated entries. For Google's library (`exact`) what decides which value
-    counts stays: oneofs with all of their members, closed enums, and maps.
+    Both libraries read the same bytes with such descriptors. For ptars, members of oneofs are
+    optional fields, enums are numbers and maps are repeated entries. For Google's library (`exact`)
+    everything that decides which value counts stays: whole oneofs, closed enums, and maps.
     """
 
     def __init__(self, *, exact: bool) -> None:
@@ -124,7 +123,7 @@ class _Describer:
             json_name=str(field.number),
         )
         if self._exact and field.type == types.TYPE_ENUM and field.enum_type.is_closed:
-            # Unknown numbers do not count, so the enum has to be known.
+            # A closed enum ignores unknown numbers, so its values have to be known.
             scope = self._file.message_type.add(name=f"E{len(self._file.message_type)}")
             field.enum_type.CopyToProto(scope.enum_type.add())
             added.type = types.TYPE_ENUM
@@ -140,7 +139,7 @@ class _Describer:
         return added
 
     def _add_entry(self, message: Any, field: Any, tree: Tree) -> str:
-        """Add the entries of a map, by which the last of equal keys counts."""
+        """Add the type of a map's entries, so that the last of equal keys counts."""
         entry = message.nested_type.add(name=f"F{field.number}Entry")
         entry.options.map_entry = True
         key, value = field.message_type.fields
@@ -149,7 +148,7 @@ class _Describer:
         return f".{_PACKAGE}.{message.name}.{entry.name}"
 
     def _choose_type(self, field: Any, tree: Tree | None) -> int:
-        """Choose the type as which `field` is read; the bytes on the wire are the same."""
+        """Choose the type to read `field` as; the bytes on the wire are the same."""
         types = self._types
         if field.type == types.TYPE_ENUM:
             return int(types.TYPE_INT32)
@@ -160,22 +159,22 @@ class _Describer:
 
 
 def create_handler(message: Any, tree: Tree) -> Any:
-    """Create ptars' reader of a block's `rows`, which have the fields of `tree`."""
+    """Create ptars' reader for a block whose `rows` have the fields of `tree`."""
     descriptor = _Describer(exact=False).describe(message, tree)
     return import_libraries().ptars.HandlerPool([descriptor.file]).get_for_message(descriptor)
 
 
 def _create_rewriter(message: Any, tree: Tree) -> Any:
-    """Create Google's class of a block, which writes each of its fields once, as it counts."""
+    """Create Google's class of a block that writes each field of `tree` once, with what counts."""
     descriptor = _Describer(exact=True).describe(message, tree)
     return import_libraries().message_factory.GetMessageClass(descriptor)
 
 
 def _needs_rewriting(message: Any, tree: Tree) -> bool:
-    """Check whether ptars may read the fields of `tree` differently from Google's library.
+    """Return whether ptars may read the fields of `tree` differently from Google's library.
 
-    Of a oneof's members the last one counts, and of equal keys of a map the last entry. Unknown
-    numbers of a closed enum, and entries of maps with more than a key and a value, are left aside.
+    In Google's library only the last member of a oneof counts, and the last of a map's entries with
+    equal keys. It ignores unknown numbers of a closed enum, and further fields in entries of maps.
     """
     for name, inner in tree.items():
         field = message.fields_by_name[name]
@@ -197,8 +196,8 @@ class BlockReader(NamedTuple):
     Attributes:
         block_class: Google's class of a block.
         handler: ptars' reader of a block; None if no field is requested.
-        rewriter: Google's class of a block of the requested fields alone; None if none is.
-        always_rewrite: the two may read the same bytes of a requested field differently.
+        rewriter: Google's class of a block with only the requested fields; None without any.
+        always_rewrite: True if the two may read the same bytes of a requested field differently.
     """
 
     block_class: Any
@@ -221,7 +220,7 @@ class MessageBlock(NamedTuple):
 
 
 def parse_block(reader: BlockReader, messages: pa.Array) -> MessageBlock:
-    """Parse n binary messages, of which none is null."""
+    """Parse n binary messages, none of them null."""
     found: list[pa.Array] = []
     pieces = split_pieces(messages, _MAX_ROWS, _MAX_BYTES)
     fine = np.concatenate([np.ones(0, np.bool_), *(_parse_piece(reader, p, found) for p in pieces)])
@@ -248,10 +247,10 @@ def _parse_piece(reader: BlockReader, messages: pa.Array, found: list[pa.Array])
 
     def convert(first: int, last: int) -> pa.Array:
         rows = _convert(reader, data[bounds[first] : bounds[last]], last - first)
-        # ptars' arrays have room for many rows: of few, a copy is kept.
+        # ptars' arrays have room for many rows, so keep only a copy of a few.
         return rows if last - first == len(good) else rows.take(np.arange(len(rows)))
 
-    # A panic of ptars is no Exception; at no message it is known to fail here.
+    # A panic of ptars is a BaseException; no message is known to cause one here.
     rows, failed = _isolate(len(good), convert, BaseException)
     found += rows
     fine[good[failed]] = False
@@ -259,7 +258,7 @@ def _parse_piece(reader: BlockReader, messages: pa.Array, found: list[pa.Array])
 
 
 def _isolate(
-    n: int, parse: Callable[[int, int], T], failure: type[BaseException]
+    """Parse n rows, halving what fails; return the results, and the rows that fail singly."""
 ) -> tuple[list[T], list[int]]:
     """Parse n rows, halving what fails; return the results, and the rows that fail alone."""
     results: list[T] = []
@@ -281,7 +280,7 @@ def _isolate(
 
 
 def _join(messages: pa.Array) -> tuple[memoryview, Longs]:
-    """Write n messages as the rows of one; return also the bounds of the rows in it."""
+    """Join n messages into one, as its rows; return also the bounds of each row in it."""
     n = len(messages)
     ends = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :][: n + 1]
     lengths = np.diff(ends).astype(np.int64)
@@ -303,7 +302,7 @@ def _join(messages: pa.Array) -> tuple[memoryview, Longs]:
 
 
 def _select(data: memoryview, bounds: Longs, rows: Longs) -> tuple[memoryview, Longs]:
-    """Keep `rows`, which rise, of the rows in `data`."""
+    """Keep only `rows` (increasing) of the rows in `data`."""
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
     kept = b"".join(data[bounds[run[0]] : bounds[run[-1] + 1]] for run in runs)
     return memoryview(kept), np.concatenate(([0], np.cumsum(np.diff(bounds)[rows])))
@@ -311,7 +310,7 @@ def _select(data: memoryview, bounds: Longs, rows: Longs) -> tuple[memoryview, L
 
 def _convert(reader: BlockReader, data: memoryview, rows: int) -> pa.Array:
     if not reader.always_rewrite:
-        # Should ptars refuse what Google's library accepts, it may read what that one writes.
+        # If ptars refuses what Google's library accepts, it may read what that library writes.
         with contextlib.suppress(ValueError):
             return _to_rows(reader.handler, data, rows)
     block = reader.rewriter.FromString(data)
@@ -331,7 +330,7 @@ def _to_rows(handler: Any, data: bytes | memoryview, rows: int) -> pa.Array:
 
 
 class _Decoder(NamedTuple):
-    """The decoding of requested fields: each has its path through what ptars reads."""
+    """The decoding of requested fields: each with its path in what ptars reads."""
 
     blocks: BlockReader
     columns: list[tuple[list[str], Plan]]
@@ -346,13 +345,13 @@ def read_framed_protobuf(
 ) -> DecodedBlock:
     """Decode the bodies of `framed`; `find_message` names the message that a writer wrote.
 
-    A payload with another message than the reader's is malformed by its name, and one with a place
-    where its schema has none by its frame. What `find_message` raises is passed on.
+    A payload with another message than the reader's is malformed (reason `name`), and so is one
+    with message indexes that its schema lacks (reason `framing`). Errors of `find_message` pass.
     """
     reasons = framed.reasons
     names = [find_message(writer) for writer in framed.writers]
     wrong = [FINE if n == reader.message else FRAMING if n is None else NAME for n in names]
-    # The last place stands for no writer.
+    # The last entry stands for payloads without a writer.
     found = np.array([*wrong, FINE], dtype=np.uint8)[framed.codes]
     reasons = np.where(found == FINE, reasons, found)
     block = read_protobuf(reader, requested, framed.bodies, reasons)
@@ -366,13 +365,13 @@ def read_protobuf(
     bodies: pa.Array,
     reasons: Reasons | None = None,
 ) -> DecodedBlock:
-    """Decode n binary messages; a null is a row of nulls, not malformed.
+    """Decode n binary messages; a null becomes a row of nulls and is not malformed.
 
     Args:
         reader: the message to read.
-        requested: the fields to read of it.
+        requested: its fields to read.
         bodies: n binary.
-        reasons: n numbers: why a payload is malformed already, which leaves it unread; None: none.
+        reasons: n numbers: why a payload is already malformed, so that it is not read; None: none.
     """
     decoder = _create_decoder(reader, requested)
     n = len(bodies)

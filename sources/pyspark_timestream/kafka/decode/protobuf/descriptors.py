@@ -1,8 +1,8 @@
 """Protobuf schemas: their descriptors, normalised and compiled, and the libraries that read them.
 
-A set that comes from a registry, a compiler or Python differs in what reading does not need. All
-of it is left out, and so are Protobuf's own files, which come from the installed library: the same
-schema has the same fingerprint wherever it was compiled and whatever library reads it.
+Descriptor sets from a registry, a compiler and Python differ in parts that reading does not need.
+Those parts are removed, and so are Protobuf's own files, which the installed library provides. So
+the same schema has the same fingerprint wherever it was compiled and whatever library reads it.
 """
 
 import base64
@@ -33,7 +33,7 @@ def import_libraries() -> Libraries:
     """Import the modules.
 
     Raises:
-        MissingExtra: one of them is not installed.
+        MissingExtra: one is not installed.
     """
     try:
         return Libraries(
@@ -61,10 +61,10 @@ _WELL_KNOWN: Final = {
         *("postal_address", "quaternion", "timeofday", "decimal"),
     )
 }
-"""The files that registries take for granted, and the modules that have them."""
+"""The files that registries take for granted -> the modules that contain them."""
 
 _CONFLUENT: Final = {
-    # Options of schemas alone, which reading does not need.
+    # They only declare options of schemas, which reading does not need.
     "confluent/meta.proto": b"\n\x14confluent/meta.proto\x12\tconfluentb\x06proto3",
     "confluent/type/decimal.proto": (
         b'\n\x1cconfluent/type/decimal.proto\x12\x0econfluent.type":\n\x07Decimal'
@@ -72,7 +72,7 @@ _CONFLUENT: Final = {
         b"\x12\r\n\x05scale\x18\x03 \x01(\x05b\x06proto3"
     ),
 }
-"""The files of Confluent's registry that schemas import, compiled."""
+"""The compiled files of Confluent's registry that schemas import."""
 
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/\s]+=*\s*")
 _MAIN: Final = "main.proto"
@@ -82,11 +82,11 @@ def build_descriptor_set(main: bytes, references: Mapping[str, bytes]) -> bytes:
     """Build a descriptor set from a registry's answers to `format=serialized`.
 
     Args:
-        main: the schema: a FileDescriptorProto, as it is or in base64.
-        references: the files that it imports, directly or not, by the name of the import.
+        main: the schema: a FileDescriptorProto, plain or in base64.
+        references: import name -> the file, for all direct and indirect imports.
 
     Returns:
-        A FileDescriptorSet of the files and the imported ones of Protobuf, imports first.
+        A FileDescriptorSet of these files and the imported ones of Protobuf, imports first.
     """
     files = {name: _parse_file(name, data) for name, data in references.items()}
     file = _parse_file("", main)
@@ -116,7 +116,7 @@ def _parse_file(name: str, data: bytes) -> Any:
 
 
 def normalize(descriptor_set: bytes, message: str) -> bytes:
-    """Keep of a set what reading `message` needs.
+    """Reduce a descriptor set to the parts that reading `message` needs.
 
     Raises:
         SchemaRefused: it is not a descriptor set, or lacks the message or a file.
@@ -147,7 +147,7 @@ def normalize(descriptor_set: bytes, message: str) -> bytes:
 
 
 def list_messages(descriptor_set: bytes) -> list[str]:
-    """List the full names of the messages of a set, without those of Protobuf's own files."""
+    """List the full names of the messages in a set, except those in Protobuf's own files."""
     proto = import_libraries().descriptor_pb2.FileDescriptorSet.FromString(descriptor_set)
     own = [file for file in proto.file if not _is_granted(file.name)]
     return [name for file in own for name in _messages(file)]
@@ -157,9 +157,9 @@ def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
     """Return the full name of the message at `indexes` of a schema; None if there is none.
 
     Args:
-        main: the schema: a FileDescriptorProto, as it is or in base64.
-        indexes: the message indexes of a frame. Entries of maps are not counted: they are messages
-            in descriptors, and not in the text of a schema, by which writers count.
+        main: the schema: a FileDescriptorProto, plain or in base64.
+        indexes: the message indexes of a frame. They leave out entries of maps, which are messages
+            in descriptors but not in the text of a schema, by which writers count.
     """
     file = _parse_file("", main)
     names, messages = [file.package] if file.package else [], file.message_type
@@ -173,7 +173,7 @@ def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
 
 
 def _order(files: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
-    """List `names` and all that they import, imports first."""
+    """List `names` and all their direct and indirect imports, imports first."""
     ordered: dict[str, Any] = {}
     entered: set[str] = set()
     pending = [(name, False) for name in names]
@@ -206,7 +206,7 @@ def _is_granted(name: str) -> bool:
 
 
 def well_known(name: str) -> Any | None:
-    """Return the file `name` of those that need not be in a set; None if it is not one."""
+    """Return the file `name` if it is one that a set need not contain, else None."""
     libraries = import_libraries()
     if name in _CONFLUENT:
         return libraries.descriptor_pb2.FileDescriptorProto.FromString(_CONFLUENT[name])
@@ -227,7 +227,7 @@ def _strip(file: Any) -> Any:
 
 
 def _walk(file: Any) -> Iterator[tuple[str, Any]]:
-    """List all messages of `file` with their full names."""
+    """Yield all messages of `file` with their full names."""
     scope = f"{file.package}." if file.package else ""
     pending = [(scope + message.name, message) for message in reversed(file.message_type)]
     while pending:
@@ -237,7 +237,7 @@ def _walk(file: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _messages(file: Any) -> list[str]:
-    """List the full names of the messages of `file`, without entries of maps."""
+    """List the full names of the messages of `file`, except entries of maps."""
     return [name for name, message in _walk(file) if not message.options.map_entry]
 
 
@@ -247,13 +247,13 @@ def _decode_error() -> type[Exception]:
 
 
 GROUP: Final = "group "
-"""The beginning of the JSON name of fields in Protobuf's outdated group encoding, which Arrow's
-reader lacks; the field's number follows."""
+"""The prefix of JSON names of fields in Protobuf's outdated group encoding, which ptars lacks; the
+field's number follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProtobufReader:
-    """The message as which payloads are read; create it with `create_reader`.
+    """The message type to read payloads as; create it with `create_reader`.
 
     Attributes:
         descriptor_set: a serialised FileDescriptorSet, in the form of `normalize`.
@@ -265,7 +265,7 @@ class ProtobufReader:
 
     @property
     def fingerprint(self) -> str:
-        """The hash of all that decides how payloads are read: equal for equal schemas."""
+        """The hash of everything that decides how payloads are read; equal for equal schemas."""
         return hashlib.sha256(self.message.encode() + b"\0" + self.descriptor_set).hexdigest()
 
 
@@ -282,11 +282,11 @@ def create_reader(descriptor_set: bytes, message: str) -> ProtobufReader:
 
 
 class CompiledReader(NamedTuple):
-    """A reader with the classes of its library.
+    """A reader with the classes of Google's library.
 
     Attributes:
-        descriptor: the descriptor of the message, in which groups are fields of bytes.
-        block_class: the class of a message of one field, `rows`, which repeats the message.
+        descriptor: the descriptor of the message, with groups as fields of bytes.
+        block_class: the class of a message with one field, `rows`, which repeats the message.
     """
 
     descriptor: Any
@@ -298,13 +298,13 @@ def compile_reader(reader: ProtobufReader) -> CompiledReader:
     """Compile the descriptors of `reader`.
 
     Raises:
-        SchemaRefused: they do not fit together.
+        SchemaRefused: the files contradict each other.
     """
     libraries = import_libraries()
     proto = libraries.descriptor_pb2.FileDescriptorSet.FromString(reader.descriptor_set)
     files = {file.name: file for file in proto.file}
     for file in files.values():
-        # Names that differ in style alone have one JSON name, which Google's library refuses.
+        # Google's library refuses equal JSON names, which names that differ only in style have.
         for _, message in _walk(file):
             for field in message.field:
                 field.json_name = str(field.number)
@@ -331,7 +331,7 @@ def compile_reader(reader: ProtobufReader) -> CompiledReader:
 
 
 def describe_block(pool: Any, file: Any, type_name: str) -> Any:
-    """Add to `file` a message whose `rows` are of a type, and the file to a pool."""
+    """Add a message with `rows` of this type to `file`, and `file` to the pool; return the message."""
     types = import_libraries().descriptor_pb2.FieldDescriptorProto
     file.message_type.add(name="Block").field.add(
         name="rows",
@@ -362,7 +362,7 @@ def _find_groups(pool: Any, files: dict[str, Any]) -> frozenset[str]:
 
 
 def _remove_groups(file: Any, groups: frozenset[str]) -> None:
-    """Make groups fields of bytes, and extensions unknown.
+    """Turn groups into fields of bytes, and drop extensions.
 
     A group in a payload is then an unknown field, which is skipped as a whole.
     """

@@ -1,6 +1,6 @@
-"""Plans how each column is made of a Protobuf message's fields.
+"""Plans how to make each column from a Protobuf message's fields.
 
-A plan is made once, and refuses a type that the field cannot be read as.
+Planning happens once, and refuses a type that the field cannot be read as.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ from pyspark_timestream.kafka.decode.records import to_mask
 from pyspark_timestream.kafka.options.parsers import parse_path
 
 Tree: TypeAlias = dict[str, Any]
-"""The fields needed of a message, each with its own tree; None: a scalar, or a message's bytes."""
+"""The needed fields of a message -> each one's tree; None: a scalar, or a message as bytes."""
 
 _SCALARS: Final = (
     ("double", pa.float64()),
@@ -57,7 +57,7 @@ _SCALARS: Final = (
     ("sint32", pa.int32()),
     ("sint64", pa.int64()),
 )
-"""Protobuf's types by their number, from 1, and what they are in Arrow."""
+"""(Protobuf's name, Arrow type) of Protobuf's types, by their number, from 1."""
 
 _WRAPPERS: Final = frozenset(
     f"google.protobuf.{name}Value"
@@ -104,7 +104,7 @@ def _convert_dates(messages: pa.Array) -> Converted:
 
 
 def _read_integers(messages: pa.Array, count: int) -> list[Longs]:
-    """Read the first integer fields by their numbers; 0 where the message is absent."""
+    """Read the integer fields numbered 1 to `count`; 0 where the message is absent."""
     names = [f"f{number}" for number in range(1, count + 1)]
     arrays = [pc.fill_null(pc.struct_field(messages, name), 0) for name in names]
     return [array.to_numpy(zero_copy_only=False).astype(np.int64) for array in arrays]
@@ -122,7 +122,7 @@ def _keep_legal(
 
 
 class _Time(NamedTuple):
-    """How a message that is a time is read: its type, the type's name in Spark, and its fields."""
+    """How to read a message that is a time: its type, the type's name in Spark, and its fields."""
 
     type: pa.DataType
     words: str
@@ -141,7 +141,7 @@ _TIMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The fields that a column needs of a field, and the conversion to the column."""
+    """The parts of a field that a column needs, and the conversion to the column."""
 
     tree: Tree | None
     convert: Convert
@@ -152,7 +152,7 @@ class Misfit(Exception):
 
     Args:
         problem: why not.
-        accepts: what it can be read as.
+        accepts: the types that it can be read as.
     """
 
     def __init__(self, problem: str, accepts: str) -> None:
@@ -161,7 +161,7 @@ class Misfit(Exception):
 
 
 def _describe_type(field: Any) -> str:
-    """Describe the type of a field as a schema's text does."""
+    """Describe a field's type as the text of a schema does."""
     if _is_map(field):
         key, value = field.message_type.fields
         return f"map<{_describe_type(key)}, {_describe_type(value)}>"
@@ -175,23 +175,23 @@ def _describe_type(field: Any) -> str:
 
 
 def _is_map(field: Any) -> bool:
-    """Check whether a field is a map."""
+    """Return whether a field is a map."""
     is_message = field.type == field.TYPE_MESSAGE and field.is_repeated
     return is_message and is_map_entry(field.message_type)
 
 
 def is_map_entry(message: Any) -> bool:
-    """Check whether a message is an entry of a map."""
+    """Return whether a message is an entry of a map."""
     return bool(message.GetOptions().map_entry)
 
 
 def name_field(field: Any) -> str:
-    """Name a field in what is read: by its number, since names could differ in style alone."""
+    """Name a field by its number, because two names may differ only in style."""
     return f"f{field.number}"
 
 
 def find_path(message: Any, name: str) -> list[str]:
-    """Return the path `name`, which has been planned, through what is read."""
+    """Return the path `name`, which has been planned, in terms of what ptars reads."""
     path = []
     for step in parse_path(name):
         field = message.fields_by_name[step]
@@ -222,7 +222,7 @@ def _plan_field(field: Any, target: pa.DataType) -> Plan:
 
 
 def _plan_raw(field: Any) -> Plan:
-    """Plan the reading of `field` for an event time or an edge: failures are nulls."""
+    """Plan the reading of `field` for an event time or an edge; failures become nulls."""
     _check_readable(field)
     found = field
     if not field.is_repeated and field.type == field.TYPE_MESSAGE:
@@ -255,7 +255,7 @@ def _check_readable(field: Any) -> None:
 
 
 def _sort_entries(array: pa.Array) -> pa.Array:
-    """Make maps of repeated entries, by their keys: Google's library promises no order."""
+    """Make maps of repeated entries, sorted by key, since Google's library promises no order."""
     entries = array.flatten()
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     keys = pc.struct_field(entries, "f1")
@@ -268,14 +268,14 @@ def _sort_entries(array: pa.Array) -> pa.Array:
 
 
 def _name_enums(numbers: pa.Array, names: dict[int, str]) -> pa.Array:
-    """Name the numbers of an enum; one without a name stays as digits, as in Protobuf's JSON."""
+    """Name the numbers of an enum; one without a name becomes digits, as in Protobuf's JSON."""
     encoded = numbers.dictionary_encode()
     texts = [names.get(number, str(number)) for number in encoded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 
 def _plan_one(field: Any, target: pa.DataType) -> Plan:
-    """Plan the reading of one value of `field`, which may be repeated."""
+    """Plan the reading of one value of `field`, even if the field is repeated."""
     if field.type == field.TYPE_MESSAGE:
         return _plan_message(field, target)
     if field.type == field.TYPE_ENUM and pa.types.is_string(target):
@@ -291,7 +291,7 @@ def _plan_one(field: Any, target: pa.DataType) -> Plan:
 
 
 def _is_target(source: pa.DataType, target: pa.DataType) -> bool:
-    """Check that a scalar can be read as `target`; texts are bytes before they are read."""
+    """Return whether a scalar can be read as `target`; texts are bytes until they are read."""
     if pa.types.is_string(target):
         return bool(pa.types.is_integer(source) or pa.types.is_binary(source))
     is_number = pa.types.is_floating(source) and pa.types.is_floating(target)
@@ -321,9 +321,9 @@ def _plan_message(field: Any, target: pa.DataType) -> Plan:
 
 
 def comes_in_pieces(field: Any) -> bool:
-    """Check whether a message may be in several pieces, which are one message when joined.
+    """Return whether a message may arrive in several pieces, which form one message when joined.
 
-    A member of a oneof takes the place of the one before, and an entry of a map has one value.
+    Those of a oneof and of a map's entry do not: each replaces the one before.
     """
     oneof = field.containing_oneof
     return bool(
@@ -335,7 +335,7 @@ def comes_in_pieces(field: Any) -> bool:
 
 
 def _join_pieces(pieces: pa.Array) -> pa.Array:
-    """Join the pieces of each message, which lie side by side; null where there is none."""
+    """Join the pieces of each message, which lie side by side; null where a message has none."""
     if not len(pieces):
         return pa.array([], pa.binary())
     items, bounds = pieces.values, pieces.offsets.to_numpy()
@@ -394,29 +394,29 @@ def check_protobuf_columns(
     """Check that the payloads of `reader` can be read as `columns`, and times from `raw`.
 
     Raises:
-        SchemaRefused: a column names no field, or has a type that the field is not read as.
+        SchemaRefused: a column names no field, or has a type that the field cannot be read as.
     """
     planned = zip(columns.names, plan_columns(reader, columns), strict=True)
     nest_plans([*planned, *plan_raw_fields(reader, raw).items()])
 
 
 def plan_columns(reader: ProtobufReader, columns: pa.Schema) -> list[Plan]:
-    """Plan the reading of `columns`, in their order; SchemaRefused if one cannot be read."""
+    """Plan the reading of `columns` in order; raise SchemaRefused if one cannot be read."""
     return [
         _plan(f"column '{column.name}'", reader, column.name, column.type) for column in columns
     ]
 
 
 def plan_raw_fields(reader: ProtobufReader, names: tuple[str, ...]) -> dict[str, Plan]:
-    """Plan the reading of fields for event times; SchemaRefused if one cannot be read."""
+    """Plan the reading of fields for event times; raise SchemaRefused if one cannot be read."""
     return {name: _plan(f"field '{name}'", reader, name, None) for name in names}
 
 
 def nest_plans(plans: Iterable[tuple[str, Plan]]) -> Tree:
-    """Return the fields that columns read of the message, by the columns' paths.
+    """Return the message's fields that the columns need, given each column's path and plan.
 
     Raises:
-        SchemaRefused: a column reads a message's fields, and another one its bytes.
+        SchemaRefused: one column reads a message's fields, and another one reads it as bytes.
     """
     merged: Tree = {}
     for name, plan in plans:
@@ -443,7 +443,7 @@ def _merge(merged: Tree, tree: Tree, path: tuple[str, ...]) -> None:
 
 
 def _plan(what: str, reader: ProtobufReader, name: str, target: pa.DataType | None) -> Plan:
-    """Plan the field at `name`, as event times if there is no target; errors begin with `what`."""
+    """Plan the field at `name`; without a target, as event times. Errors begin with `what`."""
     try:
         field = _find_field(reader, name)
         return _plan_raw(field) if target is None else _plan_field(field, target)
@@ -456,7 +456,7 @@ def _plan(what: str, reader: ProtobufReader, name: str, target: pa.DataType | No
 
 
 def _find_field(reader: ProtobufReader, name: str) -> Any:
-    """Find the field at the path `name`, which leads through single messages."""
+    """Find the field at the path `name`; all parents must be single messages."""
     message, field = compile_reader(reader).descriptor, None
     for step in parse_path(name):
         if field is not None:
