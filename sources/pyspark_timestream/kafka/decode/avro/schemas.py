@@ -90,7 +90,7 @@ class AvroReader:
         return parsed._replace(schema=roots[names.index(self.record)])
 
     def accepts(self, name: str | None) -> bool:
-        """Return whether records of this name are requested: it is the reader's, or an alias of it."""
+        """Return whether records of this name are requested: the reader's, or an alias of it."""
         if not self.record:
             return True
         return name in _list_record_names(self)

@@ -258,9 +258,9 @@ def _parse_piece(reader: BlockReader, messages: pa.Array, found: list[pa.Array])
 
 
 def _isolate(
-    """Parse n rows, halving what fails; return the results, and the rows that fail singly."""
+    n: int, parse: Callable[[int, int], T], failure: type[BaseException]
 ) -> tuple[list[T], list[int]]:
-    """Parse n rows, halving what fails; return the results, and the rows that fail alone."""
+    """Parse n rows, halving what fails; return the results, and the rows that fail singly."""
     results: list[T] = []
     failed: list[int] = []
     pending = [(0, n)] if n else []

@@ -331,7 +331,7 @@ def compile_reader(reader: ProtobufReader) -> CompiledReader:
 
 
 def describe_block(pool: Any, file: Any, type_name: str) -> Any:
-    """Add a message with `rows` of this type to `file`, and `file` to the pool; return the message."""
+    """Add a message with `rows` of this type to `file`, and `file` to a pool; return it."""
     types = import_libraries().descriptor_pb2.FieldDescriptorProto
     file.message_type.add(name="Block").field.add(
         name="rows",
