@@ -1,8 +1,8 @@
-"""Finds what holds a stream's CTI back, and puts all that is wrong in the order of reports.
+"""Finds what holds a stream's CTI back, and orders all diagnoses for reports.
 
-Each rule examines the last batch, and earlier ones only to find the beginning of a state. An offset
-holds the state *before* its batch's records, so the effect of a batch shows one batch later; the
-source runs an empty batch after the last records, which completes the picture.
+Each rule examines the last batch, and earlier ones only to find when a state began. An offset holds
+the state *before* its batch's records, so a batch's effect shows one batch later; the source
+completes the picture with an empty batch after the last records.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,22 +47,22 @@ from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import max_known, min_cti
 
 MAX_QUIET_US: Final = 30_000_000
-"""The longest time that a partition that is caught up may hold the CTI back without a warning."""
+"""How long a partition that is caught up may hold the CTI back without a warning."""
 
 _MAX_WRITERS: Final = 3
-"""The silent writers that a diagnosis names; it counts the others."""
+"""A diagnosis names this many silent writers, and counts the others."""
 
 _KIND_ORDER: Final = tuple(Kind)
-"""Kinds are declared in the order in which they are reported."""
+"""Reports list kinds in the order of their declarations."""
 
 
 def diagnose(
     history: History, failed: bool = False, known: Sequence[Diagnosis] = ()
 ) -> tuple[Diagnosis, ...]:
-    """The diagnoses; never empty.
+    """Return the diagnoses, never none, most important first.
 
-    What holds results back, or is about most events, comes before what is about a part of them;
-    then what was warned of, then by the order of kinds.
+    First come those that hold results back or are about most events, then those about fewer events,
+    then the rest; each of these groups begins with what was warned of, in the order of kinds.
 
     Args:
         history: the stream's history.
@@ -95,21 +95,21 @@ def diagnose(
 
 
 def _list_refined(warning: Diagnosis) -> tuple[Kind, ...]:
-    """The kinds that a warning may turn out to be when all of the history is known."""
+    """Return the kinds that a warning may turn into once all of the history is known."""
     if warning.kind is Kind.LATE_ROWS:
         return Kind.LATE_ROWS, Kind.EVERYTHING_DROPPED, Kind.FAR_FUTURE
     return (warning.kind,)
 
 
 def _rank(diagnosis: Diagnosis) -> int:
-    """0: it holds results back, or is about most events; 1: about a part of them; 2: the rest."""
+    """Return 0 if it holds results back or is about most events, 1 if about fewer, else 2."""
     if diagnosis.is_partial:
         return 1
     return 2 if _KIND_ORDER.index(diagnosis.kind) > _KIND_ORDER.index(Kind.LATE_ROWS) else 0
 
 
 def find_warnings(history: History, now_us: int) -> list[Diagnosis]:
-    """The diagnoses that a driver warns of; `history` ends with the present state of the stream."""
+    """Return what a driver warns of; `history` ends with the present state of the stream."""
     far = _find_far(history[-1])
     return [
         *find_mistakes(history),
@@ -124,9 +124,9 @@ def _find_far(moment: BatchRecord) -> frozenset[Partition]:
 
 
 def _find_quiet_partitions(history: History, now_us: int) -> list[Diagnosis]:
-    """A diagnosis of partitions that have held the stream's CTI back for MAX_QUIET_US, caught up.
+    """Diagnose partitions that are caught up and have held the stream's CTI for MAX_QUIET_US.
 
-    A bounded run reports them once everything is read, and those without any record at once.
+    A bounded run reports them once everything is read, and partitions without any record at once.
     """
     last, left = history[-1], count_remaining(history)
     shares = last.offset.partitions
@@ -154,7 +154,7 @@ def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
 
 
 def _find_lost_rows(history: History, far: frozenset[Partition]) -> list[Diagnosis]:
-    """Rows lost as late; for the partitions in `far` the cause is known."""
+    """Diagnose rows lost as late, except in the partitions in `far`, where the cause is known."""
     states = history[-1].states
     malformed = {part for part, state in states.items() if has_malformed(state, MOST)}
     found = list(find_lossy_partitions(history, far | malformed))
@@ -202,7 +202,7 @@ def _describe_end(offset: StreamOffset) -> str:
 
 
 def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diagnosis]:
-    """A diagnosis of each reason why partitions at the minimum do not move on."""
+    """Yield a diagnosis for each reason why partitions at the minimum do not advance."""
     left, reasons = count_remaining(history), dict[Kind, set[Partition]]()
     states = history[-1].states
     whole = _Whole(
@@ -218,7 +218,7 @@ def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diag
 
 
 class _Whole(NamedTuple):
-    """All partitions: their events, and the greatest CTI that no wrong event has driven."""
+    """All partitions: the number of events, and the greatest CTI that no clock ahead has driven."""
 
     events: int
     cti_us: int | None
@@ -227,7 +227,7 @@ class _Whole(NamedTuple):
 def _find_reason(
     history: History, part: Partition, whole: _Whole, left: Mapping[Partition, int]
 ) -> Kind | None:
-    """The reason why `part`, at the minimum or without a CTI, stands still; None: it moves."""
+    """Return why `part`, at the minimum or without a CTI, does not advance; None if it does."""
     offset = history[-1].offset
     share = offset.partitions[part]
     state, size = share.state, share.end_exclusive - share.start_inclusive
@@ -247,7 +247,7 @@ def _find_reason(
 
 
 def _lags_as_a_whole(state: PartitionState, whole: _Whole) -> bool:
-    """True if the writers of a partition are closer to each other than to other partitions."""
+    """True if a partition's writers are closer to each other than to the other partitions."""
     marks_us = [writer.mark_us for _, writer in state.writers]
     known_us = [mark_us for mark_us in marks_us if mark_us is not None]
     own_us = state.cti_us
@@ -260,7 +260,7 @@ def _lags_as_a_whole(state: PartitionState, whole: _Whole) -> bool:
 
 
 def _explain_missing_cti(state: PartitionState, size: int, others_have_events: bool) -> Kind | None:
-    """The reason why a partition without backlog has no CTI yet."""
+    """Return why a partition without backlog has no CTI yet."""
     if state.events == 0 and size:
         return None
     if state.events == 0 and others_have_events:
@@ -270,7 +270,7 @@ def _explain_missing_cti(state: PartitionState, size: int, others_have_events: b
 
 
 def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:
-    """True if a clock waits for the imported topic: no other source of CTIs, and later events."""
+    """True if the clock waits for the imported topic: it has later events and no other CTIs."""
     imported = offset.imported
     if imported is None:
         return False
@@ -317,7 +317,7 @@ def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
 def _report_blocked(
     kind: Kind, history: History, parts: Sequence[Partition], text: str, **more: Any
 ) -> Diagnosis:
-    """Report partitions that have held the stream's CTI since it stands where it does."""
+    """Report partitions that have held the stream's CTI since it reached its present value."""
     cti_us, held = history[-1].offset.cti_us, frozenset(parts)
     since_us = find_unchanged_since(
         history, lambda m: m.offset.cti_us == cti_us and held <= find_blocking_partitions(m)
@@ -347,7 +347,7 @@ def _report_idle_partition(history: History, parts: Sequence[Partition]) -> Diag
 
 
 def _advise_idle(offset: StreamOffset) -> str:
-    """The way on, without an option that is set so already."""
+    """Advise what to do, without an option that is already set so."""
     timeout = offset.unpinned.get("idleTimeout")
     if offset.bounded:
         return BOUNDED_RUN_ADVICE if timeout is None else REPEATED_RUN_ADVICE
@@ -360,11 +360,11 @@ def _advise_idle(offset: StreamOffset) -> str:
 
 
 def _report_silent_writers(history: History, parts: Sequence[Partition]) -> Diagnosis:
-    """One diagnosis of all of them: the same writer is often silent in every partition."""
+    """Report all of them in one diagnosis, since the same writer is often silent everywhere."""
     states = {part: history[-1].states[part] for part in parts}
     pairs = [(part, name) for part, state in states.items() for name in find_silent_writers(state)]
     marks_us = {name: dict(states[part].writers)[name].mark_us for part, name in reversed(pairs)}
-    # Those without any first, then those furthest behind.
+    # Writers without marks first, then those furthest behind.
     names = sorted(
         marks_us, key=lambda name: (marks_us[name] is not None, marks_us[name] or 0, name)
     )
@@ -395,7 +395,7 @@ def _report_silent_writers(history: History, parts: Sequence[Partition]) -> Diag
 
 
 def _find_newest(state: PartitionState) -> int:
-    """The greatest time of a partition that is known."""
+    """Return the greatest known time of a partition."""
     marks_us = [writer.mark_us for _, writer in state.writers]
     return max(us for us in (*marks_us, state.last_us, state.cti_us) if us is not None)
 
@@ -409,7 +409,7 @@ def _report_no_cti(history: History, parts: Sequence[Partition]) -> Diagnosis:
 
 
 def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) -> str:
-    """The condition that is missing for a partition's first CTI."""
+    """Describe the condition that a partition's first CTI lacks."""
     frequency, header = settings.get("ctiFrequency"), settings.get("ctiHeader")
     if not state.events:
         return "no record has been read yet"

@@ -1,8 +1,8 @@
-"""What a stream is diagnosed with: kinds, causes and fixes; of each kind a query warns once.
+"""The kinds of diagnoses, with causes and fixes; a query warns of each kind only once.
 
 The offset and its counters determine which diagnoses hold. The offset also keeps the warnings
-given, so that a diagnosis that still holds, or holds again, is not repeated unless its level has
-risen. The progress report lists the warnings that hold; only new ones are logged.
+given, so a diagnosis that still holds, or holds again, is repeated only if its level has risen. The
+progress report lists the warnings that hold; the log gets only new ones.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ from pyspark_timestream.kafka.offsets.offset import GivenWarning, Warnings
 from pyspark_timestream.kafka.ranges import Partition
 
 _MAX_NAMED: Final = 3
-"""Partitions that a sentence names; it counts the others."""
+"""A sentence names this many partitions, and counts the others."""
 
 _MAX_COUNTED: Final = 10
-"""Partitions that are listed with their counts; the rest is summed up."""
+"""This many partitions are listed with their counts; the rest is summed up."""
 
 _MOST: Final = 0.5
 
@@ -34,7 +34,7 @@ class Kind(StrEnum):
     fix: str
 
     def __new__(cls, name: str, fix: str) -> Self:
-        """Make a kind of its name and its fix."""
+        """Make a kind from its name and its fix."""
         kind = str.__new__(cls, name)
         kind._value_, kind.fix = name, fix
         return kind
@@ -187,7 +187,7 @@ class Kind(StrEnum):
 
 
 _KNOWN: Final = {str(kind): kind for kind in Kind}
-"""A newer release may have given warnings of other kinds."""
+"""The kinds by name, since a newer release may have given warnings of kinds unknown here."""
 
 NEXT_STEPS: Final[Mapping[str, str]] = {
     "framing": (
@@ -228,14 +228,14 @@ BOUNDED_RUN_ADVICE: Final = (
     "make sure that every partition gets records; if this run is the end of the stream, set "
     "option 'finalCti' to 'true' from the beginning"
 )
-"""The fix of an idle partition in a bounded run, which does not wait."""
+"""The fix of an idle partition in a bounded run, which does not wait for it."""
 
 REPEATED_RUN_ADVICE: Final = (
     "run again: a run that finds it caught up for as long as option 'idleTimeout' says goes on "
     "without it; if this run is the end of the stream, set option 'finalCti' to 'true' from the "
     "beginning"
 )
-"""The same if the time that it is caught up counts across runs."""
+"""The same fix if the time that a partition is caught up counts across runs."""
 
 WRITER_CLOCK_ADVICE: Final = (
     "let it send events, and correct its clock if that is behind; option 'writerTimeout', on a new "
@@ -246,21 +246,21 @@ WRITER_CLOCK_ADVICE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that is wrong, or that holds results back.
+    """Something that is wrong, or that holds results back.
 
     Attributes:
-        kind: what it is.
+        kind: its kind.
         cause: partitions, a writer, a topic, an option.
-        text: what was seen, one sentence or two.
-        since_us: the wall clock since when, as far as the history reaches; None: it does not say.
+        text: what was seen, in one or two sentences.
+        since_us: the wall clock when it began, if the history goes back that far; None: unknown.
         partitions: the partitions concerned.
         writers: the (partition, writer's name) concerned.
         scope: the records that it is about, such as `lately`; empty: all.
-        detail: what a look at the records adds; empty: nothing.
+        detail: what the records themselves add; empty: nothing.
         level: the severity; a warning is repeated when it rises.
-        advice: the fix, where it is not that of the kind.
-        share: the share of the events of its partitions that it is about.
-        well: those of its partitions in which it is about so few events that they are well.
+        advice: the fix, if it differs from that of the kind.
+        share: the fraction of its partitions' events that it is about.
+        well: those of its partitions in which so few events are concerned that they count as well.
     """
 
     kind: Kind
@@ -283,7 +283,7 @@ class Diagnosis:
 
     @property
     def fix(self) -> str:
-        """The advice of this diagnosis, or else of its kind."""
+        """The advice of this diagnosis, or else the fix of its kind."""
         return self.advice or self.kind.fix
 
     @property
@@ -294,7 +294,7 @@ class Diagnosis:
 
     @property
     def line(self) -> str:
-        """The diagnosis in one line, as a log and a query's progress show it."""
+        """The diagnosis in one line, for a log and a query's progress."""
         return compose_message(f"{self.kind}: {self.cause}: {self.full_text}", next_step=self.fix)
 
 
@@ -323,7 +323,7 @@ def list_counts(counts: Mapping[Partition, int]) -> str:
 
 
 def sort_by_count(counts: Mapping[Partition, int]) -> list[Partition]:
-    """The partitions, those with the greatest counts first."""
+    """Return the partitions, those with the greatest counts first."""
     return sorted(counts, key=lambda part: (-counts[part], part))
 
 
@@ -334,14 +334,14 @@ def update_warnings(
 ) -> Warnings:
     """Return the warnings after an update, in the order of kinds.
 
-    A warning has the newest text, with the counts of now. What its records showed is described anew
-    if it holds again, for another cause, or at a higher level.
+    A warning takes the newest text, with the present counts. Its detail is described anew if it
+    holds again, has another cause, or has risen in level.
 
     Args:
         before: the warnings so far.
-        found: what holds now; the first of each kind counts. Their texts depend on the stream
-            alone, not on the wall clock, so that an unchanged stream has equal offsets.
-        detail: describes a diagnosis by its records; called for those that are new.
+        found: what holds now; the first of each kind counts. The texts depend only on the stream,
+            not on the wall clock, so that an unchanged stream has equal offsets.
+        detail: describes a new diagnosis by its records.
     """
     after = {each.kind: dataclasses.replace(each, holds=False) for each in before}
     known = {each.kind: each for each in before}
@@ -362,7 +362,7 @@ def update_warnings(
 
 
 def find_new_warnings(before: Warnings, after: Warnings) -> list[Diagnosis]:
-    """Return what to log: kinds that are new in `after`, or whose level has risen."""
+    """Return what to log: kinds that are new in `after`, or that have risen in level."""
     levels = {each.kind: each.level for each in before}
     fresh = (each for each in after if each.level > levels.get(each.kind, -1))
     return [_recall(each) for each in fresh if each.kind in _KNOWN]
@@ -385,7 +385,7 @@ def _recall(given: GivenWarning) -> Diagnosis:
 
 
 def add_details(found: Iterable[Diagnosis], warnings: Warnings) -> list[Diagnosis]:
-    """Add to diagnoses the details and advice that their warnings were given with."""
+    """Add to each diagnosis the detail and advice that its warning was given with."""
     given = {each.kind: each for each in warnings}
     return [
         dataclasses.replace(

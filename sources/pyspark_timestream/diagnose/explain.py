@@ -1,7 +1,7 @@
 """`explain_time(query)`: explains why a query does not emit, or loses rows.
 
-A plan is a tree of operators. Of a stream with CTIs the first thing with state on the way from the
-source must come after `advance_time`, which is a watermark on the column `cti`.
+A plan is a tree of operators. If a stream has CTIs, `advance_time`, which is a watermark on the
+column `cti`, must come before the first operator with state on the way from the source.
 """
 
 import json
@@ -35,15 +35,14 @@ T = TypeVar("T")
 def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
     """Explain what holds the CTIs of `query` back, why rows are lost, and the fix.
 
-    Prints as text; a notebook shows a picture. Works on a running query, a stopped and a failed
-    one. Everything is as of the start of the query's last batch. The past comes from the query's
-    recent progress and, where the checkpoint is a local directory, from its offset log, which a
-    client of Spark Connect does not reach. The rows of state that wait for later CTIs are counted
-    by operator.
+    The result prints as text; a notebook shows a picture. The query may run, or have stopped or
+    failed. Everything is as of the start of its last batch. The past comes from the query's recent
+    progress and, if the checkpoint is a local directory, from its offset log, which a client of
+    Spark Connect cannot reach. Rows of state that wait for later CTIs are counted by operator.
 
     Args:
         query: the query.
-        details: show all diagnoses in full; else the first one, and a line of four others.
+        details: show all diagnoses in full; else the first, and one line each for four others.
 
     Raises:
         TypeError: `query` is something else, such as a DataFrame.
@@ -81,7 +80,7 @@ def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
 
 
 def _ask_java(query: StreamingQuery, ask: Callable[[Any], T]) -> T | None:
-    """What Spark's own object of the query says; None where this client has none."""
+    """Ask Spark's own object of the query; return None if this client has none."""
     try:
         java: Any = query._jsq
         return ask(java.streamingQuery())
@@ -98,14 +97,14 @@ def _runs_one_batch(query: StreamingQuery) -> bool:
 def _find_plan_mistakes(
     query: StreamingQuery, batches: Sequence[Batch], reports: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[Diagnosis]]:
-    """The mistakes in the query's plan, or in its progress if the client has no plan, by stream."""
+    """Return by stream the mistakes in the query's plan, or in its progress if there is no plan."""
     offsets = batches[-1].offsets if batches else ()
     streams = [each.get("stream") if isinstance(each, dict) else None for each in offsets]
     plan = _ask_java(query, lambda java: _read_operator(java.logicalPlan()))
     found: Sequence[Diagnosis | None] = [] if plan is None else find_plan_mistakes(plan)
     if plan is None and len(streams) == 1 and reports and batches[-1].reports:
         found = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})]
-    # If the query is over, its streams may have ended, and what that releases is out.
+    # A query that is over may have ended its streams; then the rows that they release are out.
     is_over = not query.isActive and query.exception() is None
     if not any(found) and loses_ctis(reports, has_ended=is_over and has_ended(query)):
         found = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
@@ -114,7 +113,7 @@ def _find_plan_mistakes(
 
 
 def _read_operator(node: Any) -> "Operator":
-    """A node of Spark's plan, and all below it."""
+    """Read a node of Spark's plan and all nodes below it."""
     name = str(node.getClass().getSimpleName())
     inputs, children = [], node.children().iterator()
     while children.hasNext():
@@ -129,10 +128,10 @@ def _read_operator(node: Any) -> "Operator":
 
 
 def _read_offset_log(query: StreamingQuery) -> list[Batch]:
-    """The batches in the checkpoint's offset log, if this client can read it.
+    """Return the batches in the checkpoint's offset log, if this client can read it.
 
-    The log goes back over restarts and has the batch that runs now, but only Spark's classic client
-    knows its place.
+    The log survives restarts and contains the batch that runs now, but only Spark's classic client
+    knows where it is.
     """
     location = _ask_java(query, lambda java: str(java.resolvedCheckpointRoot()))
     if location is None:
@@ -174,7 +173,7 @@ def _lacks_retained_range(query: StreamingQuery) -> bool:
 
 
 def _read_tseries_options(write: Any) -> set[str] | None:
-    """The names of the options of a plan that writes into `tseries`; None: it does not."""
+    """Return the names of the options of a plan that writes into `tseries`; None if it does not."""
     if write.getClass().getSimpleName() != "WriteToMicroBatchDataSource":
         return None
     names, given = write.writeOptions().keysIterator(), set()
@@ -211,10 +210,10 @@ class Operator:
     """One operator of a query's plan.
 
     Attributes:
-        name: Spark's name of it.
-        inputs: where its rows come from; empty: it is a source.
+        name: Spark's name for it.
+        inputs: the operators that its rows come from; empty: it is a source.
         watermark: the column of a `withWatermark`; None: it is another operator.
-        columns: the columns of a streaming source; empty for all else.
+        columns: the columns of a streaming source; empty for all others.
     """
 
     name: str
@@ -235,18 +234,18 @@ class Operator:
 
 
 def find_plan_mistakes(root: Operator) -> list[Diagnosis | None]:
-    """For each streaming source, in the order of the plan, its mistake, or None."""
+    """Return for each streaming source, in the order of the plan, its mistake or None."""
     return [_find_mistake(path) for path in _list_paths(root) if path[0].columns]
 
 
 def find_progress_mistake(
     progress: Mapping[str, Any], report: Mapping[str, Any]
 ) -> Diagnosis | None:
-    """The mistake that the last progress of a query shows, for clients without access to the plan.
+    """Return the mistake that a query's last progress shows, for clients without its plan.
 
     Args:
-        progress: the query's, as parsed JSON.
-        report: the report of its only source of CTIs in it.
+        progress: the query's progress as parsed JSON.
+        report: the part of it that its only source of CTIs reported.
     """
     if report.get("cti") is None or not progress.get("stateOperators"):
         return None
@@ -261,7 +260,7 @@ def find_progress_mistake(
 
 
 def _list_paths(node: Operator, above: tuple[Operator, ...] = ()) -> Iterator[tuple[Operator, ...]]:
-    """Each source with the operators above it, nearest first."""
+    """Yield each source with the operators above it, nearest first."""
     if not node.inputs:
         yield (node, *above)
     for each in node.inputs:

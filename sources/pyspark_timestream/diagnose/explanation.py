@@ -1,4 +1,4 @@
-"""Explains streams: their state, what holds their CTIs back, the fixes; as text and for notebooks.
+"""Explains streams as text and for notebooks: their state, what holds CTIs back, the fixes.
 
 The picture has one row per partition over an axis of application time: a bar up to its CTI, a dot
 at its last event, and a dashed line through all rows at the stream's CTI. Partitions that a
@@ -43,7 +43,7 @@ class WriterFacts:
 
     Attributes:
         name: its name; empty: the partition's marks without a writer.
-        mark_us: its greatest mark; None: waited for.
+        mark_us: its greatest mark; None: the partition waits for its first.
         is_cause: a diagnosis names it.
     """
 
@@ -62,11 +62,11 @@ class PartitionFacts:
         lag: the number of offsets from there to the end of the log; None: unknown.
         cti_us: its CTI; None before the first.
         last_us: the time of the last well-formed event; None before the first.
-        idle: it no longer counts, by `idleTimeout`.
+        idle: True if it no longer counts, by `idleTimeout`.
         counters: its counters by their public names.
-        writers: the live and the waited-for writers.
+        writers: the writers that are live or waited for.
         is_cause: a diagnosis names it, for more than a few of its events.
-        behind_us: how far it is behind the partition with the greatest CTI; None without a CTI.
+        behind_us: its distance behind the partition with the greatest CTI; None without a CTI.
     """
 
     partition: Partition
@@ -88,19 +88,19 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class StreamExplanation:
-    """One stream: its state, the beginning of that state, and the causes.
+    """One stream: its state, when that began, and the causes.
 
     Attributes:
         topics: its topics, in order.
         batch: the number of the stream's last batch.
         planned_us: the wall clock when that was planned; everything is as of then.
         cti_us: the stream's CTI then.
-        since_us: the beginning of that CTI, as far as the history goes back.
+        since_us: when the CTI reached that value, if the history goes back that far.
         diagnoses: what is wrong, most important first; never empty.
-        partitions: the facts, causes first in the order of the diagnoses, then in order.
+        partitions: the facts: causes in the order of the diagnoses, then the others in order.
         malformed: the malformed values and keys by reason, the most frequent first.
-        topic_settings: option `timeSettings`, and what the stream takes from there; None: it has no
-            such option, or no progress says so.
+        topic_settings: option `timeSettings`, and what the stream takes from the topic; None: it
+            has no such option, or no progress says so.
     """
 
     topics: tuple[str, ...]
@@ -165,13 +165,13 @@ def explain_stream(
 # -- text ------------------------------------------------------------------------------------------
 
 MAX_ROWS: Final = 20
-"""The partitions that a table shows, causes first; the rest is counted."""
+"""A table shows this many partitions, causes first; the rest is counted."""
 
 _MAX_WRITERS: Final = 10
-"""The writers of a partition that a table shows: causes first, then those furthest behind."""
+"""A table shows this many writers of a partition: causes first, then those furthest behind."""
 
 _MAX_DIAGNOSES: Final = 5
-"""How many a text shows unless all details are wanted: the first in full, a line of others."""
+"""A text without details shows this many: the first in full, the others in a line each."""
 
 _COUNTERS: Final = ("events", "dropped", "adjusted", "flagged", "malformed", "tombstones", "future")
 _COLUMNS: Final = (
@@ -181,9 +181,9 @@ _COLUMNS: Final = (
 
 
 def format_stream(stream: StreamExplanation, details: bool = True) -> str:
-    """One stream's explanation, lines of a terminal.
+    """Format one stream's explanation as lines for a terminal.
 
-    Without `details` the diagnoses after the first have a line each, and only five are shown.
+    Without `details` each diagnosis after the first takes one line, and only five are shown.
     """
     first, *others = stream.diagnoses
     lines = [*_describe_head(stream), "", *_describe_diagnosis(first), ""]
@@ -200,7 +200,7 @@ def format_stream(stream: StreamExplanation, details: bool = True) -> str:
 
 
 def _describe_head(stream: StreamExplanation) -> list[str]:
-    """Topics, last batch, CTI and since when, topic settings."""
+    """Return the topics, last batch, CTI and since when, and topic settings."""
     topics = ", ".join(f"'{topic}'" for topic in stream.topics) or "no topic"
     since = f", since {format_time(stream.since_us)}" if stream.since_us is not None else ""
     lines = [
@@ -237,7 +237,7 @@ def _describe_malformed(found: MalformedReason) -> tuple[str, str]:
 
 
 def _list_rows(stream: StreamExplanation) -> list[tuple[str, ...]]:
-    """The table's rows: each partition, followed by its writers."""
+    """Return the table's rows: each partition, followed by its writers."""
     return [row for fact in stream.partitions[:MAX_ROWS] for row in _make_rows(fact)]
 
 
@@ -311,7 +311,7 @@ def _render_stream(stream: StreamExplanation) -> str:
 
 
 def draw_stream(stream: StreamExplanation) -> str:
-    """Draw the picture alone; empty if no partition has a time yet."""
+    """Draw only the picture; empty if no partition has a time yet."""
     shown = stream.partitions[:MAX_ROWS]
     times = [us for fact in shown for us in (fact.cti_us, fact.last_us) if us is not None]
     if not times:
@@ -376,7 +376,8 @@ class Explanation:
         streams: one explanation per Kafka stream of this package, in the order of the sources.
         notes: further remarks, one sentence each.
         state: the state that waits for later CTIs, by operator.
-        details: the text has all diagnoses in full; else the first one, and a line of four others.
+        details: True if the text has all diagnoses in full; else the first, and a line each of four
+            others.
     """
 
     subject: str
@@ -394,7 +395,7 @@ class Explanation:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The HTML for a notebook."""
+        """Return the HTML for a notebook."""
         notes = [[f"Note: {note}."] for note in self.notes]
         state = [[line] for line in describe_state(self.state)]
         return (
@@ -404,12 +405,12 @@ class Explanation:
 
 
 def explain_checkpoint(location: str, spark: Any = None, details: bool = False) -> Explanation:
-    """The explanation of the query that left the checkpoint at `location`.
+    """Explain the query that left the checkpoint at `location`.
 
     Args:
         location: a local path or `file:` URI.
         spark: the session that reads the state that waits for later CTIs; None: it is not read.
-        details: show all diagnoses in full; else the first one, and a line of four others.
+        details: show all diagnoses in full; else the first, and one line each for four others.
 
     Raises:
         CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.

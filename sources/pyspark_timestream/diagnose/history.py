@@ -1,15 +1,15 @@
-"""The history of a stream: its batches, when each was planned, what state waits.
+"""The history of a stream: its batches, when each was planned, and what state waits.
 
 It has two sources: the offset log in Spark's checkpoint (all recent batches, without log ends), and
-a query's progress (this run's batches, with log ends). Both are read into the same `Batch`es, and
-those into one history per stream. In the log, the directory `offsets` has a file per batch, named
-by its number, and `commits` one per finished batch. Spark writes a file elsewhere and renames it,
-so a half-written one comes from an incomplete copy; it is skipped with a note.
+a query's progress (this run's batches, with log ends). Both become the same `Batch`es, and these
+one history per stream. The log's directory `offsets` has one file per batch, named by its number,
+and `commits` one per finished batch. Spark writes a file elsewhere and renames it, so only an
+incomplete copy has half-written files; they are skipped with a note.
 
-A query's progress has the size of each operator's state. The checkpoint has the state itself, which
-a Spark session can read: Spark marks the column whose time a watermark decides about, so a window
-is known to wait for a CTI at its end, and a row for one after its time. Where Spark keeps that time
-elsewhere, as for joins, only the number of rows is told.
+A query's progress has the size of each operator's state. A Spark session can read the state itself
+from the checkpoint: Spark marks the column whose time a watermark is compared with, so a window
+waits for a CTI at its end, and a row for one after its time. Where Spark keeps that time elsewhere,
+as for joins, only the number of rows is known.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import min_cti
 
 LOG_VERSIONS: Final = ("v1", "v2")
-"""First lines of the files of Spark's offset log that this code can read.
+"""The first line of files in Spark's offset log that this code can read.
 
-Version 2 is that of named sources: each offset has the source's name, or its number, before it.
+Version 2 belongs to named sources: the source's name, or its number, precedes each offset.
 """
 
 _NEXT_STEP: Final = "pass the directory that the query had as option 'checkpointLocation'"
@@ -62,9 +62,9 @@ class BatchRecord:
     Attributes:
         planned_us: the wall clock when it was planned.
         offset: its offset: ranges, and the state before them.
-        log_ends: the offset after the last record that each partition had then, where known.
-        topic_settings: the option `timeSettings`, and what was taken from there; None without it,
-            and where only the offset log is known.
+        log_ends: for each partition the offset after its last record at that time, where known.
+        topic_settings: the option `timeSettings`, and what was taken from the topic; None without
+            the option, and if only the offset log is known.
     """
 
     planned_us: int
@@ -84,11 +84,11 @@ class BatchRecord:
 
 
 History = tuple[BatchRecord, ...]
-"""The moments of one stream in the order of their batches; at least one."""
+"""The batches of one stream in order; at least one."""
 
 
 def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
-    """The batches of the checkpoint `root` by number, and notes on what was left out.
+    """Return the batches of the checkpoint `root` by number, and notes on what was left out.
 
     Raises:
         CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
@@ -122,7 +122,7 @@ def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
 
 
 def resolve_directory(location: str) -> Path:
-    """The path that `location`, a path or a `file:` URI, names.
+    """Return the path that `location`, a path or a `file:` URI, names.
 
     >>> str(resolve_directory("file:///tmp/a%20b")), str(resolve_directory("/tmp/a b"))
     ('/tmp/a b', '/tmp/a b')
@@ -140,7 +140,7 @@ def resolve_directory(location: str) -> Path:
 
 
 def read_log_entry(text: str) -> Batch:
-    """The batch in a file of Spark's offset log, of version 1 or 2.
+    """Parse a file of Spark's offset log, of version 1 or 2.
 
     Raises:
         ValueError: the text is half-written, or not an offset log.
@@ -161,9 +161,9 @@ def read_log_entry(text: str) -> Batch:
 
 
 def _strip_source_names(lines: Iterable[str]) -> list[str]:
-    """The offsets of `NAME:OFFSET` lines; those of sources without names in the order of sources.
+    """Return the offsets of `NAME:OFFSET` lines; unnamed sources in the order of the sources.
 
-    Spark keeps them in a map, whose order is the sources' for up to four.
+    Spark writes these lines from a map, which keeps the order of sources only up to four.
     """
     parts = [line.partition(":") for line in lines]
     for name, colon, _ in parts:
@@ -175,10 +175,10 @@ def _strip_source_names(lines: Iterable[str]) -> list[str]:
 
 
 def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
-    """The batches of a checkpoint without those that its query will never finish.
+    """Leave out the batches of a checkpoint that its query will never finish.
 
-    A forced repartition of the state skips a batch that failed: the batch after it begins where
-    the failed one began, so a stream's own number of batches goes back.
+    A forced repartition of the state skips a failed batch: the next batch begins where the failed
+    one began, so the stream's own batch number goes back.
     """
     kept = {}
     least: dict[str, int] = {}
@@ -195,7 +195,7 @@ def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
 
 
 def read_progress(progress: Mapping[str, Any]) -> Batch:
-    """The batch that a query's progress, as parsed JSON, reports.
+    """Return the batch that a query's progress, as parsed JSON, reports.
 
     Raises:
         ValueError: it has no readable timestamp.
@@ -209,7 +209,7 @@ def read_progress(progress: Mapping[str, Any]) -> Batch:
 
 
 def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
-    """The history of each Kafka stream of this package in `batches`, by the stream's id.
+    """Return the history of each Kafka stream of this package in `batches`, by the stream's id.
 
     Batches may come in any order and from both sources.
 
@@ -234,7 +234,7 @@ def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
 
 
 def find_silent_writers(state: PartitionState) -> list[str]:
-    """The writers whose marks are the minimum while other marks or events go on."""
+    """Return the writers whose marks are the minimum while other marks or events go on."""
     marks = {name: writer.mark_us for name, writer in state.writers}
     if None in marks.values():
         return [name for name, mark_us in marks.items() if mark_us is None]
@@ -246,7 +246,7 @@ def find_silent_writers(state: PartitionState) -> list[str]:
 
 
 def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) -> int | None:
-    """The time of the first batch since which `same` has held; None: it does not hold now."""
+    """Return when the first batch was planned since which `same` holds; None if it does not now."""
     start = None
     for moment in reversed(history):
         if not same(moment):
@@ -258,7 +258,7 @@ def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) 
 def find_since(
     history: History, parts: Iterable[Partition], holds: Callable[[PartitionOffset], bool]
 ) -> int | None:
-    """The time of the first batch since which `holds` has been true of one of `parts`."""
+    """Return when the first batch was planned since which `holds` is true of one of `parts`."""
     named = frozenset(parts)
     return find_unchanged_since(
         history,
@@ -269,7 +269,7 @@ def find_since(
 
 
 def find_blocking_partitions(moment: BatchRecord) -> frozenset[Partition]:
-    """The partitions at the stream's CTI or without one, those that are idle left out."""
+    """Return the partitions at the stream's CTI or without one, except idle ones."""
     clocks = {
         part: share.state.cti_us
         for part, share in moment.offset.partitions.items()
@@ -280,9 +280,9 @@ def find_blocking_partitions(moment: BatchRecord) -> frozenset[Partition]:
 
 
 def count_remaining(history: History) -> dict[Partition, int]:
-    """The offsets of each partition that are left after the last batch, where known.
+    """Return how many offsets of each partition are left after the last batch, where known.
 
-    Log ends come from the last progress that has them: the log is at least that long.
+    Log ends come from the last progress that has them, so the log may be longer by now.
     """
     ends: dict[Partition, int] = {}
     for moment in history:
@@ -314,7 +314,7 @@ def _read_offset(value: Mapping[str, Any]) -> StreamOffset:
 def _merge_record(
     seen: BatchRecord | None, planned_us: int, offset: StreamOffset, report: Any
 ) -> BatchRecord:
-    """Merge two sources of a batch; their times agree within milliseconds, so keep the first."""
+    """Merge a batch from two sources; their times agree within milliseconds, so keep the first."""
     if not isinstance(report, dict):
         report = {}
     ends = {
@@ -331,7 +331,7 @@ def _merge_record(
 
 
 def _decode(value: Any) -> Any:
-    """Spark gives offsets as JSON text or as parsed JSON, by version and by client."""
+    """Parse an offset, which Spark gives as text or as parsed JSON, by version and by client."""
     if not isinstance(value, str):
         return value
     try:
@@ -341,10 +341,10 @@ def _decode(value: Any) -> Any:
 
 
 MAX_TIMES: Final = 10
-"""The CTIs that are listed of each operator, earliest first."""
+"""This many CTIs are listed for each operator, earliest first."""
 
 _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
-"""In the metadata of the column that a watermark is about."""
+"""The metadata key of a column that a watermark is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,12 +352,12 @@ class OperatorState:
     """The state of one operator.
 
     Attributes:
-        operator: its number and Spark's name of it.
-        rows: the rows in its state: for an aggregation, the groups.
-        memory: the bytes that it uses; None: not known.
-        due: the earliest times that they wait for, with the number of rows, in order; empty: not
-            known.
-        is_window: a CTI at such a time releases them; False: only a later one does.
+        operator: its number, and Spark's name for it.
+        rows: the number of rows in its state; for an aggregation, of groups.
+        memory: the bytes that it uses; None: unknown.
+        due: the earliest times that the rows wait for, with the number of rows, in order; empty:
+            unknown.
+        is_window: True: a CTI at such a time releases the rows; False: only a later one does.
     """
 
     operator: str
@@ -368,7 +368,7 @@ class OperatorState:
 
 
 def read_operators(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
-    """The state of the operators of a query, from its progress as parsed JSON."""
+    """Return the state of a query's operators, from its progress as parsed JSON."""
     return tuple(
         OperatorState(
             f"{place} {each.get('operatorName', '')}".strip(),
@@ -380,16 +380,16 @@ def read_operators(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
 
 
 def read_watermark(progress: Mapping[str, Any]) -> int | None:
-    """Spark's watermark; None: the query has none, or it is still at 1970, where it begins."""
+    """Return Spark's watermark; None if the query has none, or if it is still at its start, 1970."""
     text = (progress.get("eventTime") or {}).get("watermark")
     instant_us = parse_instant(text) if text else 0
     return instant_us if 0 < instant_us < FINAL_US else None
 
 
 def describe_state(operators: Sequence[OperatorState]) -> Iterator[str]:
-    """The lines about the state of operators; none where there is none.
+    """Yield the lines about the state of operators.
 
-    A state of unknown times may wait for no CTI at all, as without `advance_time`.
+    State whose times are unknown may wait for no CTI at all, as without `advance_time`.
     """
     for each in operators:
         size = "1 row" if each.rows == 1 else f"{each.rows} rows"
@@ -408,9 +408,9 @@ def _count_rows(rows: int) -> str:
 
 
 def read_state_store(spark: Any, location: str) -> tuple[OperatorState, ...]:
-    """The state in the checkpoint at `location` after its last finished batch.
+    """Read the state in the checkpoint at `location` after its last finished batch.
 
-    Runs two Spark jobs for each operator. An operator whose state Spark does not show is left out.
+    This runs two Spark jobs per operator, and leaves out operators whose state Spark does not show.
     """
     stores: dict[tuple[int, str], list[str]] = {}
     for row in spark.read.format("state-metadata").load(location).collect():
@@ -441,13 +441,13 @@ def _read_store(rows: Any, operator: str) -> OperatorState:
 
 
 def find_due_time(schema: Mapping[str, Any]) -> tuple[str, bool] | None:
-    """The time that a state's rows wait for: an SQL expression, and whether it ends a window.
+    """Return the time that a state's rows wait for: an SQL expression, and if it ends a window.
 
     Args:
-        schema: of the rows that `statestore` reads, as JSON.
+        schema: the schema, as JSON, of the rows that `statestore` reads.
 
     Returns:
-        None: the key has no time that the watermark decides about.
+        None if the key has no time that the watermark is compared with.
     """
     (key,) = [field["type"] for field in schema["fields"] if field["name"] == "key"] or [{}]
     for field in key.get("fields", ()) if isinstance(key, Mapping) else ():
@@ -463,7 +463,7 @@ def find_due_time(schema: Mapping[str, Any]) -> tuple[str, bool] | None:
 
 
 def _is_refused(error: Exception) -> bool:
-    """True if Spark does not show this state, such as that of `transformWithState`."""
+    """True if Spark does not show this state, as for `transformWithState`."""
     get_condition = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)
     condition = get_condition() if get_condition else None
     return str(condition or "").startswith(("STDS_", "UNSUPPORTED_FEATURE.STATE_STORE"))

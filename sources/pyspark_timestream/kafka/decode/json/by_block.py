@@ -52,8 +52,8 @@ _MAX_SAFE_DEPTH: Final = 250
 """Python's parser reads values that are nested this deep."""
 
 MAX_SAFE_LENGTH: Final = 2 * _MAX_SAFE_DEPTH
-"""No text up to this length is nested too deep: each level takes two brackets, and a text that does
-not close its brackets is malformed to both parsers."""
+"""A text up to this length exceeds no limit: each level takes two brackets, and a text that does not
+close its brackets is malformed to both parsers."""
 
 _MAX_SAFE_DIGITS: Final = 999
 _TOO_MANY_DIGITS: Final = f"[0-9]{{{_MAX_SAFE_DIGITS + 1}}}"
@@ -178,7 +178,7 @@ class WireSchemas:
 
 
 def take_field(tables: list[pa.Table], place: Place) -> pa.Array:
-    """Take the field at `place` from what was read; null where a parent is null."""
+    """Take the field at `place` from what was read: null where a parent is; a struct may be wider."""
     column = tables[place.read].column(place.path[0])
     if len(place.path) > 1:
         column = pc.struct_field(column, list(place.path[1:]))
@@ -383,7 +383,7 @@ def _parse_first(text: str) -> dict[str, Any]:
 
 
 def _choose_wire_type(target: pa.DataType, first: Any) -> pa.DataType:
-    """Choose the type that Arrow parses; the first value shows whether times are numbers."""
+    """Choose the type that Arrow parses; the first value shows whether times are seconds."""
     if pa.types.is_timestamp(target) and type(first) is int:
         return pa.int64()
     return _get_wire_type(target)
