@@ -260,7 +260,7 @@ class Diagnosis:
         level: the severity; a warning is repeated when it rises.
         advice: the fix, if it differs from that of the kind.
         share: the fraction of its partitions' events that it is about.
-        well: those of its partitions in which so few events are concerned that they count as well.
+        well: those of its partitions in which so few events are concerned that they are healthy.
     """
 
     kind: Kind

@@ -380,7 +380,7 @@ def read_operators(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
 
 
 def read_watermark(progress: Mapping[str, Any]) -> int | None:
-    """Return Spark's watermark; None if the query has none, or if it is still at its start, 1970."""
+    """Return Spark's watermark; None if there is none, or if it is still at its start, 1970."""
     text = (progress.get("eventTime") or {}).get("watermark")
     instant_us = parse_instant(text) if text else 0
     return instant_us if 0 < instant_us < FINAL_US else None

@@ -1,7 +1,7 @@
-"""What the counters of a stream show: unreadable times, bad values, late rows, clocks ahead.
+"""Diagnoses from a stream's counters: unreadable times, bad values, late rows, clocks ahead.
 
 Each rule examines the clocks before the last batch of a history, and earlier batches only to find
-the beginning. So a driver that has just planned and a reader of a checkpoint find the same.
+when a state began. So a driver that has just planned finds the same as a reader of a checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -35,19 +35,19 @@ from pyspark_timestream.rules.policies import FUTURE_POLICIES, KEEP_ALL, POLICIE
 from pyspark_timestream.rules.state import EARLY_US, FAR_US, MAX_LEAD_US, PartitionState
 
 MOST: Final = 0.5
-"""The share of a partition's events from which on the options are wrong, not the events."""
+"""From this fraction of a partition's events on, the options are wrong and not the events."""
 
 _FEW: Final = 0.01
-"""Partitions with fewer late or malformed events are well."""
+"""A partition with a smaller fraction of late or malformed events counts as healthy."""
 
 _MAX_AHEAD_US: Final = DAY_US
 """A CTI further ahead of the wall clock, or of the late events after it, is wrong."""
 
 _MIN_AGREED_US: Final = HOUR_US
-"""If most events are late by more than this, yet in order, a clock is ahead."""
+"""If most events are late by more than this, but in order, a clock is ahead."""
 
 _MIN_FUTURE_US: Final = MINUTE_US
-"""The least `maxFuture` that is proposed: clocks that are right differ by less."""
+"""The least `maxFuture` that is proposed; correct clocks differ by less."""
 
 _MIN_LATE: Final = 10
 """Fewer late events do not show an order."""
@@ -57,7 +57,7 @@ Count = Callable[[PartitionOffset], int]
 
 
 def find_mistakes(history: History) -> list[Diagnosis]:
-    """Mistakes in the options or the data, in any state of the stream."""
+    """Find mistakes in the options or the data, in any state of the stream."""
     return [
         *find_malformed_events(history),
         *_find_tombstones(history),
@@ -83,7 +83,7 @@ def _needs_times(moment: BatchRecord) -> bool:
 
 
 def _count(moment: BatchRecord, counted: Count) -> dict[Partition, int]:
-    """The counts of the partitions that have any."""
+    """Return the counts of the partitions, without zeros."""
     shares = moment.offset.partitions.items()
     return {part: count for part, share in shares if (count := counted(share))}
 
@@ -98,10 +98,10 @@ def _report_counts(
     advice: str = "",
     holds_back: bool = False,
 ) -> Diagnosis:
-    """Report the counted events; the level grows as they double.
+    """Report the counted events; the level rises each time that their number doubles.
 
-    `counted` gives the counts of earlier batches; `holds_back`: they are not few for the stream,
-    however many others there are.
+    `counted` gives the counts of earlier batches; `holds_back`: the events are many for the stream,
+    whatever their fraction.
     """
     parts, states, total = sort_by_count(counts), history[-1].states, sum(counts.values())
     events = sum(states[part].events for part in parts)
@@ -119,9 +119,9 @@ def _report_counts(
 
 
 def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
-    """A diagnosis of partitions with malformed events.
+    """Yield a diagnosis of partitions with malformed events.
 
-    `least` is the share of a partition's events from which on it is one.
+    `least` is the fraction of a partition's events from which it counts.
     """
     last, states = history[-1], history[-1].states
     counts = {p: state.malformed for p, state in states.items() if has_malformed(state, least)}
@@ -138,13 +138,13 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
         f"{malformed} of {events} events have no time that can be read "
         f"({_describe_time_options(last.settings)})",
         counted=lambda share: share.state.malformed,
-        # If most are malformed the options are wrong, which is what the kind advises on.
+        # If most events are malformed, the options are wrong, which the kind's own fix is about.
         advice="" if 2 * malformed >= events else advice,
     )
 
 
 def has_malformed(state: PartitionState, least: float = 0.0) -> bool:
-    """True if `state` has malformed events, and they are `least` of all that have a value."""
+    """True if `state` has malformed events, at least the fraction `least` of all with a value."""
     return state.malformed > 0 and state.malformed >= least * (state.events - state.tombstones)
 
 
@@ -182,7 +182,7 @@ def _describe_mute(mute: Sequence[Partition]) -> str:
 
 
 def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
-    """A diagnosis of partitions with events of early 1970, or whose last is of 2100 or later."""
+    """Yield a diagnosis of partitions with events of early 1970, or a last one of 2100 or later."""
     last, states = history[-1], history[-1].states
     if not _needs_times(last):
         return
@@ -224,9 +224,9 @@ def _describe_time_options(settings: Mapping[str, str]) -> str:
 
 
 def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
-    """A diagnosis of partitions with malformed values or keys.
+    """Yield a diagnosis of partitions with malformed values or keys.
 
-    `least` is the share of a partition's records from which on it is one.
+    `least` is the fraction of a partition's records from which it counts.
     """
     shares = history[-1].offset.partitions
     counts = {
@@ -257,11 +257,11 @@ def _count_malformed_values(share: PartitionOffset) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MalformedReason:
-    """Records of a stream whose value or key is malformed for one reason.
+    """The records of a stream with a value or key that is malformed for one reason.
 
     Attributes:
         reason: the reason, as in `malformedValues` of the progress.
-        partitions: partition -> their number, without zeros.
+        partitions: partition -> the number of its records, without zeros.
         next_step: what to do about them.
     """
 
@@ -271,7 +271,7 @@ class MalformedReason:
 
     @property
     def total(self) -> int:
-        """Their number."""
+        """The number of records in all partitions."""
         return sum(self.partitions.values())
 
 
@@ -310,7 +310,7 @@ def _find_future_events(history: History) -> Iterator[Diagnosis]:
 
 
 def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
-    """The way on after events in the future, without an option that is set so already."""
+    """Advise what to do about events in the future, without an option that is already set so."""
     if are_most:
         return (
             "most events of a partition are so: correct 'timeUnit' or 'startTime', or raise "
@@ -344,20 +344,20 @@ def is_far(moment: BatchRecord, part: Partition) -> bool:
 
 
 def count_late(state: PartitionState) -> int:
-    """The late events, without those whose times seem to be in another unit."""
+    """Count the late events, except those with times that seem to be in another unit."""
     late = state.dropped + state.adjusted + state.flagged
     return max(late - state.clues.early, 0) if state.clues.has_other_unit else late
 
 
 def _measure_ahead(moment: BatchRecord, state: PartitionState) -> int:
-    """How far the CTI is ahead of the wall clock; a task of a batch read has none."""
+    """Return how far the CTI is ahead of the wall clock; 0 for a batch read, which has none."""
     if state.cti_us is None or not moment.planned_us:
         return 0
     return max(state.cti_us - moment.planned_us, 0)
 
 
 def _measure_gap(state: PartitionState) -> int:
-    """How far the CTI is ahead of the last late event."""
+    """Return how far the CTI is ahead of the last late event."""
     behind_us = state.last_us if state.clues.behind_us is None else state.clues.behind_us
     if state.cti_us is None or state.last_us is None or behind_us is None:
         return 0
@@ -365,7 +365,7 @@ def _measure_gap(state: PartitionState) -> int:
 
 
 def _is_majority_late(state: PartitionState) -> bool:
-    """True if most events are late by far, and in order among themselves: the others are wrong."""
+    """True if most events are far too late but in order, so that the other events are wrong."""
     late, clues = count_late(state), state.clues
     are_far = clues.most_late_us > _MIN_AGREED_US
     in_order = 10 * clues.misplaced < late
@@ -373,9 +373,9 @@ def _is_majority_late(state: PartitionState) -> bool:
 
 
 def report_far_future(history: History, far: Set[Partition]) -> Iterator[Diagnosis]:
-    """A diagnosis of the partitions in `far`, those for which `is_far` is true."""
+    """Yield a diagnosis of the partitions in `far`, for which `is_far` is true."""
     last = history[-1]
-    # A last event of 2100 or later that made none late is told as an improbable time.
+    # A last event of 2100 or later that made no event late is reported as an improbable time.
     states = {
         part: state
         for part, state in last.states.items()
@@ -410,7 +410,7 @@ def _describe_ahead(moment: BatchRecord, state: PartitionState) -> str:
             f"an event {round_duration(ahead_us)} after its record's timestamp made the CTI {cti}"
         )
     if _measure_ahead(moment, state):
-        # No duration: an offset with a text that changes by itself would make a batch of its own.
+        # Give no duration: a text that changes by itself makes a new offset, and so a batch.
         return f"its CTI is {cti}, ahead of the wall clock"
     gap_us = max(_measure_gap(state), state.clues.most_late_us)
     if gap_us > 0:
@@ -419,13 +419,13 @@ def _describe_ahead(moment: BatchRecord, state: PartitionState) -> str:
 
 
 def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
-    """The way on after a clock ahead; `by_record`: the records' timestamps show it."""
+    """Advise what to do about a clock ahead; `by_record`: the records' timestamps show it."""
     if "ctiFrequency" not in settings:
         return (
             "correct the clock of the writer whose mark is ahead, and start with a new checkpoint, "
             "since a CTI never goes back"
         )
-    # By as much no CTI is ahead of its record, unless the delay is too short.
+    # With this limit no CTI is ahead of its record, unless the delay is too short.
     delay_us = parse_duration(settings.get("ctiDelay", "0 seconds"))
     limit = f"'maxFuture' = '{format_duration(max(delay_us, _MIN_FUTURE_US))}'"
     start = "correct that clock; a CTI never goes back, so start with a new checkpoint and with "
@@ -452,9 +452,9 @@ def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
 
 
 def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
-    """A diagnosis of partitions that dropped late events.
+    """Yield a diagnosis of partitions that dropped late events.
 
-    Those in `known` are left out: the cause of their late rows is known.
+    Leave out those in `known`, where the cause of late rows is known.
     """
     last, states = history[-1], history[-1].states
     dropped = _count(last, lambda share: min(share.state.dropped, count_late(share.state)))
@@ -478,7 +478,7 @@ def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Ite
 def _advise_delay(
     settings: Mapping[str, str], states: Sequence[PartitionState], condition: str
 ) -> str:
-    """The delay by which none of the events were late; empty if that is not known."""
+    """Propose the delay with which none of the events were late; empty if that is unknown."""
     most_late_us = max(state.clues.most_late_us for state in states)
     if "ctiFrequency" not in settings:
         return (
@@ -500,9 +500,9 @@ def _advise_delay(
 
 
 def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[Diagnosis]:
-    """A diagnosis of partitions that lose at least half of their events, lately or ever.
+    """Yield a diagnosis of partitions that lose at least half of their events, lately or ever.
 
-    Those in `known` are left out: the cause of their losses is known.
+    Leave out those in `known`, where the cause of the losses is known.
     """
     last = history[-1]
     parts = sorted(part for part in last.states if part not in known and _loses_rows(history, part))
@@ -548,9 +548,9 @@ def _count_lost(state: PartitionState) -> int:
 
 
 def find_short_replays(history: History) -> Iterator[Diagnosis]:
-    """Find the partitions of a bounded run whose log ends below `startingCti` or `endingCti`.
+    """Yield a diagnosis if a bounded run's log ends below `startingCti` or `endingCti`.
 
-    Where the stream has reached `endingCti` without its idle partitions, nothing is missing
+    If the stream has reached `endingCti` without its idle partitions, nothing is missing
     (semantics 7.7).
     """
     offset = history[-1].offset
@@ -579,7 +579,7 @@ def find_short_replays(history: History) -> Iterator[Diagnosis]:
 
 
 def has_reached(cti_us: int | None, instant: str) -> bool:
-    """True if a clock is at an instant, or after it."""
+    """True if a CTI is at an instant or after it."""
     return cti_us is not None and cti_us >= parse_instant(instant)
 
 

@@ -1,8 +1,8 @@
 """How reports are written: units, cuts, secrets, tables, HTML and SVG, for every command and page.
 
-All of it is for people. Names and values come from brokers and records, so a text for a terminal
-has its control characters escaped, and HTML and SVG are escaped whole; neither has scripts or
-outside references.
+Reports are for people. Names and values come from brokers and records, so text for a terminal has
+its control characters escaped, and HTML and SVG are escaped completely, without scripts or
+references to anything outside.
 """
 
 import itertools
@@ -23,11 +23,11 @@ from pyspark_timestream.core.instants import (
 )
 
 GAP: Final = "  "
-"""Between the columns of a table."""
+"""Separates the columns of a table."""
 
 _MAX_CELL: Final = 40
 _MIN_CELL: Final = 10
-"""A column is cut to no less than this, and rather left out."""
+"""A column is cut to this width at most; one that does not fit then is left out."""
 
 # -- units -----------------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ UNITS_US: Final = tuple(unit_us for unit_us, _ in _UNITS)
 
 
 def round_duration(us: int) -> str:
-    """A duration, rounded down to a unit that is easy to read.
+    """Round a duration down to a unit that is easy to read.
 
     >>> round_duration(93_600_000_001)
     '1 day'
@@ -46,7 +46,7 @@ def round_duration(us: int) -> str:
 
 
 def shorten_duration(us: int) -> str:
-    """A duration with at most one decimal and a short unit.
+    """Format a duration with at most one decimal and a short unit.
 
     >>> [shorten_duration(us) for us in (129_600_000_000, 90_000_000, 250_000, 1_500)]
     ['1.5 d', '1.5 min', '250 ms', '1.5 ms']
@@ -58,14 +58,14 @@ def shorten_duration(us: int) -> str:
 
 
 def format_time(us: int | None) -> str:
-    """An instant for people."""
+    """Format an instant for people."""
     if us is None:
         return "none"
     return f"{format_instant(us)} (final)" if us >= FINAL_US else format_instant(us)
 
 
 def format_count(number: int, what: str) -> str:
-    """A number of things.
+    """Format a number of things.
 
     >>> format_count(1, "offset"), format_count(2_000, "offset")
     ('1 offset', '2,000 offsets')
@@ -79,24 +79,24 @@ _SECRET_PART: Final = re.compile(
     "(?i:passw|pwd|secret|token|credential|cookie|private|key$|iban|ssn|cvv|pin$|card(?!inalit))"
     "|(?i:auth)(?!or(?!i[sz])|OR(?!I[SZ]))"
 )
-"""Parts of secrets' names. Of an author's name and of a cardinality they are none."""
+"""Matches parts of secrets' names, but neither `author` nor `cardinality`."""
 
 _PLAIN_KEY: Final = re.compile(
     "(?i:key|(?:foreign|partition|record|sort)[ _-]?key|primary[ _-]key)"
 )
-"""Keys that say which record it is. Cloud services call a secret of theirs `primaryKey`."""
+"""Matches keys that identify a record. Cloud services call one of their secrets `primaryKey`."""
 
 _SECRET_KEY: Final = frozenset(
     ("api", "access", "account", "encryption", "license", "master", "session", "shared", "signing",
      "ssh", "storage", "subscription", "webhook")
 )  # fmt: skip
-"""Words before "key" or "keys" that make it a secret anywhere in a name."""
+"""A word before "key" or "keys" that makes a secret of it anywhere in a name."""
 
 _NAME_WORD: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def split_name(name: str) -> list[str]:
-    """The words of a name, in lower case.
+    """Split a name into its words, in lower case.
 
     >>> split_name("URLOfEvent_time")
     ['url', 'of', 'event', 'time']
@@ -105,7 +105,7 @@ def split_name(name: str) -> list[str]:
 
 
 def suggests_secret(name: str) -> bool:
-    """Check whether the name of a field or header suggests that it holds a secret.
+    """Return whether the name of a field or header suggests that it holds a secret.
 
     >>> [suggests_secret(each) for each in ("apiKey", "db_password", "primary_key", "author")]
     [True, True, False, False]
@@ -127,7 +127,7 @@ def suggests_secret(name: str) -> bool:
 
 
 def hides_secret(text: str) -> bool:
-    """Check for JSON in a text that has a field which suggests a secret."""
+    """Return whether a text has JSON with a field whose name suggests a secret."""
     if text.lstrip()[:1] not in ("{", "["):
         return False
     try:
@@ -154,17 +154,17 @@ def escape_controls(line: str) -> str:
 
 
 def join_sections(sections: Sequence[Sequence[str]]) -> str:
-    """The text of sections of lines, with a blank line between them; empty ones are left out."""
+    """Join sections of lines with a blank line between them; leave out empty ones."""
     return "\n\n".join("\n".join(map(escape_controls, lines)) for lines in sections if lines)
 
 
 def cut_text(text: str, size: int) -> str:
-    """A text of at most so many characters, with dots where it is cut."""
+    """Cut a text to at most `size` characters, and put dots where it is cut."""
     return text if len(text) <= size else f"{text[: max(size - 3, 0)]}..."[:size]
 
 
 def align(rows: Sequence[Sequence[str]], to_right: bool = False) -> list[str]:
-    """Lay cells out in columns as wide as they need; `to_right`: all columns but the first."""
+    """Lay out cells in columns as wide as necessary; `to_right`: align all but the first right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         GAP.join(
@@ -176,7 +176,7 @@ def align(rows: Sequence[Sequence[str]], to_right: bool = False) -> list[str]:
 
 
 def align_within(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Lay cells out in columns; those that would pass the width are cut, or left out and named."""
+    """Lay out cells in columns within `width`; cut some, or leave columns out and name them."""
     cells = [[escape_controls(cell) for cell in row] for row in rows]
     widths: list[int] = []
     for column in zip(*cells, strict=True):
@@ -199,13 +199,13 @@ def align_within(rows: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 def paragraph(lines: Sequence[str], title: str = "") -> str:
-    """Lines of text as a paragraph, below a bold title."""
+    """Format lines of text as a paragraph below a bold title."""
     bold = [f"<b>{escape(title)}</b>"] if title else []
     return "<p>" + "<br/>".join([*bold, *(escape(line.strip()) for line in lines)]) + "</p>"
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table with these columns."""
+    """Format a table with these columns."""
 
     def fill(tag: str, cells: Sequence[str]) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
@@ -215,7 +215,7 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def svg(tag: str, text: str = "", *children: str, **attributes: object) -> str:
-    """An element of a picture; `_` in the name of an attribute stands for `-`.
+    """Format an element of a picture; `_` in the name of an attribute stands for `-`.
 
     >>> svg("text", "a & b", text_anchor="end", x=4)
     '<text text-anchor="end" x="4">a &amp; b</text>'
@@ -227,19 +227,19 @@ def svg(tag: str, text: str = "", *children: str, **attributes: object) -> str:
 
 
 class Axis:
-    """Application time to pixels: the earliest instant a little inside, the latest at the end."""
+    """Maps application time to pixels: the earliest instant a bit inside, the latest at the end."""
 
     def __init__(self, first_us: int, last_us: int, left: int, width: int) -> None:
         self._first_us, self._last_us, self._left, self._width = first_us, last_us, left, width
 
     def at(self, us: int) -> float:
-        """The x of an instant."""
+        """Return the x of an instant."""
         length_us = self._last_us - self._first_us
         fraction = (us - self._first_us) / length_us if length_us else 1.0
         return round(self._left + self._width * (0.05 + 0.95 * min(max(fraction, 0.0), 1.0)), 1)
 
     def draw_labels(self, y: int) -> str:
-        """The instants at its ends."""
+        """Draw the instants at both ends."""
         right = self._left + self._width
         return svg("text", format_time(self._first_us), x=self._left, y=y) + svg(
             "text", format_time(self._last_us), x=right, y=y, text_anchor="end"

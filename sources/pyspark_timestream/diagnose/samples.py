@@ -1,8 +1,8 @@
-"""Descriptions of sample records, which add the field and an example value to a warning.
+"""Describes sample records, so that a warning has a field's name and an example value.
 
-A description quotes the beginning of one value, of one that cannot be parsed also its end: at most
-half of it and at most twelve characters, and nothing of a field whose name suggests a secret. Logs
-have more readers than topics.
+A description quotes the beginning of one value, and also the end if it cannot be parsed: at most
+half of it and at most twelve characters, and nothing if a field's name suggests a secret, because
+logs have more readers than topics.
 """
 
 import json
@@ -73,11 +73,11 @@ _TEXT_FORMS: Final = (
 
 
 class ValueForm(NamedTuple):
-    """What a value is that is not a JSON object.
+    """The form of a value that is not a JSON object.
 
     Attributes:
-        name: in words; empty if nothing better is known.
-        is_near: it is nearly one, or holds some.
+        name: the form in words; empty if nothing better is known.
+        is_near: True if it is nearly a JSON object, or contains some.
     """
 
     name: str
@@ -85,7 +85,7 @@ class ValueForm(NamedTuple):
 
 
 def name_value_form(value: bytes | None) -> ValueForm:
-    """Name what a value is that is not a JSON object."""
+    """Name the form of a value that is not a JSON object."""
     if value is None:
         return ValueForm("a tombstone: it is null")
     if not value.strip():
@@ -122,7 +122,7 @@ def _name_json(found: Any) -> ValueForm:
 
 
 def _name_broken(text: str, error: ValueError) -> ValueForm:
-    """Name a text that is not JSON."""
+    """Name the form of a text that is not JSON."""
     at = error.pos if isinstance(error, json.JSONDecodeError) else 0
     if at == 0 or text.lstrip()[:1] not in ("{", "["):
         is_xml = text.lstrip().startswith("<")
@@ -137,7 +137,7 @@ def _name_broken(text: str, error: ValueError) -> ValueForm:
 
 
 def name_time_form(value: Any) -> str:
-    """Name the form of a value that is not a readable time; empty if nothing is known."""
+    """Name the form of a value that is not a readable time; empty if it is unknown."""
     if isinstance(value, dict):
         for fields, name in (
             ({"$date"}, "MongoDB's extended JSON"),
@@ -159,16 +159,16 @@ def name_time_form(value: Any) -> str:
 
 _MAX_SHOWN_CHARS: Final = 12
 _MIN_SHOWN_CHARS: Final = 6
-"""With fewer characters to show, they are all of the beginning."""
+"""A description that may show fewer characters shows only the beginning of the value."""
 
 _MAX_NAMES: Final = 8
-"""Maximum number of field or header names in a list."""
+"""A list has at most this many names of fields or headers."""
 
 _SHOWN_BYTES: Final = 6
-"""Bytes shown of a payload without its frame."""
+"""A payload without its frame shows this many bytes."""
 
 _MAX_DEPTH: Final = 4
-"""Fields are looked for elsewhere down to this depth."""
+"""Fields are searched for elsewhere down to this depth."""
 
 _MAX_PATH_CHARS: Final = 80
 
@@ -176,7 +176,7 @@ PROBABLE_US: Final = (
     parse_instant("1990-01-01T00:00:00Z"),
     parse_instant("2100-01-01T00:00:00Z"),
 )
-"""The instants that a number is taken for a time of: from the first until before the second."""
+"""A number is taken for a time if that is in this range, without its end."""
 
 _DIGITS: Final = re.compile(r"\s*([+-]?[0-9]{1,19})\s*", re.ASCII)
 _WORD: Final = re.compile(r"[\w-]+")
@@ -211,7 +211,7 @@ def describe_malformed(options: KafkaOptions, block: RecordBlock) -> str:
 
 
 def describe_unit(options: KafkaOptions, block: RecordBlock) -> str:
-    """Suggest the unit of the last time of `block` that another unit makes plausible.
+    """Suggest a unit for the last time of `block` that another unit would make plausible.
 
     Empty if there is none.
     """
@@ -229,14 +229,14 @@ def describe_unit(options: KafkaOptions, block: RecordBlock) -> str:
 
 
 def has_field_timestamp(block: RecordBlock) -> bool:
-    """Check whether a value of `block` has a field named as the record's timestamp."""
+    """Return whether a value of `block` has a field with the name of the record's timestamp."""
     values = [] if block.values is None else block.values.to_pylist()
     names = (name for value in values for name in parse_object(value) or ())
     return any(name.lower() == "timestamp" for name in names)
 
 
 def describe_values(projection: Projection, block: RecordBlock) -> str:
-    """Describe the fields whose type a value of `block` does not match; empty if none."""
+    """Describe the fields with a type that a value of `block` does not match; empty if none."""
     values = block.values
     if values is None or not len(values):
         return ""
@@ -252,7 +252,7 @@ def describe_values(projection: Projection, block: RecordBlock) -> str:
 def _describe_misfits(
     fields: pa.Schema, values: pa.Array, objects: Sequence[dict[str, Any] | None]
 ) -> Iterator[str]:
-    """Describe each of `fields` that does not match in one of the values that are objects."""
+    """Describe each of `fields` that does not fit one of the values that are objects."""
     whole = np.array([read is not None for read in objects])
     for field in fields:
         wrong = parse_json(RequestedFields(pa.schema([field])), values).malformed & whole
@@ -273,7 +273,7 @@ def _describe_misfits(
 def _describe(
     option: str, source: TimeFrom, options: KafkaOptions, block: RecordBlock, row: int
 ) -> str:
-    """Describe the content of `source` in a record without a readable time, or edge, there."""
+    """Describe what `source` holds in a record that has no readable time, or edge, there."""
     problem, value = _find_value(source, block, row)
     if problem:
         return problem
@@ -287,7 +287,7 @@ def _describe(
 
 
 def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, Any]:
-    """Return why nothing is at `source`, or an empty text, and the value."""
+    """Return why there is nothing at `source`, empty if there is something, and the value."""
     if source.kind == "timestamp":
         return "the record has no timestamp", None
     if source.kind == "header":
@@ -315,7 +315,7 @@ def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, An
 
 
 def _compare(source: TimeFrom, block: RecordBlock) -> str:
-    """Say whether others have the field that one value lacks."""
+    """Say whether other records have the field that this one lacks."""
     values = [] if block.values is None else block.values.to_pylist()
     read = [parse_object(value) for value in values]
     has = sum(descend(each, source.path).depth == len(source.path) for each in read if each)
@@ -323,13 +323,13 @@ def _compare(source: TimeFrom, block: RecordBlock) -> str:
 
 
 def _describe_parent(read: dict[str, Any] | None, path: Path) -> str:
-    """Describe the value at `path`, where an object was expected."""
+    """Describe the value at `path`, which should be an object."""
     name = format_path(path)
     return f"one value in '{name}' is {_summarize(name, descend(read, path).value)}, not an object"
 
 
 def _describe_absence(read: dict[str, Any], path: Path, depth: int) -> str:
-    """Describe that the object at the first `depth` names of `path` lacks the next one."""
+    """Describe that the object at the first `depth` names of `path` lacks the next name."""
     absent = f"there is no field '{format_path(path)}'"
     elsewhere = _find_elsewhere(read, path)
     if elsewhere is not None:
@@ -341,7 +341,7 @@ def _describe_absence(read: dict[str, Any], path: Path, depth: int) -> str:
 
 
 def _find_elsewhere(read: dict[str, Any], path: Path) -> str | None:
-    """Find the path of a field with the last name of `path`, or with all of `path` as its name."""
+    """Find the path of a field named like the last name of `path`, or like all of it."""
     wanted = {path[-1], ".".join(path)}
     level: list[tuple[Path, dict[str, Any]]] = [((), read)]
     for _ in range(_MAX_DEPTH):
@@ -372,7 +372,7 @@ def _describe_non_object(value: bytes) -> str:
     if value[:1] == b"\0":
         return "the values are not JSON: they begin with a zero byte, as those of a schema registry"
     text = value.decode(errors="replace")
-    # Fields of any name may be at the beginning and at the end.
+    # Its beginning and its end may belong to any field, so no name in it may suggest a secret.
     secret = next(filter(suggests_secret, _WORD.findall(text)), "")
     shown = _summarize(secret, text, has_end=True)
     return f"one value is not a JSON object, but {shown}: {name_value_form(value).name}"
@@ -389,7 +389,7 @@ def _list_names(what: str, things: Sequence[dict[str, Any]], key: str) -> str:
 def _summarize(name: str, value: Any, has_end: bool = False) -> str:
     """Describe a value by its type and beginning; a possible secret only by its type.
 
-    With `has_end` its end is shown too, where both together are at most half of it.
+    With `has_end` show the end too, if both together are at most half of the value.
     """
     if value is None:
         return "null"
@@ -421,7 +421,7 @@ def _is_printable(text: str) -> bool:
 
 
 def _to_number(value: Any) -> int | float | None:
-    """Return the number that a value is, or that its digits spell."""
+    """Return the number that a value is, or that its digits spell, else None."""
     digits = _DIGITS.fullmatch(value) if isinstance(value, str) else None
     if digits is not None:
         return int(digits[1])
@@ -457,7 +457,7 @@ def _suggest_unit(unit: str, value: Any) -> str:
 def describe_payloads(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> str:
-    """Describe why most malformed values, or else keys, of `block` are so; empty if none is."""
+    """Describe why most malformed values, or else keys, of `block` are malformed; empty without."""
     payload = read_payload(options, projection, block)
     for rules, payloads, decoded in (
         (options.value_rules, block.values, payload.values),

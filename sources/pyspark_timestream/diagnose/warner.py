@@ -53,15 +53,15 @@ T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
 _SAMPLE_RECORDS: Final = 100
-"""How many of a partition's newest records are examined for an example."""
+"""Examine at most this many of a partition's newest records for an example."""
 
 _MAX_SAMPLE_WAIT_MS: Final = 5_000
 _MIN_UPDATE_INTERVAL_US: Final = 1_000_000
-"""Between batches only time can add a diagnosis, so this is often enough."""
+"""Update this often at most between batches, when only time can add a diagnosis."""
 
 
 DescribeBlock = Callable[[KafkaOptions, Projection | None, RecordBlock], str]
-"""Describes a mistake that a block of records shows; empty if it shows none."""
+"""Describes a mistake in a block of records; empty if it shows none."""
 
 
 class Warner:
@@ -69,8 +69,8 @@ class Warner:
 
     Args:
         options: the query's options.
-        projection: the columns that it wants; None if not known.
-        reader: creates the reader of a few sample records.
+        projection: the columns that the query requests; None if unknown.
+        reader: creates a reader for a few sample records.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Warner:
         Args:
             previous: the last batch, with the warnings up to it.
             now: the stream's positions and clocks after it.
-            log_ends: the ends up to which records can be read.
+            log_ends: for each partition the end up to which records can be read.
             now_us: the wall clock.
             found_before: diagnoses about the batch `previous` itself.
         """
@@ -130,7 +130,7 @@ class Warner:
             *find_recent_mistakes(self._recent, now),
             *find_warnings(here, now_us),
             *find_short_replays(here),
-            # The start at the end holds until something is read.
+            # The warning of a start at the end of the log holds until something is read.
             *([] if read else _recall_start_at_end(previous)),
             *self._find_uncounted(read, previous, now),
             *self._of_options,
@@ -150,8 +150,8 @@ class Warner:
     ) -> list[Diagnosis]:
         """Examine a sample of a partition that was read without counting, once per run.
 
-        Records are not counted when several tasks read one partition, or when the group is
-        forbidden and the clocks do not need it.
+        Records are not counted if several tasks read one partition, or if the group is forbidden and
+        the clocks do not need the records.
         """
         if self._sampled is None:
             before, after = previous.partitions, now.partitions
@@ -162,7 +162,7 @@ class Warner:
         return self._sampled or []
 
     def _find_two_timestamps(self, read: list[Partition], now: StreamOffset) -> list[Diagnosis]:
-        """Look once a run whether values have a field `timestamp` too, which is not read."""
+        """Check once per run whether values also have a field `timestamp`, which is not read."""
         if not self._options.start_time.given or self._options.value_format != "json":
             return []
         counted = [part for part, share in now.partitions.items() if share.state.events]
@@ -192,9 +192,9 @@ class Warner:
         return [replace(each, scope="of its newest records") for each in found]
 
     def _adapt(self, diagnosis: Diagnosis, bounded: bool) -> Diagnosis | None:
-        """A diagnosis with what the options say that offsets do not have; None: no warning.
+        """Adapt a diagnosis to options that offsets do not contain; None: give no warning.
 
-        An idle partition is one if it may delay results for longer than the options allow.
+        An idle partition is one only if it may delay results for longer than the options allow.
         """
         has_timeout = self._options.idle_timeout_us is not None
         if diagnosis.kind is not Kind.IDLE_PARTITION:
@@ -205,7 +205,7 @@ class Warner:
         return replace(diagnosis, advice=advice)
 
     def _get_detail(self, diagnosis: Diagnosis, now: StreamOffset) -> str:
-        """Describe `diagnosis` by a partition's newest records, if they can be read."""
+        """Describe `diagnosis` by the partition's newest records, if they can be read."""
         describe = _DESCRIPTIONS.get(diagnosis.kind)
         if describe is None or not diagnosis.partitions:
             return ""
@@ -226,7 +226,7 @@ class Warner:
     def _try(
         self, look: Callable[[Partition, StreamOffset], T], part: Partition, now: StreamOffset
     ) -> T | None:
-        """Call `look`; unexpected records or broker errors must not fail the query."""
+        """Call `look`; unexpected records and broker errors must not fail the query."""
         try:
             return look(part, now)
         except Exception:
@@ -250,7 +250,7 @@ class Warner:
 
 
 def _choose_example(diagnosis: Diagnosis, now: StreamOffset) -> tuple[Partition, int | None]:
-    """The partition to look at, and the offset of a malformed record where a task noted one."""
+    """Return the partition to sample, and the offset of a malformed record if a task noted one."""
     for part in sorted(diagnosis.partitions):
         if part in now.partitions:
             noted = now.partitions[part].malformed_values
@@ -284,7 +284,7 @@ def _describe_values(
 
 
 def _is_plain_json(options: KafkaOptions) -> bool:
-    """True if values are texts, as far as their fields are read."""
+    """True if fields are read from values that are text."""
     return options.value_format in ("binary", "json") and options.value_rules.framing == "none"
 
 
@@ -309,8 +309,8 @@ def warn_about_read(
 
     Args:
         options: the options of the read.
-        projection: the columns that it wants.
-        reader: creates the reader of a few sample records.
+        projection: the columns that the read requests.
+        reader: creates a reader for a few sample records.
         ended: partition -> its end offset, the clock there, and its malformed values and keys.
     """
     shares = {
@@ -319,7 +319,7 @@ def warn_about_read(
     }
     blank = StreamOffset("", options.settings(), 1, {})
     now = replace(blank, partitions=shares)
-    # The end of a part is not that of its partition.
+    # If partitions are cut into parts, the end of a part is not that of its partition.
     read = () if options.is_cut else (BatchRecord(0, replace(now, bounded=True)),)
     short = find_short_replays(read) if read else ()
     log_new_warnings((), Warner(options, projection, reader).update(blank, now, {}, 0, short))
@@ -332,7 +332,7 @@ def log_new_warnings(before: Warnings, after: Warnings) -> None:
 
 
 def _find_unused_unit(options: KafkaOptions) -> Iterator[Diagnosis]:
-    """A diagnosis of a `timeUnit` beside times whose unit is in the schema."""
+    """Yield a diagnosis of a `timeUnit` without effect, because the schema gives the unit."""
     fields = find_unused_unit(options)
     if fields:
         listed = " and ".join(f"'{name}'" for name in fields)
@@ -344,7 +344,7 @@ def _find_unused_unit(options: KafkaOptions) -> Iterator[Diagnosis]:
 
 
 def find_improbable_bounds(options: KafkaOptions) -> list[Diagnosis]:
-    """Diagnose the first of the starting and ending timestamps that is in another unit."""
+    """Diagnose the first starting or ending timestamp that is in another unit."""
     for name, given in (
         ("startingTimestamp", options.starting_timestamp_ms),
         ("startingOffsetsByTimestamp", options.starting_timestamps_ms),
@@ -374,8 +374,8 @@ class RecentCounts:
     """The recent counts of a run.
 
     Attributes:
-        since: each partition at the start of its present count.
-        counts: each partition that had enough events, with the counts of the last ones only.
+        since: each partition as it was when its present count began.
+        counts: each partition that has had enough events, with the counts of only the last ones.
     """
 
     since: Shares = field(default_factory=dict)
@@ -383,10 +383,10 @@ class RecentCounts:
 
 
 def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCounts:
-    """`recent` after a batch.
+    """Return `recent` after a batch.
 
     Args:
-        recent: up to the batch.
+        recent: the counts before the batch.
         before: the partitions at the batch's start.
         now: the partitions after it.
     """
@@ -395,7 +395,7 @@ def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCo
         began = recent.since.get(part) or before.get(part) or _NOTHING
         more = _subtract_counts(began, share)
         is_enough = more.state.events >= _MIN_EVENTS
-        # A recreated partition has counted less.
+        # A recreated partition begins to count again, so its difference is negative.
         since[part] = share if is_enough or more.state.events < 0 else began
         if is_enough or part in recent.counts:
             counts[part] = more if is_enough else recent.counts[part]
@@ -403,7 +403,7 @@ def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCo
 
 
 def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagnosis]:
-    """The mistakes that the last events of the stream at `now` show, whatever came before."""
+    """Find the mistakes that the last events of the stream at `now` show, whatever came before."""
     last, whole = BatchRecord(0, replace(now, partitions=recent.counts)), BatchRecord(0, now)
     found = [*find_malformed_events((last,), MOST), *find_malformed_values((last,), MOST)]
     ever = [*find_malformed_events((whole,)), *find_malformed_values((whole,))]
@@ -412,7 +412,7 @@ def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagno
 
 
 def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> PartitionOffset:
-    """`after` with only the counts since `before`."""
+    """Return `after` with only the counts since `before`."""
     state = replace(
         after.state,
         events=after.state.events - before.state.events,
