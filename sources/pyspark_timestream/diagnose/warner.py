@@ -150,8 +150,8 @@ class Warner:
     ) -> list[Diagnosis]:
         """Examine a sample of a partition that was read without counting, once per run.
 
-        Records are not counted if several tasks read one partition, or if the group is forbidden and
-        the clocks do not need the records.
+        Records are not counted if several tasks read one partition, or if the group is forbidden
+        and the clocks do not need the records.
         """
         if self._sampled is None:
             before, after = previous.partitions, now.partitions

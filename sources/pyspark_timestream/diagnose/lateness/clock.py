@@ -1,20 +1,17 @@
 """A partition's clock by each of several delays: which events are late, how long others wait.
 
-A count of waits has the same size however many waits are in it. Waits below 128 ms have a class
-each; above, each doubling is divided into 128 classes, so a quantile is at most 0.8 % too high. The
-greatest wait is exact.
-
-`advance` is a fold over blocks of consecutive records. It runs the rules of a query as they are, so
+`advance` is a fold over blocks of consecutive records that runs the rules of a query unchanged. So
 an event is late here exactly if it is late in a query with this delay that begins at the same
-records, however the records are divided into blocks.
+records, however these are divided into blocks. Each block is decoded once for all delays.
 
-An event that is not late *waits* from its own record to the one right after which a CTI of the
-partition is greater than its time: from then on nothing before it, and nothing at its time, can
-still come. Its wait is the difference of these records' timestamps, and 0 where it is negative.
-Waits need memory for every event that still waits, so they may be measured on each N-th record
-alone; late events are always counted on all.
+An event that is not late *waits* from its own record to the one right after which a CTI of its
+partition exceeds its time: from then on no event at or before its time can come. Its wait is the
+difference of the two records' timestamps, or 0 if that is negative. Every waiting event takes
+memory, so waits may be measured only on each N-th record; late events are counted on all.
 
-Each block is decoded once, whatever the number of delays.
+Waits are counted in classes, so any number takes the same memory. Waits below 128 ms have a class
+each; above, each doubling has 128 classes, so a quantile is at most 0.8 % too high. The greatest
+wait is exact.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +39,7 @@ from pyspark_timestream.rules.step import TimeRules, spread_ctis, step
 
 _BITS: Final = 7
 _FIRST: Final = 1 << _BITS
-"""The number of classes that hold one millisecond each, and of those in each doubling above."""
+"""The number of one-millisecond classes, and of the classes in each doubling above them."""
 
 _CLASSES: Final = (64 - _BITS) * _FIRST
 
@@ -53,11 +50,11 @@ def _no_counts() -> Instants:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """A number of waits.
+    """Counts of waits.
 
     Attributes:
-        counts: how many are in each class.
-        greatest_ms: the greatest of them; None without any.
+        counts: the number of waits in each class.
+        greatest_ms: the greatest wait; None without any.
     """
 
     counts: Instants = field(default_factory=_no_counts)
@@ -79,9 +76,9 @@ class Waits:
         return int(self.counts.sum())
 
     def find_quantile(self, share: float) -> int | None:
-        """Return the least wait, in ms, that at least this share of all waits does not pass.
+        """Return the least wait, in ms, that at least this share of all waits does not exceed.
 
-        It is rounded up within its class. None without any wait.
+        It is rounded up within its class. None without waits.
         """
         if self.greatest_ms is None:
             return None
@@ -92,7 +89,7 @@ class Waits:
 
 def _find_classes(ms: Instants) -> Instants:
     doublings = np.maximum(np.frexp(ms.astype(np.float64))[1] - 1 - _BITS, 0).astype(np.int64)
-    # A number just below a power of two may be rounded up to it.
+    # The logarithm of a number just below a power of two may be rounded up to the next.
     doublings -= (ms >> doublings) < np.where(doublings > 0, _FIRST, 0)
     classes: Instants = doublings * _FIRST + (ms >> doublings)
     return classes
@@ -118,9 +115,9 @@ class Block(NamedTuple):
     Attributes:
         events: the records as events.
         marks: the marks of writers among them.
-        times: n instants: the times that they are judged by.
+        times: n instants: the times that decide whether they are late.
         record_us: n instants: the records' timestamps, NEVER where there is none.
-        sampled: n booleans: a well-formed event whose wait is measured.
+        sampled: n booleans: the event is well-formed and its wait is measured.
     """
 
     events: Events
@@ -140,11 +137,11 @@ class _Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DelayClock:
-    """A partition's clock by one delay, and what it has seen.
+    """A partition's clock by one delay, and its measurements.
 
     Attributes:
         state: the partition's state; its counter `flagged` is the number of late events.
-        most_late_us: how far the CTI was past the time of a late event, at most; None without any.
+        most_late_us: the most that the CTI was past the time of a late event; None without any.
         waits: the waits of measured events that a CTI has passed.
         waiting: the measured events that no CTI has passed yet.
         record_us: the last record's timestamp; None before the first, or if it has none.
@@ -157,7 +154,7 @@ class DelayClock:
     record_us: int | None = None
 
     def count_waiting(self) -> int:
-        """Count the measured events that no CTI has passed."""
+        """Count the measured events that no CTI has passed yet."""
         return sum(len(each.times) for each in self.waiting)
 
 
@@ -170,8 +167,8 @@ def make_block(
         events: n records as events.
         marks: the marks among them.
         record_us: n instants: the records' timestamps, NEVER where there is none.
-        first: how many records of the partition came before.
-        sampled_every: waits are measured of the partition's records 0, N, 2 N and so on.
+        first: the number of the partition's records before these.
+        sampled_every: waits are measured on the partition's records 0, N, 2 N and so on.
     """
     times, well_formed, _ = check_times(events)
     sampled = well_formed
@@ -213,16 +210,16 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
 
 
 def _find_stamps(index: Instants, record_us: Instants, before_us: int) -> Instants:
-    """Find the timestamp of the record that each CTI comes right after."""
+    """Return for each CTI the timestamp of the record that it directly follows."""
     return np.concatenate(([before_us], record_us))[index + 1]
 
 
 def _release(
     waiting: tuple[_Waiting, ...], ctis_us: Instants, stamps_us: Instants
 ) -> tuple[tuple[_Waiting, ...], Instants]:
-    """Return the events that still wait after these CTIs, and the waits, in ms, of the others.
+    """Return the events that still wait after these CTIs, and the waits of the others in ms.
 
-    An event waits only if it was not late, so that every CTI above its time came after it.
+    Only events that are not late wait, so every CTI above an event's time came after the event.
     """
     if not len(ctis_us):
         return waiting, _NOTHING
@@ -244,7 +241,7 @@ def _release(
 
 
 _MAX_SAMPLED: Final = 500_000
-"""Events whose waits are measured, about: by each delay some of them wait at the same time."""
+"""Measure the waits of about this many events, since by each delay some wait at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +250,7 @@ class FollowedPartition:
 
     Attributes:
         clocks: its clock by each delay.
-        records: how many records there were.
+        records: the number of these records.
         first_us: the least of their timestamps; None if none has one.
         last_us: the greatest.
     """
@@ -267,7 +264,7 @@ class FollowedPartition:
 def choose_sampling(offsets: int) -> int:
     """Return N such that the waits of each N-th record are measured.
 
-    It is odd, so that it meets all phases of what alternates, such as two producers.
+    N is odd, so that the sample includes all phases of what alternates, such as two producers.
 
     >>> choose_sampling(999_999), choose_sampling(1_000_000), choose_sampling(100_000_000)
     (1, 3, 201)
@@ -289,12 +286,12 @@ def follow_partition(
     """Follow a partition from its first block to its last.
 
     Args:
-        options: the options of a query; its delay and policy do not count.
+        options: the options of a query; its delay and policy have no effect.
         delays_us: the delays.
         sampled_every: waits are measured on each N-th record.
         blocks: consecutive records, with the columns of `list_columns`.
     """
-    # Flagged events are counted apart from all others; no policy moves a clock (semantics 2.5).
+    # Only late events are flagged, so they can be counted; no policy moves a clock (semantics 2.5).
     rules = [
         replace(options.rules, delay_us=each, policy=KEEP_ALL, time_window=False)
         for each in delays_us
@@ -321,7 +318,7 @@ def follow_partition(
 
 
 def _widen(found: FollowedPartition, stamps_us: Instants) -> tuple[int | None, int | None]:
-    """Return the least and the greatest timestamp with those of another block."""
+    """Return the least and the greatest timestamp, including those of another block."""
     if not len(stamps_us):
         return found.first_us, found.last_us
     first_us, last_us = int(stamps_us.min()), int(stamps_us.max())

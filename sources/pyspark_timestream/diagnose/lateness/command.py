@@ -1,4 +1,4 @@
-"""The command `lateness`: counts the late rows of a topic by delay, and says which to choose."""
+"""The command `lateness`: counts a topic's late rows by delay, and recommends a delay."""
 
 import argparse
 import json
@@ -35,19 +35,19 @@ _TIME_OPTIONS: Final = (
     *("startTime", "endTime", "edge", "eventShape", "timeUnit", "maxFuture"),
     *("ctiHeader", "writerFrom", "writers", "writerGrace", "writerTimeout", "ctiFrequency"),
 )
-"""Options beside `ctiDelay` on which the counts depend, and which a stream needs as well."""
+"""Options other than `ctiDelay` that affect the counts, so that the stream needs them too."""
 
 
 def format_report(
     report: Lateness, options: Mapping[str, str], width: int, *, all_delays: bool
 ) -> str:
-    """Write a report for a terminal of this width.
+    """Format a report for a terminal.
 
     Args:
         report: the results.
-        options: the stream's options, by the names that they are declared with.
-        width: in characters.
-        all_delays: show each delay; else none beyond the first without late rows.
+        options: the stream's options, by their declared names.
+        width: the terminal's width in characters.
+        all_delays: show each delay; else none after the first without late rows.
     """
     shown = list(report.delays) if all_delays else _select_informative(report.delays)
     sections = [
@@ -61,7 +61,7 @@ def format_report(
 
 
 def to_json(report: Lateness) -> str:
-    """Write report as one JSON object; durations are in microseconds."""
+    """Format a report as one JSON object; durations are in microseconds."""
     rows = []
     for row, each in zip(_list_rows(report), report.delays, strict=True):
         rows.append({"delay": _format_delay(each), **row})
@@ -140,12 +140,12 @@ def _describe_delay(report: Lateness, each: DelayResult) -> list[str]:
 
 
 def _draw_bar(late: int, most: int, longest: int) -> str:
-    """Draw at least one sign where there is a late row."""
+    """Draw a bar with at least one character if there is a late row."""
     return "#" * max(round(longest * late / most), 1) if late else ""
 
 
 def _format_partitions(shown: Sequence[DelayResult], width: int) -> list[str]:
-    """List the late rows of each partition, those with most of them first."""
+    """Format the late rows of each partition, those with the most first."""
     first = shown[0].partitions
     if len(first) < 2:
         return []
@@ -175,7 +175,7 @@ def _format_remarks(report: Lateness, options: Mapping[str, str]) -> list[str]:
     largest_us = report.largest_lateness_us
     if largest_us:
         behind = f"The latest event was {shorten_duration(largest_us)} behind"
-        # Marks may make an event late whatever the delay is.
+        # Marks may make an event late with any delay.
         if "ctiHeader" not in options:
             behind += (
                 f": with ctiDelay = {format_duration(largest_us)} no row of what was read would "
@@ -226,7 +226,7 @@ def _format_short_delay(found: DelayResult) -> str:
 
 
 def _format_share(share: float) -> str:
-    """Write a share in per cent; never as 0 or 100 if it is neither."""
+    """Format a share in per cent; never as 0 or 100 if it is neither."""
     percent = 100 * share
     if 0 < percent < 0.01:
         return "<0.01 %"

@@ -1,7 +1,7 @@
 """The function `measure_lateness`: reads a topic once, and says what each delay would do.
 
-The records are those of a batch read with the same options; nothing is committed to a group, and
-Spark is not needed.
+It reads the same records as a batch read with the same options, commits nothing to a group, and
+does not need Spark.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ LADDER_US: Final = tuple(
         ),
     )
 )
-"""The delays that are tried unless the user names some; fixed, so that one pass is enough."""
+"""The delays to try unless the user names some; they are fixed, so that one pass is enough."""
 
 if TYPE_CHECKING:
     from pyspark_timestream.kafka.client.broker import Broker
@@ -54,7 +54,7 @@ _MAX_DELAYS: Final = 50
 
 
 def parse_delays(texts: Sequence[str]) -> tuple[int, ...]:
-    """Return the delays in microseconds, in order, each once, with 0 in front.
+    """Return the distinct delays in microseconds, in increasing order, beginning with 0.
 
     Raises:
         OptionError: there is none, one cannot be read or is negative, or there are more than 50.
@@ -81,7 +81,7 @@ def parse_delays(texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def parse_last(text: str) -> int:
-    """Return how much of a topic is read, in microseconds.
+    """Return how much of a topic to read, in microseconds.
 
     Raises:
         OptionError: the text is not a duration above 0.
@@ -103,7 +103,7 @@ def _parse(option: str, text: str, accepts: str) -> int:
 
 
 _FEW: Final = 0.001
-"""The share of late events of the second recommendation."""
+"""The second recommendation allows a smaller share of late events than this."""
 
 _DURATION: Final = pa.duration("us")
 _US_PER_MS: Final = 1_000
@@ -115,10 +115,10 @@ class DelayResult:
 
     Attributes:
         delay_us: the delay.
-        partitions: the state of each at the end of the read; its late events are flagged.
-        most_late_us: how far the CTI was past the time of a late event, at most; None without any.
+        partitions: each one's state at the end of the read; its late events are flagged.
+        most_late_us: the most that the CTI was past the time of a late event; None without any.
         waits: the waits of the measured events that a CTI passed.
-        waiting: how many of the measured events no CTI passed by the end.
+        waiting: the number of measured events that no CTI had passed at the end.
     """
 
     delay_us: int
@@ -129,7 +129,7 @@ class DelayResult:
 
     @property
     def events(self) -> int:
-        """The number of events, malformed ones included."""
+        """The number of events, including malformed ones."""
         return sum(state.events for state in self.partitions.values())
 
     @property
@@ -144,11 +144,11 @@ class DelayResult:
 
     @property
     def late_share(self) -> float:
-        """Late events among all, from 0 to 1."""
+        """The share of late events, from 0 to 1."""
         return self.late / self.events if self.events else 0.0
 
     def add(self, partition: Partition, clock: DelayClock) -> "DelayResult":
-        """Add a partition, read to its end."""
+        """Return the result with another partition, read to its end."""
         late = [each for each in (self.most_late_us, clock.most_late_us) if each is not None]
         return replace(
             self,
@@ -181,7 +181,7 @@ class Lateness:
 
     @property
     def largest_lateness_us(self) -> int:
-        """How far an event was behind the CTI without any delay, at most; 0 without late events."""
+        """The most that an event was behind the CTI without any delay; 0 without late events."""
         return self.delays[0].most_late_us or 0
 
     def find_lossless(self) -> DelayResult | None:
@@ -189,7 +189,7 @@ class Lateness:
         return next((each for each in self.delays if not each.late), None)
 
     def find_nearly_lossless(self) -> DelayResult | None:
-        """Return the smallest delay with late events, but less than 0.1 % of all; None without."""
+        """Return the smallest delay with late events, but fewer than 0.1 %; None if there is none."""
         return next((each for each in self.delays if 0 < each.late_share < _FEW), None)
 
 
@@ -250,11 +250,11 @@ def _build_row(found: DelayResult, sampled_every: int) -> dict[str, object]:
 
 
 _LONG_US: Final = parse_duration("1 day")
-"""A greater lateness is more often a wrong clock than a slow network."""
+"""A greater lateness is more often due to a wrong clock than to a slow network."""
 
 
 def check_readable(options: KafkaOptions, report: Lateness) -> None:
-    """Refuse a topic of which no event has a readable time."""
+    """Refuse a topic without any event that has a readable time."""
     least = report.delays[0]
     if least.events == least.malformed:
         where = f"'{options.start_time}'" + (
@@ -272,12 +272,12 @@ def check_readable(options: KafkaOptions, report: Lateness) -> None:
 
 
 def list_notes(options: KafkaOptions, report: Lateness, whole_us: int | None) -> Iterator[str]:
-    """Return sentences about what is wrong or unknown.
+    """Yield sentences about what is wrong or unknown.
 
     Args:
         options: the options of the read.
         report: its results.
-        whole_us: the time that was asked for, where the topic has less; else None.
+        whole_us: the time that the user asked for, if the topic has less; else None.
     """
     least = report.delays[0]
     if whole_us is not None:
@@ -311,21 +311,21 @@ def list_notes(options: KafkaOptions, report: Lateness, whole_us: int | None) ->
 
 
 _GROUP: Final = "timestream-lateness"
-"""A name that a consumer must have; nothing is committed to it, and nobody joins it."""
+"""A consumer must name a group; this one never joins it and commits nothing to it."""
 
 _TAIL_OFFSETS: Final = (20, 2_000)
-"""Offsets at a partition's end in which a record is looked for; markers and compaction leave gaps.
-"""
+"""Look for a record in this many offsets at a partition's end, since markers and compaction leave
+gaps."""
 
 _TIMESTAMPS: Final = ColumnSet(timestamps=True)
 
 
 def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | None) -> Lateness:
-    """Read what the options name, once.
+    """Read the records that the options select, once.
 
     Args:
-        options: those of a batch read; `violationPolicy` is taken as `flag`.
-        delays_us: the delays, increasing, the first 0.
+        options: the options of a batch read; `violationPolicy` counts as `flag`.
+        delays_us: the delays, increasing, beginning with 0.
         last_us: read from this long before the newest record; None: from where the options say.
 
     Raises:
@@ -358,7 +358,7 @@ def _name_topics(options: KafkaOptions) -> str:
 def _find_ranges(
     options: KafkaOptions, broker: "Broker", read: ReadRange, last_us: int | None
 ) -> tuple[tuple[Range, ...], bool]:
-    """Find what to read: as a batch read does, or what `last` leaves of it; and if it leaves less.
+    """Return the ranges that a batch read would read, cut to `last`; and whether that cut any.
 
     Raises:
         OptionError: the topic does not exist, or holds no records.
@@ -402,7 +402,7 @@ def _find_ranges(
 
 
 def _find_newest_ms(read: ReadRange, partition: Partition, start: int, stop: int) -> int | None:
-    """Find the greatest timestamp among the last records of a partition; None if there are none."""
+    """Return the greatest timestamp among the last records of a partition; None without any."""
     for offsets in _TAIL_OFFSETS:
         tail = Range(partition, max(start, stop - offsets), stop)
         if tail.size <= 0:
@@ -459,7 +459,7 @@ _REFUSED: Final = {
         "set what else it holds as options",
     ),
 }
-"""Options that decide CTIs but cannot be followed here: name, why, next step."""
+"""Options that affect CTIs but cannot be followed here -> name, reason, next step."""
 
 _STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 
@@ -512,10 +512,10 @@ def measure_lateness(
 
 
 def find_lateness(
-    raw: Mapping[str, str], delays: str | Sequence[str] | None, last: str | None
+    """Measure what `measure_lateness` returns as a table."""
 ) -> Lateness:
     """Return what `measure_lateness` makes a table of."""
-    # As Spark takes options: a number stands for its text.
+    # Take options as Spark does: a number stands for its text.
     texts = delays.split(",") if isinstance(delays, str) else delays and [*map(str, delays)]
     delays_us = LADDER_US if texts is None else parse_delays(texts)
     last_us = None if last is None else parse_last(str(last))

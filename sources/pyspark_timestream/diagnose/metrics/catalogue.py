@@ -1,8 +1,8 @@
 """The metrics that `TimeMetrics` exports: names, units and meanings, each declared once.
 
-Names are OpenTelemetry's. A Prometheus page shows them as OpenTelemetry's own exporter would:
-dots become underscores, a unit other than an annotation such as `{event}` is appended, and a
-counter ends in `_total`. So one dashboard fits both.
+Names are OpenTelemetry's. A Prometheus page shows them as OpenTelemetry's own exporter would: dots
+become underscores, a unit is appended unless it is an annotation such as `{event}`, and a counter
+ends in `_total`. So the same dashboard fits both.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Instrument(StrEnum):
-    """The kinds of metrics; the values are Prometheus' words for them."""
+    """The kinds of metrics; the values are Prometheus' names of them."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -26,7 +26,7 @@ class Metric:
 
     Attributes:
         name: OpenTelemetry's name.
-        unit: in UCUM, as OpenTelemetry has it.
+        unit: the unit in UCUM, as OpenTelemetry requires.
         instrument: its kind.
         attributes: the names of the attributes that its samples may have, in order.
         description: one line.
@@ -60,14 +60,14 @@ _OF_PARTITION = (*_OF_STREAM, "topic", "partition")
 
 
 class LISTENER:
-    """Of the listener itself."""
+    """Metrics of the listener itself."""
 
     FAILURES: Final = Metric("timestream.listener.failures", "{failure}", _COUNTER, (),
         "Events of Spark that the listener could not read; its log has the first")  # fmt: skip
 
 
 class QUERY:
-    """Of a query."""
+    """Metrics of a query."""
 
     ACTIVE: Final = Metric("timestream.query.active", "{query}", _GAUGE, _OF_QUERY,
         "1 while the query runs, 0 for a while after its end")  # fmt: skip
@@ -86,7 +86,7 @@ class QUERY:
 
 
 class STREAM:
-    """Of one source of a query: a stream of a Kafka topic, or a clock."""
+    """Metrics of one source of a query: a stream of a Kafka topic, or a clock."""
 
     CTI: Final = Metric(
         "timestream.stream.cti.time", "s", _GAUGE, _OF_STREAM,
@@ -116,7 +116,7 @@ class STREAM:
 
 
 class PARTITION:
-    """Of one partition of a stream."""
+    """Metrics of one partition of a stream."""
 
     CTI: Final = Metric(
         "timestream.partition.cti.time", "s", _GAUGE, _OF_PARTITION,
@@ -167,7 +167,7 @@ class PARTITION:
 
 
 class CLOCK:
-    """Of a simulated clock."""
+    """Metrics of a simulated clock."""
 
     BEHIND: Final = Metric("timestream.clock.ticks.behind", "{tick}", _GAUGE, _OF_STREAM,
         "Ticks that are due and not delivered")  # fmt: skip
@@ -176,7 +176,7 @@ class CLOCK:
 
 
 class SUBSCRIPTION:
-    """Of a subscription to a store."""
+    """Metrics of a subscription to a store."""
 
     COMMIT: Final = Metric("tseries.subscription.commit", "{commit}", _GAUGE, _OF_STREAM,
         "The commit up to which everything is delivered")  # fmt: skip
@@ -190,7 +190,7 @@ METRICS: Final[tuple[Metric, ...]] = tuple(
     for metric in vars(group).values()
     if isinstance(metric, Metric)
 )
-"""All of them, in the order of a page."""
+"""All metrics, in the order of a page."""
 
 COUNTER_METRICS: Final[dict[str, tuple[Metric, tuple[tuple[str, str], ...]]]] = {
     "events": (PARTITION.EVENTS, ()),
@@ -204,4 +204,4 @@ COUNTER_METRICS: Final[dict[str, tuple[Metric, tuple[tuple[str, str], ...]]]] = 
     "ctis": (PARTITION.CTIS, ()),
     "ignoredCtis": (PARTITION.IGNORED_CTIS, ()),
 }
-"""The metric, and its further attributes, of each counter in a partition's progress."""
+"""Each counter in a partition's progress -> its metric and that one's additional attributes."""

@@ -1,14 +1,14 @@
 """The state of `TimeMetrics`: a fold over what Spark reports of its queries, and its samples.
 
-A source of this package is recognized by the keys of its report; other sources have no numbers.
+The keys of a source's report show if it belongs to this package; other sources have no numbers.
 
-Each event gives a new frozen state, so whoever renders one sees numbers of one moment. Of each
-query the newest batch counts, whatever the order in which reports arrive; two batches are kept,
-because some diagnoses compare them. Queries are known by their id, which a restart keeps.
+Each event gives a new frozen state, so one rendering shows the numbers of one moment. The newest
+batch of each query counts, in whatever order reports arrive; two batches are kept, because some
+diagnoses compare them. Queries are known by their id, which a restart keeps.
 
 The state is bounded. A query is forgotten a while after its end. The first partitions that a query
 reports are exported one by one, up to a limit, and stay the same ones, so that no counter goes
-back; all others are one.
+back; all others are combined into one.
 """
 
 from collections import Counter
@@ -41,13 +41,13 @@ from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.stream_cti import max_known, min_cti
 
 MAX_NAMED: Final = 20
-"""The partitions and writers that are named of each diagnosis; the rest is one, `(others)`."""
+"""Name this many partitions and writers per diagnosis; the rest is one, `(others)`."""
 
 OTHERS: Final = "(others)"
-"""The topic, partition and writer that stand for several."""
+"""The topic, partition and writer of a sample that combines several."""
 
 _NOT_REPORTED: Final = (Kind.ENDED, Kind.CAUGHT_UP)
-"""Diagnoses that say that nothing is wrong."""
+"""Diagnoses which say that nothing is wrong."""
 
 _KAFKA_KEYS: Final = {"cti", "endOfStream", "partitions"}
 _CLOCK_KEYS: Final = {"cti", "endOfStream", "nextTick", "skipped", "ticksBehind"}
@@ -55,7 +55,7 @@ _SUBSCRIPTION_KEYS: Final = {"commit", "initial", "missed"}
 _AGES: Final = (STREAM.CTI_AGE, PARTITION.CTI_AGE, PARTITION.EVENT_AGE)
 
 _MAX_ENDED_RUNS: Final = 100
-"""Ended runs that are remembered, so that a report that comes after its run's end is ignored."""
+"""Remember this many ended runs, so that a report that arrives after its run's end is ignored."""
 
 _KEPT_BATCHES: Final = 2
 
@@ -68,9 +68,9 @@ class Sample(NamedTuple):
 
     Attributes:
         metric: the metric.
-        attributes: names and texts, in the order of the metric's declaration; in the state of a
-            query those without it.
-        value: in the metric's unit; in the state an age is the instant that it is the age of.
+        attributes: names and texts, in the order of the metric's declaration. Samples in the state
+            lack those of the query.
+        value: in the metric's unit; for an age in the state, the instant that it is the age of.
     """
 
     metric: Metric
@@ -83,7 +83,7 @@ class Limits:
     """The bounds of the state.
 
     Attributes:
-        partitions: of one stream those that are exported one by one.
+        partitions: how many partitions of a stream are exported one by one.
         keep_ended_us: how long an ended query is shown.
     """
 
@@ -98,14 +98,14 @@ class QueryNumbers:
     Attributes:
         query: its id, which a restart keeps.
         run: the id of its run.
-        name: None: it has none.
+        name: its name; None: it has none.
         reported_us: the wall clock when it last reported anything.
         ended_us: the wall clock when it ended; None: it runs.
-        newest: batch and time of the newest progress, which orders progress events.
+        newest: batch and time of the newest progress, by which progress events are ordered.
         batches: the last ones, as (newest, batch).
         own: its own numbers.
-        sources: the numbers of each source by its place; others than this package's have none.
-        diagnosed: the same of what the offsets say: diagnoses and times of events.
+        sources: the numbers of each source by its place; those of other packages have none.
+        diagnosed: the same for what the offsets say: diagnoses and times of events.
         shown: the partitions of each source that are exported one by one.
     """
 
@@ -133,9 +133,9 @@ class MetricsState:
     """All queries of a session.
 
     Attributes:
-        queries: each by its id, in the order of their starts.
+        queries: id -> query, in the order of their starts.
         ended_runs: the last runs that have ended.
-        failures: the events that could not be read.
+        failures: the number of events that could not be read.
     """
 
     queries: Mapping[str, QueryNumbers] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class MetricsState:
 
 
 class _Numbers(NamedTuple):
-    """One partition at the start of the last batch, or several as one."""
+    """One partition at the start of the last batch, or several combined."""
 
     cti_us: int | None
     lag: int
@@ -172,7 +172,7 @@ def _list_subscription(report: Mapping[str, Any]) -> Iterator[Sample]:
 def _list_stream(
     report: Mapping[str, Any], entries: Mapping[Partition, Any], shown: frozenset[Partition]
 ) -> Iterator[Sample]:
-    """The numbers of a stream of a Kafka topic; `entries` are the reports of its partitions."""
+    """Yield the numbers of a stream of a Kafka topic; `entries` are its partitions' reports."""
     cti_us = _read_instant(report["cti"])
     ctis = {part: _read_instant(entry["cti"]) for part, entry in entries.items()}
     greatest = max_known(*ctis.values())
@@ -181,7 +181,7 @@ def _list_stream(
         yield Sample(STREAM.CTI_SPREAD, (), max(greatest - cti_us, 0) / SECOND_US)
     yield Sample(STREAM.ENDED, (), int(report["endOfStream"]))
     yield Sample(STREAM.WARNINGS, (), len(report.get("warnings") or ()))
-    # With zeros, since an alert watches how a counter grows.
+    # Include zeros, because an alert watches how a counter grows.
     reasons = Counter(dict.fromkeys(NEXT_STEPS, 0))
     for entry in entries.values():
         reasons.update(entry["malformedValues"])
@@ -214,7 +214,7 @@ def _list_stream(
 
 
 def _merge_partitions(parts: Sequence[_Numbers]) -> _Numbers:
-    """Several partitions as one: sums, and the least CTI of those that are not idle."""
+    """Combine several partitions: add up counts, and take the least CTI of those not idle."""
     holding = [part for part in parts if not part.idle] or parts
     return _Numbers(
         min_cti(part.cti_us for part in holding),
@@ -243,7 +243,7 @@ def _name_partition(part: Partition | None) -> Attributes:
 def _list_cti(
     metric: Metric, age: Metric, of: Attributes, instant_us: int | None
 ) -> Iterator[Sample]:
-    """The samples of an instant and its age; a final CTI is no time of a clock."""
+    """Yield the samples of an instant and its age; none for a final CTI, which is no real time."""
     if instant_us is not None and instant_us < FINAL_US:
         yield Sample(metric, of, instant_us / SECOND_US)
         yield Sample(age, of, instant_us)
@@ -257,7 +257,7 @@ def _read_instant(text: str | None) -> int | None:
 
 
 def _list_diagnosed(history: History, shown: frozenset[Partition]) -> Iterator[Sample]:
-    """The diagnoses of `explain_time` as samples, and the times of the last events."""
+    """Yield the diagnoses of `explain_time` as samples, and the times of the last events."""
     for each in diagnose(history):
         if each.kind not in _NOT_REPORTED:
             named = list(_list_causes(each))
@@ -273,7 +273,7 @@ def _list_diagnosed(history: History, shown: frozenset[Partition]) -> Iterator[S
 
 
 def _list_causes(diagnosis: Diagnosis) -> Iterator[Attributes]:
-    """The partitions and writers that a diagnosis names; one without any if it names none."""
+    """Yield attributes for each partition and writer that a diagnosis names, or else empty ones."""
     for part, writer in sorted(diagnosis.writers):
         yield (*_name_partition(part), ("writer", writer))
     for part in sorted(diagnosis.partitions - {part for part, _ in diagnosis.writers}):
@@ -288,11 +288,10 @@ def _list_causes(diagnosis: Diagnosis) -> Iterator[Attributes]:
 def record_start(
     state: MetricsState, query: str, run: str, name: str | None, now_us: int, limits: Limits
 ) -> MetricsState:
-    """`state` after the run `run` of a query has started, or has reported that it has no work.
+    """Return `state` after a run of a query has started, or has reported that it has no work.
 
-    A run that has ended, or an earlier one, changes nothing. A new run of a query keeps its
-    numbers: they are as of its checkpoint. It may start before the end of the earlier one is
-    reported.
+    An ended or an earlier run changes nothing. A new run of a query keeps the query's numbers,
+    which are as of its checkpoint; it may start before the end of the earlier run is reported.
     """
     state = _forget_ended(state, now_us, limits)
     if run in state.ended_runs:
@@ -308,7 +307,7 @@ def record_start(
 def record_end(
     state: MetricsState, query: str, run: str, now_us: int, limits: Limits
 ) -> MetricsState:
-    """`state` after the run `run` of a query has ended; a later run of it goes on."""
+    """Return `state` after a run of a query has ended; a later run of the query goes on."""
     state = _note_ended(_forget_ended(state, now_us, limits), run)
     found = state.queries.get(query)
     if found is None or found.run != run:
@@ -317,7 +316,7 @@ def record_end(
 
 
 def record_failure(state: MetricsState) -> MetricsState:
-    """`state` after an event that could not be read."""
+    """Return `state` after an event that could not be read."""
     return replace(state, failures=state.failures + 1)
 
 
@@ -328,18 +327,18 @@ def record_progress(
     limits: Limits,
     explains: bool = True,
 ) -> MetricsState:
-    """`state` after a progress event.
+    """Return `state` after a progress event.
 
     Args:
-        state: before it.
+        state: the state before it.
         progress: the event as parsed JSON.
         now_us: the wall clock.
         limits: the bounds of the state.
-        explains: also find who holds the CTI back, from the offsets.
+        explains: True: also find out from the offsets what holds the CTI back.
 
     Raises:
-        ValueError, KeyError, TypeError, TimestreamError: the progress, or one of its offsets, is
-            not as this version knows it.
+        ValueError, KeyError, TypeError, TimestreamError: the progress, or one of its offsets, does
+            not have the form that this version knows.
     """
     query, run = str(progress["id"]), str(progress["runId"])
     state = record_start(state, query, run, progress.get("name"), now_us, limits)
@@ -367,11 +366,11 @@ def _list_own(progress: Mapping[str, Any]) -> Iterator[Sample]:
 
 
 def _read_source(found: QueryNumbers, place: int, report: Any, limits: Limits) -> QueryNumbers:
-    """`found` with the numbers in a source's report; one that has none keeps its last.
+    """Return `found` with the numbers in a source's report, or unchanged if it has none.
 
-    Of a stream those partitions are shown that were, and new ones up to the limit. There are others
-    only when the limit is reached, and one of them stays there: its counts would otherwise leave
-    their sum.
+    A stream shows the partitions that it showed before, and new ones up to the limit. Others exist
+    only once the limit is reached, and one that was counted with them stays there, because their
+    sum would otherwise lose its counts.
     """
     keys = report.keys() if isinstance(report, Mapping) else set()
     shown = dict(found.shown)
@@ -396,7 +395,7 @@ def _read_source(found: QueryNumbers, place: int, report: Any, limits: Limits) -
 
 
 def _explain_streams(found: QueryNumbers) -> QueryNumbers:
-    """`found` with what the kept offsets say of its streams."""
+    """Return `found` with what the kept offsets say about its streams."""
     histories = build_histories(batch for _, batch in found.batches)
     diagnosed = dict(found.diagnosed)
     for place, offset in enumerate(found.batches[-1][1].offsets):
@@ -428,7 +427,7 @@ def _forget_ended(state: MetricsState, now_us: int, limits: Limits) -> MetricsSt
 
 
 def list_samples(state: MetricsState, now_us: int, limits: Limits) -> Iterator[Sample]:
-    """The samples of `state` at the wall clock `now_us`, each metric and attributes once."""
+    """Yield the samples of `state` at the wall clock `now_us`; metric and attributes are unique."""
     yield Sample(LISTENER.FAILURES, (), state.failures)
     for query in state.queries.values():
         if _is_shown(query, now_us, limits):
@@ -450,5 +449,5 @@ def _list_query(query: QueryNumbers, now_us: int) -> Iterator[Sample]:
             if metric not in _AGES:
                 yield Sample(metric, (*source, *attributes), value)
             elif runs:
-                # An ended query's CTI does not fall behind any more.
+                # After its end a query's CTI cannot fall further behind.
                 yield Sample(metric, (*source, *attributes), (now_us - value) / SECOND_US)

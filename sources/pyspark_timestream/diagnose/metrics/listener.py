@@ -1,7 +1,7 @@
-"""`TimeMetrics`: between Spark's query events, the wall clock and the exporters.
+"""`TimeMetrics` connects Spark's query events, the wall clock and the exporters.
 
-OpenTelemetry asks for one instrument after the other. So that a collection shows numbers of one
-moment, all instruments answer from one snapshot, until one of them is asked a second time.
+OpenTelemetry asks one instrument after the other. All instruments answer from one snapshot until
+one is asked again, so that a collection shows the numbers of one moment.
 """
 
 import json
@@ -38,7 +38,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def render_page(samples: Iterable[Sample]) -> str:
-    """The page with `samples`, grouped by metric; a metric without samples is left out."""
+    """Render the page with `samples`, grouped by metric; leave out metrics without samples."""
     groups: dict[Metric, list[Sample]] = {metric: [] for metric in METRICS}
     for sample in samples:
         groups[sample.metric].append(sample)
@@ -62,7 +62,7 @@ def _render_labels(sample: Sample) -> str:
 
 
 def _escape(text: str) -> str:
-    """`text` with the escapes of the format; half a surrogate pair, which UTF-8 has not, is `?`."""
+    """Escape `text` for the format; `?` replaces half a surrogate pair, which UTF-8 lacks."""
     whole = text.encode("utf-8", "replace").decode("utf-8")
     return whole.replace("\\", r"\\").replace("\n", r"\n")
 
@@ -71,22 +71,22 @@ _LOG: Final = logging.getLogger(__name__)
 
 _PATHS: Final = ("/", "/metrics")
 _TIMEOUT_S: Final = 10.0
-"""The time that a client may take for its request."""
+"""How long a client may take for its request."""
 
 _POLL_S: Final = 0.2
-"""The time between two looks at whether the server is to close."""
+"""How often the server checks whether to close."""
 
 
 class PageServer:
-    """Serves one page at `/metrics`, from a thread that ends with the process.
+    """Serves one page at `/metrics`, in a thread that ends with the process.
 
     Args:
         host: the address to listen on.
         port: the port; 0: any free one.
-        render: makes the page.
+        render: creates the page.
 
     Raises:
-        OSError: the address cannot be listened on.
+        OSError: the server cannot listen on this address.
 
     Attributes:
         port: the port that it listens on.
@@ -137,7 +137,7 @@ def _create_server(host: str, port: int, render: Callable[[], str]) -> Threading
         do_HEAD = do_GET
 
         def log_message(self, *arguments: object) -> None:
-            """Log nothing: a scrape every few seconds is no news."""
+            """Log nothing, because scrapes come every few seconds."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
@@ -157,7 +157,7 @@ def register_instruments(
     """Create an observable instrument for each metric.
 
     Args:
-        take_samples: the samples of the present moment.
+        take_samples: returns the samples of the present moment.
         meter_provider: OpenTelemetry's; None: the global one.
 
     Raises:
@@ -203,7 +203,7 @@ class _Snapshot:
         self._unasked: set[Metric] = set()
 
     def answer(self, metric: Metric) -> list[Sample]:
-        """The samples of `metric`; a metric that is asked again begins a new collection."""
+        """Return the samples of `metric`; asking again for a metric begins a new collection."""
         with self._lock:
             if metric not in self._unasked:
                 self._samples, self._unasked = {}, set(METRICS)
@@ -217,7 +217,7 @@ class TimeMetrics(StreamingQueryListener):
     """Exports CTIs, lag and counters of running queries, to Prometheus and OpenTelemetry.
 
     `spark.streams.addListener(TimeMetrics(port=9464))` covers all queries of the session. It never
-    fails a query: what it cannot read it counts, and logs once.
+    fails a query: it counts what it cannot read, and logs that once.
 
     Args:
         port: serve the Prometheus page at `http://HOST:PORT/metrics`; 0: any free port; None: serve
@@ -226,8 +226,8 @@ class TimeMetrics(StreamingQueryListener):
             topics, queries and writers.
         opentelemetry: True: export to OpenTelemetry's global meter provider (extra `metrics`); or
             the meter provider to export to.
-        max_partitions: of each stream the partitions that are exported one by one (at least 1);
-            all others are one, `(others)`.
+        max_partitions: how many partitions of each stream are exported one by one (at least 1); all
+            others are combined as `(others)`.
         keep_ended: how long the last numbers of an ended query are shown, such as `1 minute`, so
             that the next scrape still sees them.
 
@@ -258,7 +258,7 @@ class TimeMetrics(StreamingQueryListener):
         self._lock = Lock()
         self._state = MetricsState()
         self._told = set[str]()
-        # A provider may be false by its own rules.
+        # Compare by identity, because a provider may be false by its own rules.
         if opentelemetry is not False and opentelemetry is not None:
             provider = None if opentelemetry is True else opentelemetry
             register_instruments(self._take_samples, provider)
@@ -266,7 +266,7 @@ class TimeMetrics(StreamingQueryListener):
         self.port = None if self._server is None else self._server.port
 
     def text(self) -> str:
-        """The Prometheus page of this moment, in text exposition format 0.0.4."""
+        """Return the Prometheus page of this moment, in text exposition format 0.0.4."""
         return render_page(self._take_samples())
 
     def close(self) -> None:
@@ -287,7 +287,7 @@ class TimeMetrics(StreamingQueryListener):
             try:
                 state = record_progress(state, progress, now_us, self._limits)
             except Exception as error:
-                # Without the diagnoses, the numbers may still be readable.
+                # Try again without the diagnoses: the numbers themselves may be readable.
                 self._tell("the diagnoses of a batch", error)
                 state = record_failure(state)
                 state = record_progress(state, progress, now_us, self._limits, explains=False)
@@ -297,11 +297,11 @@ class TimeMetrics(StreamingQueryListener):
         self._update(record)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Note that a query lives, and has nothing to do."""
+        """Note that a query runs but has nothing to do."""
         self._record_start(event)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Forget a query, a while after its end."""
+        """Note that a query has ended; forget it a while later."""
         self._update(
             lambda state: record_end(
                 state, str(event.id), str(event.runId), _read_clock(), self._limits
@@ -324,7 +324,7 @@ class TimeMetrics(StreamingQueryListener):
         return list(list_samples(self._state, _read_clock(), self._limits))
 
     def _update(self, change: Callable[[MetricsState], MetricsState]) -> None:
-        """Replace the state; an exception in Spark's listener bus would help no one."""
+        """Replace the state, and log exceptions, which nobody sees in Spark's listener bus."""
         with self._lock:
             try:
                 self._state = change(self._state)

@@ -52,7 +52,7 @@ _MAX_SAFE_DEPTH: Final = 250
 """Python's parser reads values that are nested this deep."""
 
 MAX_SAFE_LENGTH: Final = 2 * _MAX_SAFE_DEPTH
-"""A text up to this length exceeds no limit: each level takes two brackets, because a text that does
+"""A text up to this length exceeds no limit: each level takes two brackets, since a text that does
 not close them is malformed to both parsers."""
 
 _MAX_SAFE_DIGITS: Final = 999
@@ -178,7 +178,7 @@ class WireSchemas:
 
 
 def take_field(tables: list[pa.Table], place: Place) -> pa.Array:
-    """Take the field at `place`, perhaps a wider struct, from what was read; null if a parent is."""
+    """Take the field at `place`, perhaps a wider struct, from a read; null where a parent is."""
     column = tables[place.read].column(place.path[0])
     if len(place.path) > 1:
         column = pc.struct_field(column, list(place.path[1:]))
