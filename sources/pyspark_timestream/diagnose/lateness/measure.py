@@ -189,7 +189,7 @@ class Lateness:
         return next((each for each in self.delays if not each.late), None)
 
     def find_nearly_lossless(self) -> DelayResult | None:
-        """Return the smallest delay with late events, but fewer than 0.1 %; None if there is none."""
+        """Return the smallest delay with late events, but fewer than 0.1 %; None without one."""
         return next((each for each in self.delays if 0 < each.late_share < _FEW), None)
 
 
@@ -512,9 +512,9 @@ def measure_lateness(
 
 
 def find_lateness(
-    """Measure what `measure_lateness` returns as a table."""
+    raw: Mapping[str, str], delays: str | Sequence[str] | None, last: str | None
 ) -> Lateness:
-    """Return what `measure_lateness` makes a table of."""
+    """Measure what `measure_lateness` returns as a table."""
     # Take options as Spark does: a number stands for its text.
     texts = delays.split(",") if isinstance(delays, str) else delays and [*map(str, delays)]
     delays_us = LADDER_US if texts is None else parse_delays(texts)

@@ -1,12 +1,12 @@
-"""Columns for the fields of payloads, and what may be the time of an event.
+"""Columns for the fields of payloads, and candidates for the time of an event.
 
-A column is a field that is not a struct, by its path. Fields whose names suggest secrets, at any
-depth, are left out, and so is what Spark cannot have as a column.
+A column is a field that is not a struct, by its path. Fields with names that suggest secrets are
+left out at any depth, and so are types that Spark cannot have as a column.
 
 A candidate is readable as a time between 1990 and 2100 in most of the records that have it. Its
-unit follows from its type, from its text, or from the range that its numbers are in. The order is
-by name first, then by nearness to the record's timestamp. A number whose name does not suggest a
-time, and that is far from the record's, may be anything: it comes after the record's timestamp.
+unit follows from its type, its text, or the range of its numbers. Candidates are ordered by name,
+then by nearness to the record's timestamp. A number with a name that does not suggest a time, far
+from the record's timestamp, may be anything, so it comes after that timestamp.
 """
 
 import base64
@@ -45,7 +45,7 @@ _PLAIN_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _LONG: Final = range(-(2**63), 2**63)
 
 _NOTHING: Final = pa.null()
-"""The type of a value that says nothing of its field's type."""
+"""The type of a value that does not show its field's type."""
 
 _TYPE_NAMES: Final = {
     "binary": "binary",
@@ -68,16 +68,16 @@ _PROTOBUF_TIMES: Final = {
 }
 _PROTOBUF_WRAPPER: Final = re.compile(r"google\.protobuf\.[A-Za-z0-9]+Value")
 UINT64: Final = pa.decimal128(20, 0)
-"""The type of a column for unsigned numbers of 64 bits."""
+"""The type of a column for unsigned 64-bit numbers."""
 
 
 class Columns(NamedTuple):
-    """The columns of a part of the records.
+    """The columns of the values or the keys.
 
     Attributes:
-        fields: the columns by the texts of their paths.
-        secrets: how many fields are left out since their names suggest secrets.
-        left: how many more fields there are than a schema is to have.
+        fields: the columns, by their paths as text.
+        secrets: how many fields are left out because their names suggest secrets.
+        left: how many fields are left out because a schema has room for no more.
     """
 
     fields: pa.Schema
@@ -86,7 +86,7 @@ class Columns(NamedTuple):
 
 
 def list_columns(struct: pa.DataType) -> Columns:
-    """List the fields of a struct that are not structs themselves, by their paths."""
+    """List a struct's fields that are not structs themselves, by their paths."""
     kept, secrets = _drop_secrets(struct)
     fields = [
         pa.field(format_path(path), kind)
@@ -107,7 +107,7 @@ def _list_leaves(
 
 
 def _drop_secrets(kind: pa.DataType) -> tuple[pa.DataType | None, int]:
-    """Return a type without the fields that suggest secrets, None if nothing is left."""
+    """Return a type without fields that suggest secrets, or None, and the number of these fields."""
     if pa.types.is_list(kind):
         inner, secrets = _drop_secrets(kind.value_type)
         return (None if inner is None else pa.list_(inner)), secrets
@@ -123,7 +123,7 @@ def _drop_secrets(kind: pa.DataType) -> tuple[pa.DataType | None, int]:
 
 
 def format_columns(schema: pa.Schema) -> list[str]:
-    """Write each column as Spark's DDL does.
+    """Format each column as in Spark's DDL.
 
     >>> format_columns(pa.schema([("a.b", pa.list_(pa.int64())), ("c", pa.bool_())]))
     ['`a.b` array<bigint>', 'c boolean']
@@ -151,7 +151,7 @@ def _format_type(kind: pa.DataType) -> str:
 
 
 def infer_json(objects: Iterable[Mapping[str, Any]]) -> pa.DataType:
-    """Infer the struct that JSON objects are; a field of several types is a string."""
+    """Infer a struct for JSON objects; a field of several types becomes a string."""
     found = pa.struct([])
     for each in objects:
         found = _merge(found, _type_of(each, 0))
@@ -197,7 +197,7 @@ def _merge(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def _settle(kind: pa.DataType) -> pa.DataType:
-    """Return a type that a column can have: what is not known is a string."""
+    """Return a type that a column can have; an unknown type becomes a string."""
     if kind == _NOTHING or kind == pa.struct([]):
         return pa.string()
     if pa.types.is_list(kind):
@@ -211,7 +211,7 @@ def _settle(kind: pa.DataType) -> pa.DataType:
 
 
 def read_schema(format: str, reader: ReaderSchema) -> pa.DataType:
-    """Return the struct that an Avro or Protobuf schema is read as; empty if it lacks fields."""
+    """Return the struct that an Avro or Protobuf schema is read as; empty if it has no fields."""
     if format == "avro":
         parsed = parse_schema(reader.text)
         found = _read_avro(parsed, parsed.schema, ())
@@ -312,7 +312,7 @@ _OTHER: Final = frozenset(
         *("until", "valid", "birth", "born", "due"),
     )
 )
-"""Words of times at which something else happened than the event."""
+"""Words in names of times that are those of something other than the event."""
 
 _EVENT_NAME, _RELATED_NAME, _RECORD, _PLAIN_FIELD, _OTHER_NAME = range(5)
 
@@ -323,14 +323,14 @@ class Candidate:
 
     Attributes:
         source: the text of option `startTime`.
-        kind: what is there: `timestamp`, `date`, `text`, `number`, or the record's own.
+        kind: `timestamp`, `date`, `text` or `number`; `record` for the record's own.
         unit: the unit of numbers; empty where none is needed.
-        readable: in how many records there is a plausible time.
-        first_us: the earliest of these.
+        readable: the number of records with a plausible time.
+        first_us: the earliest of these times.
         last_us: the latest.
-        least_lag_us: how far they lie behind their records' timestamps, at least; negative if
-            ahead. None without timestamps.
-        most_lag_us: the same, at most.
+        least_lag_us: the least that they are behind their records' timestamps; negative if ahead.
+            None without timestamps.
+        most_lag_us: the most that they are behind.
     """
 
     source: str
@@ -344,7 +344,7 @@ class Candidate:
 
 
 def can_be_time(kind: pa.DataType) -> bool:
-    """Check whether a field of this type may hold a time."""
+    """Return whether a field of this type may hold a time."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_integer(kind)
@@ -380,7 +380,7 @@ def find_candidates(
             nearness = _rank_lag(found.least_lag_us, found.most_lag_us)
             rank = _rank_name(source)
             if rank == _PLAIN_FIELD and (found.kind != "number" or nearness == 0):
-                # It can hardly be anything but a time.
+                # Such a value is hardly anything but a time.
                 rank = _RELATED_NAME
             ranked.append(((rank, nearness, place), found))
     own = _describe("record:timestamp", "record", "", record, record)
@@ -410,7 +410,7 @@ def _examine(
     unit = max(counts, key=lambda each: counts[each])
     if not present or 2 * counts[unit] <= present:
         return None
-    # What has its own unit is read alike in all of them.
+    # A time that brings its own unit is the same in all of them.
     is_number = len(set(counts.values())) > 1
     name = "number" if is_number else "text"
     if kind is not None and pa.types.is_timestamp(kind):
@@ -421,7 +421,7 @@ def _examine(
 
 
 def _read(pieces: Sequence[pa.Array], unit: str) -> Times:
-    """Read the plausible times of a field's pieces."""
+    """Read the plausible times in a field's pieces."""
     parts = [read_value_times(piece, unit) for piece in pieces]
     us = np.concatenate([part for part, _ in parts])
     known = np.concatenate([part for _, part in parts])
@@ -442,7 +442,7 @@ def _describe(source: str, kind: str, unit: str, times: Times, record: Times) ->
 
 
 def _rank_name(source: str) -> int:
-    """Rank a field or header by the words of its last name; less is better."""
+    """Rank a field or header by the words of its last name; lower is better."""
     name = re.split("[.:]", source)[-1]
     words = set(split_name(name))
     if words & _OTHER:

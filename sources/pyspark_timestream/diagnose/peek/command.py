@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 _GROUP: Final = "timestream-peek"
-"""A name that a consumer must have; nothing is committed to it, and nobody joins it."""
+"""A consumer must name a group; this one never joins it and commits nothing to it."""
 
 _REACHES: Final = (1, 20, 500)
-"""How many offsets are read for each record that is wanted, until there are enough records.
+"""How many offsets to read per requested record: the next number if that gives too few records.
 
 Markers of transactions and compaction leave gaps.
 """
@@ -53,7 +53,7 @@ _ALL: Final = ColumnSet(timestamps=True, keys=True, values=True, headers=True)
 
 
 def read_sample(options: KafkaOptions, topic: str, count: int) -> Sample:
-    """Read the `count` newest records of a topic, by their timestamps.
+    """Read the `count` newest records of a topic by their timestamps.
 
     Raises:
         NoSample: the topic does not exist.
@@ -132,12 +132,12 @@ _DELAY_COMMENT: Final = (
 
 
 def hide_option(name: str, value: str) -> str:
-    """Return the value of an option, or dots in place of a secret."""
+    """Return the value of an option, or dots if it is a secret."""
     return _HIDDEN if is_secret(name, value) or _LOGIN.fullmatch(name) else value
 
 
 def format_snippet(options: Mapping[str, str], columns: Sequence[str]) -> str:
-    """Write a stream with these options, and with a schema if there are columns.
+    """Format code that reads a stream with these options, and with a schema if there are columns.
 
     Args:
         options: option -> value; secrets become dots.
@@ -156,10 +156,9 @@ def format_snippet(options: Mapping[str, str], columns: Sequence[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Write a Python literal, which JSON's form of a text is as well.
+    """Format a text as a Python literal, which is the same as in JSON.
 
-    Letters stay as they are: JSON writes others than those of 16 bits as two, which Python does not
-    read as one.
+    Letters are not escaped: JSON escapes one beyond 16 bits as two, which Python reads as two.
     """
     return json.dumps(text, ensure_ascii=False)
 
@@ -169,7 +168,7 @@ _NOT_SHOWN: Final = "(not shown)"
 
 
 def format_report(report: TopicReport, width: int) -> str:
-    """Write a report: facts, rows, candidates for the event time, and the query to paste."""
+    """Format a report: facts, rows, candidates for the event time, and the query to paste."""
     sections = [_format_head(report)]
     if len(report.sample):
         rows = [report.rows.column_names, *_format_rows(report)]
@@ -182,7 +181,7 @@ def format_report(report: TopicReport, width: int) -> str:
 
 
 def to_json(report: TopicReport) -> str:
-    """Write the report as one JSON object."""
+    """Format the report as one JSON object."""
     sample = report.sample
     found = {
         "topic": sample.topic,
@@ -278,7 +277,7 @@ def _format_rows(report: TopicReport) -> Iterator[list[str]]:
 
 
 def _format_cell(value: Any) -> str:
-    """Write a value; nothing that may be a secret, and the beginning of bytes that are not text."""
+    """Format a value; hide what may be a secret, and show only the beginning of other bytes."""
     match value:
         case None:
             return "null"
@@ -304,7 +303,7 @@ def _format_cell(value: Any) -> str:
 
 
 def _format_fields(items: Any) -> str:
-    """Write the fields of a struct or the entries of a map, of which a name may be a secret's."""
+    """Format the fields of a struct or the entries of a map; hide those that may be secrets."""
     shown = (
         f"{name}: {_NOT_SHOWN if suggests_secret(str(name)) else _format_cell(value)}"
         for name, value in items
@@ -337,7 +336,7 @@ def _format_candidates(report: TopicReport) -> list[list[str]]:
 
 
 def format_lag(found: Candidate) -> str:
-    """Say how far a candidate lies behind its records' timestamps, or ahead of them."""
+    """Say how far a candidate is behind its records' timestamps, or ahead of them."""
     least, most = found.least_lag_us, found.most_lag_us
     if least is None or most is None:
         return "nothing to compare with"
@@ -377,7 +376,7 @@ _ARGUMENTS: Final = {
     "assign": "--topic",
     "kafka.bootstrap.servers": "--bootstrap-servers",
 }
-"""Options that have an argument of their own."""
+"""Options with an argument of their own."""
 
 _DECLARED: Final = {spec.name.lower(): spec.name for spec in option_specs(KafkaOptions).values()}
 _READING: Final = ("kafkaConsumer.", "subscribe")
@@ -420,8 +419,8 @@ def main(given: argparse.Namespace) -> int:
 
 
 def run_command(report: Callable[[], str]) -> int:
-    """Print a report, or the error that it ends with; return the exit code."""
-    # The client's log repeats what an error says at its end.
+    """Print a report, or the error that stops it; return the exit code."""
+    # The client's log would repeat what the error says at its end.
     logging.getLogger("pyspark_timestream").addHandler(logging.NullHandler())
     try:
         text = report()
@@ -429,19 +428,19 @@ def run_command(report: Callable[[], str]) -> int:
         print(error, file=sys.stderr)
         return 1
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal without a letter gets its escape, which is Python's too.
+        # Print escapes, which Python understands, for letters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     print(text)
     return 0
 
 
 def terminal_width() -> int:
-    """The columns of the terminal."""
+    """Return the width of the terminal in characters."""
     return shutil.get_terminal_size((120, 24)).columns
 
 
 def read_given(given: argparse.Namespace) -> dict[str, str]:
-    """Return the options that the arguments stand for, by the names that they are declared with.
+    """Return the options that the arguments stand for, by their declared names.
 
     Raises:
         NoSample: one is not of the form NAME=VALUE, or has an argument of its own.
@@ -465,7 +464,7 @@ def _split_options(given: Iterable[str]) -> Iterable[tuple[str, str]]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            # Not shown: it may be a secret whose name was forgotten.
+            # Do not show it: it may be a secret that lacks its name.
             raise NoSample("an --option is not of the form NAME=VALUE; accepted: name=value")
         lower = name.strip().lower()
         prefix = "schemaregistry."
@@ -476,7 +475,7 @@ def _split_options(given: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 
 def select_reading(raw: dict[str, str]) -> dict[str, str]:
-    """Select the options that say how records are fetched, and names that are no option's."""
+    """Select the options that say how to fetch records, and names that no option has."""
     others = [name for name in _DECLARED.values() if not name.startswith(_READING)]
     return {
         name: text

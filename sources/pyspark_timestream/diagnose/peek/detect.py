@@ -1,8 +1,8 @@
 """Detects the framing, the format and the schemas of some records (semantics 13.3 and 13.6).
 
-Pure: what a registry answered for the ids in the frames is an argument. With its answers, a frame
-is one if the registry knows its id; without them, if its id is plausible. What most payloads look
-like decides, and how many of them fit is counted.
+The functions that detect are pure: a registry's answers for the ids in the frames are an argument.
+With answers, a frame counts if the registry knows its id; without, if its id is plausible. The form
+of most payloads decides, and a detection counts how many have it.
 """
 
 import json
@@ -47,8 +47,8 @@ class Sample:
 
     Attributes:
         topic: its name.
-        partitions: how many it has.
-        offsets: the offsets that it holds, an upper bound of the number of records.
+        partitions: the number of its partitions.
+        offsets: the number of offsets that it holds, which the number of records does not exceed.
         blocks: the records by partition, in offset order, with all columns.
     """
 
@@ -81,7 +81,7 @@ Key = int | bytes
 """A schema's id, or the 16 bytes of its GUID."""
 
 Answers = Mapping[Key, RegisteredSchema]
-"""The schemas that a registry has."""
+"""The schemas that a registry has, by key."""
 
 _MAX_PLAUSIBLE_ID: Final = 10_000_000
 _LONG_BYTES: Final = 8
@@ -89,7 +89,7 @@ _GUID_VERSIONS: Final = range(1, 9)
 
 
 class Payloads(NamedTuple):
-    """One part of n records: n binary, and the records' headers."""
+    """The values or the keys of n records: n binary, and the records' headers."""
 
     part: Part
     contents: pa.Array
@@ -98,20 +98,21 @@ class Payloads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The framing and the format of the values, or of the keys.
+    """The framing and the format of the values or the keys.
 
     Attributes:
         part: `value` or `key`.
         framing: `confluent`, `header` or `none`.
         format: `json`, `avro`, `protobuf` or `binary`.
-        present: how many are not null.
-        fitting: how many of these the framing and the format fit.
+        present: the number of payloads that are not null.
+        fitting: how many of them the framing and the format fit.
         keys: the ids or GUIDs in their frames, in order of appearance.
-        writer: the first schema that wrote one of them, where a registry has it.
-        message: the place of the Protobuf message in it.
-        unusable: n booleans: the frame names a schema that the registry lacks, or of another type.
-        needs_registry: they carry ids that only a registry knows.
-        notes: sentences about what does not fit.
+        writer: the first schema that wrote one of them, if a registry has it.
+        message: the indexes of the Protobuf message in that schema.
+        unusable: n booleans: the frame names a schema that the registry lacks, or one of another
+            type.
+        needs_registry: True if the payloads carry ids that only a registry knows.
+        notes: sentences about payloads that do not fit.
     """
 
     part: Part
@@ -128,7 +129,7 @@ class Detection:
 
 
 def list_keys(payloads: Payloads) -> list[Key]:
-    """List the different ids that payloads may be framed with, for a registry to be asked."""
+    """List the distinct ids that payloads may be framed with, to ask a registry for them."""
     blocks = [_split(payloads, framing) for framing in ("header", "confluent")]
     return list(dict.fromkeys(_key(writer) for block in blocks for writer in block.writers))
 
@@ -136,7 +137,7 @@ def list_keys(payloads: Payloads) -> list[Key]:
 def detect_part(payloads: Payloads, answers: Answers | None) -> Detection:
     """Detect the framing and the format of n values or keys.
 
-    `answers` is what the registry has of `list_keys`; None if none was asked, or did not answer.
+    `answers` has the registry's schemas for `list_keys`; None if none was asked, or did not answer.
     """
     contents = payloads.contents
     present = len(contents) - contents.null_count
@@ -164,7 +165,7 @@ def _detect_by_registry(
     writers: Sequence[Writer | None],
     answers: Answers,
 ) -> Detection | None:
-    """Detect payloads of which the registry knows most; None if it does not."""
+    """Detect payloads by the registry; None unless it knows the schemas of most."""
     part, present = payloads.part, len(payloads.contents) - payloads.contents.null_count
     schemas = [None if writer is None else answers.get(_key(writer)) for writer in writers]
     kinds = Counter(schema.type for schema in schemas if schema is not None)
@@ -199,7 +200,7 @@ def _detect_by_registry(
 def _detect_by_form(
     payloads: Payloads, framing: str, framed: FramedBlock, writers: Sequence[Writer | None]
 ) -> Detection | None:
-    """Detect payloads of which most are framed plausibly; None if they are not."""
+    """Detect payloads without a registry; None unless most have a plausible frame."""
     part, present = payloads.part, len(payloads.contents) - payloads.contents.null_count
     plausible = sum(writer is not None and _is_plausible(writer) for writer in writers)
     longs = framing == "confluent" and _are_longs(payloads.contents)
@@ -207,7 +208,7 @@ def _detect_by_form(
         return None
     objects = _count_objects(framed.bodies)
     if 2 * objects > present:
-        # Without a registry a header means nothing, and the payload is JSON as it is.
+        # The header means nothing without a registry, and the payload is plain JSON.
         kept = "none" if framing == "header" else framing
         return Detection(part, kept, "json", present, objects, _keys(writers))
     keys = _keys(writers)
@@ -238,13 +239,13 @@ def _is_plausible(writer: Writer) -> bool:
 
 
 def _are_longs(contents: pa.Array) -> bool:
-    """Check for numbers of 64 bits, which begin with a zero byte too."""
+    """Return whether all values have 8 bytes: small 64-bit numbers, too, begin with a zero byte."""
     lengths = {len(each) for each in contents.to_pylist() if each is not None}
     return lengths == {_LONG_BYTES}
 
 
 def _note_form(payloads: Payloads) -> tuple[str, ...]:
-    """Note what most payloads are that are nearly JSON objects, or hold them."""
+    """Note the form of most payloads if they are nearly JSON objects, or contain them."""
     contents = [each for each in payloads.contents.to_pylist() if each is not None]
     forms = Counter(name_value_form(each) for each in contents if parse_object(each) is None)
     form, count = next(iter(forms.most_common(1)), (ValueForm(""), 0))
@@ -273,7 +274,7 @@ def _note_unknown(payloads: Payloads, answers: Answers) -> tuple[str, ...]:
 
 
 def format_key(key: Key) -> str:
-    """Write an id or a GUID."""
+    """Format an id or a GUID."""
     return key.hex() if isinstance(key, bytes) else str(key)
 
 
@@ -290,7 +291,7 @@ class Asked(NamedTuple):
 
     Attributes:
         answers: the schemas that it has; None if it did not answer.
-        problem: why it did not; empty if it did.
+        problem: why it did not answer; empty if it did.
     """
 
     answers: Answers | None
@@ -300,9 +301,9 @@ class Asked(NamedTuple):
 def ask_registry(
     registry: SchemaRegistry | None, keys: Sequence[Key], subject: str | None = None
 ) -> Asked:
-    """Ask for the schemas with these ids; after a failure it is not asked again.
+    """Ask the registry for the schemas with these ids, until it fails.
 
-    `subject` is the one that the user gave, which may be in a context with ids of its own.
+    `subject` is the user's subject, which may belong to a context with ids of its own.
     """
     if registry is None:
         return Asked(None)
@@ -316,7 +317,7 @@ def ask_registry(
                     raise
                 continue
             if schema.type == PROTOBUF:
-                # The text that was asked for without knowing so is .proto, which is not read.
+                # The answer is .proto text, which is not read: ask again for descriptors.
                 schema = registry.fetch_schema(key, "protobuf", subject)
             found[key] = schema
     except SchemaRegistryError as error:
@@ -327,10 +328,10 @@ def ask_registry(
 def find_reader_options(
     registry: SchemaRegistry, topic: str, detection: Detection, given: str | None = None
 ) -> dict[str, str] | None:
-    """Find the options that name the reader's schema; None if the registry lacks a subject.
+    """Return the options that name the reader's schema; None if the registry lacks a subject.
 
-    By default it is the latest of the subject that the user gave, or of the topic's. Producers may
-    name subjects by the record's type instead, or by both.
+    The schema is the latest of the user's subject, or else of the topic's; producers may also name
+    subjects by the record's type, or by both.
     """
     part = detection.part
     for subject in [given] if given is not None else _list_subjects(topic, detection):
@@ -368,7 +369,7 @@ def _list_subjects(topic: str, detection: Detection) -> Iterator[str]:
 
 
 def _find_message(detection: Detection) -> str | None:
-    """Find the Protobuf message that the frames name; None if there is none."""
+    """Return the Protobuf message that the frames name; None if there is none."""
     writer = detection.writer
     if writer is None or writer.type != PROTOBUF:
         return None

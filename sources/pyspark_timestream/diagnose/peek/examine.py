@@ -1,6 +1,6 @@
-"""Works out how the source would read a sample: options, columns, times, rows.
+"""Finds out how the source would read a sample: options, columns, times, rows.
 
-What cannot be read by a schema stays binary, and a note says why.
+Payloads that no schema can read stay binary, and a note says why.
 """
 
 from collections import Counter
@@ -64,10 +64,10 @@ class ReadingPlan(NamedTuple):
 
     Attributes:
         raw: the options as text.
-        options: the same, with the schemas that payloads are read by.
-        columns: the fields that are columns, by part.
-        is_given: the user chose the format of values or keys.
-        notes: sentences about what could not be had.
+        options: the same options, with the schemas that payloads are read by.
+        columns: the fields that are columns, for values and for keys.
+        is_given: True if the user chose the format of values or keys.
+        notes: sentences about what is not available.
     """
 
     raw: Mapping[str, str]
@@ -82,13 +82,13 @@ class ReadingPlan(NamedTuple):
         return (self.options.value_format, self.options.key_format) != ("binary", "binary")
 
     def with_options(self, raw: Mapping[str, str]) -> "ReadingPlan":
-        """Return the plan with other options for the same payloads."""
+        """Return the plan with other options that read the same payloads."""
         options = load_schemas(read_kafka_options(raw))
         return self._replace(raw=raw, options=with_readers(options, self.options.readers))
 
 
 def drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
-    """Return options without those of the registry, and of what it has."""
+    """Return options without those of the registry, and without subjects, which need it."""
     subjects = [f"{part}Subject" for part in PARTS]
     return {
         name: text
@@ -103,9 +103,9 @@ def plan_reading(
     detections: Mapping[Part, Detection],
     registry: SchemaRegistry | None,
 ) -> ReadingPlan:
-    """Plan how a sample is read; parts that were not detected stay binary.
+    """Plan how to read a sample; values or keys without a detection stay binary.
 
-    All options that the user gave are kept, but a registry without use.
+    Keep all options that the user gave, except those of a registry that has no use.
     """
     notes: list[str] = []
     chosen = _choose_formats(sample.topic, given, detections, registry, notes)
@@ -142,7 +142,7 @@ def _choose_formats(
     registry: SchemaRegistry | None,
     notes: list[str],
 ) -> dict[Part, dict[str, str]]:
-    """Choose the options about the format of each part whose fields can be read."""
+    """Choose the format options of the values and keys whose fields can be read."""
     chosen: dict[Part, dict[str, str]] = {}
     for part, each in detections.items():
         if each.format == "binary" or f"{part}Format" in given:
@@ -176,12 +176,12 @@ def _compose(
     detections: Mapping[Part, Detection],
     chosen: Mapping[Part, Mapping[str, str]],
 ) -> dict[str, str]:
-    """Put options together: those about framings where they are not the default."""
+    """Combine options; add options of framings that are not the default."""
     raw = {name: text for each in chosen.values() for name, text in each.items()}
     raw = {**given, **raw, **given}
     for part in PARTS:
         if f"{part}Format" not in raw:
-            # It would have no effect, and the notes say why the part is not read by fields.
+            # Without a format a subject has no effect, and a note says why fields are not read.
             raw.pop(f"{part}Subject", None)
     framings = {
         part: detections[part].framing if part in detections else "none"
@@ -233,14 +233,14 @@ def _is_readable(options: KafkaOptions, rules: PayloadRules, field: pa.Field) ->
 
 
 def _avoid_clashes(plan: ReadingPlan) -> ReadingPlan:
-    """Prefix the metadata where fields of values have their names."""
+    """Add a prefix to metadata if fields of values have the same names."""
     raw = dict(plan.raw)
     columns = plan.columns["value"].fields.names
     names = {name.casefold() for name in columns}
     if names & {name.casefold() for name in METADATA}:
         raw.setdefault("metadataPrefix", _METADATA_PREFIX)
     if names & {plan.options.corrupt_column.casefold() + each for each in DEAD_LETTER.values()}:
-        # Spark's own name for malformed values, which a sink of them may have written.
+        # A sink of malformed values may have written this field under Spark's own name for them.
         raw.setdefault("columnNameOfCorruptRecord", _find_free(_CORRUPT_COLUMN, names))
     prefix = plan.options.key_prefix
     if plan.columns["key"].fields.names and any(name.startswith(prefix) for name in columns):
@@ -249,7 +249,7 @@ def _avoid_clashes(plan: ReadingPlan) -> ReadingPlan:
 
 
 def _find_free(name: str, names: Iterable[str]) -> str:
-    """Put underscores in front of a name until no other begins as it does."""
+    """Put underscores before a name until no other name begins with it."""
     while any(each.startswith(name) for each in names):
         name = f"_{name}"
     return name
@@ -257,17 +257,17 @@ def _find_free(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TopicReport:
-    """The results of a look at a topic.
+    """The results of examining a topic.
 
     Attributes:
         sample: the records.
-        readers: the schemas from a registry or a file that they are read by, by part.
+        readers: for values and keys, the schema from a registry or a file that reads them.
         options: the options to read them with; may hold secrets.
         columns: the schema to read them with, in Spark's DDL; empty for the source's own.
-        candidates: what the event time may be, the best one first.
+        candidates: the candidates for the event time, the best one first.
         rows: the records as rows.
-        malformed: why a value or key is malformed -> in how many records.
-        secrets: how many fields are left out since their names suggest secrets.
+        malformed: why a value or key is malformed -> the number of such records.
+        secrets: how many fields are left out because their names suggest secrets.
         detections: the framing and format of values and of keys.
         notes: sentences about what is wrong or unknown.
     """
@@ -289,13 +289,12 @@ def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
 
     Args:
         sample: the records.
-        given: the options that the user gave, by the names that they are declared with; all of
-            them are kept.
+        given: all options that the user gave, by their declared names; they are kept.
 
     Raises:
-        OptionError: one of them is wrong, or conflicts with another.
-        SchemaRefused: a schema that they name does not fit.
-        SchemaRegistryError: the registry does not give it.
+        OptionError: an option is wrong, or conflicts with another one.
+        SchemaRefused: a schema that the options name does not fit.
+        SchemaRegistryError: the registry does not provide a schema.
         MissingExtra: a library for the format is not installed.
     """
     payloads = [Payloads(part, sample.payloads(part), sample.headers()) for part in PARTS]
@@ -323,7 +322,7 @@ def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
     try:
         report = _read_sample(usable, plan)
     except (SchemaRegistryError, SchemaRefused) as error:
-        # A schema that wrote some of the records does not fit the latest one.
+        # The latest schema does not fit one that wrote some of the records.
         if plan.is_given:
             raise
         notes.append(str(error))
@@ -337,7 +336,7 @@ def _find_registry(given: Mapping[str, str]) -> SchemaRegistry | None:
 
 
 def _blank_unusable(sample: Sample, detections: Iterable[Detection]) -> Sample:
-    """Return a sample without the values and keys whose schemas cannot be had."""
+    """Return a sample without the values and keys with schemas that are not available."""
     blocks, first = [], 0
     for partition, block in sample.blocks:
         rows = slice(first, first + len(block.offsets))
@@ -373,7 +372,7 @@ def _read_sample(sample: Sample, plan: ReadingPlan) -> TopicReport:
 def _find_times(sample: Sample, plan: ReadingPlan) -> tuple[Candidate, ...]:
     columns = plan.columns["value"].fields
     rules = plan.options.value_rules
-    # Unsigned numbers of 64 bits are decimals as columns, and numbers as times.
+    # A column holds unsigned 64-bit numbers as decimals; as times they are numbers.
     unsigned = UINT64 if rules.format == "protobuf" else None
     types = {
         field.name: field.type
@@ -418,7 +417,7 @@ def _build_schema(sample: Sample, plan: ReadingPlan) -> pa.Schema:
 def _read_rows(
     sample: Sample, options: KafkaOptions, schema: pa.Schema
 ) -> tuple[pa.Table, Mapping[str, int]]:
-    """Read the rows, each behind its partition and offset; count why payloads are malformed."""
+    """Read the rows with partition and offset in front; count why payloads are malformed."""
     projection = project(options, schema)
     reasons: Counter[str] = Counter()
     tables = []
@@ -434,14 +433,14 @@ def _read_rows(
         batch = interleave_ctis(projection, judged, every, none, none)
         number = pa.repeat(pa.scalar(partition.number, pa.int32()), len(every))
         columns = {name: batch[name] for name in _list_shown(options, schema)}
-        # A field may have the name of a place: the place stands in front under a name of its own.
+        # Parentheses keep the names of the places in front apart from those of fields.
         places = {"(partition)": number, "(offset)": block.offsets}
         tables.append(pa.table({**places, **columns}))
     return (pa.concat_tables(tables) if tables else pa.table({})), dict(reasons)
 
 
 def _list_shown(options: KafkaOptions, schema: pa.Schema) -> list[str]:
-    """List the columns to show: the time first, and of the default columns those that differ."""
+    """List the columns to show: the time first; of the default columns only those that vary."""
     time = f"{options.metadata_prefix}start_time"
     if options.value_format == options.key_format == "binary":
         names = [f"{options.metadata_prefix}{name}" for name in ("key", "value", "timestamp")]
