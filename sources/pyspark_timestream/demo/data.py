@@ -27,7 +27,7 @@ from pyspark_timestream.demo.broker import NoDemo
 
 TOPIC: Final = "trips"
 STATIONS: Final = ("Central", "North", "Park", "Harbour")
-"""Partition -> the station whose trips it has."""
+"""Partition -> its station; the partition has all trips of that station."""
 LAGGING: Final = STATIONS.index("Harbour")
 LAG_HOURS: Final = 2
 TRIPS_PER_STATION: Final = 5_000

@@ -50,7 +50,7 @@ def end_command(directory: Path) -> list[str]:
 
 def _wait(parent: int, command: Sequence[str]) -> None:
     """Wait until `parent` has ended, then become `command`."""
-    # The system gives a process whose parent has ended another parent.
+    # When the parent ends, the system gives this process another one.
     while os.getppid() == parent:
         time.sleep(_POLL_INTERVAL_S)
     os.execvp(command[0], list(command))

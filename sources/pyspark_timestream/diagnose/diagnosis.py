@@ -241,7 +241,7 @@ WRITER_CLOCK_ADVICE: Final = (
     "let it send events, and correct its clock if that is behind; option 'writerTimeout', on a new "
     "checkpoint, forgets writers that send nothing"
 )
-"""The fix of a silent writer whose own events move its clock."""
+"""The fix of a silent writer in a stream where its own events move its clock."""
 
 
 @dataclass(frozen=True, slots=True)

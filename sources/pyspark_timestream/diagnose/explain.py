@@ -89,7 +89,7 @@ def _ask_java(query: StreamingQuery, ask: Callable[[Any], T]) -> T | None:
 
 
 def _runs_one_batch(query: StreamingQuery) -> bool:
-    """True if the query has the trigger `once`, as far as the client knows."""
+    """True if this client can tell that the query has the trigger `once`."""
     name = _ask_java(query, lambda java: str(java.trigger().getClass().getSimpleName()))
     return name is not None and name.startswith("OneTimeTrigger")
 

@@ -389,7 +389,7 @@ def read_watermark(progress: Mapping[str, Any]) -> int | None:
 def describe_state(operators: Sequence[OperatorState]) -> Iterator[str]:
     """Yield the lines about the state of operators.
 
-    State whose times are unknown may wait for no CTI at all, as without `advance_time`.
+    State with unknown times may wait for no CTI at all, as without `advance_time`.
     """
     for each in operators:
         size = "1 row" if each.rows == 1 else f"{each.rows} rows"
@@ -410,14 +410,14 @@ def _count_rows(rows: int) -> str:
 def read_state_store(spark: Any, location: str) -> tuple[OperatorState, ...]:
     """Read the state in the checkpoint at `location` after its last finished batch.
 
-    This runs two Spark jobs per operator, and leaves out operators whose state Spark does not show.
+    This runs two Spark jobs per operator, and leaves out an operator if Spark does not show its state.
     """
     stores: dict[tuple[int, str], list[str]] = {}
     for row in spark.read.format("state-metadata").load(location).collect():
         stores.setdefault((row.operatorId, row.operatorName), []).append(row.stateStoreName)
     found = []
     for (number, name), names in sorted(stores.items()):
-        # A join has four stores, some of which hold one row of a side twice.
+        # A join has four stores, and some of them hold a row of one side twice.
         if names == ["default"]:
             try:
                 reader = spark.read.format("statestore").option("operatorId", number)

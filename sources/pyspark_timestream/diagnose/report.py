@@ -27,7 +27,7 @@ GAP: Final = "  "
 
 _MAX_CELL: Final = 40
 _MIN_CELL: Final = 10
-"""A column is cut to this width at most; one that does not fit then is left out."""
+"""A column is left out if it would have to be cut below this width."""
 
 # -- units -----------------------------------------------------------------------------------------
 

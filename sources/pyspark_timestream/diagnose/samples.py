@@ -159,7 +159,7 @@ def name_time_form(value: Any) -> str:
 
 _MAX_SHOWN_CHARS: Final = 12
 _MIN_SHOWN_CHARS: Final = 6
-"""A description that may show fewer characters shows only the beginning of the value."""
+"""With fewer characters to show, only the beginning is shown."""
 
 _MAX_NAMES: Final = 8
 """A list has at most this many names of fields or headers."""

@@ -107,7 +107,7 @@ def _list_leaves(
 
 
 def _drop_secrets(kind: pa.DataType) -> tuple[pa.DataType | None, int]:
-    """Return a type without fields that suggest secrets, or None, and the number of these fields."""
+    """Return a type without fields that suggest secrets, or None, and how many those are."""
     if pa.types.is_list(kind):
         inner, secrets = _drop_secrets(kind.value_type)
         return (None if inner is None else pa.list_(inner)), secrets

@@ -43,7 +43,7 @@ _GROUP: Final = "timestream-peek"
 """A consumer must name a group; this one never joins it and commits nothing to it."""
 
 _REACHES: Final = (1, 20, 500)
-"""How many offsets to read per requested record: the next number if that gives too few records.
+"""Read this many offsets per requested record; if they hold too few records, the next number.
 
 Markers of transactions and compaction leave gaps.
 """

@@ -142,7 +142,7 @@ def _choose_formats(
     registry: SchemaRegistry | None,
     notes: list[str],
 ) -> dict[Part, dict[str, str]]:
-    """Choose the format options of the values and keys whose fields can be read."""
+    """Choose the format options of values and keys if their fields can be read."""
     chosen: dict[Part, dict[str, str]] = {}
     for part, each in detections.items():
         if each.format == "binary" or f"{part}Format" in given:

@@ -70,7 +70,7 @@ class Payload:
         return find_record_reasons(self.values, self.keys)
 
     def count_malformed(self, inside: Mask | None = None) -> dict[str, int]:
-        """Count the records whose value or key is malformed, by reason, without zeros.
+        """Count the records with a malformed value or key, by reason, without zeros.
 
         `inside` selects the records that count; None for all.
         """
@@ -85,7 +85,7 @@ class Payload:
 
 
 def required_columns(options: KafkaOptions, projection: Projection | None) -> ColumnSet:
-    """Return the columns to read for `projection`, or for the clock alone if it is None."""
+    """Return the columns to read for `projection`, or only for the clock if it is None."""
     sources = _time_sources(options)
     sides = {rules.part: rules for rules, _ in _list_sides(options, projection)}
     requests = projection.requests if projection else lambda name: False

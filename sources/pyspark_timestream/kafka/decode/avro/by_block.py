@@ -207,7 +207,7 @@ class Places:
         return starts, self.at
 
     def pass_bytes(self) -> tuple[Longs, Longs]:
-        """Return where n values start and stop whose length precedes them."""
+        """Read the lengths of n values, and return where the values after them start and stop."""
         lengths = self.read_longs()
         outside = (lengths < 0) | (lengths > self.ends - self.at)
         if outside.any():

@@ -159,7 +159,7 @@ class _Describer:
 
 
 def create_handler(message: Any, tree: Tree) -> Any:
-    """Create ptars' reader for a block whose `rows` have the fields of `tree`."""
+    """Create ptars' reader for a block with `rows` that have the fields of `tree`."""
     descriptor = _Describer(exact=False).describe(message, tree)
     return import_libraries().ptars.HandlerPool([descriptor.file]).get_for_message(descriptor)
 
