@@ -410,7 +410,7 @@ def _count_rows(rows: int) -> str:
 def read_state_store(spark: Any, location: str) -> tuple[OperatorState, ...]:
     """Read the state in the checkpoint at `location` after its last finished batch.
 
-    This runs two Spark jobs per operator, and leaves out an operator if Spark does not show its state.
+    This runs two Spark jobs per operator, and leaves out operators with a state that Spark hides.
     """
     stores: dict[tuple[int, str], list[str]] = {}
     for row in spark.read.format("state-metadata").load(location).collect():

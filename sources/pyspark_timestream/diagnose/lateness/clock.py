@@ -241,7 +241,7 @@ def _release(
 
 
 _MAX_SAMPLED: Final = 500_000
-"""Measure the waits of about this many events, since by each delay some wait at the same time."""
+"""Measure the waits of about this many events: each delay keeps some of them in memory."""
 
 
 @dataclass(frozen=True, slots=True)

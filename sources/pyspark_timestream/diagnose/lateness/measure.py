@@ -472,8 +472,8 @@ def measure_lateness(
     """Count the rows of a topic that would be late by each of several delays, in one pass.
 
     Late rows are exactly those of a query that starts at the same records with `ctiDelay` set to
-    the delay (semantics 3.1), since the same rules judge them. The records are read from Kafka up to
-    the present ends of their partitions; Spark is not needed.
+    the delay (semantics 3.1), since the same rules judge them. The records are read from Kafka up
+    to the present ends of their partitions; Spark is not needed.
 
     How long results wait is measured by the records' timestamps. An event that is not late waits
     from its own record to the one right after which its partition's CTI is greater than its time;

@@ -126,11 +126,13 @@ class Places:
     def _read_varints(self) -> tuple[Longs, Longs | int]:
         """Read whole numbers of up to 64 bits; return also how many bytes each takes."""
         first = self._bytes[self.at]
+        # The numbers of many columns take one byte each.
         if not len(first) or first.max() < 128:
             self._advance(1)
             numbers = first.astype(np.int64)
             return (numbers >> 1) ^ -(numbers & 1), 1
         words = self._words[self.at]
+        # The last byte of a number has its top bit clear; keep the bits up to the first such byte.
         stops = ~words & _STOP_BITS
         stop = stops & (~stops + _ONE)
         mask = (stop << _ONE) - _ONE
