@@ -148,6 +148,7 @@ def fetch_jars(
             partial = cache / "partial"
             shutil.rmtree(partial, ignore_errors=True)
             _retrieve(cache, partial, java, on_line)
+            # Rename last, so that an interrupted fetch never looks complete.
             partial.rename(_place(cache))
     return _place(cache)
 

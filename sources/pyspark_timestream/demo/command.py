@@ -139,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(given: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
+    # SIGTERM raises KeyboardInterrupt, so it also ends the broker and removes its data.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         port = choose_port(given.port)

@@ -437,6 +437,7 @@ def _produce(bootstrap: str, records: Iterable[tuple[str, PageRecord]]) -> int:
             topic,
             record.value,
             partition=record.partition,
+            # 0 lets the client choose.
             timestamp=record.timestamp_ms or 0,
             on_delivery=lambda error, _: failures.append(error),
         )

@@ -92,6 +92,7 @@ class Places:
         data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
         padding = np.zeros(_PADDING, np.uint8)
         padded = np.concatenate((data[bounds[0] : bounds[-1]], padding))
+        # Strides of one byte: `words[place]` is the eight bytes at any place.
         words = np.ndarray((len(padded) - _WORD + 1,), "<u8", padded, strides=(1,))
         bounds -= bounds[0]
         return cls(padded, words, bounds[:-1].copy(), bounds[1:].copy(), np.diff(bounds))

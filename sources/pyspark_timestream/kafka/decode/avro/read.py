@@ -110,6 +110,7 @@ def read_avro(
     block = join_blocks(requested, blocks, order, reasons)
     named = None
     if requested.names:
+        # The modulo turns -1 into the last index, which stands for no name.
         named = pa.array([*names, None], pa.string()).take(pa.array(codes % (len(names) + 1)))
     return block._replace(schema_ids=schema_ids, names=named)
 

@@ -284,6 +284,7 @@ def _join(messages: pa.Array) -> tuple[memoryview, Longs]:
     n = len(messages)
     ends = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :][: n + 1]
     lengths = np.diff(ends).astype(np.int64)
+    # The varint of a length takes one byte per group of seven bits.
     groups = np.ones(n, dtype=np.int64)
     for digits in range(7, int(lengths.max(initial=0)).bit_length(), 7):
         groups += lengths >= 1 << digits
