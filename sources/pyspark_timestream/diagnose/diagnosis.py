@@ -252,7 +252,7 @@ class Diagnosis:
         kind: its kind.
         cause: partitions, a writer, a topic, an option.
         text: what was seen, in one or two sentences.
-        since_us: the wall clock when it began, if the history goes back that far; None: unknown.
+        since_us: the wall clock since when it holds, within the history; None: unknown.
         partitions: the partitions concerned.
         writers: the (partition, writer's name) concerned.
         scope: the records that it is about, such as `lately`; empty: all.

@@ -95,7 +95,7 @@ class StreamExplanation:
         batch: the number of the stream's last batch.
         planned_us: the wall clock when that was planned; everything is as of then.
         cti_us: the stream's CTI then.
-        since_us: when the CTI reached that value, if the history goes back that far.
+        since_us: since when the CTI has that value, within the history; None: unknown.
         diagnoses: what is wrong, most important first; never empty.
         partitions: the facts: causes in the order of the diagnoses, then the others in order.
         malformed: the malformed values and keys by reason, the most frequent first.

@@ -239,7 +239,7 @@ def _is_plausible(writer: Writer) -> bool:
 
 
 def _are_longs(contents: pa.Array) -> bool:
-    """Return whether all values have 8 bytes: small 64-bit numbers, too, begin with a zero byte."""
+    """True if all values have 8 bytes: small 64-bit numbers begin with a zero byte, like frames."""
     lengths = {len(each) for each in contents.to_pylist() if each is not None}
     return lengths == {_LONG_BYTES}
 
