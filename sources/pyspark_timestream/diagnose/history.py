@@ -30,7 +30,7 @@ from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import min_cti
 
 LOG_VERSIONS: Final = ("v1", "v2")
-"""The first line of files in Spark's offset log that this code can read.
+"""A file of Spark's offset log begins with one of these if this code can read it.
 
 Version 2 belongs to named sources: the source's name, or its number, precedes each offset.
 """

@@ -365,7 +365,7 @@ def _measure_gap(state: PartitionState) -> int:
 
 
 def _is_majority_late(state: PartitionState) -> bool:
-    """True if most events are far too late but in order, so that the other events are wrong."""
+    """True if most events are far too late but in order, so that the others are wrong."""
     late, clues = count_late(state), state.clues
     are_far = clues.most_late_us > _MIN_AGREED_US
     in_order = 10 * clues.misplaced < late

@@ -158,6 +158,7 @@ class RowReader:
 
         def read(row: _Row) -> dict[str, Any]:
             value = dict(defaults)
+            # A field that the writer lacks is bad if it has no default (semantics 13.9).
             row.bad |= lacks
             for name, each in pairs:
                 part = each(row)
@@ -177,6 +178,7 @@ class RowReader:
         def read(row: _Row) -> Any:
             items: list[Any] = []
             entries: dict[str, Any] = {}
+            # Clear the mark, to see which item sets it.
             bad, is_lost, row.bad = row.bad, False, False
             while True:
                 count = row.read_long()

@@ -307,9 +307,11 @@ def _parse_run(
             size = (end - at) // 2
             continue
         elif row is not None and row > most_singly:
+            # Read the rows before the bad one with Arrow, and then the bad one by itself.
             size, failed_at = row, at + row
             continue
         else:
+            # The bad row is near, or the piece small: read rows one by one, and more next time.
             end = min(at + max(singly, (row or 0) + 1), stop)
             size, singly = max(2 * most_singly, size // 2), 2 * singly
         yield parse_rows(fields, values.slice(at, end - at).to_pylist())
@@ -351,6 +353,7 @@ def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _P
 
 
 def _wrap_in_list(texts: pa.Array) -> pa.Array:
+    # `binary_join` joins the items of each list, so put all texts into one.
     return pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
 
 

@@ -100,6 +100,7 @@ def _convert_dates(messages: pa.Array) -> Converted:
     months = np.where(legal, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
     first, after = (each.astype("datetime64[D]").astype(np.int64) for each in (months, months + 1))
     days = first + np.where(legal, day, 1) - 1
+    # A day that its month lacks falls into the next month.
     return _keep_legal(days.astype(np.int32), pa.date32(), messages, legal & (days < after))
 
 
