@@ -372,7 +372,7 @@ def _describe_non_object(value: bytes) -> str:
     if value[:1] == b"\0":
         return "the values are not JSON: they begin with a zero byte, as those of a schema registry"
     text = value.decode(errors="replace")
-    # Its beginning and its end may belong to any field, so no name in it may suggest a secret.
+    # Both ends of the text may show any field, so one name that suggests a secret hides them.
     secret = next(filter(suggests_secret, _WORD.findall(text)), "")
     shown = _summarize(secret, text, has_end=True)
     return f"one value is not a JSON object, but {shown}: {name_value_form(value).name}"
