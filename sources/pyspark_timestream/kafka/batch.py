@@ -1,12 +1,12 @@
-"""Batch reads: options as they use them, and tasks that stay valid later (semantics 7.4).
+"""Plans batch reads whose tasks stay valid (semantics 7.4), and adapts options to each read.
 
 Spark plans a batch read once, and reuses the tasks for all later evaluations of the DataFrame or
-view. So a task's slice does not hold the start and end of its partitions. It holds only the offsets
-at which a partition is cut, and which task reads partitions that were empty or missing at planning
-time. Each task resolves the starting and ending options when it runs. Together the slices cover
-every record that exists by then exactly once.
+view. So a task's slice does not hold where its partitions start and end. It holds only the offsets
+at which a partition is cut, and which task reads the partitions that were empty or missing at
+planning time. Each task resolves the starting and ending options when it runs. Together the slices
+cover every record that exists by then exactly once.
 
-A batch read, a stream with an ending option and a replay start at earliest by default. A batch read
+Batch reads, streams with an ending option, and replays start at earliest by default. A batch read
 ignores the options of streams.
 """
 
@@ -27,11 +27,11 @@ from pyspark_timestream.kafka.ranges import Partition, Range, cut_ranges
 from pyspark_timestream.rules.state import PartitionState
 
 MAX_SPARE_TASKS: Final = 4
-"""Maximum number of tasks for partitions that were empty at planning time."""
+"""Maximum number of tasks that share the partitions that were empty at planning time."""
 
 
 class OpenRange(NamedTuple):
-    """The offsets of a partition that one task reads; None for its start or end."""
+    """The offsets of a partition that one task reads; None stands for the partition's own end."""
 
     partition: Partition
     start_inclusive: int | None
@@ -45,9 +45,9 @@ class ReadSlice:
     Attributes:
         number: the task's number, from 0.
         tasks: the number of tasks.
-        parts: the offsets to read of partitions that had records.
-        spare: the task's number, from 0, among those that read all other partitions; None if it
-            reads none of them.
+        parts: the offsets that it reads from partitions that had records at planning time.
+        spare: the task's number, from 0, among the tasks that read all other partitions; None if
+            it reads none of them.
         named: the partitions in the parts of all tasks; empty if `spare` is None.
     """
 
@@ -61,7 +61,7 @@ class ReadSlice:
 def slice_read(
     options: KafkaOptions, starts: Mapping[Partition, int], stops: Mapping[Partition, int]
 ) -> list[ReadSlice]:
-    """Divide a batch read that now goes from `starts` to `stops`; return at least one slice.
+    """Divide a batch read that would now go from `starts` to `stops`; return at least one slice.
 
     Raises:
         OptionError: a partition starts after its end.
@@ -85,7 +85,7 @@ def slice_read(
 
 
 def select_partitions(own_slice: ReadSlice, listed: Collection[Partition]) -> list[Partition]:
-    """Select the existing partitions of which the task reads something."""
+    """Return those existing partitions that the task reads, whole or in part."""
     own = {part.partition for part in own_slice.parts}
     return [part for part in listed if part in own or _is_spare(own_slice, part)]
 
@@ -100,11 +100,12 @@ def plan_slice(
     """Plan the task, given where its partitions start and end now.
 
     A single task for all partitions emits every CTI that they prove together. Several tasks emit
-    only the final CTI, if any, since none knows the progress of the others. If the rules depend on
-    earlier records, a part first reads those for the clock alone, so that cutting a partition
+    only the final CTI, if any, because none knows the progress of the others. If the rules depend
+    on earlier records, a part first reads those for the clock only, so that cutting a partition
     changes no row.
 
-    `listed` are the partitions that exist now; `starts` and `stops` are of `select_partitions`.
+    `listed` are the partitions that exist now; `starts` and `stops` hold the bounds of those that
+    `select_partitions` returned.
 
     Raises:
         OptionError: a partition starts after its end.
@@ -131,7 +132,7 @@ def plan_slice(
 
 
 def _open_outer_ends(ranges: list[Range]) -> list[OpenRange]:
-    """Turn ranges into parts, leaving the outer ends of each partition open."""
+    """Turn ranges into parts; open the first start and the last end of each partition."""
     begins = {span.partition: span for span in reversed(ranges)}
     ends = {span.partition: span for span in ranges}
     return [
@@ -145,10 +146,10 @@ def _open_outer_ends(ranges: list[Range]) -> list[OpenRange]:
 
 
 def _is_spare(own_slice: ReadSlice, part: Partition) -> bool:
-    """Check whether this task reads `part`, a partition that no task was given offsets of."""
+    """Return whether this task reads `part`, a partition without offsets in any task's parts."""
     if own_slice.spare is None or part in own_slice.named:
         return False
-    # The same in every process, which `hash` of a text is not.
+    # Unlike `hash`, CRC-32 gives the same number in every process.
     place = zlib.crc32(part.topic.encode()) + part.number
     return place % min(own_slice.tasks, MAX_SPARE_TASKS) == own_slice.spare
 
@@ -158,11 +159,11 @@ _REPLAY_WINDOW: Final = frozenset({"startingcti", "endingcti"})
 
 
 def adapt_to_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
-    """`options` as a stream uses them; `given` are the lower-cased names that were set.
+    """Return `options` as a stream uses them; `given` are the lower-cased names that were set.
 
     Raises:
-        OptionError: an end that it would start at, or an option that cuts partitions whose order
-            matters.
+        OptionError: the stream has an end and would start there, or an option cuts partitions
+            whose order matters.
     """
     if not options.ends_by_default:
         options = _start_before_end(options, given, "stream with an end")
@@ -180,16 +181,16 @@ def adapt_to_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptio
 
 
 def adapt_to_batch(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
-    """`options` as a batch read uses them; `given` are the lower-cased names that were set.
+    """Return `options` as a batch read uses them; `given` are the lower-cased names that were set.
 
     Raises:
-        OptionError: it would start where it ends.
+        OptionError: the read would start where it ends.
     """
     return _start_before_end(options, given, "batch read")
 
 
 def _start_before_end(options: KafkaOptions, given: Collection[str], kind: str) -> KafkaOptions:
-    """Let what ends start at the earliest offsets by default; refuse the latest ones."""
+    """Make `earliest` the default start of a read that ends, and refuse `latest`."""
     if "startingoffsets" not in given:
         return replace(options, starting_offsets=EARLIEST)
     starts = options.starting_offsets
@@ -206,13 +207,13 @@ def _start_before_end(options: KafkaOptions, given: Collection[str], kind: str) 
 
 
 def ignored_in_batch(given: Collection[str]) -> list[str]:
-    """The options among `given`, lower-cased names, that have no effect in a batch read."""
+    """Return the options that have no effect in a batch read, among the lower-cased `given`."""
     names = (spec.name for spec in option_specs(KafkaOptions).values() if spec.effect == "stream")
     return [name for name in names if name.lower() in given]
 
 
 def plan_stream_tasks(options: KafkaOptions, offset: StreamOffset) -> list[TaskPlan]:
-    """The tasks of the batch that `offset` describes, cut as the options say."""
+    """Return the tasks of the batch `offset`, with partitions cut if the options ask for it."""
     if not options.is_cut:
         return plan_tasks(offset)
     parts = cut_ranges(offset.ranges(), options.min_partitions, options.max_records)

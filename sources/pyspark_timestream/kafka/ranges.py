@@ -1,4 +1,4 @@
-"""Divides the offsets of partitions into ranges, and ranges among tasks."""
+"""Divides offsets of partitions into ranges, and ranges among tasks."""
 
 import heapq
 import itertools
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 MIN_TASK_RECORDS: Final = 20_000
-"""Another Python task (about 50 ms) is not worth it for fewer records."""
+"""Records that justify one more Python task, which costs about 50 ms."""
 
 
 class Partition(NamedTuple):
@@ -24,7 +24,7 @@ class Partition(NamedTuple):
 
 
 def group_by_topic(values: Mapping[Partition, T]) -> dict[str, dict[str, T]]:
-    """Group values by topic and by a partition's number as text: the keys that JSON can have."""
+    """Group values by topic, then by partition number as text, since JSON's keys are texts."""
     topics: dict[str, dict[str, T]] = {}
     for (topic, number), value in sorted(values.items(), key=itemgetter(0)):
         topics.setdefault(topic, {})[str(number)] = value
@@ -32,7 +32,7 @@ def group_by_topic(values: Mapping[Partition, T]) -> dict[str, dict[str, T]]:
 
 
 def list_by_partition(topics: Mapping[str, Mapping[str, T]]) -> dict[Partition, T]:
-    """Return what `group_by_topic` grouped."""
+    """Undo `group_by_topic`."""
     return {
         Partition(topic, int(number)): value
         for topic, values in topics.items()
@@ -49,7 +49,7 @@ class Range(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of offsets; an upper bound of the number of records."""
+        """Return the number of offsets, an upper bound of the number of records."""
         return self.end_exclusive - self.start_inclusive
 
 
@@ -62,11 +62,11 @@ def limit_ranges(
 ) -> dict[Partition, int]:
     """Return the end of each partition's range for a batch of about `max_offsets` in all.
 
-    With fewer than `min_offsets` up to `ends` in all, the batch waits and reads nothing. Else it
-    reads up to `aligned`, where that is given (`maxSkew`): the limit is divided after that cut.
+    With fewer than `min_offsets` unread offsets before `ends`, the batch waits and reads nothing.
+    Otherwise it reads up to `aligned`, which replaces `ends` under `maxSkew`, within the limit.
 
-    The limit is split in proportion to the backlog, as in Spark's Kafka source. A partition with
-    any backlog gets at least one offset, so that none starves.
+    The limit is divided in proportion to each partition's backlog, as in Spark's Kafka source. A
+    partition with any backlog gets at least one offset, so that none starves.
     """
     backlog = _find_backlog(starts, ends)
     if min_offsets is not None and sum(backlog.values()) < min_offsets:
@@ -88,11 +88,11 @@ def _find_backlog(
 
 
 def cut_ranges(ranges: Sequence[Range], min_parts: int | None, max_size: int | None) -> list[Range]:
-    """Cut long ranges into parts, in order, dropping empty ones.
+    """Cut long ranges into parts, in order; drop empty ranges.
 
-    First every range is cut to at most `max_size` offsets. If there are fewer than `min_parts`
-    then, the largest are cut again in proportion to their size, as in Spark's Kafka source. Parts
-    are never empty, so there may be fewer than `min_parts`; rounding may give a few more.
+    First cut every range into parts of at most `max_size` offsets. If that gives fewer than
+    `min_parts`, cut the largest again in proportion to their sizes, as Spark's Kafka source does.
+    Parts are never empty, so there may be fewer than `min_parts`; rounding may give a few more.
     """
     parts = [span for span in ranges if span.size]
     if max_size is not None:
@@ -111,7 +111,7 @@ def cut_ranges(ranges: Sequence[Range], min_parts: int | None, max_size: int | N
 
 
 def _apportion(size: int, total: int, parts: int) -> int:
-    """Return the part of `parts` for `size` of `total`, rounded half up, at least one."""
+    """Return how many of `parts` fall to `size` out of `total`, rounded half up, at least one."""
     return max((2 * size * parts + total) // (2 * total), 1)
 
 
@@ -123,14 +123,17 @@ def _cut(span: Range, parts: int) -> list[Range]:
 
 
 def count_tasks(ranges: Sequence[Range], max_tasks: int | None) -> int:
-    """Return the number of tasks for `ranges`: limited by their count, `max_tasks`, and use."""
+    """Return the number of tasks for `ranges`.
+
+    The limits are the number of non-empty ranges, `max_tasks`, and `MIN_TASK_RECORDS` per task.
+    """
     filled = [span for span in ranges if span.size]
     worthwhile = -(-sum(span.size for span in filled) // MIN_TASK_RECORDS)
     return min(len(filled), worthwhile, max_tasks or len(filled))
 
 
 def assign_tasks(ranges: Sequence[Range], tasks: int) -> list[list[Range]]:
-    """Assign non-empty ranges to tasks, the largest first to the least loaded task.
+    """Assign non-empty ranges to tasks: the largest first, each to the least loaded task.
 
     The assignment is deterministic, and no task is empty.
     """

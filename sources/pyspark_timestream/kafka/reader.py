@@ -1,4 +1,4 @@
-"""Spark adapters of transport `kafka`: a stream and a batch reader over the pure plan and task."""
+"""Adapts transport `kafka` to Spark: a stream reader and a batch reader over plans and tasks."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,11 +63,11 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class KafkaTransport:
-    """Transport `kafka`, as the options ask for it.
+    """Transport `kafka` with the options of one query.
 
     Args:
-        raw: the query's options, in any case.
-        topic_settings: what it takes of the descriptions of its topics, by option name.
+        raw: the query's options; names may be in any case.
+        topic_settings: options taken from the description of its topics, by name.
 
     Raises:
         OptionError: an option is wrong, missing, unknown, or conflicts with another.
@@ -80,15 +80,15 @@ class KafkaTransport:
         self._given = frozenset(name.lower() for name in raw)
 
     def schema(self) -> StructType:
-        """Spark's Kafka columns, then those of event time."""
+        """Return the columns of Spark's Kafka source, then those of event time."""
         return from_arrow_schema(default_schema(self._options))
 
     def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of one streaming query."""
+        """Return the reader of one streaming query."""
         return KafkaStreamReader(adapt_to_stream(self._options, self._given), self._project(schema))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of one batch query, which starts at the earliest offsets by default."""
+        """Return the reader of one batch query, which starts at the earliest offsets by default."""
         options = adapt_to_batch(self._options, self._given)
         log_like_spark("pyspark_timestream")
         for name in ignored_in_batch(self._given):
@@ -101,13 +101,13 @@ class KafkaTransport:
 
 @dataclass(frozen=True)
 class KafkaTask(InputPartition):
-    """A task as Spark ships it: its plan, and where to commit its end states.
+    """A stream's task as Spark ships it: its plan, and where to commit its end states.
 
     Attributes:
         plan: the work of the task.
         group: the consumer group to commit to.
         offset: the batch, restricted to the task's partitions; None to commit nothing.
-        readers: the schemas that payloads are read by, by side (value, key).
+        readers: `value` or `key` -> the schema that it is read by.
     """
 
     plan: TaskPlan
@@ -118,10 +118,10 @@ class KafkaTask(InputPartition):
 
 @hide_tracebacks
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Kafka records and CTIs as a stream; exactly once per checkpoint.
+    """Reads Kafka records and CTIs as a stream, exactly once per checkpoint.
 
-    The offset holds each batch's ranges and the clocks at its start. The clocks at its end come
-    from the consumer group, to which the tasks commit them, or from reading the ranges again.
+    The offset holds the batch's ranges and the clocks at its start. The tasks commit the clocks at
+    its end to the consumer group; if they are missing there, the driver reads the ranges again.
     """
 
     def __init__(self, options: KafkaOptions, projection: Projection) -> None:
@@ -130,29 +130,32 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._driver: StreamDriver | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant: Spark calls this again on a restart, so it must decide nothing."""
+        """Return a constant: Spark calls this again after a restart, so it must decide nothing."""
         return INITIAL_OFFSET
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """`maxOffsetsPerTrigger`, or everything."""
+        """Return the limit `maxOffsetsPerTrigger`, or no limit."""
         limit = self._options.max_offsets
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the ends of this run."""
+        """Limit this run to the current ends."""
         self._get_driver().limit_to_current_ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The next batch's offset; `start` itself where there is nothing to do."""
+        """Return the next batch's offset, or `start` itself if there is nothing to do."""
         cap = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return self._get_driver().plan(start, cap)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The progress entry (semantics 13.5), as of the start of the batch planned last."""
+        """Return the progress entry (semantics 13.5) as of the start of the batch planned last."""
         return self._get_driver().progress()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of the batch that `end` describes."""
+        """Return the tasks of the batch that `end` describes.
+
+        If Spark joins several batches after a crash (semantics 8.6), return tasks for all of them.
+        """
         if start == end:
             return []
         check_stream_offset(end, self._options.settings(), self._options.topic_settings)
@@ -180,7 +183,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._get_driver().mark_committed(end)
 
     def _get_driver(self) -> "StreamDriver":
-        # Made late: the copy of this reader that is shipped to tasks never connects.
+        # The driver connects on demand: the copy of this reader in a task must never connect.
         if self._driver is None:
             log_like_spark("pyspark_timestream")
             warn_of_slow_reading()
@@ -190,7 +193,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass(frozen=True)
 class BatchTask(InputPartition):
-    """A task of a batch read as Spark ships it, and keeps it for later evaluations."""
+    """A task of a batch read, which Spark ships and keeps for later evaluations."""
 
     read_slice: ReadSlice
     readers: Mapping[str, ReaderSchema] = field(default_factory=dict)
@@ -198,7 +201,7 @@ class BatchTask(InputPartition):
 
 @hide_tracebacks
 class KafkaBatchReader(DataSourceReader):
-    """Kafka records and CTIs as a batch, from the starting to the ending options.
+    """Reads Kafka records and CTIs as a batch, from the starting to the ending options.
 
     Each task resolves these options when it runs: see `kafka/batch.py`.
     """
@@ -209,7 +212,7 @@ class KafkaBatchReader(DataSourceReader):
         self._group = f"{options.group_prefix}-batch"
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task per partition, or for each cut of one."""
+        """Return one task per partition, or per part of a partition that is cut."""
         broker = Broker(self._options, self._group)
         listed = broker.partitions()
         starts, stops = self._bounds(broker, listed, listed)
@@ -231,7 +234,7 @@ class KafkaBatchReader(DataSourceReader):
     def _bounds(
         self, broker: Broker, listed: Sequence[Partition], asked: Sequence[Partition]
     ) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        """Resolve the start and end of those of `asked` that exist."""
+        """Return the starts and ends of those partitions of `asked` that exist."""
         options, ends = self._options, broker.ends(asked)
         earliest = broker.earliest(ends)
         starting = broker.offsets_at(starting_timestamps(options, ends, listed))
@@ -243,7 +246,7 @@ class KafkaBatchReader(DataSourceReader):
 
 
 def _restrict_to_task(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
-    """Restrict `offset` to one task's partitions: it is large if there are many."""
+    """Restrict `offset` to one task's partitions, because an offset of many partitions is large."""
     own = {task_range.offsets.partition for task_range in plan.ranges}
     partitions = {part: offset.partitions[part] for part in own}
     return StreamOffset(offset.stream, offset.settings, offset.starts, partitions)
@@ -252,8 +255,8 @@ def _restrict_to_task(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
 def _extend_connect_timeout(options: KafkaOptions) -> KafkaOptions:
     """Let a stream's task wait for brokers as long as for progress.
 
-    The driver has just reached them, so a task that cannot has met an outage, which must only delay
-    the query.
+    The driver has just reached the brokers. A task that cannot reach them has met an outage, which
+    must only delay the query.
     """
     most_ms = max(options.connect_timeout_ms, options.poll_timeout_ms)
     return replace(options, connect_timeout_ms=most_ms)
@@ -271,16 +274,16 @@ def read_task(
     """Return the rows of a task.
 
     Args:
-        options: the options.
-        projection: the columns.
-        task: the ranges.
-        is_batch: whether it is a task of a batch read.
-        acquire: borrows a reader.
-        settle: is called last, unless the task fails.
+        options: the query's options.
+        projection: the columns that the query requests.
+        task: the plan, and where to commit.
+        is_batch: True for a batch read.
+        acquire: borrows a range reader.
+        settle: called last, unless the task fails.
     """
     options = with_readers(options, task.readers)
     ended: dict[Partition, RangeEnd] = {}
-    # Ranges that are read in pieces are not prefetched.
+    # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
     whole = [
         task_range
         for task_range in task.plan.ranges
@@ -318,9 +321,10 @@ def read_task(
 
 
 def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, int]:
-    """Return the ends of the ranges that are ends of their partitions, for lag tools too.
+    """Return those ends of the task's ranges at which the whole batch ends its partition.
 
-    Of a partition that is cut, only the last task knows the end offset, and none the clock.
+    Tools that measure lag need the end offsets too. If a partition is cut, its last task alone
+    reaches the end offset, and no task knows the clock.
     """
     ends = {
         task_range.offsets.partition: task_range.offsets.end_exclusive for task_range in plan.ranges
@@ -329,9 +333,9 @@ def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, in
 
 
 def _find_broken_settings() -> dict[str, str]:
-    """Find session settings that break what CTIs promise.
+    """Return the session settings that break what CTIs promise.
 
-    A task has those with which its query was started, or those of the checkpoint.
+    A task sees the settings with which its query was started, or those of the checkpoint.
     """
     task = TaskContext.get()
     return {} if task is None else find_wrong_settings(task.getLocalProperty)

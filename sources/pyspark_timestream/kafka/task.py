@@ -1,8 +1,8 @@
 """Runs one task of a batch: reads its ranges in order, judges records and emits CTIs.
 
-For each block of records it decodes times and marks (`decode.payload`), advances the partition's
-clock and judges the records (`rules.step`), and interleaves rows with the CTIs that the task's
-partitions prove together (semantics 2 and 7). Only the reader, an argument, does I/O.
+For each block of records, a task decodes times and marks (`decode.payload`), advances the
+partition's clock and judges the records (`rules.step`), and interleaves rows with the CTIs that its
+partitions prove together (semantics 2 and 7). Only the reader that it is given does I/O.
 """
 
 import logging
@@ -42,11 +42,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class RangeEnd(NamedTuple):
-    """What a task knows of a partition after its range.
+    """A partition after a task has read its range.
 
     Attributes:
-        state: the clock.
-        malformed_values: the malformed values and keys of the range.
+        state: the partition's clock.
+        malformed_values: the malformed values and keys in the range.
     """
 
     state: PartitionState
@@ -60,10 +60,10 @@ def run_task(
     read: ReadRange,
     keep_end: Callable[[Partition, RangeEnd], None],
 ) -> Iterator[pa.RecordBatch]:
-    """Return the rows of the task, and pass what is known at each range's end to `keep_end`.
+    """Return the rows of the task, and pass the state at each range's end to `keep_end`.
 
     Raises:
-        ViolationFound: an event or value on which the options demand failure.
+        ViolationFound: the options let an event or value fail the query.
     """
     run = _TaskRun(options, projection, plan, read)
     yield from run.show_cti(plan.first_cti_us, run.unshown_us)
@@ -74,12 +74,13 @@ def run_task(
 
 
 class _TaskRun:
-    """A task on its way through its ranges: what it reads, and the CTI that it has proven.
+    """A running task.
 
     Attributes:
-        unshown_us: the greatest CTI that no row shows, below the start of a replay; None: none.
-        watermark: what the task has proven so far.
-        range_end: what is known at the end of the range that was read last.
+        unshown_us: in a replay, CTIs up to this one are not shown, since they lie before its start;
+            None shows all.
+        watermark: the CTI that the task has proven so far.
+        range_end: the end of the range that was read last.
     """
 
     def __init__(
@@ -96,12 +97,12 @@ class _TaskRun:
         self.range_end = RangeEnd(PartitionState())
 
     def show_cti(self, cti_us: int | None, shown_us: int | None) -> Iterator[pa.RecordBatch]:
-        """Return a CTI row, if it says more than what is shown already."""
+        """Return a CTI row if the CTI is greater than the one shown already."""
         if self._has_ctis and cti_us is not None and (shown_us is None or cti_us > shown_us):
             yield build_cti_rows(self._projection, np.array([cti_us]))
 
     def read_range(self, place: int, task_range: TaskRange) -> Iterator[pa.RecordBatch]:
-        """Read the range of the task's partition number `place`."""
+        """Return the rows of a range; `place` is the index of its partition in the task."""
         options, partition = self._options, task_range.offsets.partition
         state = _find_start_state(options, task_range, self._read)
         malformed_values = NO_MALFORMED_VALUES
@@ -129,7 +130,7 @@ class _TaskRun:
     def _judge(
         self, state: PartitionState, partition: Partition, block: RecordBlock
     ) -> tuple[PartitionState, JudgedBlock]:
-        """Judge a block; one before the start of a replay is decoded for the clock alone."""
+        """Judge a block; decode it for the clock only if it lies before the start of a replay."""
         options, from_us = self._options, self._options.rules.from_us
         if from_us is not None and (state.cti_us is None or state.cti_us < from_us):
             payload = read_payload(options, None, block)
@@ -141,7 +142,7 @@ class _TaskRun:
         return after, JudgedBlock(partition, block, payload, verdicts)
 
     def _deliver(self, place: int, judged: JudgedBlock) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a block, with the CTI rows that the task can prove by it."""
+        """Return the rows of a block, with the CTI rows that it lets the task prove."""
         verdicts = judged.verdicts
         self.watermark, places, rows_us = self.watermark.advance(place, verdicts.cti_us)
         after = verdicts.cti_index[places]
@@ -157,7 +158,7 @@ class _TaskRun:
 def _count_malformed(
     judged: JudgedBlock, before: PartitionState, after: PartitionState
 ) -> MalformedValues:
-    """Count malformed values, and note the offsets of the last record that each warning is of."""
+    """Count malformed values, and note an offset for each warning: that of the last such record."""
     payload, inside = judged.payload, judged.verdicts.inside
     counted = MalformedValues.from_reasons(payload.count_malformed(inside))
     offsets = judged.block.offsets
@@ -185,14 +186,14 @@ def _read_to_end(
     columns: ColumnSet,
     read: ReadRange,
 ) -> Iterable[RecordBlock]:
-    """Return the records of a range, unless the partition has ended before it."""
+    """Return the records of a range; none if the partition has reached `endingCti`."""
     has_more = offset_range.size and not options.rules.is_at_end(state.cti_us)
     return read(offset_range, columns) if has_more else ()
 
 
 @contextmanager
 def _locate_refusals(partition: Partition, block: RecordBlock) -> Iterator[None]:
-    """Name the record whose schema is refused, or is unknown."""
+    """Add the record's partition and offset to an error about its schema."""
     try:
         yield
     except (SchemaRefused, SchemaRegistryError) as error:
@@ -205,7 +206,7 @@ def _locate_refusals(partition: Partition, block: RecordBlock) -> Iterator[None]
 def _find_start_state(
     options: KafkaOptions, task_range: TaskRange, read: ReadRange
 ) -> PartitionState:
-    """Return the clock before the first record to deliver."""
+    """Return the clock before the first record to deliver, reading the warm-up range if any."""
     if task_range.warm_up is None:
         return task_range.state
     return compute_end_state(options, TaskRange(task_range.warm_up, task_range.state), read)
@@ -214,7 +215,7 @@ def _find_start_state(
 def compute_end_state(
     options: KafkaOptions, task_range: TaskRange, read: ReadRange
 ) -> PartitionState:
-    """Read the range for the clock alone, and return the partition's state after it."""
+    """Read the range for the clock only, and return the partition's state after it."""
     state = task_range.state
     for after, _ in follow_clock(options, task_range, read):
         state = after
@@ -224,7 +225,7 @@ def compute_end_state(
 def follow_clock(
     options: KafkaOptions, task_range: TaskRange, read: ReadRange
 ) -> Iterator[tuple[PartitionState, Instants]]:
-    """Return the partition's clock after each block of the range, and the block's CTIs."""
+    """Return, for each block of the range, the partition's clock after it and the block's CTIs."""
     state, columns = task_range.state, required_columns(options, None)
     for block in _read_to_end(options, state, task_range.offsets, columns, read):
         with _locate_refusals(task_range.offsets.partition, block):

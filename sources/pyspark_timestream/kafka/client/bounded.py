@@ -1,12 +1,12 @@
-"""Calls of Kafka's client library, each with a limit of our own.
+"""Calls Kafka's client library with time limits of our own.
 
-librdkafka 2.16 does not always keep the time-out that it is given: its issues 5456 and 5511 tell of
-`send_offsets_to_transaction` that never returns after a broker has restarted. So a call runs in a
-helper thread, and whoever waits for it gives up a few seconds after the time-out. The call is then
+librdkafka 2.16 does not always keep a time-out: by its issues 5456 and 5511,
+`send_offsets_to_transaction` may never return after a broker has restarted. So a helper thread
+makes each call, and the caller gives up a few seconds after the time-out. The call is then
 *abandoned*: its thread, a daemon, keeps the client until the call returns, and the client takes no
 other calls. Such a process can still end.
 
-A call costs 6 microseconds more. `produce` alone is called directly: it does not wait.
+The thread costs 6 microseconds a call. Only `produce`, which does not wait, is called directly.
 """
 
 import logging
@@ -25,13 +25,13 @@ T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 
 GRACE_S: Final = 10.0
-"""How long a call may take beyond its time-out: no sound call does, even on a busy machine."""
+"""How long a call may exceed its time-out; sound calls never do, even on a busy machine."""
 
 _CLOSE_TIMEOUT_S: Final = 5.0
-"""Longer than any close takes that does not deadlock."""
+"""Longer than any close that does not deadlock."""
 
 _WAIT_STEP_S: Final = 1.0
-"""A process or machine that was stopped for an hour has used up one step, not the whole limit."""
+"""Waits are cut into steps: after an hour's stop of the machine one step is over, not the limit."""
 
 _WITHOUT_NAMES: Final = frozenset(
     (
@@ -41,20 +41,20 @@ _WITHOUT_NAMES: Final = frozenset(
         "abort_transaction",
     )
 )
-"""Methods of a producer that take their time-out by its position alone."""
+"""Methods of a producer that take their time-out only as a positional argument."""
 
 _MAX_IDLE: Final = 8
 _MAX_ABANDONED: Final = 64
-"""Calls that may hang in one process, and closes too; above that it makes no further ones."""
+"""Limit of hanging calls in one process, and of hanging closes; then it makes no further ones."""
 
 
 class HangingCalls:
-    """Pending calls of one kind, with a limit per process.
+    """The calls of one kind that hang in this process, and their limit.
 
     Attributes:
-        most: so many; above that no further ones are made.
-        calls: those that have not returned.
-        parked: calls that are not made, with their clients: freeing those might hang.
+        most: the limit, at which no further calls are made.
+        calls: the calls that have not returned in time.
+        parked: calls that were not made; they keep their clients, because freeing those might hang.
     """
 
     def __init__(self, most: int = _MAX_ABANDONED) -> None:
@@ -64,10 +64,10 @@ class HangingCalls:
 
 
 class CallAbandoned(KafkaException):  # type: ignore[misc]
-    """A call did not return in time: nothing is known of its effect, and its client is given up.
+    """A call did not return in time: its effect is unknown, and its client is given up.
 
     Attributes:
-        is_refused: it was not made, since too many others have not returned.
+        is_refused: True if it was not made, because too many others have not returned.
     """
 
     is_refused = False
@@ -80,7 +80,7 @@ class CallAbandoned(KafkaException):  # type: ignore[misc]
 
 
 class _Call:
-    """One call, from the thread that waits for it to the helper that makes it."""
+    """One call: the waiting thread passes it to the helper that makes it."""
 
     __slots__ = ("answer", "hanging", "is_done", "step")
 
@@ -92,7 +92,7 @@ class _Call:
 
 
 class _Helper(threading.Thread):
-    """A daemon thread that makes one call after the other."""
+    """A daemon thread that makes one call after another."""
 
     def __init__(self) -> None:
         super().__init__(name="timestream-kafka-call", daemon=True)
@@ -109,7 +109,8 @@ class _Helper(threading.Thread):
                 found = call.step(), None
             except BaseException as error:
                 found = None, error
-            # May free the client of an abandoned call, so before anybody counts on this thread.
+            # This may free the client of an abandoned call and hang, so it comes before the thread
+            # is offered for other calls.
             call.step = None
             with _LOCK:
                 call.is_done = True
@@ -125,12 +126,12 @@ class _Helper(threading.Thread):
 _IDLE: Final[list[_Helper]] = []
 ABANDONED: Final = HangingCalls()
 UNCLOSED: Final = HangingCalls()
-"""Closes that hang: only their clients leak, so other calls go on."""
+"""Closes that hang, counted apart: only their clients leak, so other calls may go on."""
 _LOCK: Final = threading.Lock()
 
 
 def _begin_in_child() -> None:
-    """Forget the parent's threads, of which a forked child has none."""
+    """Forget the parent's threads: a forked child has none of them."""
     _IDLE.clear()
     ABANDONED.calls.clear()
     UNCLOSED.calls.clear()
@@ -145,16 +146,16 @@ os.register_at_fork(
 def call_bounded(
     step: Callable[[], T], limit_s: float, name: str, hanging: HangingCalls = ABANDONED
 ) -> T:
-    """Call `step` in a helper thread, and wait at most `limit_s` for it.
+    """Call `step` in a helper thread, and wait at most `limit_s` seconds for it.
 
     Args:
-        step: makes the call; it may go on behind the caller's back.
+        step: makes the call; it may go on after this function has given up.
         limit_s: seconds.
-        name: of the call, for the message.
-        hanging: the calls of its kind that have not returned, which bound it.
+        name: the call's name, for the message.
+        hanging: the hanging calls of its kind; if there are too many, the call is not made.
 
     Raises:
-        CallAbandoned: it did not return.
+        CallAbandoned: it did not return, or was not made.
     """
     if len(hanging.calls) >= hanging.most:
         why = f"has not returned from {hanging.most} calls of this process, so {name} is not made"
@@ -162,7 +163,7 @@ def call_bounded(
         error.is_refused = True
         raise error
     if sys.is_finalizing():
-        # Daemon threads do not run any more.
+        # Daemon threads no longer run, so this thread makes the call.
         return step()
     try:
         helper = _IDLE.pop()
@@ -170,10 +171,10 @@ def call_bounded(
         try:
             helper = _Helper()
         except RuntimeError:
-            # The interpreter is shutting down and starts no more threads.
+            # The interpreter is shutting down and starts no threads.
             return step()
     call = _Call(step)
-    # Only the helper keeps the client: nobody else is to free one that hangs.
+    # Now only the helper keeps the client, so no other thread can free one that hangs.
     del step
     helper.calls.put(call)
     waited_s = 0.0
@@ -199,19 +200,21 @@ def _unpack(answer: tuple[Any, BaseException | None]) -> Any:
 
 
 class BoundedClient:
-    """A client of confluent-kafka; each method has a limit, its `timeout` and `GRACE_S`.
+    """A client of confluent-kafka; each call may take its `timeout` plus `GRACE_S`.
 
     Attributes:
-        is_abandoned: a call has not returned. All further calls raise `CallAbandoned` at once.
-        direct: the client itself, for `produce` alone; None after the last call.
-        wrap: makes of each step, in the thread that waits for it, the one that the helper makes.
+        is_abandoned: True once a call has not returned, or after `close`. Further calls raise
+            `CallAbandoned` at once.
+        direct: the client itself, for calls that do not wait, such as `produce`; None once it is
+            abandoned.
+        wrap: turns a step into the one that the helper runs; the waiting thread calls it.
 
     Args:
         client: a `Producer`, `Consumer` or `AdminClient`, which nobody else keeps.
-        grace_s: how long a call may take beyond its time-out, if not `GRACE_S`.
+        grace_s: replaces `GRACE_S`.
         close_s: how long a close may take.
-        calls: calls of this process that hang.
-        closes: closes that do.
+        calls: the hanging calls of this process.
+        closes: its hanging closes.
     """
 
     def __init__(
@@ -231,7 +234,7 @@ class BoundedClient:
 
     @property
     def grace_s(self) -> float:
-        """How long a call may take beyond its time-out."""
+        """Return how long a call may exceed its time-out."""
         return GRACE_S if self._grace_s is None else self._grace_s
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -248,13 +251,14 @@ class BoundedClient:
         return call
 
     def run(self, step: Callable[[Any], T], timeout_s: float, name: str) -> T:
-        """Call `step` with the client, for several calls at once.
+        """Call `step`, which may make several calls, with the client.
 
         Raises:
-            CallAbandoned: it did not return `GRACE_S` after `timeout_s`.
+            CallAbandoned: it did not return within `timeout_s` plus `GRACE_S`.
         """
         limit_s = timeout_s + self.grace_s
-        # Read once, since other threads may give it up, and not kept here, where it may be freed.
+        # Read `direct` once, because other threads may abandon the client, and keep no reference
+        # in this frame, because its end might then free the client.
         held = [self.direct]
         if held[0] is None:
             raise CallAbandoned(name, limit_s, f"has not returned from a call before {name}")
@@ -262,16 +266,16 @@ class BoundedClient:
             whole = partial(self.wrap(step), held.pop())
             return cast(T, call_bounded(whole, limit_s, name, self._calls))
         except CallAbandoned as error:
-            # What was not made does not keep the client, and it would be freed here.
+            # No helper keeps the client of a call that was not made: giving it up frees it here.
             if not error.is_refused:
                 self._abandon()
             raise
 
     def wait(self, answer: "Future[T]", timeout_s: float, name: str) -> T:
-        """Return the answer to a request of an `AdminClient` that has this time-out.
+        """Return the answer to an `AdminClient`'s request with this time-out.
 
         Raises:
-            CallAbandoned: it did not come `GRACE_S` after `timeout_s`.
+            CallAbandoned: it did not come within `timeout_s` plus `GRACE_S`.
         """
         try:
             return answer.result(timeout=timeout_s + self.grace_s)
@@ -280,7 +284,7 @@ class BoundedClient:
             raise CallAbandoned(name, timeout_s + self.grace_s) from None
 
     def close(self) -> None:
-        """Close a consumer, and free any client; what takes longer than 5 s is left behind."""
+        """Close a consumer, and free any client; abandon one that takes longer than 5 s."""
         if self.is_abandoned:
             return
         held = [self.direct]
@@ -288,7 +292,7 @@ class BoundedClient:
 
         def free() -> None:
             client = held.pop()
-            # A producer's own close would wait for what it has not sent.
+            # A producer's own close would wait for messages that it has not sent.
             if hasattr(client, "close") and not hasattr(client, "produce"):
                 client.close()
 
@@ -307,8 +311,8 @@ def close_with_timeout(
     """Call `close` and wait at most `timeout_s` for it to return.
 
     librdkafka 2.16 may deadlock when it is closed just before it reports an offset that it cannot
-    read (`rd_kafka_offset_reset_op_cb`). Then its threads and connections leak, rather than the
-    task hanging.
+    read (`rd_kafka_offset_reset_op_cb`). Then its threads and connections leak, but the task does
+    not hang.
     """
     try:
         call_bounded(close, timeout_s, "close", hanging)

@@ -1,8 +1,8 @@
-"""Queries that the driver sends to the brokers: partitions, offsets, topic ids, committed metadata.
+"""Asks the brokers for partitions, offsets, topic ids and committed metadata.
 
-Every query is retried while its error is retriable (see `retry`): for the user's connect timeout
-until a broker has answered for the first time, and as long as Kafka's Java client does after that.
-A failure that outlasts this ends the query with `BrokerUnreachable` (semantics 9.1).
+Every request is repeated while its error is retriable (see `client.errors`): until a broker has
+answered for the first time, for the user's connect timeout; after that, as long as Kafka's Java
+client does. A failure that outlasts this ends the query with `BrokerUnreachable` (semantics 9.1).
 """
 
 import logging
@@ -55,10 +55,10 @@ _LOG: Final = logging.getLogger(__name__)
 _GROUP_TIMEOUT_S: Final = 10.0
 _GROUP_RETRY_PAUSE_S: Final = 60.0
 _SLOW_REQUEST_S: Final = 1.0
-"""A slower request may have waited for a broker that was away."""
+"""A slower request may have waited for a broker that was down."""
 
 _NO_OFFSET: Final = -1
-"""The offset that a broker returns for a timestamp after that of the last record."""
+"""A broker's answer for a timestamp that no record is at or after."""
 
 _INTERNAL_TOPICS: Final = (
     "__consumer_offsets",
@@ -73,7 +73,7 @@ class Broker:
     """Sends the requests of one query to its brokers.
 
     Attributes:
-        trouble_count: requests so far that failed or took more than a second.
+        trouble_count: the number of requests that failed or took more than a second.
 
     Args:
         options: the client configuration, the topics, and the timeouts.
@@ -88,7 +88,7 @@ class Broker:
         self._options = options
         self._config = consumer_config(options, group)
         self._log = ClientLog(options.client)
-        # It never subscribes, so it does not join the group.
+        # This consumer never subscribes, so it does not join the group.
         self._consumer = self._create(Consumer, self._config)
         self._admin = self._create(AdminClient, admin_config(options))
         self._topics_with_leaders: set[str] = set()
@@ -97,7 +97,7 @@ class Broker:
         self.trouble_count = 0
 
     def partitions(self) -> list[Partition]:
-        """List the partitions that the options name and that exist now."""
+        """List the existing partitions among those that the options name."""
         if self._options.subscribe_pattern is not None:
             return self._list_matching(self._options.subscribe_pattern)
         wanted = None if self._options.assign is None else set(self._options.assign)
@@ -116,7 +116,7 @@ class Broker:
         return self._list_offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Return the offset after the last readable record (stable, if reads are committed)."""
+        """Return the offset after the last readable record: the stable one for `read_committed`."""
         return self._list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
 
     def written_ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -131,10 +131,10 @@ class Broker:
         return {partition: None if at == _NO_OFFSET else at for partition, at in found.items()}
 
     def open_transactions(self, ends: Mapping[Partition, int]) -> set[Partition]:
-        """Return the partitions whose logs continue after the last stable offset.
+        """Return the partitions with records after the last stable offset.
 
-        A log that continues after `ends`, which were read earlier, counts too, so that a
-        transaction that ends between the two requests is not missed.
+        Records after `ends`, which were read earlier, count too, so that a transaction that ends
+        between the two requests is not missed.
         """
         asked = dict.fromkeys(ends, OffsetSpec.latest())
         stable = self._list_offsets(asked, IsolationLevel.READ_COMMITTED)
@@ -142,7 +142,7 @@ class Broker:
         return {p for p, end in written.items() if end > min(ends[p], stable.get(p, end))}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Return the ids of topics, leaving out those that cannot be determined."""
+        """Return the ids of topics, without those that cannot be determined."""
         names = sorted(topics)
         if not names:
             return {}
@@ -163,13 +163,13 @@ class Broker:
             bits = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
             if any(bits):
                 found[name] = "".join(f"{half & (2**64 - 1):016x}" for half in bits)
-        # A refusal comes at once, every time: only a slow answer is a sign of trouble.
+        # Missing rights refuse every such request at once: only a slow answer means trouble.
         self.trouble_count += time.monotonic() - began_s > _SLOW_REQUEST_S
         self._replace_abandoned()
         return found
 
     def committed_metadata(self, partitions: Sequence[Partition]) -> dict[Partition, str]:
-        """Return the group metadata that tasks committed; empty if it cannot be read."""
+        """Return the group metadata that tasks committed; nothing if it cannot be read."""
         if not partitions or time.monotonic() < self._next_group_s:
             return {}
         asked = [TopicPartition(partition.topic, partition.number) for partition in partitions]
@@ -248,7 +248,7 @@ class Broker:
         topics = {partition.topic for partition in specs}
 
         def ask(request_s: float) -> dict[Partition, int]:
-            # A client that does not know the leader waits for one of its own timers, up to 3 s.
+            # Look up the leaders first: a client that lacks one waits up to 3 s for a timer.
             gone = self._find_leaders(specs.keys(), request_s)
             asked = {
                 TopicPartition(partition.topic, partition.number): spec
@@ -266,8 +266,8 @@ class Broker:
                     for partition, each in futures.items()
                 ]
             except KafkaException:
-                # The client keeps using the leaders and epochs that it knows. They may have
-                # changed, and then every later request would be refused.
+                # The client keeps using the leaders and epochs that it knows. If they have changed,
+                # brokers would refuse every later request, so look them up again.
                 self._topics_with_leaders -= topics
                 raise
             return {
@@ -279,7 +279,7 @@ class Broker:
         return self._retry("the offsets of " + _name_topics(topics), ask)
 
     def _retry(self, wanted: str, ask: Callable[[float], T]) -> T:
-        """Call `ask` with its timeout in seconds until it succeeds.
+        """Call `ask` with a timeout in seconds until it succeeds.
 
         Raises:
             BrokerUnreachable: it did not succeed in time, or was refused.
@@ -308,12 +308,12 @@ class Broker:
         """Pause before the next attempt.
 
         Raises:
-            BrokerUnreachable: no attempt is left, or another would not help.
+            BrokerUnreachable: there is no time left, or another attempt would not help.
         """
         code = error.args[0].code()
         self.trouble_count += 1
         self._replace_abandoned()
-        # Codes below 0 are the client's own: no broker has answered.
+        # Codes below 0 are the client's own; only those above are answers of a broker.
         self._answered |= code > 0
         self._serve_callbacks()
         if not is_retriable(error.args[0]) and code not in REFUSED_CODES:
@@ -357,8 +357,8 @@ class Broker:
     def _read_offset(self, future: Any, none_is: int | None, timeout_s: float) -> int | None:
         """Return the answer; None if the partition does not exist.
 
-        Without an answer librdkafka gives -1001 and no error. In answer to a timestamp, -1
-        (`none_is`) is a valid answer.
+        If none came, librdkafka gives -1001 and no error. For a timestamp, -1 (`none_is`) is a
+        valid answer.
         """
         try:
             offset = int(self._admin.wait(future, timeout_s, "list_offsets").offset)
@@ -372,11 +372,11 @@ class Broker:
 
 
 _POOL: Final[Pool[Broker]] = Pool(most=2, idle_s=300)
-"""Tasks of batch reads look up their bounds in every evaluation."""
+"""Brokers for tasks of batch reads, which look up their bounds in every evaluation."""
 
 
 def acquire_broker(options: KafkaOptions, group: str) -> AbstractContextManager[Broker]:
-    """Take a broker from this process's pool; it returns there unless the block fails."""
+    """Borrow a broker from this process's pool; if the block fails, the broker is closed."""
     topics = options.subscribe, options.subscribe_pattern, options.assign
     limits = options.retries, options.retry_interval_ms, options.connect_timeout_ms
     key = (group, *topics, *limits, *sorted(options.client.items()))

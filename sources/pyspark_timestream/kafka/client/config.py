@@ -1,8 +1,8 @@
-"""Clients of librdkafka: configured, created, and kept from task to task.
+"""Configures and creates clients of librdkafka, and keeps them from task to task.
 
 Creating a client costs more than a small task. Spark reuses its Python workers and gives them tasks
-of several queries in any order, so a pool keeps a few clients of each kind. The key holds
-everything that a client was created from.
+of several queries in any order, so a pool keeps a few clients of each kind, under a key that holds
+everything a client was created from.
 """
 
 import contextlib
@@ -26,26 +26,26 @@ _REQUIRED: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
-    # A missing position must be an error, never a silent jump.
+    # A position that does not exist must be an error, never a silent jump.
     "auto.offset.reset": "error",
 }
 _DEFAULTS: Final[dict[str, Any]] = {
     "isolation.level": RECORD_KEYS["isolation.level"],
-    # As Kafka's own client does; it costs nothing that can be measured.
+    # Kafka's Java client checks them too; the cost is not measurable.
     "check.crcs": True,
-    # Fetch buffers that still fit the CPU caches make a read 10 to 20 % faster, and a smaller first
+    # Fetch buffers that fit the CPU caches make a read 10 to 20 % faster, and a smaller first
     # answer brings the first records sooner.
     "queued.min.messages": 1_000_000,
     "queued.max.messages.kbytes": 16 * 1024,
     "fetch.message.max.bytes": 2 * 1024 * 1024,
-    # By default librdkafka stops fetching for a second once a queue was full.
+    # By default librdkafka stops fetching for a second whenever a queue was full.
     "fetch.queue.backoff.ms": 5,
-    # A fetch past a range's end finds nothing, and the next range waits for its answer. All ranges
-    # are of existing records, so waiting for new ones is never useful.
+    # A fetch past a range's end finds nothing, and the next range waits for its answer. Ranges only
+    # hold existing records, so a broker never needs to wait for new ones.
     "fetch.wait.max.ms": 5,
 }
 _RECONNECT_DEFAULTS: Final[dict[str, Any]] = {
-    # The first connection may wait for half of it.
+    # The first connection may wait for half of this.
     "reconnect.backoff.ms": 20,
     # As in Kafka's Java client: a restarted broker is found after one second, not ten.
     "reconnect.backoff.max.ms": 1_000,
@@ -55,13 +55,13 @@ _CONSUMER_KEYS: Final = ("max.poll.interval.ms", "check.crcs", "partition.assign
 
 
 def consumer_config(options: KafkaOptions, group: str) -> dict[str, Any]:
-    """Build a consumer's configuration, with `group` unless the user names one."""
+    """Build a consumer's configuration, with `group` unless the user names another one."""
     given = options.client
     return {"group.id": group, **_DEFAULTS, **_reconnect_settings(given), **given, **_REQUIRED}
 
 
 def admin_config(options: KafkaOptions) -> dict[str, Any]:
-    """Build an admin client's configuration: the user's, without keys that it would warn about."""
+    """Build an admin client's configuration: the user's, without keys that cause warnings."""
     given = {
         key: value
         for key, value in options.client.items()
@@ -76,7 +76,7 @@ def _reconnect_settings(given: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def create_client(options: KafkaOptions, make: Callable[[], T]) -> T:
-    """Call `make`, and report a refused configuration as an option error.
+    """Call `make`, and turn the refusal of a configuration into an option error.
 
     Raises:
         OptionError: librdkafka refuses the configuration; secrets are hidden.
@@ -93,7 +93,7 @@ def create_client(options: KafkaOptions, make: Callable[[], T]) -> T:
 
 
 def new_logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: ClientLog) -> T:
-    """Create a confluent-kafka client whose errors and log lines go to `log` when it is polled.
+    """Create a confluent-kafka client; polling it passes its errors and log lines to `log`.
 
     A program's own `error_cb` is called as well.
 
@@ -121,7 +121,7 @@ def new_bounded_client(
     log: ClientLog,
     grace_s: float | None = None,
 ) -> BoundedClient:
-    """Create a client as `new_logged_client` does, whose calls return in time.
+    """Create a client as `new_logged_client` does, and bound the time of its calls.
 
     Raises:
         KafkaException: librdkafka refuses the configuration.
@@ -141,10 +141,10 @@ class Pool(Generic[C]):
 
     Args:
         most: maximum number of idle items; the one returned first is closed first.
-        idle_s: an item idle for longer is closed when another one is returned.
+        idle_s: seconds after which an idle item is closed, when another one is returned.
         now_s: a monotonic clock.
         process: returns the id of this process. A forked child must neither use nor close its
-            parent's items: it has none of their threads, and shares their connections.
+            parent's items: it shares their connections but has none of their threads.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class Pool(Generic[C]):
 
     @contextlib.contextmanager
     def acquire(self, key: Hashable, make: Callable[[], C]) -> Iterator[C]:
-        """Lend the item of `key`, creating it with `make` if needed; close it if the block fails.
+        """Lend the item of `key`, created by `make` if there is none; close it if the block fails.
 
-        Two users of one key get an item each; the one that is returned last is kept.
+        Two users of one key get an item each; the one returned last is kept.
         """
         self._abandon_inherited()
         found = self._kept.pop(key, None)
@@ -184,9 +184,9 @@ class Pool(Generic[C]):
             old.close()
 
     def _take_expired(self, now_s: float) -> list[C]:
-        """Remove and return the items idle for too long, and the oldest above the limit."""
+        """Remove and return the items that were idle for too long, and the oldest above `most`."""
         extra = len(self._kept) - self._most
-        # In the order of their return, so that the oldest come first.
+        # The items are in the order of their return, the oldest first.
         gone = [
             key
             for place, (key, (_, since_s)) in enumerate(self._kept.items())
@@ -196,6 +196,6 @@ class Pool(Generic[C]):
 
     def _abandon_inherited(self) -> None:
         if self._process() != self._owner:
-            # Never freed: that would wait for threads that do not exist in this process.
+            # Keep them for ever: freeing one would wait for threads that this process lacks.
             self._inherited.append(self._kept)
             self._kept, self._owner = {}, self._process()

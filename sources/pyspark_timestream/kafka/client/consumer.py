@@ -1,7 +1,7 @@
-"""The consumer protocol, and its implementation over confluent-kafka's messages.
+"""The protocol of consumers, and its implementation with confluent-kafka's messages.
 
-`MessageConsumer` needs no compiler. `native.consumer.NativeConsumer` implements the same protocol
-and is faster.
+`MessageConsumer` needs no compiled code. `native.consumer.NativeConsumer` implements the same
+protocol and is faster. `BoundedConsumer` wraps either and bounds the time of its calls.
 """
 
 import itertools
@@ -28,18 +28,18 @@ T = TypeVar("T")
 
 MAX_BLOCK_RECORDS: Final = 20_000
 _MAX_BLOCK_BYTES: Final = 16 * 1024 * 1024
-"""Approximate limit: the messages and their copy are in memory at the same time."""
+"""Approximate limit, because the messages and their copy are in memory at the same time."""
 
 _MAX_MESSAGES_PER_CALL: Final = 256
-"""Fewer are consumed per call where messages are large."""
+"""Maximum per call; with large messages a call takes fewer."""
 
 _COMMIT_TIMEOUT_S: Final = 10.0
 _MAX_DISCARDED_MESSAGES: Final = 1_000
-"""More than the number of errors that the queue may hold; outdated messages do not count."""
+"""More than the errors that the queue can hold; outdated messages do not count."""
 
 
 class ConsumerError(NamedTuple):
-    """An error among the records; without a place `topic` is None and the numbers are negative."""
+    """An error among the records; without a place, `topic` is None and the numbers are negative."""
 
     error: KafkaError
     topic: str | None
@@ -52,10 +52,10 @@ class PollResult(NamedTuple):
 
     Attributes:
         block: records in offset order, before the end of the range; None if there are none.
-        reached: every record of the range below it was delivered or does not exist.
+        reached: an offset; every record of the range below it was delivered or does not exist.
         errors: errors other than the end of a partition, in order.
         records: number of records received, including those of other ranges.
-        inflated: bytes of their keys and values, as far as known.
+        inflated: decompressed bytes of their keys and values, if known.
     """
 
     block: RecordBlock | None
@@ -73,19 +73,19 @@ class ColumnConsumer(Protocol):
         """Bytes of all fetch answers so far; 0 if they are not counted."""
 
     def seek(self, partition: Partition, offset: int) -> None:
-        """Fetch this partition from `offset`, and discard what was fetched before."""
+        """Fetch this partition from `offset` on, and discard records fetched before."""
 
     def pause(self) -> None:
-        """Stop fetching, and free what was fetched."""
+        """Stop fetching, and free fetched records."""
 
     def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
-        """Return records of `span`, from `position` on, waiting at most `wait_s`."""
+        """Return records of `span` from `position` on; wait at most `wait_s` for them."""
 
     def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
-        """Return the first offset that exists, and the one after the last."""
+        """Return the first existing offset, and the one after the last."""
 
     def is_connected(self, timeout_s: float) -> bool:
-        """Check whether a broker has ever answered."""
+        """Return whether a broker has ever answered."""
 
     def commit_offsets(
         self, offsets: Mapping[Partition, tuple[int, str]]
@@ -96,7 +96,7 @@ class ColumnConsumer(Protocol):
         """Release connections and memory."""
 
     def abandon(self) -> None:
-        """Release nothing when the process ends: a call has not returned."""
+        """Prepare for a call that never returns: do not release anything when the process ends."""
 
 
 class MessageConsumer:
@@ -128,7 +128,7 @@ class MessageConsumer:
         return 0
 
     def seek(self, partition: Partition, offset: int) -> None:
-        """See `ColumnConsumer`; a new assignment discards what was fetched for the one before."""
+        """See `ColumnConsumer`; a new assignment discards records fetched before."""
         self._consumer.assign([TopicPartition(partition.topic, partition.number, offset)])
 
     def pause(self) -> None:
@@ -149,9 +149,9 @@ class MessageConsumer:
         return PollResult(block, reached, problems, len(records), inflated)
 
     def _consume(self, most: int, wait_s: float) -> tuple[list[Message], int]:
-        """Return at most `most` messages, of about a block's bytes, and their bytes.
+        """Return at most `most` messages, with about a block's bytes, and the number of bytes.
 
-        Takes the messages that have arrived, then waits for a single one: a call that waits for
+        Take the messages that have arrived, and wait only for a single one: a call that waits for
         many could return any number of bytes.
         """
         deadline_s = time.monotonic() + wait_s
@@ -201,7 +201,7 @@ class MessageConsumer:
         except KafkaException as error:
             return dict.fromkeys(offsets, error.args[0])
         deadline = time.monotonic() + _COMMIT_TIMEOUT_S
-        # A late answer must not be taken for that of the next commit.
+        # Match the answer by partitions and offsets: a late one must not be taken for this one.
         key = frozenset((partition, offset) for partition, (offset, _) in offsets.items())
         while key not in self._answers and time.monotonic() < deadline:
             self._consumer.poll(0.001)
@@ -224,9 +224,10 @@ class MessageConsumer:
 
 
 class BoundedConsumer:
-    """A `ColumnConsumer` whose calls return in time, whatever the library does.
+    """A `ColumnConsumer` with calls that return in time, whatever the library does.
 
-    When a call has not returned, all further ones raise `CallAbandoned` at once: create another.
+    After a call that has not returned, all further ones raise `CallAbandoned` at once: create
+    another consumer then.
 
     Args:
         consumer: makes the calls; nobody else keeps it.
@@ -271,7 +272,7 @@ class BoundedConsumer:
     def commit_offsets(
         self, offsets: Mapping[Partition, tuple[int, str]]
     ) -> dict[Partition, KafkaError]:
-        """See `ColumnConsumer`; without an answer everything is refused."""
+        """See `ColumnConsumer`; without an answer all partitions count as refused."""
         try:
             return self._call(
                 lambda consumer: consumer.commit_offsets(offsets), _COMMIT_TIMEOUT_S, "commit"
@@ -298,9 +299,9 @@ class BoundedConsumer:
 
 
 def discard_fetched(consumer: Consumer) -> None:
-    """Assign nothing to `consumer`, and free what it has fetched.
+    """Assign nothing to `consumer`, and free the messages that it has fetched.
 
-    Fetched messages become outdated with the assignment, but librdkafka keeps up to
+    The new assignment makes them outdated, but librdkafka keeps up to
     `queued.max.messages.kbytes` of them until the queue is read.
     """
     consumer.unassign()
@@ -310,7 +311,7 @@ def discard_fetched(consumer: Consumer) -> None:
 def _split_errors(polled: list[Message]) -> tuple[list[Message], list[ConsumerError]]:
     """Separate records from errors."""
     errors = _read_field(polled, "error")
-    # Comparing an error with None leaves a TypeError behind that the next call would raise.
+    # Do not compare with None: that leaves a TypeError behind, which the next call would raise.
     if not any(errors):
         return polled, []
     records = [message for message, error in zip(polled, errors, strict=True) if error is None]
@@ -318,7 +319,7 @@ def _split_errors(polled: list[Message]) -> tuple[list[Message], list[ConsumerEr
 
 
 def _read_field(messages: Sequence[Message], field: str) -> list[Any]:
-    """Read a field of every message; looking the method up once makes reads a fifth faster."""
+    """Read a field of every message; looking the method up once makes this a fifth faster."""
     return list(map(getattr(type(messages[0]), field), messages)) if messages else []
 
 
@@ -345,7 +346,7 @@ def clip(block: RecordBlock, end_exclusive: int) -> RecordBlock | None:
 
 
 def build_block(records: Sequence[Message], needs: ColumnSet) -> RecordBlock:
-    """Build columns from the needed fields of one partition's messages."""
+    """Build columns from the requested fields of one partition's messages."""
     stamps = types = None
     if needs.timestamps:
         flat = itertools.chain.from_iterable(_read_field(records, "timestamp"))
@@ -366,7 +367,7 @@ def build_block(records: Sequence[Message], needs: ColumnSet) -> RecordBlock:
 
 
 def _build_offsets(records: Sequence[Message]) -> pa.Array:
-    """Build the offset column; offsets increase, so a full count means that there is no gap."""
+    """Build the offset column; since offsets increase, a full count means that there is no gap."""
     first, last = (records[end].offset() for end in (0, -1))
     if last - first + 1 == len(records):
         return pa.array(np.arange(first, last + 1))

@@ -1,8 +1,8 @@
-"""Errors and log lines of Kafka's client: which are retried, and what they tell the user.
+"""Decides which errors of Kafka's client are retried, and what its errors and log tell the user.
 
-librdkafka reports an unreachable broker four times a second for as long as the outage lasts. Here
-the latest reason is kept under the broker's address, for the error that may end the query, and a
-repeated line is logged once a minute.
+librdkafka reports an unreachable broker four times a second while the outage lasts. `ClientLog`
+keeps the latest reason under the broker's address, for the error that may end the query, and logs a
+repeated line once a minute.
 
 Kafka marks errors that pass by themselves as *retriable*, such as those while a partition changes
 its leader. Kafka's Java client retries for a minute inside one call (`default.api.timeout.ms`), and
@@ -51,9 +51,9 @@ class BrokerFailure(NamedTuple):
     """The reason why a broker could not be reached.
 
     Attributes:
-        code: librdkafka's error code; 0 if the reason only appeared in its log.
+        code: librdkafka's error code; 0 if the reason appeared only in its log.
         reason: librdkafka's text.
-        at_s: when it was reported last.
+        at_s: the time of the last report.
     """
 
     code: int
@@ -89,14 +89,14 @@ class RepeatFilter:
 
 
 _REPEATS: Final = RepeatFilter()
-"""Shared by all clients of this process, which report the same about the same broker."""
+"""All clients of this process share it, because they report the same about the same broker."""
 
 
 class ClientLog:
     """Collects errors and log lines from clients of one configuration.
 
     Args:
-        config: librdkafka's configuration, whose secrets are hidden.
+        config: librdkafka's configuration; its secrets are hidden in texts.
         repeats: the filter for repeated lines.
         now_s: a monotonic clock.
     """
@@ -111,7 +111,7 @@ class ClientLog:
         self._failures: dict[str, BrokerFailure] = {}
 
     def note_error(self, code: int, text: str) -> None:
-        """Keep an error of the client itself, under the address of the broker that it names."""
+        """Keep an error that the client reports, under the address of the broker that it names."""
         address, reason = self._split_address(text)
         self._failures[address] = BrokerFailure(code, reason, self._now_s())
 
@@ -162,10 +162,10 @@ class ClientLog:
 T = TypeVar("T")
 
 API_TIMEOUT_S: Final = 60.0
-"""Limit of all attempts at one request: Java's `default.api.timeout.ms`."""
+"""Time limit for all attempts at one request: Java's `default.api.timeout.ms`."""
 
 REQUEST_TIMEOUT_S: Final = 30.0
-"""Limit of one attempt: Java's `request.timeout.ms`."""
+"""Time limit for one attempt: Java's `request.timeout.ms`."""
 
 _FIRST_REQUEST_TIMEOUT_S: Final = 2.0
 _MAX_PAUSE_S: Final = 1.0
@@ -175,16 +175,16 @@ MISSING_CODES: Final = (
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 )
-"""Codes for a topic or partition that does not exist (any more, or not yet on every broker)."""
+"""Codes for a topic or partition that does not exist, no longer, or not yet on every broker."""
 
 REFUSED_CODES: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
-"""Codes for a connection that one side refused, rather than left unanswered."""
+"""Codes for a connection that one side refused, rather than leaving it unanswered."""
 
 _RETRIABLE_CODES: Final = frozenset(
     (
-        # Every `RetriableException` of Kafka's own code, except for unknown topics
-        # (`MISSING_CODES`) and share groups. confluent-kafka's `retriable()` does not cover
-        # answers to admin requests.
+        # Every `RetriableException` in Kafka's own code, except those for unknown topics
+        # (`MISSING_CODES`) and share groups. The list is needed because confluent-kafka's
+        # `retriable()` does not cover answers to admin requests.
         KafkaError.INVALID_MSG,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -213,7 +213,7 @@ _RETRIABLE_CODES: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_ID,
         KafkaError.INCONSISTENT_TOPIC_ID,
         106,  # FETCH_SESSION_TOPIC_ID_ERROR, which confluent-kafka has no name for
-        # From a broker that has just started; newer brokers send the codes above instead.
+        # A broker that has just started sends it; newer ones send the codes above instead.
         KafkaError.BROKER_NOT_AVAILABLE,
         # librdkafka's own codes, when no broker has answered.
         KafkaError._TRANSPORT,
@@ -231,7 +231,7 @@ _RETRIABLE_CODES: Final = frozenset(
 
 
 def is_retriable(error: KafkaError) -> bool:
-    """Check whether the same request may succeed later by itself."""
+    """Return whether the same request may succeed later."""
     return bool(error.retriable() or error.code() in _RETRIABLE_CODES)
 
 
@@ -247,10 +247,10 @@ class RetryBudget:
     connect, later ones allow for a slow answer.
 
     Attributes:
-        tries: attempts so far, the current one included.
+        tries: the number of attempts, including the current one.
 
     Args:
-        limit_s: seconds from now until no further attempt is made.
+        limit_s: seconds from now after which no further attempt is made.
         pause_s: the first pause.
         now_s: a monotonic clock.
         wait: waits for a number of seconds.
@@ -271,16 +271,16 @@ class RetryBudget:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the first attempt."""
+        """Return the seconds since the first attempt."""
         return self._now_s() - self._began_s
 
     @property
     def request_timeout_s(self) -> float:
-        """The timeout of the next attempt."""
+        """Return the timeout of the next attempt, in seconds."""
         return max(min(self._request_s, self._limit_s - self.elapsed_s), 0.1)
 
     def call(self, ask: Callable[[float], T], on_error: Callable[[KafkaException], None]) -> T:
-        """Call `ask` with the timeout of each attempt until it succeeds.
+        """Call `ask` with each attempt's timeout until it succeeds.
 
         Args:
             ask: sends the request.
@@ -321,9 +321,9 @@ _RIGHTS: Final = {
 
 
 def is_login_refused(complaints: Mapping[str, BrokerFailure], spent_s: float) -> bool:
-    """Check whether every broker contacted has refused the connection for too long.
+    """Return whether every contacted broker has refused the connection for too long.
 
-    Failing to obtain a token is not a refusal by a broker, and is retried.
+    A token that cannot be obtained is no refusal by a broker, and is retried.
     """
     codes = {each.code for each in complaints.values()}
     refused = bool(codes) and codes <= set(REFUSED_CODES) and "" not in complaints
@@ -341,10 +341,10 @@ def no_answer_error(
 
     Args:
         client: librdkafka's configuration.
-        complaints: the reason of each broker, by address.
+        complaints: the failure of each broker, by address.
         spent_s: how long the client has tried.
-        wanted: what was requested.
-        prefix: what the user writes before librdkafka's names.
+        wanted: the requested thing, for the message.
+        prefix: the text that the user writes before librdkafka's names.
     """
     addresses = dict.fromkeys([*_bootstrap_addresses(client), *(at for at in complaints if at)])
     said = [f"{at} ({complaints[at].reason if at in complaints else 'no answer'})"
@@ -360,7 +360,7 @@ def no_answer_error(
 def lasting_error(
     answer: str, complaints: Mapping[str, BrokerFailure], spent_s: float, wanted: str
 ) -> BrokerUnreachable:
-    """Build the error for a retriable error that did not pass."""
+    """Build the error for a retriable error that persisted."""
     others = [f"{at} ({each.reason})" for at, each in complaints.items() if at]
     unreached = f"; not to be reached meanwhile: {', '.join(others)}" if others else ""
     return BrokerUnreachable(

@@ -1,10 +1,10 @@
-"""Prefetch of many small ranges at once, which saves a round trip per range.
+"""Prefetches many small ranges at once, which saves a round trip per range.
 
-Errors are not handled here. A range that did not arrive completely is left out of the results, and
-`range_reader` then reads it by itself and handles what went wrong.
+This module handles no errors. It leaves out a range that did not arrive completely; `range_reader`
+then reads that range separately and handles its errors.
 
-The first range of a topic is read by itself as well. It shows how large the topic's records are,
-and ranges too large for a task's memory are not prefetched.
+The first range of a topic is read separately as well. It shows how large the topic's records are:
+ranges that are too large for a task's memory are not prefetched.
 """
 
 import itertools
@@ -30,15 +30,15 @@ from pyspark_timestream.kafka.ranges import Partition, Range
 
 _MAX_RECORDS: Final = 20_000
 _MAX_BYTES: Final = 32 * 1024 * 1024
-"""Limits on what a task holds before its first row; further ranges are read one by one."""
+"""Limits for what a task holds before its first row; further ranges are read one by one."""
 
 _POLL_TIMEOUT_S: Final = 0.02
 
 _FETCH_SETTINGS: Final = {
-    # Little more than the range is wanted of a partition with a backlog.
+    # A partition with a backlog must not send much more than the range.
     "fetch.message.max.bytes": 64 * 1024,
     "queued.max.messages.kbytes": 64 * 1024,
-    # Limits what is decompressed at once, over all partitions.
+    # This limits the bytes decompressed at once, over all partitions.
     "fetch.max.bytes": 1024 * 1024,
 }
 
@@ -50,8 +50,8 @@ def choose_small_ranges(
 
     Args:
         spans: the ranges of a task.
-        record_bytes: returns the mean size of a topic's records; None if it is not known, which
-            excludes the topic's ranges.
+        record_bytes: returns the mean size of a topic's records; None, which excludes the topic's
+            ranges, if it is not known.
     """
     known = [(span, record_bytes(span.partition.topic)) for span in spans if span.size]
     sizes = sorted((span.size, span, size) for span, size in known if size is not None)
@@ -62,7 +62,7 @@ def choose_small_ranges(
         for (_, span, _), count, volume in zip(sizes, records, volumes, strict=True)
         if count <= _MAX_RECORDS and volume <= _MAX_BYTES
     ]
-    # A partition has one position at a time.
+    # A consumer has one position in a partition, so two ranges of one cannot be read at once.
     is_once = len({span.partition for span in chosen}) == len(chosen)
     return chosen if len(chosen) > 1 and is_once else []
 
@@ -80,7 +80,7 @@ def prefetch_small_ranges(
     """Wrap `read` so that small ranges among `spans` are prefetched; each is delivered once.
 
     The first request for a small range fetches a group of them. The next group is fetched only
-    when all of this one has been delivered.
+    after this one has been delivered completely.
 
     Args:
         options: the client configuration.
@@ -88,7 +88,7 @@ def prefetch_small_ranges(
         spans: the ranges of a task.
         needs: the columns of their records.
         read: reads a range by itself.
-        known: the sizes of records, if not those that this process has seen.
+        known: the sizes of records; by default those that this process has seen.
         fetch: fetches several ranges at once, as `fetch_ranges` does.
     """
     known = known or get_compression_stats(options.client["bootstrap.servers"])
@@ -114,7 +114,7 @@ def prefetch_small_ranges(
 def fetch_ranges(
     options: KafkaOptions, group: str, spans: Sequence[Range], needs: ColumnSet
 ) -> dict[Range, list[RecordBlock]]:
-    """Fetch `spans`, and return the records of those that arrived completely."""
+    """Fetch `spans`, and return the records of the ranges that arrived completely."""
     key = (group, *options.client.items())
     with _POOL.acquire(key, lambda: Prefetcher(options, group)) as reader:
         return reader.read(spans, needs)
@@ -149,7 +149,7 @@ class Prefetcher:
         self._consumer: BoundedClient | None = None
 
     def read(self, spans: Sequence[Range], needs: ColumnSet) -> dict[Range, list[RecordBlock]]:
-        """Return the records of the `spans` that arrived completely; no block if there are none."""
+        """Return the records of the ranges that arrived completely, as one block or none each."""
         fetch, is_new = PartialFetch(spans), self._consumer is None
         try:
             self._collect(spans, fetch)
@@ -157,8 +157,8 @@ class Prefetcher:
             fetch.failed = True
         is_late = fetch.missing_offsets and not is_new
         if fetch.failed or is_late or self._consumer is None:
-            # Its view of the cluster may be outdated. A new consumer is kept: it may only be slow
-            # to connect, and another one would not be faster.
+            # Its view of the cluster may be outdated. A new consumer that is only late is kept: it
+            # may be slow to connect, and another one would not be faster.
             self.close()
         else:
             try:
@@ -194,8 +194,7 @@ class PartialFetch:
     """The records received so far for ranges of different partitions.
 
     Attributes:
-        missing_offsets: offsets that may still arrive; 0 if there is nothing to wait for.
-        failed: an error has arrived.
+        failed: True once an error has arrived.
     """
 
     def __init__(self, spans: Iterable[Range]) -> None:
@@ -208,7 +207,7 @@ class PartialFetch:
 
     @property
     def missing_offsets(self) -> int:
-        """Offsets that may still arrive."""
+        """Return the number of offsets that may still arrive; 0 if waiting is of no use."""
         if self._bytes > _MAX_BYTES or self.failed:
             return 0
         return sum(max(s.end_exclusive - self._reached[p], 0) for p, s in self._spans.items())
@@ -243,7 +242,7 @@ class PartialFetch:
         return self._reached[partition] > before
 
     def complete_ranges(self) -> list[tuple[Range, list[Message]]]:
-        """Return the ranges that were read to their end, with their records (at most one more)."""
+        """Return the ranges read to their ends, with their records and at most one more."""
         return [
             (span, self._records[partition])
             for partition, span in self._spans.items()

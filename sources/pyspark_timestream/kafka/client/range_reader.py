@@ -1,16 +1,15 @@
 """Reads ranges of one partition as columns, and commits clocks to the group's metadata.
 
-librdkafka decompresses a whole answer at once, before this package sees any of it: 2 MB of zstd may
-become gigabytes. So each topic is fetched in small answers until its compression ratio is known,
-and for as long as that is high. Large answers are only for topics that compress moderately.
-
-`RangeReader` handles losses and errors; its consumer fetches the records as columns.
-
-A read ends when it reaches the range's end, by position: transactions and compaction leave gaps, so
-records cannot be counted. Without progress it waits for `kafkaConsumer.pollTimeoutMs`, or for
+`RangeReader` handles losses and errors; its consumer fetches the records as columns. A read ends
+when its position reaches the range's end: transactions and compaction leave gaps, so records cannot
+be counted. Without progress it waits for `kafkaConsumer.pollTimeoutMs`, or for
 `kafkaConsumer.connectTimeoutMs` if no broker has ever answered. A position that the broker refuses
-is lost only if the partition's bounds confirm it (semantics 9.1): an outdated answer, or a leader
-that changes, is retried.
+is lost only if the partition's bounds confirm it (semantics 9.1); outdated answers and changes of
+leaders are retried.
+
+librdkafka decompresses a whole answer before this package sees any of it: 2 MB of zstd may become
+gigabytes. So a topic is fetched in small answers until its compression ratio is known to be
+moderate.
 """
 
 import contextlib
@@ -57,28 +56,28 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 SMALL_FETCHES: Final[dict[str, Any]] = {
-    # One or two record batches of moderate compression; a larger batch comes alone.
+    # This fits one or two moderately compressed record batches; a larger batch comes on its own.
     "fetch.message.max.bytes": 8 * 1024,
-    # Fetch the next answer only when this one has been consumed.
+    # Fetch the next answer only after this one has been consumed.
     "queued.min.messages": 1,
     "fetch.queue.backoff.ms": 1,
 }
-"""librdkafka's settings for a topic that may inflate much."""
+"""librdkafka's settings for a topic that may be highly compressed."""
 
 _MIN_SAMPLE_BYTES: Final = 32 * 1024
-"""Received bytes before the first decision about a topic."""
+"""Bytes to receive before the first decision about a topic."""
 
 _RECHECK_BYTES: Final = 1024 * 1024
-"""Received bytes between later decisions about a topic that allows large fetches."""
+"""Bytes to receive between later decisions about a topic that allows large fetches."""
 
 _MAX_RATIO_TO_ALLOW: Final = 16
-"""Compression ratio up to which large fetches become allowed."""
+"""Maximum compression ratio to allow large fetches."""
 
 _MAX_RATIO_TO_KEEP: Final = 64
-"""Compression ratio above which large fetches are no longer allowed."""
+"""Maximum compression ratio to go on with large fetches."""
 
 _MAX_AVERAGED_RECORDS: Final = 100_000
-"""Records over which the mean size is taken, approximately."""
+"""Approximate number of records that the mean size is taken over."""
 
 
 @dataclass(slots=True)
@@ -97,7 +96,7 @@ class CompressionStats:
         self._topics: dict[str, _Topic] = {}
 
     def allows_large_fetches(self, topic: str) -> bool:
-        """Check whether `topic` may be fetched in large answers."""
+        """Return whether `topic` may be fetched in large answers."""
         known = self._topics.get(topic)
         return known is not None and known.allows_large_fetches
 
@@ -135,7 +134,7 @@ def get_compression_stats(servers: str) -> CompressionStats:
 _LOG: Final = logging.getLogger(__name__)
 
 _POLL_TIMEOUT_S: Final = 0.05
-"""How long a poll waits to fill a block, and so the cost of a range that ends in a gap."""
+"""How long a poll waits to fill a block; a range that ends in a gap costs this much."""
 
 _METADATA_TOO_LARGE: Final = KafkaError.OFFSET_METADATA_TOO_LARGE
 _COMMIT_RETRY_PAUSE_S: Final = 60.0
@@ -143,7 +142,7 @@ _CONNECTION_CHECK_S: Final = 1.0
 
 _FETCH_SIZE_KEYS: Final = frozenset(("fetch.message.max.bytes", "max.partition.fetch.bytes"))
 _UNCOUNTED_FETCHES: Final = {"fetch.message.max.bytes": 16 * 1024}
-"""Without the native reader compression ratios are unknown, so all fetches must be small."""
+"""Used without the native reader: compression ratios are unknown, so all fetches are small."""
 
 
 CreateConsumer = Callable[[KafkaOptions, Mapping[str, Any], ClientLog], ColumnConsumer]
@@ -152,7 +151,7 @@ CreateConsumer = Callable[[KafkaOptions, Mapping[str, Any], ClientLog], ColumnCo
 def create_column_consumer(
     options: KafkaOptions, config: Mapping[str, Any], log: ClientLog
 ) -> ColumnConsumer:
-    """A consumer that this configuration makes: the native one, where it was compiled."""
+    """Create the native consumer if its library is available, else a `MessageConsumer`."""
     native_reader = load_native_reader()
     if native_reader is None:
         return create_client(options, lambda: BoundedConsumer(MessageConsumer(config, log)))
@@ -166,11 +165,11 @@ class RangeReader:
 
     Args:
         options: the client configuration and the timeouts.
-        group: the consumer group whose metadata keeps the states.
-        create_consumer: makes a consumer of a configuration of librdkafka's.
-        log: the client's errors, which explain why nothing comes.
+        group: the consumer group that keeps the clocks in its metadata.
+        create_consumer: makes a consumer from librdkafka's configuration.
+        log: collects the client's errors, which explain missing progress.
         clock: monotonic seconds.
-        budget: makes the retries of a request that may take so many seconds.
+        budget: makes the retry budget of a request from its limit in seconds.
     """
 
     def __init__(
@@ -193,7 +192,7 @@ class RangeReader:
         self._next_commit_s = float("-inf")
         self._next_long_s = float("-inf")
         self._length_limit = sys.maxsize
-        # Fetch sizes that the user sets are kept; without the native reader nothing is counted.
+        # Keep fetch sizes that the user sets; without the native reader nothing is counted.
         self._adapts = load_native_reader() is not None and _FETCH_SIZE_KEYS.isdisjoint(
             options.client
         )
@@ -207,7 +206,7 @@ class RangeReader:
 
         Raises:
             DataLost: records of the range are gone, and option `failOnDataLoss` is true.
-            BrokerUnreachable: there was no progress in time, or a broker refuses.
+            BrokerUnreachable: there was no progress in time, or a broker refused.
         """
         try:
             yield from self._read(span, needs)
@@ -251,18 +250,18 @@ class RangeReader:
                 else:
                     self._check_progress(span, position, self._clock() - since_s, trouble)
         except GeneratorExit:
-            # The partition's end was found before that of the range, or something failed.
+            # The caller stopped early: the partition reached `endingCti`, or something failed.
             if not self._is_closed:
                 self._pause()
             raise
-        # Records fetched past the range would only occupy memory until the next one.
+        # Records fetched past the range would occupy memory until the next read.
         self._pause()
 
     def commit_state(self, states: Mapping[Partition, tuple[int, str]]) -> None:
-        """Commit (offset, metadata) of partitions to the group; best effort.
+        """Commit (offset, metadata) of partitions to the group, with best effort.
 
-        A text that the broker refuses as too long is replaced by its length. The driver restores
-        missing states by reading the records again, which is slower but never wrong.
+        If the broker refuses a text as too long, commit its length in the state's place. The driver
+        restores missing states by reading the records again, which is slower but never wrong.
         """
         now_s = self._clock()
         if not states or now_s < self._next_commit_s:
@@ -304,11 +303,11 @@ class RangeReader:
             self._spare.close()
 
     def _needs_small_fetches(self, topic: str) -> bool:
-        """Check whether `topic` must be fetched in small answers."""
+        """Return whether `topic` must be fetched in small answers."""
         return self._adapts and not self._compression.allows_large_fetches(topic)
 
     def _seek(self, partition: Partition, position: int) -> None:
-        """Continue reading there, with the consumer whose fetch size suits the topic."""
+        """Continue at `position`, with the consumer that has the fetch size for the topic."""
         if self._needs_small_fetches(partition.topic) != self._uses_small_fetches:
             self._pause()
             self._uses_small_fetches = not self._uses_small_fetches
@@ -318,7 +317,7 @@ class RangeReader:
         try:
             self._consumer.seek(partition, position)
         except CallAbandoned:
-            # This call, or one before it.
+            # This call or an earlier one has not returned.
             self._replace_consumer()
             self._consumer.seek(partition, position)
 
@@ -357,11 +356,15 @@ class RangeReader:
     def _resume_after_loss(
         self, span: Range, position: int, problem: ConsumerError, budget: RetryBudget
     ) -> int:
-        """Return where to continue after the broker refused `position`, if the options allow it."""
+        """Return where to continue after the broker refused `position`.
+
+        Raises:
+            DataLost: the records are gone, and option `failOnDataLoss` is true.
+        """
         bounds = self._confirm_bounds(span, position)
         if bounds and bounds[0] <= position <= bounds[1] and budget.pause_before_retry():
-            # The refusal is outdated: it belongs to an earlier range or to a deleted topic of the
-            # same name, or came from a broker that does not lead the partition.
+            # The refusal is outdated: it concerns an earlier range or a deleted topic of the same
+            # name, or comes from a broker that does not lead the partition.
             self._replace_consumer()
             self._consumer.seek(span.partition, position)
             return position
@@ -380,8 +383,8 @@ class RangeReader:
     def _confirm_bounds(self, span: Range, position: int) -> tuple[int, int] | None:
         """Return the partition's bounds once they are reliable.
 
-        While its leader changes, a log may seem shorter than `position`, or missing. That must
-        persist for some seconds to count.
+        While its leader changes, a log may seem shorter than `position`, or missing. That counts
+        only if it persists for `LEADER_CHANGE_GRACE_S`.
         """
         budget = self._budget(LEADER_CHANGE_GRACE_S)
         while True:
@@ -417,21 +420,21 @@ class RangeReader:
         """Return the text of an error that may pass, or that does not concern the range.
 
         Raises:
-            BrokerUnreachable: it concerns the range and is not retriable, such as missing rights.
+            BrokerUnreachable: it concerns the range and is not retriable, as missing rights are.
         """
         error = problem.error
         if _concerns(problem, span) and not is_retriable(error):
             raise refusal_error(error.code(), error.str(), f"the records of {span.partition}")
-        # The group only stores clocks: its errors must not stop the read.
+        # Errors about the group, which only stores clocks, must not stop the read.
         return str(error.str())
 
     def _check_progress(
         self, span: Range, position: int, spent_s: float, trouble: str | None
     ) -> None:
-        """Decide whether to go on waiting.
+        """Raise an error if waiting longer would not help.
 
         Raises:
-            BrokerUnreachable: waiting longer would not help.
+            BrokerUnreachable: no broker has ever answered, or the read makes no progress.
         """
         if not self._is_connected and self._should_give_up(spent_s):
             self._is_connected = self._consumer.is_connected(_CONNECTION_CHECK_S)
@@ -441,13 +444,13 @@ class RangeReader:
             raise self._no_progress_error(span, position, spent_s, trouble)
 
     def _should_give_up(self, spent_s: float) -> bool:
-        """Check whether to stop waiting for a consumer that no broker has answered."""
+        """Return whether to stop waiting for a consumer that no broker has answered."""
         if spent_s >= self._options.connect_timeout_ms / 1_000:
             return True
         return is_login_refused(self._recent_failures(spent_s), spent_s)
 
     def _recent_failures(self, spent_s: float) -> dict[str, BrokerFailure]:
-        """Return the broker failures since then, or all of them if no broker ever answered."""
+        """Return the failures of the last `spent_s`, or all of them if no broker ever answered."""
         within_s = spent_s + 2 * _CONNECTION_CHECK_S if self._is_connected else float("inf")
         return self._log.recent_failures(within_s)
 
@@ -467,7 +470,7 @@ class RangeReader:
 
 
 _POOL: Final[Pool[RangeReader]] = Pool(most=4, idle_s=300)
-"""Queries of one application share Python workers."""
+"""Keeps several readers, because queries of one application share Python workers."""
 
 
 def acquire_reader(
@@ -477,7 +480,7 @@ def acquire_reader(
     pool: Pool[RangeReader] = _POOL,
     create: Callable[[KafkaOptions, str], RangeReader] = RangeReader,
 ) -> AbstractContextManager[RangeReader]:
-    """Take a reader from this process's pool; it returns there unless the block fails."""
+    """Borrow a reader from this process's pool; if the block fails, the reader is closed."""
     limits = (options.poll_timeout_ms, options.connect_timeout_ms, options.fail_on_data_loss)
     key = (group, *limits, *options.client.items())
     return pool.acquire(key, lambda: create(options, group))
@@ -492,10 +495,10 @@ def _concerns(problem: ConsumerError, span: Range) -> bool:
 
 
 def _reports_loss(problem: ConsumerError, span: Range) -> bool:
-    """Check whether an error reports that an offset of the range's partition cannot be read.
+    """Return whether an error means that an offset of the range's partition cannot be read.
 
-    The caller ignores it if the read is past its offset: a consumer's queue may still hold errors
-    of the previous range, or the same error twice.
+    The caller ignores the error if the read is past that offset: a consumer's queue may still hold
+    errors of the previous range, or the same error twice.
     """
     lost = problem.error.code() in (KafkaError._AUTO_OFFSET_RESET, *MISSING_CODES)
     return lost and _concerns(problem, span)

@@ -1,7 +1,7 @@
-"""Reads what topics say of their time: option `timeSettings`, a file or a compacted topic.
+"""Reads the descriptions of topics for option `timeSettings`, from a file or a compacted topic.
 
-The driver reads it once, when the query is built. What it takes travels with the query's options,
-so that no task and no later process can see another description (semantics 14.5).
+The driver reads them once, when the query is built. The settings that it takes travel with the
+query's options, so that no task and no later process can see another description (semantics 14.5).
 """
 
 from collections.abc import Collection, Mapping
@@ -38,21 +38,20 @@ _REQUESTS: Final = (
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
 )
-"""The options that hold for every request to a broker."""
+"""The options that apply to every request to a broker."""
 
 
 def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
-    """Return what the query takes of its topics' settings, option name -> text.
+    """Return the settings that the query takes from its topics' description, option name -> text.
+
+    Return nothing without `timeSettings`, or if its text or the topics' names cannot be parsed: a
+    later check refuses the options then.
 
     Args:
-        raw: the query's options, in any case.
-
-    Returns:
-        Nothing where `timeSettings` is not given, or where it or the topics cannot be read: then
-        the options themselves are refused.
+        raw: the query's options; names may be in any case.
 
     Raises:
-        OptionError: a description is missing, cannot be read, or is not one.
+        OptionError: a description is missing or cannot be read.
         BrokerUnreachable: the topic of the descriptions cannot be read.
     """
     own = {name.lower(): text for name, text in raw.items()}
@@ -71,7 +70,7 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
 
 
 def _name_topics(own: Mapping[str, str]) -> list[str]:
-    """Return the topics that the options name, in order; KeyError if they name none."""
+    """Return the topics that the options name, sorted; raise a KeyError if they name none."""
     if "assign" in own:
         return sorted({partition.topic for partition in ASSIGN.parse(own["assign"])})
     return sorted(SUBSCRIBE.parse(own["subscribe"]))
@@ -98,7 +97,7 @@ def _read_file(place: SettingsPlace) -> Mapping[str, Any]:
 def _read_topic(
     place: SettingsPlace, topics: Collection[str], own: Mapping[str, str]
 ) -> Mapping[str, Any]:
-    """Read the last description of each of `topics`; a record without a value removes it."""
+    """Return the last description of each of `topics`; a record without a value removes one."""
     names = {name.lower() for name in _REQUESTS}
     requests = read_options(KafkaOptions, {name: own[name] for name in names & own.keys()})
     options = replace(
@@ -138,7 +137,7 @@ def _read_topic(
 def _read_last_values(
     reader: RangeReader, span: Range, topics: Collection[str]
 ) -> dict[str, bytes]:
-    """Return the value of the last record with each key of `topics`, unless that has none."""
+    """Return the value of the last record with each key in `topics`, if it has a value."""
     wanted = pa.array([topic.encode() for topic in topics], pa.binary())
     last: dict[str, bytes | None] = {}
     for block in reader.read(span, _NEEDED):

@@ -1,10 +1,10 @@
-"""How far each partition may be read, and what the driver remembers of the brokers.
+"""How far each partition may be read, and the driver's cache of partitions.
 
-A bounded run (semantics 7.1) reads to the ends of one moment. Bounds that are too low are only late
-where another run follows, but a final CTI (7.3, 11.12) would cut off what lies above them for good.
-Metadata may lack a partition for a moment, and a broker that no longer leads a partition may return
-an old end of its log: so a running stream takes its bounds once nothing that it has read is
-missing, and none of them is below what it has seen.
+A bounded run (semantics 7.1) reads up to bounds, the ends of one moment. Bounds that are too low do
+little harm if another run follows, but a final CTI (7.3, 11.12) would cut off the records above
+them for good. Metadata may lack a partition for a moment, and a broker that no longer leads a
+partition may return an old end of its log. A running stream therefore takes its bounds only when
+the logs have everything that it has read, and never below the ends that it has seen.
 """
 
 import threading
@@ -19,23 +19,23 @@ from pyspark_timestream.kafka.ranges import Partition
 
 
 def make_steady_clock() -> Callable[[], int]:
-    """Create a clock, in us, that starts at the wall clock and does not follow its jumps."""
+    """Return a clock, in us, that starts at the wall clock and does not follow its jumps."""
     ahead_us = (time.time_ns() - time.monotonic_ns()) // 1_000
     return lambda: ahead_us + time.monotonic_ns() // 1_000
 
 
 _REFRESH_AGE_S: Final = 1.0
-"""Age after which the partitions are refreshed in the background."""
+"""Age after which the partitions are listed again in the background."""
 
 _MAX_AGE_S: Final = 2.0
-"""Age after which the cache is not used: rare batches must not miss new partitions."""
+"""Age after which the cache is not used: infrequent batches must not miss new partitions."""
 
 
 class PartitionCache:
-    """The partitions of a running query.
+    """Caches the partitions of a running query.
 
     Args:
-        ask: lists the partitions, from any thread.
+        ask: lists the partitions; any thread may call it.
         clock_s: a monotonic clock.
     """
 
@@ -49,7 +49,7 @@ class PartitionCache:
         """Time of the request that returned the cached partitions."""
 
     def get(self, fresh: bool = False) -> list[Partition]:
-        """Return the partitions as of a moment ago, or as of now if `fresh`.
+        """Return the partitions of a moment ago, or those of now if `fresh`.
 
         Raises:
             BrokerUnreachable: a request was needed, and the broker did not answer.
@@ -86,7 +86,7 @@ Ends = dict[Partition, int]
 
 
 class RunEnds:
-    """The ends of the partitions in one run.
+    """Knows the ends of the partitions in one run, and its bounds.
 
     Args:
         get_broker: returns the connected broker.
@@ -99,11 +99,11 @@ class RunEnds:
         self._bounds: Ends | None = None
         self._bound_written: Ends = {}
         self.log_ends: Ends = {}
-        """The ends of the logs when they were last asked for."""
+        """The ends of the logs by the last request."""
 
     @property
     def is_bounded(self) -> bool:
-        """True if this is a bounded run."""
+        """Return whether this is a bounded run."""
         return self._bounds is not None
 
     def limit(self, bounds: Mapping[Partition, int]) -> None:
@@ -111,9 +111,10 @@ class RunEnds:
         self._bounds = dict(bounds)
 
     def limit_to_current_ends(self, seen: Mapping[Partition, int], has_import: bool) -> None:
-        """Read no further than the current ends, or those that were `seen` in this run.
+        """Read no further than the current ends, or those `seen` in this run if they are higher.
 
-        Imported CTIs wait for the ends of open transactions too.
+        With an import, note the ends including open transactions as well: imported CTIs wait for
+        those.
         """
         if has_import:
             partitions = self._partition_cache.get(fresh=True)
@@ -126,15 +127,16 @@ class RunEnds:
         self.log_ends = self._get_broker().ends(self._partition_cache.get(fresh))
         if self._bounds is None:
             return self.log_ends
-        # A topic truncated since the run began ends before its bound.
+        # A topic that was truncated after the run began ends before its bound.
         return {
             part: min(bound, self.log_ends.get(part, bound)) for part, bound in self._bounds.items()
         }
 
     def wait_for(self, wanted: Mapping[Partition, int]) -> Ends:
-        """Return the ends, once the logs reach `wanted` or have failed to for long enough.
+        """Return the ends once the logs reach `wanted`, or after `LEADER_CHANGE_GRACE_S`.
 
-        A partition taken for lost would be read from its beginning when it is found again.
+        The wait matters: a partition that is taken for lost by mistake is read from its beginning
+        when it is found again.
         """
         ends = self.get()
         deadline = time.monotonic() + LEADER_CHANGE_GRACE_S
@@ -144,14 +146,14 @@ class RunEnds:
         return ends
 
     def reaches(self, wanted: Mapping[Partition, int]) -> bool:
-        """Check that the log of every partition of `wanted` reaches its offset."""
+        """Return whether the log of every partition of `wanted` reaches its offset."""
         return all(self.log_ends.get(part, -1) >= offset for part, offset in wanted.items())
 
     def get_written(self) -> Ends:
         """Return the ends of the logs, including the records of open transactions.
 
-        Call this after reading the imported topic and before asking for the stable ends: a batch
-        that reads up to those has then read everything below these ends.
+        Call this after reading the imported topic and before asking for the stable ends. Reading
+        up to a stable end at or above one of these ends then covers every record below it.
         """
         if self._bounds is not None:
             return dict(self._bound_written)

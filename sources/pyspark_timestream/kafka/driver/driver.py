@@ -1,9 +1,9 @@
-"""The driver's side of a Kafka stream: folds the broker's answers into offsets (semantics 8).
+"""The driver's side of a Kafka stream: turns the broker's answers into offsets (semantics 8).
 
-For each batch the driver finds how far tasks got in the last one (`end_states`), asks the broker
-for partitions and ends, reconciles losses, reads imported CTIs, updates idle partitions and
-warnings, and then calls the pure `plan_next_offset`. Everything that a restart needs is in the
-offset; the fields of `StreamDriver` are caches and the state of the current run.
+For each batch the driver reads imported CTIs, asks the broker for partitions and ends, handles
+losses, updates idle partitions, finds the clocks after the last batch (`end_states`), updates the
+warnings, and then calls the pure `plan_next_offset`. The offset holds everything that a restart
+needs; the fields of `StreamDriver` are caches and the state of the current run.
 """
 
 import logging
@@ -69,8 +69,8 @@ class StreamDriver:
         options: the query's options.
         connect: creates the broker for options and a group.
         now_us: the wall clock; the default does not follow its jumps.
-        reader: creates the reader of ranges in the driver.
-        projection: the columns that the query wants, for warnings about their types.
+        reader: creates the driver's range reader.
+        projection: the requested columns, for checks of schemas and warnings about types.
     """
 
     def __init__(
@@ -104,25 +104,25 @@ class StreamDriver:
         self._warner = Warner(options, projection, reader)
 
     def limit_to_current_ends(self, seen: Mapping[Partition, int] | None = None) -> None:
-        """Make this a bounded run, which stops at the current ends, and at `seen` or after it."""
+        """Make this a bounded run up to the current ends, or up to `seen` where that is higher."""
         if self._connected is None:
-            # No request here uses the group, so any name will do until the stream has one.
+            # No request here uses the group, so any name will do until the stream has its own.
             self._connect(self._options.group_prefix)
-        # The import is bounded before the ends that its CTIs wait for.
+        # Bound the import first: its CTIs wait for ends that must be later.
         importer = self._get_importer()
         if importer is not None:
             importer.limit_to_current_ends()
         self._ends.limit_to_current_ends(seen or {}, importer is not None)
         if not self._started:
-            # A run that goes on keeps what it has seen of idle partitions.
+            # A run that goes on keeps the times of its idle partitions.
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
     def fix_readers(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
-        """Fix the schemas that payloads are read by, once a run, and return them by side.
+        """Fix the readers' schemas, once a run, and return them for `value` and `key`.
 
         Raises:
             SchemaRegistryError: the registry does not give a schema.
-            SchemaRefused: a schema does not have the fields that are wanted.
+            SchemaRefused: a schema lacks requested fields.
             CheckpointMismatch: a schema is no longer the one that was recorded.
         """
         if not self._has_readers and self._options.has_schemas:
@@ -141,7 +141,7 @@ class StreamDriver:
         return self._options.readers
 
     def _fits(self, options: KafkaOptions) -> bool:
-        """Check that the schemas of `options` have all wanted fields."""
+        """Return whether the schemas of `options` have all requested fields."""
         try:
             check_schemas(options, self._projection)
         except SchemaRefused:
@@ -178,11 +178,12 @@ class StreamDriver:
             return
         self.limit_to_current_ends()
         if previous is not None:
-            # A broker that no longer leads a partition may have named an old end.
+            # The ends just asked for may be old ones, from a broker that no longer leads a
+            # partition; the fixed ends are certain.
             self._ends.limit(previous.fixed_ends or {})
 
     def _follow_end_request(self, previous: StreamOffset | None) -> None:
-        """Make this a bounded run with a final CTI if `end_stream` asks so (semantics 11.12)."""
+        """Make this a bounded run with a final CTI if `end_stream` asks for one (11.12)."""
         if previous is None or self._told_to_end:
             return
         if not self._requests.take(previous.stream, self._started):
@@ -191,7 +192,7 @@ class StreamDriver:
             open_at = _find_open(previous, self._find_ended(previous))
             ends = self._ends.wait_for(open_at)
             if not self._ends.reaches(open_at):
-                # The next batch is about what is lost; the request stays.
+                # The next batch handles the loss first; the request stays.
                 return
             self.limit_to_current_ends(ends)
         self._told_to_end = True
@@ -218,7 +219,7 @@ class StreamDriver:
         return find_ended(previous, states, until_us)
 
     def _choose_min_offsets(self) -> int | None:
-        """Return how many new offsets the batch waits for; None if it does not wait (any more)."""
+        """Return how many new offsets the batch waits for; None if it does not wait."""
         if self._ends.is_bounded or self._filled_us is None:
             return None
         is_due = self._now_us() - self._filled_us >= self._options.max_delay_us
@@ -234,7 +235,7 @@ class StreamDriver:
         return join_batches(previous, states, end, max_emitted_cti(previous, states))
 
     def mark_committed(self, end: Mapping[str, Any]) -> None:
-        """Record that no restart goes back before the batch `end`."""
+        """Record that the batch `end` is committed, so that no restart runs it again."""
         if not is_initial_offset(end):
             self._committed_batch = max(self._committed_batch, end["number"])
 
@@ -274,7 +275,7 @@ class StreamDriver:
 
     def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
         self._connect(group_name(self._options.group_prefix, previous.stream))
-        # A CTI waits for the ends as of after it was read.
+        # Read the import before asking for the ends: a CTI waits for ends later than its reading.
         imported = self._read_imported(previous)
         written = self._ends.get_written() if has_new_import(previous, imported) else {}
         snapshot = self._find_positions(previous, run)
@@ -290,12 +291,12 @@ class StreamDriver:
         return plan_next_offset(self._align(self._warn(state, end_states.diagnoses)))
 
     def _find_positions(self, previous: StreamOffset, run: RunContext) -> BrokerSnapshot:
-        """Find where to go on, what is new and what is lost (semantics 5.5, 5.6, 9.1)."""
+        """Find the positions to go on at, new partitions, and losses (semantics 5.5, 5.6, 9.1)."""
         ended = self._find_ended(previous)
         open_at = _find_open(previous, ended)
         ends = limit_ends(self._ends.wait_for(open_at), previous.fixed_ends, ended)
         log_ends, known = self._ends.log_ends, open_at | ended
-        # A bounded run has an end for a partition that is gone, too.
+        # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
         new = [part for part in ends if part not in known and part in log_ends]
         has_caught_up = not new and not run.new_start and ends == known
         topic_ids = self._get_topic_ids(log_ends, fresh=not has_caught_up)
@@ -330,7 +331,7 @@ class StreamDriver:
     def _watch_idle(
         self, previous: StreamOffset, snapshot: BrokerSnapshot, run: RunContext
     ) -> BrokerSnapshot:
-        """Look which partitions have caught up, and since when (semantics 5.3)."""
+        """Add to the snapshot which partitions have caught up, and since when (semantics 5.3)."""
         if run.new_start:
             self._idle_tracker.resume(previous.partitions)
         idle = {part for part, last in previous.partitions.items() if last.idle}
@@ -346,7 +347,7 @@ class StreamDriver:
         )
 
     def _warn(self, state: StreamState, diagnoses: Iterable[Diagnosis]) -> StreamState:
-        """Look for mistakes in what was read so far."""
+        """Add to the snapshot the warnings about everything read so far."""
         snapshot = state.snapshot
         warnings = self._warner.update(
             state.previous, go_on(state), snapshot.ends, snapshot.now_us, diagnoses
@@ -354,7 +355,7 @@ class StreamDriver:
         return replace(state, snapshot=replace(snapshot, warnings=warnings))
 
     def _align(self, state: StreamState) -> StreamState:
-        """Ask for the offsets up to which `maxSkew` lets the batch read (semantics 5.10)."""
+        """Add to the snapshot the offsets up to which `maxSkew` lets it read (semantics 5.10)."""
         if not self._options.is_timed_by_record:
             return state
         instants_ms = find_alignment(state, state.snapshot.ends).instants_ms()
@@ -381,7 +382,7 @@ class StreamDriver:
         return importer.update(recorded, topic_ids, self._now_us())
 
     def _get_topic_ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
-        """Return topic ids, asking the broker if something changed or partitions were listed."""
+        """Return topic ids; ask the broker if `fresh`, or if partitions were listed since then."""
         if fresh or self._ids_asked_at_s != self._partition_cache.asked_at_s:
             topics = {part.topic for part in partitions}
             self._topic_ids = self._broker.topic_ids(topics)
@@ -413,7 +414,7 @@ class StreamDriver:
 
 
 def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:
-    """The options that explanations need to know, and that may change on a checkpoint."""
+    """Return the options that `explain` shows although they may change on a checkpoint."""
     texts = {"group": options.client.get("group.id") or group_name(options.group_prefix, stream)}
     if options.idle_timeout_us is not None:
         texts["idleTimeout"] = format_duration(options.idle_timeout_us)

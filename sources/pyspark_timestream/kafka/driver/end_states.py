@@ -1,8 +1,9 @@
-"""Finds the clocks after a batch, or restores them from the broker (semantics 8.3).
+"""Finds the clocks after a batch in the consumer group, or restores them (semantics 8.3).
 
-Tasks commit the clocks at their end to the consumer group. If a state is missing there, the records
-are read again for the clock alone. A stream without CTIs and event rules has no clock: then only
-the counts of those records are missing. The user is warned of whatever cost time or counts.
+Tasks commit the clocks at the ends of their ranges to the group. If a state is missing there, the
+driver reads the records again for the clock only. A stream without CTIs and event rules has no
+clock: then only the counts of those records are missing. Diagnoses tell the user about lost time
+and missing counts.
 """
 
 import logging
@@ -42,9 +43,8 @@ class EndStates:
 
     Attributes:
         states: every partition's clock.
-        malformed_values: per partition, the malformed values and keys, as far as tasks counted
-            them.
-        diagnoses: problems met on the way, for the user.
+        malformed_values: per partition, the malformed values and keys that tasks counted.
+        diagnoses: problems found on the way, for the user.
     """
 
     states: Mapping[Partition, PartitionState]
@@ -53,7 +53,7 @@ class EndStates:
 
 
 def copy_start_states(offset: StreamOffset) -> EndStates:
-    """Return the states at the start of the batch `offset`, as if it read nothing."""
+    """Return the states at the start of the batch `offset`, as if the batch read nothing."""
     return EndStates(
         {part: partition_offset.state for part, partition_offset in offset.partitions.items()},
         {
@@ -71,8 +71,8 @@ def find_end_states(
 ) -> EndStates:
     """Find the end states of the batch `offset` in the group's metadata.
 
-    `read_again` computes the clock after a range from its records; None if that is not worth it,
-    since the states only hold counts.
+    `read_again` computes the clock after a range from its records; None if the states only hold
+    counts, which are not worth that.
     """
     begun = copy_start_states(offset)
     states, malformed = dict(begun.states), dict(begun.malformed_values)
@@ -96,7 +96,7 @@ def find_end_states(
 
 
 def _repeat_findings(offset: StreamOffset) -> tuple[Diagnosis, ...]:
-    """Repeat the earlier diagnoses: a batch without records shows nothing new."""
+    """Return the earlier diagnoses again, because a batch without records shows nothing new."""
     return tuple(each for each in recall_warnings(offset.warnings) if each.kind in _REPEATED_KINDS)
 
 
@@ -153,7 +153,8 @@ def find_restored_states(
         DataLost: no task committed a state, and its records are gone.
     """
     if options.is_cut:
-        # No task sees a whole partition, and without CTIs a state only holds counts.
+        # No task sees a whole partition, so none has its state. Cutting is only allowed without
+        # CTIs, so the state would hold nothing but counts.
         return copy_start_states(offset)
     left = broker.committed_metadata([span.partition for span in offset.ranges() if span.size])
     own = group_name(options.group_prefix, offset.stream)
@@ -167,10 +168,10 @@ def read_again(
     span: Range,
     create_reader: Callable[[KafkaOptions, str], RangeReader],
 ) -> PartitionState:
-    """Restore a state that no task committed, by reading `span` again.
+    """Read `span` again to restore a state that no task committed.
 
     Raises:
-        DataLost: its records are gone.
+        DataLost: the records are gone.
     """
     state = offset.partitions[span.partition].state
     _LOG.info("reading %s again: no task committed its state to the group", span)

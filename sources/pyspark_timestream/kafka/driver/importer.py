@@ -1,9 +1,10 @@
-"""What the driver watches besides the stream's records: idle partitions, and an imported topic.
+"""Watches idle partitions and an imported topic on the driver.
 
-`IdleTracker` (semantics 5.3) folds what the brokers say by `alignment`'s rules, and asks for open
-transactions only when they matter: before a partition becomes idle, and once a second after that.
-`CtiImporter` (6.1) reads the topic of `ctiImport` as the stream reads its own: `rules.step` per
-partition, then the minimum. Each update continues where the last one, or the last offset, ended.
+`IdleTracker` (semantics 5.3) applies the rules of `alignment` to the brokers' answers. It asks for
+open transactions only when they matter: before a partition becomes idle, and once a second after
+that. `CtiImporter` (6.1) reads the topic of `ctiImport` as the stream reads its own topics:
+`rules.step` per partition, then the minimum. Each update continues at the end of the last one, or
+of the last offset.
 """
 
 import logging
@@ -45,8 +46,8 @@ class IdleTracker:
 
     Args:
         timeout_us: option `idleTimeout`; None disables idleness, and no request is sent.
-        across_runs: the time counts across runs: this run continues from the recorded times,
-            even if requests failed since then.
+        across_runs: True if the time counts across runs: this run continues from the recorded
+            times, even if requests failed since then.
     """
 
     def __init__(self, timeout_us: int | None, across_runs: bool = False) -> None:
@@ -58,7 +59,7 @@ class IdleTracker:
         self._still_since_us: int | None = None
 
     def resume(self, recorded: Mapping[Partition, PartitionOffset | ImportedPartition]) -> None:
-        """Continue from the times in the last offset, if time counts across runs."""
+        """Continue from the times in the last offset if the time counts across runs."""
         if self._across_runs:
             self._since_us = {
                 part: each.caught_up_since_us
@@ -76,8 +77,8 @@ class IdleTracker:
     ) -> Mapping[Partition, int]:
         """Return the partitions that have caught up, and since when.
 
-        `ends` are those of the logs, regardless of the run's bounds; `idle` are the partitions that
-        are idle in the last offset, and `now_us` is the wall clock after the ends were read.
+        `ends` are the ends of the logs, regardless of the run's bounds. `idle` are the partitions
+        that are idle in the last offset. `now_us` is the wall clock after the ends were read.
         """
         caught_up = [part for part, position in positions.items() if ends.get(part) == position]
         since_us = find_caught_up(self._since_us, caught_up, now_us, self._troubled(broker))
@@ -99,7 +100,7 @@ class IdleTracker:
         return not self._across_runs and broker.trouble_count != self._troubles
 
     def has_nothing_to_do(self, now_us: int) -> bool:
-        """Check whether there has been nothing to do for about a second."""
+        """Return whether there has been nothing to do for about a second."""
         return self._still_since_us is not None and now_us - self._still_since_us >= _STILL_AFTER_US
 
     def note_batch(self, has_work: bool, now_us: int) -> None:
@@ -115,10 +116,10 @@ _DISCOVERY_INTERVAL_US: Final = 1_000_000
 
 
 def derive_import_options(options: KafkaOptions) -> KafkaOptions | None:
-    """Derive the options of a stream over the imported topic alone; None if there is no import.
+    """Derive the options of a stream over the imported topic; None without an import.
 
-    `idleTimeout`, `maxFuture`, `timeUnit` and `writerTimeout` apply to it as well; `writers` only
-    applies to the stream's own partitions.
+    `idleTimeout`, `maxFuture`, `timeUnit` and `writerTimeout` apply to that topic as well;
+    `writers` applies to the stream's own partitions only.
     """
     source = options.cti_import
     if source is None:
@@ -173,17 +174,17 @@ class CtiImporter:
             self._bounds = ends
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
         else:
-            # The run goes on: with what it has read, also of a partition that is missing for a
-            # moment, and with what it has seen of idle ones.
+            # A run that goes on keeps its positions, even of a partition that is missing for a
+            # moment, and the times of its idle partitions.
             read = {part: each.position for part, each in self._known.partitions.items()}
             self._bounds = read | {part: max(end, read.get(part, 0)) for part, end in ends.items()}
 
     def update(
         self, recorded: ImportedTopic | None, topic_ids: Mapping[str, str], now_us: int
     ) -> ImportedTopic:
-        """Read what is new, and return the state of the topic.
+        """Read the new records, and return the state of the topic.
 
-        `recorded` and `topic_ids` are what the last offset knows of it.
+        `recorded` and `topic_ids` are the state and the ids in the last offset.
 
         Raises:
             OptionError: the topic does not exist.
@@ -215,7 +216,7 @@ class CtiImporter:
     def _update_idle(
         self, known: ImportedTopic, log_ends: Mapping[Partition, int], now_us: int
     ) -> ImportedTopic:
-        """Update the idle partitions; one that wakes up does not take the topic's CTI back."""
+        """Update the idle partitions; raise one that is active again to the topic's CTI."""
         positions = {part: each.position for part, each in known.partitions.items()}
         was_idle = {part for part, each in known.partitions.items() if each.idle}
         since_us = self._idle_tracker.update(self._broker, positions, log_ends, was_idle, now_us)
@@ -239,7 +240,7 @@ class CtiImporter:
         ends: Mapping[Partition, int],
         recreated: frozenset[str],
     ) -> ImportedTopic:
-        """Read everything up to `ends`."""
+        """Read all partitions, new ones included, up to `ends`."""
         earliest = self._broker.earliest(ends)
         positions, losses = reconcile(
             wanted,
@@ -264,7 +265,7 @@ class CtiImporter:
         return replace(known, partitions=read)
 
     def _refresh_partitions(self, now_us: int) -> frozenset[str]:
-        """List the partitions once a second; return the topic if it was recreated since."""
+        """List the partitions at most once a second; return the topic if it was recreated."""
         if now_us - self._listed_us < _DISCOVERY_INTERVAL_US:
             return frozenset()
         self._listed, self._listed_us = self._broker.partitions(), now_us
@@ -280,7 +281,7 @@ class CtiImporter:
         recreated: Set[str],
         now_us: int,
     ) -> dict[Partition, int]:
-        """Add partitions that are missing for a moment to `ends`: they are not gone."""
+        """Add to `ends` the partitions that may only be missing for a moment."""
         missing = wanted.keys() - ends.keys()
         # A broker that no longer leads a partition may return an old end of its log.
         missing |= {
@@ -320,7 +321,7 @@ class CtiImporter:
 
 
 def _start_partition(known: ImportedTopic, position: int) -> ImportedPartition:
-    """Start reading a new partition, which does not take the topic's CTI back."""
+    """Return the state of a new partition, raised to the topic's CTI so that this stays."""
     new = ImportedPartition(position)
     return new if known.cti_us is None else _raise_partition(new, known.cti_us)
 

@@ -1,34 +1,32 @@
-"""Partitions that are behind: idle ones (semantics 5.2), and aligned reading (5.10).
+"""Idle partitions (semantics 5.2), and aligned reading (5.10).
 
-A partition becomes idle after it has been caught up for `idleTimeout`: everything up to the end of
-its log (the last stable offset) has been read, and no transaction is open on it. The
-driver observes the partitions repeatedly. Each observation is folded with its wall clock, and the
-result is part of the offset, so that a replay of the offset reads no clock. The same holds for the
-CTI that follows the wall clock while all partitions are idle.
+A partition becomes idle once it has been caught up for `idleTimeout`: it is read up to the end of
+its log (the last stable offset), and no transaction is open on it. The driver observes this with
+the wall clock again and again. The result is part of the offset, so that a replay reads no clock.
+The same holds for the CTI that follows the wall clock while all partitions are idle.
 
-While a backlog is read, partitions with fewer records an hour run ahead of the others in event
-time. Their rows wait in Spark's state until the stream's CTI, the minimum, has come that far. With
-`maxSkew` every batch has a *bound*: the time of the slowest partition plus the skew. Only ranges
-are cut, so rows, CTIs in force and counters are those of any other division into batches.
+In a backlog, partitions with fewer records an hour run ahead in event time, and their rows wait in
+Spark's state for the stream's CTI, the minimum. `maxSkew` therefore gives every batch a *bound*:
+the time of the slowest partition plus the skew. It only cuts ranges: rows, CTIs in force and
+counters stay those of any other division into batches.
 
-A partition's time is that of the last event that was read of it, or what its CTI and `ctiDelay` say
-of the newest one, if that event was not late: so events out of order do not move it back. Both are
-in the offset. For each batch:
+A partition's time is that of the last event read from it. If that event was not late, the time is
+at least its CTI plus `ctiDelay`, so that events out of order do not move it back. For each batch:
 
-1. *Aligned* are the partitions with more than `MIN_READ` unread offsets, if there are at least two.
-   Others are read to their ends, and hold nobody; under a limit that the batch does not meet, all
-   partitions with a backlog are aligned.
-2. The slowest of them gives the bound. A partition whose last batch has jumped ahead by more than
-   the skew still counts with its time before: one event of the far future moves no bound.
-3. A partition at or after the bound *waits*: one offset of it is read, so that such an event is
-   passed in the next batch. The slowest partition never waits.
-4. Others are read up to the bound. Where timestamps of records are the event times, the broker's
-   time index has the offset. Elsewhere, and where an earlier record has a timestamp after the bound
-   (the index knows first occurrences only), the offset is estimated from the pace of the partition
-   in the last batch, with at most `_GROWTH` times as many offsets as then.
+1. Partitions with more than `MIN_READ` unread offsets are *aligned*, if there are at least two. If
+   the backlog exceeds the batch's limit, all partitions with a backlog are. Others are read to
+   their ends and hold nobody back.
+2. The slowest aligned partition gives the bound. A partition that jumped ahead by more than the
+   skew in its last batch counts with its time before: one event of the far future moves no bound.
+3. A partition at or after the bound *waits*: the batch reads one offset of it, so that the next
+   batch gets past such an event. The slowest partition never waits.
+4. Others are read up to the bound. If records' timestamps are event times, the broker's time index
+   has the offset. If they are not, or an earlier record has a timestamp after the bound (the index
+   knows first occurrences only), the offset is estimated from the partition's pace in the last
+   batch, up to `_GROWTH` times as many offsets as then.
 
-Every partition with a backlog reads at least one offset, so no range of markers or malformed events
-stops it, and a bounded run ends.
+Every partition with a backlog reads at least one offset, so that a range of transaction markers or
+malformed events does not stop it, and a bounded run ends.
 """
 
 from collections.abc import Collection, Mapping, Set
@@ -41,19 +39,19 @@ from pyspark_timestream.kafka.ranges import Partition
 
 _MIN_STEP_US: Final = 1_000_000
 _STEPS: Final = 10
-"""How many batches without records a quiet stream makes at most in a time of `idleAdvance`."""
+"""Maximum number of batches without records that an idle stream makes per `idleAdvance`."""
 
 CaughtUpSince = Mapping[Partition, int]
-"""Partitions that have caught up -> the wall clock, in us, when they were first seen so."""
+"""Partition that has caught up -> the wall clock, in us, when the driver first saw that."""
 
 
 def find_caught_up(
     since_us: CaughtUpSince, caught_up: Collection[Partition], now_us: int, troubled: bool
 ) -> dict[Partition, int]:
-    """Return since when each partition has caught up, after `caught_up` were seen so.
+    """Return since when each partition of `caught_up` has been so.
 
-    After trouble (a request failed or was slow) the time before is unknown, so all times start
-    again. They also do if the clock was set back.
+    After trouble (a request failed or was slow) nothing is known of the time before, so all times
+    start again. They also do if the clock was set back.
     """
     before = {} if troubled else since_us
     return {part: min(before.get(part, now_us), now_us) for part in caught_up}
@@ -62,7 +60,7 @@ def find_caught_up(
 def newly_idle(
     since_us: CaughtUpSince, idle: Set[Partition], timeout_us: int | None, now_us: int
 ) -> frozenset[Partition]:
-    """Return the partitions that have been caught up for the timeout, and are not idle yet."""
+    """Return the partitions that have been caught up for the timeout but are not idle yet."""
     if timeout_us is None:
         return frozenset()
     ripe = (part for part, since in since_us.items() if now_us - since >= timeout_us)
@@ -74,17 +72,17 @@ def idle_partitions(
 ) -> frozenset[Partition]:
     """Return the partitions that are idle now.
 
-    An idle partition stays idle while it is caught up, also after a restart and in a bounded run,
-    which do not wait for the timeout. Others become idle after the timeout.
+    An idle partition stays idle while it is caught up; after a restart and in a bounded run it need
+    not wait for the timeout again. Others become idle after the timeout.
     """
     return (frozenset(since_us) & idle) | newly_idle(since_us, idle, timeout_us, now_us)
 
 
 def advance_by_clock(cti_us: int | None, advance_us: int | None, now_us: int) -> int | None:
-    """Return the CTI of a stream whose partitions are all idle; None if it does not move (yet).
+    """Return the CTI of a stream with idle partitions only; None if it does not move now.
 
-    `cti_us` is its CTI by its partitions, `advance_us` option `idleAdvance`. It moves in steps of a
-    tenth of that, at least a second, since each is a batch.
+    `cti_us` is the CTI that its partitions give, `advance_us` is option `idleAdvance`. The CTI
+    moves in steps of a tenth of that, at least a second, because each step is a batch.
     """
     if advance_us is None:
         return None
@@ -95,22 +93,22 @@ def advance_by_clock(cti_us: int | None, advance_us: int | None, now_us: int) ->
 
 
 MIN_READ: Final = 100
-"""So few offsets are not worth a batch of their own, and hardly any state."""
+"""So few offsets are not worth a batch of their own, and take hardly any state."""
 
 _GROWTH: Final = 4
-"""How many times the offsets of its last batch a partition reads at most by an estimate."""
+"""By an estimate, a partition reads at most so many times the offsets of its last batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How far a batch may read, before the broker's time index is asked.
+    """How far a batch may read, before the driver asks the broker's time index.
 
     Attributes:
         bound_us: partitions are read up to the first event at or after this time; None while no
             partition's time is known.
-        estimates: for each aligned partition how many offsets lie before the bound, at least one.
-            Partitions that are not in it are read to their ends.
-        waiting: aligned partitions whose time is at or after the bound.
+        estimates: aligned partition -> about how many offsets lie before the bound, at least one.
+            Other partitions are read to their ends.
+        waiting: aligned partitions with a time at or after the bound.
         slowest: aligned partitions that give the bound.
     """
 
@@ -120,7 +118,7 @@ class Alignment:
     slowest: frozenset[Partition] = frozenset()
 
     def instants_ms(self) -> dict[Partition, int]:
-        """Return the partitions to look up in the time index, and the timestamp, in ms, of each."""
+        """Return the partitions to look up in the time index, with the timestamp in ms."""
         if self.bound_us is None or self.bound_us < 0:
             return {}
         bound_ms = -(-self.bound_us // 1_000)
@@ -129,20 +127,20 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """The last batch of a partition: its time before, its time after, and its offsets."""
+    """A partition's last batch: its time before, its time after, and the number of offsets."""
 
     before_us: int | None
     last_us: int | None
     size: int
 
     def steady_time(self, skew_us: int) -> int | None:
-        """Return the partition's time, or that before a jump by more than the skew."""
+        """Return the partition's time; if it jumped by more than the skew, the time before."""
         if self.before_us is None or self.last_us is None:
             return self.last_us
         return self.before_us if self.last_us - self.before_us > skew_us else self.last_us
 
     def estimate(self, bound_us: int | None) -> int:
-        """Return about how many offsets lie before the bound."""
+        """Estimate how many offsets lie before the bound."""
         most = _GROWTH * self.size + MIN_READ
         if bound_us is None or self.before_us is None or self.last_us is None:
             return most
@@ -155,7 +153,7 @@ class _Pace:
 
 
 def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignment:
-    """Return how far the next batch may read, of logs that can be read up to `ends`."""
+    """Return how far the next batch may read, if logs can be read up to `ends`."""
     skew, positions, limit = state.run.max_skew, state.snapshot.positions, state.run.max_offsets
     if skew is None:
         return Alignment()
@@ -176,7 +174,7 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
         for part, pace in paces.items()
         if pace.last_us is not None
         and pace.last_us >= bound_us
-        # Without a CTI it would hold back that of the stream for as long as it waits.
+        # A partition without a CTI must not wait: until it has one, the stream has none.
         and (skew.delay_us is None or state.clock_of(part).cti_us is not None)
     }
     estimates = {part: pace.estimate(bound_us) for part, pace in paces.items()}
@@ -199,7 +197,7 @@ def align_ends(
 ) -> tuple[dict[Partition, int], frozenset[Partition]]:
     """Return the ends up to which the batch may read, and the partitions that wait.
 
-    `time_index` has the offsets for `alignment.instants_ms()`, as `BrokerSnapshot` says.
+    `time_index` answers `alignment.instants_ms()`, as described in `BrokerSnapshot`.
     """
     cut, waiting = dict(ends), set(alignment.waiting)
     for part, estimate in alignment.estimates.items():

@@ -1,15 +1,13 @@
-"""Encodes a partition's end state as the metadata of its committed offset.
+"""Encodes a partition's end state as the metadata of its committed offset (semantics 8.3).
 
 A consumer group stores a text with each partition's offset, up to the broker's setting
 `offset.metadata.max.bytes` (by default 4096). A task commits the clock after its range there, and
-the driver reads it for the next batch. The state is compressed with the state before the range as
-its dictionary, which both sides know: writers' names and the beginnings of times recur. About 300
-writers fit.
+the driver reads it for the next batch. Both sides know the state before the range, which serves as
+the dictionary for compression: writers' names and the beginnings of times recur. About 300 writers
+fit.
 
-A key covers the state before, the range and the settings, so that a copied checkpoint, which shares
-the group, cannot mistake another run's state for its own.
-
-The rules are semantics 8.3.
+A key covers the state before, the range and the settings. A copied checkpoint shares the group, and
+the key keeps it from mistaking another run's state for its own.
 """
 
 import base64
@@ -32,7 +30,7 @@ _VERSION: Final = 1
 
 _STREAM_PREFIX_LENGTH: Final = 8
 _RAW_DEFLATE: Final = -zlib.MAX_WBITS
-"""Deflate without a header: the key shows whether the text is ours."""
+"""Deflate without header and checksum: the key shows whether the text is ours."""
 
 _ZLIB_MEMORY_LEVEL: Final = 9
 
@@ -43,14 +41,13 @@ class GroupMetadata:
 
     Attributes:
         state: the clock after the range, committed by a task of this batch; None if missing.
-        malformed_values: the malformed values and keys of the range, as far as a task counted
-            them.
-        settings: settings of the session that break what CTIs promise, name -> value, as a task
-            has seen them.
-        refused_length: how long the text with the state was, which the broker did not take; None:
-            it was not refused for its length.
-        other_stream: how the id begins of another stream, whose task has written there last; None:
-            no other is known.
+        malformed_values: the malformed values and keys in the range, if a task counted them.
+        settings: (name, value) of session settings, seen by the task, that break what CTIs
+            promise.
+        refused_length: the length of the text with the state, if the broker refused it as too
+            long; None otherwise.
+        other_stream: the first characters of another stream's id, if a task of that stream wrote
+            the metadata; None otherwise.
     """
 
     state: PartitionState | None = None
@@ -67,9 +64,9 @@ def encode_group_metadata(
     malformed_values: MalformedValues = NO_MALFORMED_VALUES,
     settings: Mapping[str, str] | None = None,
 ) -> str:
-    """Encode the text that a task commits for a partition after its range, in ASCII.
+    """Return the ASCII text that a task commits for a partition after its range.
 
-    `settings` are settings of the session that break what CTIs promise.
+    `settings` are session settings that break what CTIs promise.
     """
     value = {
         "for": _compute_key(offset, partition),
@@ -85,7 +82,7 @@ def encode_group_metadata(
 def drop_state(metadata: str) -> str:
     """Replace the state by the text's length, after the broker refused the text as too long.
 
-    A text without a state stays as it is.
+    Return a text without a state unchanged.
     """
     value = json.loads(metadata or "{}")
     if "packed" not in value:
@@ -97,7 +94,7 @@ def drop_state(metadata: str) -> str:
 def decode_group_metadata(
     offset: StreamOffset, partition: Partition, metadata: str | None
 ) -> GroupMetadata:
-    """Decode `metadata` for the batch `offset`; foreign texts give an empty result."""
+    """Decode `metadata` for the batch `offset`; return an empty result for foreign texts."""
     try:
         value = json.loads(metadata or "")
         if value["version"] != _VERSION:
@@ -119,14 +116,14 @@ def decode_group_metadata(
 
 
 def describe_missing_states(is_ordered: bool) -> str:
-    """Describe the cost of states that are missing in the group: CTIs need the clocks."""
+    """Return, for a message, the cost of states that are missing in the group."""
     if is_ordered:
         return "its batches are read a second time to restore their clocks"
     return "the counts in the progress leave its records out"
 
 
 def _pack(state: PartitionState, start: PartitionState) -> str:
-    # Digits have few long repeats: Z_FILTERED suits them, and higher levels only take longer.
+    # Digits have few long repeats: Z_FILTERED suits them, and levels above 6 only take longer.
     how = (6, zlib.DEFLATED, _RAW_DEFLATE, _ZLIB_MEMORY_LEVEL, zlib.Z_FILTERED)
     deflate = zlib.compressobj(*how, zdict=_to_bytes(start))
     squeezed = deflate.compress(_to_bytes(state)) + deflate.flush()

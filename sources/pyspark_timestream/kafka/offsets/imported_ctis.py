@@ -1,11 +1,11 @@
 """Imported CTIs (semantics 6): another topic's time becomes this stream's.
 
-The driver folds the topic of option `ctiImport` into an `ImportedTopic`, which
-is part of every offset. A CTI takes effect on a partition once that partition has been read up to
-the end it had when the CTI was read: until then it waits, as a pair (offset, CTI).
+The driver folds the topic of option `ctiImport` into an `ImportedTopic`, a part of every offset. A
+CTI takes effect on a partition of the stream once the partition is read up to the end that it had
+when the driver read the CTI. Until then the CTI waits as a pair (offset, CTI).
 
-A final CTI is not imported: a partition of the topic that has ended no longer holds the others
-back, and when all have ended the last CTI before the final ones stays.
+A final CTI is not imported. A partition of the topic that has ended no longer holds the others
+back; after all have ended, the last CTI before the final ones stays.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ Pending = tuple[tuple[int, int], ...]
 """Pairs (offset, CTI in us), both strictly increasing."""
 
 MAX_PENDING: Final = 16
-"""Limit of waiting CTIs per partition, which bounds the offsets of a long backlog."""
+"""Maximum number of waiting CTIs per partition, which bounds the size of the JSON offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class ImportedPartition:
 
     Attributes:
         position: the next offset to read.
-        state: the partition's clock before it.
+        state: the partition's clock before `position`.
         cti_us: its greatest CTI below the final one; None before the first.
-        ended: its final CTI has been read.
-        idle: it does not hold the topic's CTI back.
+        ended: True once its final CTI has been read.
+        idle: True if it does not hold the topic's CTI back.
         caught_up_since_us: the wall clock when it was first seen caught up; None if it is not.
     """
 
@@ -45,7 +45,7 @@ class ImportedPartition:
     caught_up_since_us: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with sorted keys."""
+        """Return a JSON object with sorted keys."""
         entries = {
             "at": self.position,
             "caught_up": self.caught_up_since_us,
@@ -58,7 +58,7 @@ class ImportedPartition:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ImportedPartition":
-        """Read what `to_json` wrote."""
+        """Read the result of `to_json`."""
         return cls(
             position=value["at"],
             state=PartitionState.from_json(value["state"]),
@@ -83,13 +83,13 @@ class ImportedTopic:
     cti_us: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with sorted keys."""
+        """Return a JSON object with sorted keys."""
         partitions = {partition: each.to_json() for partition, each in self.partitions.items()}
         return {"cti": self.cti_us, "partitions": group_by_topic(partitions)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ImportedTopic":
-        """Read what `to_json` wrote."""
+        """Read the result of `to_json`."""
         partitions = list_by_partition(value["partitions"])
         return cls(
             {
@@ -101,7 +101,7 @@ class ImportedTopic:
 
 
 def advance(part: ImportedPartition, state: PartitionState, ctis_us: Instants) -> ImportedPartition:
-    """Advance `part` over a block of records, to its new clock and by its increasing CTIs."""
+    """Advance `part` over a block of records that gave the clock `state` and increasing CTIs."""
     finite = ctis_us[ctis_us < FINAL_US]
     return replace(
         part,
@@ -114,7 +114,7 @@ def advance(part: ImportedPartition, state: PartitionState, ctis_us: Instants) -
 def merge_topic_cti(partitions: Iterable[ImportedPartition], floor_us: int | None) -> int | None:
     """Return the topic's CTI: the least over partitions that are neither ended nor idle.
 
-    If there are none, the greatest of all.
+    If there is no such partition, return the greatest of all. Never go below `floor_us`.
     """
     parts = list(partitions)
     running = [part.cti_us for part in parts if not (part.ended or part.idle)]
@@ -125,8 +125,8 @@ def merge_topic_cti(partitions: Iterable[ImportedPartition], floor_us: int | Non
 def defer(pending: Pending, end: int, cti_us: int) -> Pending:
     """Add to `pending` a CTI that was read when the partition ended at offset `end`.
 
-    Beyond `MAX_PENDING` pairs the last ones wait for the newest end: they take effect later than
-    they could, never earlier.
+    Beyond `MAX_PENDING` pairs, the newest one replaces the one before: a CTI may then take effect
+    later than it could, never earlier.
 
     >>> defer(((5, 100),), 9, 200)
     ((5, 100), (9, 200))
@@ -140,7 +140,7 @@ def defer(pending: Pending, end: int, cti_us: int) -> Pending:
 
 
 def release(pending: Pending, position: int) -> tuple[int | None, Pending]:
-    """Return the greatest CTI in effect at `position`, and the pairs that still wait.
+    """Return the greatest CTI that takes effect at `position`, and the pairs that still wait.
 
     >>> release(((5, 100), (9, 200), (12, 300)), 9)
     (200, ((12, 300),))

@@ -1,8 +1,8 @@
 """Plans the next offset of a stream (semantics 5 to 8), and reports its progress (13.5).
 
-`plan_next_offset` reads as semantics 8.1: it goes from where the last batch ended, as an offset
-that reads nothing, to the next offset, and each step decides one thing more. A step that turns to a
-wall clock or another topic takes what the `BrokerSnapshot` says, so the offset records it.
+`plan_next_offset` reads as semantics 8.1: it begins with an offset that reads nothing, at the end
+of the last batch, and each step decides one thing more. A step that depends on a wall clock or
+another topic uses the `BrokerSnapshot`, and the offset records the decision.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,13 +48,13 @@ Partitions = Mapping[Partition, PartitionOffset]
 def plan_first_offset(
     stream: str, settings: Mapping[str, str], snapshot: BrokerSnapshot, run: RunContext
 ) -> StreamOffset:
-    """Plan the first batch of a new query: all its partitions are new."""
+    """Plan the first batch of a new query, in which all partitions are new."""
     blank = StreamOffset(stream, settings, starts=0, partitions={}, number=-1)
     return plan_next_offset(StreamState(blank, {}, snapshot, replace(run, new_start=True)))
 
 
 def plan_next_offset(state: StreamState) -> StreamOffset:
-    """Plan the offset after the last batch; return that of the last batch if nothing is to be done.
+    """Plan the offset after the last batch; return the last one if there is nothing to do.
 
     Raises:
         CheckpointMismatch: there are new records, but the final CTI has been emitted.
@@ -99,13 +99,13 @@ def _go_on_with(state: StreamState, part: Partition, position: int) -> Partition
 
 
 def _end_run_at(state: StreamState, cti_us: int | None) -> StreamState:
-    """7.7: from where the stream's CTI reaches `endingCti`, the run is a bounded one."""
+    """7.7: once the stream's CTI has reached `endingCti`, the run is bounded."""
     bounded = state.run.bounded or has_reached(cti_us, state.run.until_us)
     return replace(state, run=replace(state.run, bounded=bounded))
 
 
 def _begin_batch(state: StreamState, planned: StreamOffset) -> StreamOffset:
-    """8.1: number and starts go on; topics and missing partitions are kept while they matter."""
+    """8.1: count the batch and the start; keep topic ids and missing partitions that matter."""
     previous, snapshot = state.previous, state.snapshot
     topic_ids = {**previous.topic_ids, **snapshot.topic_ids}
     missing = keep_missing(state, topic_ids)
@@ -123,7 +123,7 @@ def _begin_batch(state: StreamState, planned: StreamOffset) -> StreamOffset:
 
 
 def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
-    """5.3: a partition is idle once it has caught up for long enough, and while it has."""
+    """5.3: a partition becomes idle after `idleTimeout`, and stays idle while it is caught up."""
     if state.has_run_ended:
         # After the end-of-run batch no partition becomes idle.
         return planned
@@ -136,7 +136,7 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
 
 
 def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffset:
-    """6.3: an imported CTI takes effect once the ends that it was read at have been read."""
+    """6.3: an imported CTI takes effect once the partition is read to the end it then had."""
     changes: dict[Partition, dict[str, Any]] = {}
     for part, offset in planned.partitions.items():
         pending = _defer_import(state, part, offset)
@@ -148,12 +148,12 @@ def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffs
 
 
 def _defer_import(state: StreamState, part: Partition, offset: PartitionOffset) -> Pending:
-    """Return the imported CTIs that wait for a partition's records, with the one that is new."""
+    """Return the imported CTIs that wait for a partition's records, including a new one."""
     snapshot, last = state.snapshot, state.last_of(part)
     position, pending = offset.start_inclusive, offset.pending
     end = snapshot.ends.get(part, position)
     if pending and last and position != last.end_exclusive:
-        # The CTIs wait for offsets of records that are gone.
+        # Records are gone or the log is another one, so the offsets of the pairs mean nothing.
         pending = ((end, pending[-1][1]),)
     read_us = None if snapshot.imported is None else snapshot.imported.cti_us
     if read_us is not None and (state.is_new(part) or state.has_new_import):
@@ -164,9 +164,9 @@ def _defer_import(state: StreamState, part: Partition, offset: PartitionOffset) 
 def _set_stream_cti(
     state: StreamState, planned: StreamOffset, emitted_us: int | None
 ) -> StreamOffset:
-    """5.2, 5.9: the minimum of the active partitions; of a stream that is all idle, by the clock.
+    """5.2, 5.9: take the minimum of the active partitions; if all are idle, follow the clock.
 
-    It never goes below what was emitted, even if a task proved that with a partition that is
+    The CTI never goes below what was emitted, even if a task proved that with a partition that is
     missing now.
     """
     active: list[int | None] = []
@@ -186,7 +186,7 @@ def _set_stream_cti(
 
 
 def _raise_new_and_active(state: StreamState, planned: StreamOffset) -> StreamOffset:
-    """5.4, 5.5: a partition that is new, or idle no longer, is raised to the stream's CTI."""
+    """5.4, 5.5: raise a partition that is new, or no longer idle, to the stream's CTI."""
     cti_us = planned.cti_us
     if cti_us is None:
         return planned
@@ -199,7 +199,7 @@ def _raise_new_and_active(state: StreamState, planned: StreamOffset) -> StreamOf
 
 
 def _set_ranges(state: StreamState, planned: StreamOffset) -> StreamOffset:
-    """5.10, 7.6, 7.7: how far the batch reads each partition, within all limits."""
+    """5.10, 7.6, 7.7: decide how far the batch reads each partition, within all limits."""
     run, positions = state.run, state.snapshot.positions
     reachable = _find_reachable(state, planned)
     alignment = find_alignment(state, reachable)
@@ -220,11 +220,12 @@ def _set_ranges(state: StreamState, planned: StreamOffset) -> StreamOffset:
 
 
 def _find_reachable(state: StreamState, planned: StreamOffset) -> dict[Partition, int]:
-    """Return how far each partition could be read; one that has ended, no further."""
+    """Return how far each partition can be read; one that has ended stays at its position."""
     until_us = state.run.until_us
-    # A final CTI before `endingCti` raises partitions too: their new records are still refused.
+    # A final CTI that came before `endingCti` raises partitions past that, too. They have not
+    # ended: their new records must be reachable, so that `_finish` refuses them.
     can_end = not state.previous.final or has_stream_ended(state.previous, until_us)
-    # A partition found during a bounded run has no end there: it waits for the next run.
+    # A partition found during a bounded run has no bound, so it waits for the next run.
     return {
         part: position
         if can_end and has_reached(planned.partitions[part].state.cti_us, until_us)
@@ -234,7 +235,7 @@ def _find_reachable(state: StreamState, planned: StreamOffset) -> dict[Partition
 
 
 def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -> StreamOffset:
-    """7.2, 7.3: what follows from the ranges: tasks, the first CTI row, the end of a run."""
+    """7.2, 7.3: derive the tasks, the first CTI row and the end of the run from the ranges."""
     run, has_records = state.run, planned.has_records
     end_of_run = run.bounded and not has_records
     final = planned.final or (end_of_run and run.final_cti)
@@ -258,7 +259,7 @@ def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -
 
 
 def _is_worth_a_batch(state: StreamState, planned: StreamOffset) -> bool:
-    """Check for records, a new CTI, or a decision that a replay must repeat."""
+    """Return whether the batch has records, a new CTI, or a decision that a replay must repeat."""
     previous, run, snapshot = state.previous, state.run, state.snapshot
     if planned.has_records or planned.first_cti_us is not None:
         return True
@@ -273,7 +274,7 @@ def _is_worth_a_batch(state: StreamState, planned: StreamOffset) -> bool:
 
 
 def _change(planned: StreamOffset, changes: Mapping[Partition, Mapping[str, Any]]) -> StreamOffset:
-    """Return the offset with some fields of some partitions changed."""
+    """Return the offset with the given fields of the given partitions changed."""
     if not changes:
         return planned
     changed = {
@@ -291,11 +292,16 @@ def build_progress(
 ) -> dict[str, Any]:
     """Build the progress report of the batch `offset`, as of the batch's start.
 
-    `offset` and `lag` of a partition are the batch's start and the number of offsets from there to
-    the end of the log, or to the stream's own end (`until_us` is that of `endingCti`). Counters are
-    per partition, and summed over existing partitions; `malformedValues` counts by reason as well.
-    `warnings` are the texts of those that hold. `topic_settings`, the option `timeSettings` and
-    what was taken from there, is `timeSettings`.
+    A partition's `offset` is the batch's start, and its `lag` is the number of offsets from there
+    to the end of the log, or to the stream's own end. Counters are per partition, and summed over
+    existing partitions; `malformedValues` counts by reason as well.
+
+    Args:
+        offset: the batch.
+        log_ends: the ends of the logs.
+        until_us: option `endingCti`.
+        topic_settings: the text of option `timeSettings`, and the options taken from there.
+        warnings: the texts of the warnings that hold.
     """
     ends = limit_ends(log_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
     topics: dict[str, dict[str, Any]] = {}

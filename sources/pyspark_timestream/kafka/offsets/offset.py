@@ -1,12 +1,12 @@
 """The Spark offset of a Kafka stream: a batch's ranges and its start clocks (semantics 8.1).
 
-An offset describes its own batch completely, so that a replay needs nothing else. The end state of
-a batch becomes the start state in the next offset. Decisions by a wall clock or another topic (idle
-partitions, imported CTIs) are part of it for the same reason.
+An offset describes its own batch completely, so that a replay needs nothing else. Decisions by a
+wall clock or another topic (idle partitions, imported CTIs) are part of it for the same reason. The
+end state of a batch becomes the start state in the next offset.
 
-What is at its default is left out of the JSON. `waits` and `advanced` tell how the batch was
-planned (`maxSkew`, `idleAdvance`); no later batch depends on them. A record whose value or key is
-malformed counts once, for its value's reason or else its key's (semantics 13.5).
+The JSON leaves out defaults. `waits` and `advanced` tell how the batch was planned (`maxSkew`,
+`idleAdvance`); no later batch depends on them. A record with a malformed value or key counts once:
+for its value's reason, else for its key's (semantics 13.5).
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ from pyspark_timestream.rules.state import PartitionState
 
 @dataclass(frozen=True, slots=True)
 class MalformedValues:
-    """Numbers of records whose value or key is malformed.
+    """Numbers of records with a malformed value or key, and offsets that warnings show.
 
     Attributes:
         by_reason: (reason, number) in the order of reasons, without zeros.
-        value_at: the offset of a record with one, as an example; None without any.
+        value_at: the offset of a record with a malformed value or key; None without any.
         event_at: the offset of a malformed event that has a value; None without any.
         time_at: the offset of an event of early 1970; None without any.
     """
@@ -44,12 +44,12 @@ class MalformedValues:
 
     @classmethod
     def from_reasons(cls, counts: Mapping[str, int]) -> "MalformedValues":
-        """Return the numbers of records that are malformed for each reason."""
+        """Create from the number of malformed records for each reason."""
         return cls(_sort(counts))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "MalformedValues":
-        """Read what `to_json` wrote."""
+        """Read the result of `to_json`."""
         return cls(
             _sort(value.get("malformed", {})),
             value.get("malformed_at"),
@@ -58,7 +58,7 @@ class MalformedValues:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return entries for a JSON object, with sorted keys; without any number, none."""
+        """Return the entries that are not empty, for a JSON object, with sorted keys."""
         entries = {
             "malformed": dict(self.by_reason) or None,
             "malformed_at": self.value_at,
@@ -69,7 +69,7 @@ class MalformedValues:
 
     @property
     def total(self) -> int:
-        """The number of all of them."""
+        """Return the number of malformed records."""
         return sum(count for _, count in self.by_reason)
 
     def __add__(self, other: "MalformedValues") -> "MalformedValues":
@@ -110,19 +110,19 @@ class PartitionOffset:
         start_inclusive: the first offset that the batch reads.
         end_exclusive: the offset after the last one.
         state: the partition's clock before the record at `start_inclusive`.
-        idle: it does not hold the stream's CTI back; then the batch reads nothing of it.
+        idle: True if it does not hold the stream's CTI back; then the batch reads nothing of it.
         caught_up_since_us: the wall clock when it was first seen caught up (everything read, no
             open transaction); None if it is not.
-        pending: imported CTIs that wait, as (offset, CTI) with both increasing: each takes effect
-            once the partition has been read up to the offset.
-        restart_points: where reading began or went back to, as (batch, offset) in the order of
-            batches.
-        forced_ctis: where the clock was raised by anything other than a record (idleness,
-            discovery, an import), as (batch, offset, CTI): before the record at the offset. Both
-            reach back to the last batch that no restart goes back before.
-        malformed_values: the malformed values and keys before `start_inclusive`, as far as tasks
-            counted them; not in the clock, which does not depend on the schema.
-        waits: it is further than the slowest partition by `maxSkew`, and waits for that.
+        pending: imported CTIs that wait, as (offset, CTI), both increasing. Each takes effect once
+            the partition has been read up to the offset.
+        restart_points: the places at which reading began or went back to, as (batch, offset) in
+            the order of batches.
+        forced_ctis: raises of the clock by anything other than a record (idleness, discovery, an
+            import), as (batch, offset, CTI): the clock is raised before the record at the offset.
+            Like `restart_points`, they cover all batches that a restart may run again.
+        malformed_values: the malformed values and keys before `start_inclusive` that tasks
+            counted. They are not in the clock, which does not depend on the schema.
+        waits: True if it is ahead of the slowest partition by `maxSkew`, and waits for that.
     """
 
     start_inclusive: int
@@ -137,7 +137,7 @@ class PartitionOffset:
     waits: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object with sorted keys; defaults are left out."""
+        """Return a JSON object with sorted keys, without defaults."""
         return _leave_out_none(
             {
                 "caught_up": self.caught_up_since_us,
@@ -155,7 +155,7 @@ class PartitionOffset:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "PartitionOffset":
-        """Read what `to_json` wrote."""
+        """Read the result of `to_json`."""
         return cls(
             start_inclusive=value["from"],
             end_exclusive=value["to"],
@@ -176,16 +176,16 @@ class PartitionOffset:
 
 @dataclass(frozen=True, slots=True)
 class GivenWarning:
-    """A warning that the stream has given, as plain values: the diagnosis makes and reads it.
+    """A warning that the stream has given, as plain values; package `diagnose` interprets it.
 
     Attributes:
-        kind: what it is about; there is at most one of a kind.
-        cause: partitions, a writer, a topic, an option.
-        text: what was seen.
-        detail: what the records showed; empty: nothing.
-        advice: the fix, where it is not that of the kind.
-        level: the severity; it is given again when that rises.
-        holds: it still is so.
+        kind: the kind of problem; there is at most one warning of a kind.
+        cause: partitions, a writer, a topic or an option.
+        text: the observation.
+        detail: evidence from the records; may be empty.
+        advice: the fix, if it is not that of the kind.
+        level: the severity; the warning is given again when it rises.
+        holds: True while the problem persists.
     """
 
     kind: str
@@ -209,26 +209,27 @@ class StreamOffset:
         stream: the stream's id, created with its first offset; names the consumer group.
         settings: the options that define time, as text; a restart may not change them.
         number: the batch's number in the stream, from 0, without gaps.
-        starts: how often the query was started; a new start makes a new offset.
+        starts: the number of starts of the query; each start makes a new offset.
         cti_us: the stream's CTI at the batch's start; None before the first.
         first_cti_us: a CTI row to emit before the batch's records; None for none.
         tasks: the number of tasks that read the records.
-        end_of_run: a bounded run has read everything before this batch.
-        final: the final CTI has been emitted, by this batch or before.
+        end_of_run: True if a bounded run had read everything before this batch.
+        final: True if this batch or an earlier one emits the final CTI.
         partitions: each partition's range and state.
-        topic_ids: the broker's id of each topic, to tell a topic from a later one of the same
-            name; topics with unknown ids are left out.
+        topic_ids: the broker's id of each topic, which distinguishes a topic from a later one of
+            the same name; topics with unknown ids are left out.
         imported: the state of the topic of `ctiImport`; None without an import.
-        advanced_us: the stream's CTI as `idleAdvance` last moved it by the wall clock; None if it
-            never did.
+        advanced_us: the CTI to which `idleAdvance` last moved the stream by the wall clock; None
+            if it never did.
         missing: missing partitions that may return, with their positions; `caught_up_since_us` is
             the wall clock when each was first missed.
-        bounded: a bounded run planned the batch.
+        bounded: True if a bounded run planned the batch.
         warnings: the warnings given up to this batch.
-        schemas: the schemas that payloads are read by, by side (`value`, `key`), without texts.
-        fixed_ends: the offsets at which the partitions end by the ending options; None without one.
-        unpinned: what explanations need to know of other options: `idleTimeout`,
-            `maxOffsetsPerTrigger` where they are set, and the consumer `group`.
+        schemas: `value` or `key` -> the schema that it is read by, without its text.
+        fixed_ends: the offsets at which the ending options end the partitions; None without such
+            an option.
+        unpinned: options that `explain` shows although they may change: `idleTimeout` and
+            `maxOffsetsPerTrigger` if they are set, and the consumer `group`.
     """
 
     stream: str
@@ -260,7 +261,7 @@ class StreamOffset:
 
     @property
     def has_records(self) -> bool:
-        """True if the batch has offsets to read."""
+        """Return whether the batch has offsets to read."""
         return any(part.end_exclusive > part.start_inclusive for part in self.partitions.values())
 
     def groups(self) -> list[list[Range]]:
@@ -268,7 +269,7 @@ class StreamOffset:
         return assign_tasks(self.ranges(), self.tasks)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object with sorted keys; what is empty is left out."""
+        """Return a JSON object with sorted keys, without empty entries."""
         always = {
             "cti": self.cti_us,
             "end_of_run": self.end_of_run,
@@ -298,7 +299,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "StreamOffset":
-        """Read what `to_json` wrote."""
+        """Read the result of `to_json`."""
         imported = value.get("import")
         return cls(
             stream=value["stream"],
@@ -327,7 +328,7 @@ class StreamOffset:
 
 
 def _warnings_to_json(warnings: Warnings) -> list[dict[str, Any]]:
-    """Return JSON objects with sorted keys; empty values are left out."""
+    """Return JSON objects with sorted keys, without empty values."""
     return [
         {name: value for name, value in sorted(asdict(each).items()) if value or name == "holds"}
         for each in warnings
@@ -350,22 +351,22 @@ def check_stream_offset(
     settings: Mapping[str, str],
     topic_settings: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse an offset of another format version, or with other pinned options than `settings`.
+    """Check that an offset has this format version and the pinned options `settings`.
 
     `topic_settings` are the options taken from the description of the topics, for the message.
 
     Raises:
-        CheckpointMismatch: another format version, or another value of an option in `settings`.
+        CheckpointMismatch: the format version is another one, or the value of an option is.
     """
     check_offset(offset, settings, _pinned_names(topic_settings or {}))
 
 
 def _pinned_names(topic_settings: Mapping[str, str]) -> set[str]:
-    """Return the settings that `topic_settings` gives; a preset is pinned as what it stands for."""
+    """Return the pinned names for `topic_settings`; a preset is pinned as the options it sets."""
     preset = ("ctiFrequency", "ctiDelay") if "advanceTime" in topic_settings else ()
     return {*topic_settings, *preset}
 
 
 def group_name(prefix: str, stream: str) -> str:
-    """Return the consumer group of the stream with that id."""
+    """Return the consumer group of the stream with the id `stream`."""
     return f"{prefix}-{stream}"

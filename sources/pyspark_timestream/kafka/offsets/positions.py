@@ -1,13 +1,14 @@
-"""Positions: where reading starts and ends (semantics 9.2), and what is gone since (5.6, 9.1).
+"""Positions: where reading starts and ends (semantics 9.2), and which records are gone (5.6, 9.1).
 
-As in Spark's own source `startingTimestamp` overrides `startingOffsetsByTimestamp`, which overrides
-`startingOffsets`; the ending options likewise. Without a record at or after its starting timestamp
-a partition fails the query or starts at the latest offset (`startingOffsetsByTimestampStrategy`).
-Without a record at or after its ending timestamp it ends at the latest offset.
+As in Spark's own source, `startingTimestamp` overrides `startingOffsetsByTimestamp`, which
+overrides `startingOffsets`; the same holds for the ending options. A partition without a record at
+or after its starting timestamp fails the query or starts at the latest offset
+(`startingOffsetsByTimestampStrategy`). One without a record at or after its ending timestamp ends
+at the latest offset.
 
-A stream may so have ends of its own, before those of its logs (7.6): the ending options fix them
-when the query first starts, and the offset keeps them as `fixed_ends`. With `endingCti` a partition
-ends where its clock says so (7.7). A partition that has ended needs nothing more of its log: it can
+The ending options give a stream ends before those of its logs (7.6): they are fixed when the query
+first starts, and the offset keeps them as `fixed_ends`. With `endingCti`, a partition ends once its
+clock reaches that (7.7). A partition that has ended needs nothing more of its log, so it can
 neither be lost nor lag behind.
 """
 
@@ -26,19 +27,19 @@ from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import compute_stream_cti
 
 LEADER_CHANGE_GRACE_S: Final = 5.0
-"""How long a partition must be missing, or its log shorter, before that is believed."""
+"""How long a partition must be missing, or its log too short, before the driver believes it."""
 
 _MAX_MISSING_US: Final = 7 * 86_400_000_000
-"""How long a missing partition may return: as long as Kafka keeps a group's offsets."""
+"""How long a missing partition is kept: as long as Kafka keeps a group's offsets by default."""
 
 
 def recreated_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
-    """Return the topics whose id has changed: they have the same name but other records."""
+    """Return the topics with a new id: they have the same name but other records."""
     return frozenset(topic for topic, each in now.items() if before.get(topic, each) != each)
 
 
 def unchanged_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
-    """Return the topics whose id is known to be the same as before."""
+    """Return the topics that certainly have the same id as before."""
     return frozenset(topic for topic, each in now.items() if before.get(topic) == each)
 
 
@@ -51,13 +52,13 @@ def reconcile(
     recreated: Set[str] = frozenset(),
     unchanged: Set[str] = frozenset(),
 ) -> tuple[dict[Partition, int], list[str]]:
-    """Find the positions to continue at, given what the broker still has.
+    """Return the positions to continue at in existing partitions, and a text for each loss.
 
-    Returns the positions of the partitions that still exist, and a text for each loss; `unchanged`
-    topics are certainly those that were read before.
+    Topics in `unchanged` are certainly those that were read before: if such a log is too short, its
+    end is lost.
 
     Raises:
-        DataLost: something was lost and `fail_on_data_loss`.
+        DataLost: something was lost, and `fail_on_data_loss` is true.
     """
     positions, losses = dict(wanted), []
     for part, position in sorted(wanted.items()):
@@ -97,9 +98,9 @@ def reconcile(
 def keep_missing(
     state: StreamState, topic_ids: Mapping[str, str]
 ) -> dict[Partition, PartitionOffset]:
-    """Keep missing partitions whose topic id can prove that they are the same when they return.
+    """Return the missing partitions to keep: topic ids can prove that they are the same later.
 
-    `topic_ids` are the ids that the topics have now, as far as they are known.
+    `topic_ids` are the known ids that the topics have now.
     """
     previous, existing, now_us = state.previous, state.snapshot.positions, state.snapshot.now_us
     gone = {
@@ -129,14 +130,14 @@ _ByPartition = Mapping[Partition, int]
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """The options of one side of a read, its start or its end: an earlier one overrides the others.
+    """The options for one side of a read, its start or its end; a timestamp overrides offsets.
 
     Attributes:
-        verb: what the read does there.
-        timestamp_ms: of all partitions.
-        timestamps_ms: by partition.
-        offsets: by partition, or a word for all.
-        words: the numbers that are words among the offsets.
+        verb: `start` or `end`, for names and messages.
+        timestamp_ms: the timestamp for all partitions; it overrides `timestamps_ms`.
+        timestamps_ms: the timestamp of each partition.
+        offsets: the offset of each partition, or `EARLIEST` or `LATEST` for all.
+        words: which of `EARLIEST` and `LATEST` may stand for an offset.
     """
 
     verb: str
@@ -147,7 +148,7 @@ class _Side:
 
     @property
     def name(self) -> str:
-        """The option that decides."""
+        """Return the name of the option that decides."""
         if self.timestamp_ms is not None:
             return f"{self.verb}ingTimestamp"
         return f"{self.verb}ingOffsets{'' if self.timestamps_ms is None else 'ByTimestamp'}"
@@ -155,7 +156,7 @@ class _Side:
     def find_timestamps(
         self, partitions: Collection[Partition], listed: Collection[Partition]
     ) -> dict[Partition, int]:
-        """Return each partition's timestamp, in ms; empty if offsets decide."""
+        """Return each partition's timestamp, in ms; nothing if offsets decide."""
         if self.timestamp_ms is not None:
             return dict.fromkeys(partitions, self.timestamp_ms)
         if self.timestamps_ms is None:
@@ -170,10 +171,10 @@ class _Side:
         ends: _ByPartition,
         listed: Collection[Partition],
     ) -> dict[Partition, int]:
-        """Return each partition's offset, or the nearest that it has.
+        """Return each partition's offset, or the nearest that exists.
 
         Raises:
-            OptionError: the option names other partitions than are read.
+            OptionError: the option does not name exactly the partitions that are read.
             DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
         """
         words = {EARLIEST: earliest, LATEST: ends}
@@ -195,7 +196,7 @@ class _Side:
         return offsets
 
     def _check_names(self, named: _ByPartition, listed: Collection[Partition]) -> None:
-        """Refuse an option that names other partitions than are read."""
+        """Check that the option names exactly the partitions that are read."""
         if set(named) == set(listed):
             return
         words = [_WORDS[word] for word in self.words] if named is self.offsets else []
@@ -233,12 +234,13 @@ def starting_timestamps(
     partitions: Collection[Partition],
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
-    """Return the timestamp, in ms, at which each partition starts; empty if offsets decide.
+    """Return the timestamp, in ms, at which each partition starts; nothing if offsets decide.
 
-    `listed` are all partitions of the read; None for `partitions`.
+    `listed` are all partitions of the read; None means `partitions`.
 
     Raises:
-        OptionError: no partition exists, or `startingOffsetsByTimestamp` names others than exist.
+        OptionError: a topic or assigned partition does not exist, or `startingOffsetsByTimestamp`
+            does not name exactly the existing partitions.
     """
     listed = partitions if listed is None else listed
     _check_exist(options, listed)
@@ -252,18 +254,19 @@ def resolve_starts(
     at_times: Mapping[Partition, int | None],
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
-    """Return the first offset to read of each partition in `ends`.
+    """Return the first offset to read in each partition of `ends`.
 
     Args:
         options: the starting options.
         earliest: the first offset that each partition still has.
         ends: the offset after each partition's last readable record.
         at_times: the first offset at or after each of `starting_timestamps`; None if there is none.
-        listed: all partitions of the read; None for those in `ends`.
+        listed: all partitions of the read; None means those in `ends`.
 
     Raises:
-        OptionError: no partition exists, `startingOffsets` names others than exist, or a timestamp
-            has no record at or after it (and strategy `error`).
+        OptionError: a topic or assigned partition does not exist, `startingOffsets` does not name
+            exactly the existing partitions, or no record is at or after a timestamp (with strategy
+            `error`).
         DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
     """
     listed = ends if listed is None else listed
@@ -291,7 +294,7 @@ def ending_timestamps(
     partitions: Collection[Partition],
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
-    """Return the timestamp, in ms, at which each partition ends; as `starting_timestamps`."""
+    """Return the timestamp, in ms, at which each partition ends, as `starting_timestamps` does."""
     return _read_end(options).find_timestamps(partitions, listed or partitions)
 
 
@@ -302,7 +305,7 @@ def resolve_ends(
     at_times: Mapping[Partition, int | None],
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
-    """Return the offset after the last one to read of each partition; as `resolve_starts`."""
+    """Return the offset after the last one to read in each partition, as `resolve_starts` does."""
     listed = ends if listed is None else listed
     side = _read_end(options)
     if not side.find_timestamps(ends, listed):
@@ -314,10 +317,10 @@ def resolve_ends(
 def check_order(
     options: KafkaOptions, starts: Mapping[Partition, int], stops: Mapping[Partition, int]
 ) -> None:
-    """Refuse a read that starts after its end, naming the option that decides it.
+    """Check that no partition starts after its end.
 
     Raises:
-        OptionError: of that option.
+        OptionError: one does; the error names the option that decides where it starts.
     """
     starting, ending = _read_start(options).name, _read_end(options).name
     for part, start in sorted(starts.items()):
@@ -338,12 +341,13 @@ def fix_ends(
     ends: Mapping[Partition, int],
     find_offsets: Callable[[Mapping[Partition, int]], Mapping[Partition, int | None]],
 ) -> dict[Partition, int] | None:
-    """Return where a stream ends by the ending options; None if it has none of them.
+    """Return where the ending options end a stream; None without such an option.
 
-    `find_offsets` finds the first offset at or after a timestamp, in ms; None if there is none.
+    `find_offsets` returns the first offset at or after a timestamp, in ms; None if there is none.
 
     Raises:
-        OptionError: an option names other partitions than exist, or one starts after its end.
+        OptionError: an option does not name exactly the existing partitions, or a partition starts
+            after its end.
         DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
     """
     if options.ends_by_default:
@@ -355,14 +359,14 @@ def fix_ends(
 
 
 def has_reached(cti_us: int | None, until_us: int | None) -> bool:
-    """Check whether a CTI has reached the instant at which the stream ends; None for no end."""
+    """Return whether a CTI has reached `until_us`, the end of the stream; None means no end."""
     return cti_us is not None and until_us is not None and cti_us >= until_us
 
 
 def has_stream_ended(offset: StreamOffset, until_us: int | None) -> bool:
-    """Check whether the stream's CTI has reached `endingCti`, `until_us`, at the start of `offset`.
+    """Return whether the stream has reached `until_us` (`endingCti`) at the start of `offset`.
 
-    A final CTI that came before that, at the end of a bounded run, does not count.
+    A final CTI that a bounded run emitted before that does not count.
     """
     if until_us is None:
         return False
@@ -377,8 +381,9 @@ def find_ended(
 ) -> dict[Partition, int]:
     """Return the partitions that the stream has read to their own ends, with their positions.
 
-    Once the stream has ended by `endingCti`, so have its idle partitions, whatever their clocks.
-    `states` are the clocks after the batch; without one, that at its start counts.
+    Once the stream has reached `endingCti`, its idle partitions have ended too, whatever their
+    clocks. `states` are the clocks after the batch; for a partition without one, the clock at the
+    batch's start counts.
     """
     fixed, is_over = offset.fixed_ends or {}, has_stream_ended(offset, until_us)
     return {
@@ -395,7 +400,7 @@ def limit_ends(
     fixed_ends: Mapping[Partition, int] | None,
     ended: Mapping[Partition, int],
 ) -> dict[Partition, int]:
-    """Return how far the stream reads each partition; with ends of its own it reads no other."""
+    """Return how far the stream reads each partition; with `fixed_ends`, it reads no other ones."""
     if fixed_ends is None:
         return {**log_ends, **ended}
     limited = {part: min(end, fixed_ends[part]) for part, end in log_ends.items()
@@ -404,7 +409,7 @@ def limit_ends(
 
 
 def name_other_unit(ms: int) -> str:
-    """Name the unit in which a number is a time of our days; empty if that is milliseconds.
+    """Name the unit in which `ms` is a time of our days; empty for milliseconds or no unit.
 
     >>> name_other_unit(1_700_000_000), name_other_unit(1_700_000_000_000), name_other_unit(0)
     ('seconds, of 2023-11-14', '', '')

@@ -1,7 +1,8 @@
-"""A stream between two batches: all that its next offset follows from.
+"""A stream between two batches: everything that its next offset depends on.
 
-The driver fills a `StreamState` for each batch; `alignment` and `next_offset` are pure functions of
-it. What brokers and clocks said is the `BrokerSnapshot`, what options and the run say `RunContext`.
+The driver fills a `StreamState` for each batch: the `BrokerSnapshot` holds the answers of brokers
+and clocks, the `RunContext` the options and the run. `alignment` and `next_offset` are pure
+functions of it.
 """
 
 from collections.abc import Mapping
@@ -22,11 +23,11 @@ from pyspark_timestream.rules.stream_cti import find_max_proven, max_known
 
 @dataclass(frozen=True, slots=True)
 class MaxSkew:
-    """Option `maxSkew`, and how partitions' times are known.
+    """Option `maxSkew`, and how a partition's time follows from its clock.
 
     Attributes:
-        us: how much further than the slowest partition others are read, above 0.
-        delay_us: option `ctiDelay` where CTIs are generated; None: they are not.
+        us: how far ahead of the slowest partition others are read; above 0.
+        delay_us: option `ctiDelay` if CTIs are generated; None otherwise.
     """
 
     us: int
@@ -34,7 +35,7 @@ class MaxSkew:
 
     @classmethod
     def from_options(cls, options: KafkaOptions) -> "MaxSkew | None":
-        """Return what the options say of aligned reading; None without `maxSkew`."""
+        """Create from the options; None without `maxSkew`."""
         if options.max_skew_us is None:
             return None
         return cls(options.max_skew_us, options.delay_us if options.frequency else None)
@@ -53,19 +54,19 @@ class RunContext:
 
     Attributes:
         max_offsets: approximate maximum of offsets in this batch; None for no limit.
-        min_offsets: the batch waits until this many offsets exist; None for no minimum.
+        min_offsets: the batch waits until there are this many new offsets; None for no minimum.
         max_tasks: maximum number of tasks; None for no limit.
-        bounded: the run ends once its given ends are read.
-        new_start: this is the first offset of the run.
-        final_cti: a bounded run ends with the final CTI.
+        bounded: True if the run ends once it has read up to its bounds.
+        new_start: True for the first offset of the run.
+        final_cti: True if a bounded run ends with the final CTI.
         idle_timeout_us: how long a partition that has caught up still holds the stream's CTI back;
             None for ever.
         idle_advance_us: while all partitions are idle, the stream's CTI follows the wall clock this
             far behind; None if it stays.
-        max_skew: how much further than the slowest partition others are read; None: as far as
-            there are records.
-        committed_batch: the last batch that no restart goes back before; -1 if none.
-        until_us: the CTI at which partitions and stream end; None for no such end.
+        max_skew: how far ahead of the slowest partition others are read; None for no limit.
+        committed_batch: the last batch that is certainly committed, so that no restart runs it
+            again; -1 if none.
+        until_us: the CTI at which partitions and stream end (`endingCti`); None for no such end.
     """
 
     max_offsets: int | None = None
@@ -83,25 +84,25 @@ class RunContext:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
-    """What the brokers and clocks said at one moment.
+    """The answers of brokers and clocks at one moment.
 
     Attributes:
-        positions: the next offset to read of every existing partition.
-        ends: the ends up to which records can be read (in a bounded run those at its start).
-        lost: positions skip lost records, or a lost partition is back: this needs a new offset.
+        positions: the next offset to read in every existing partition.
+        ends: the ends up to which records can be read; in a bounded run, its bounds.
+        lost: True if positions skip lost records, or a lost partition is back: both need a new
+            offset.
         now_us: the wall clock.
-        caught_up_since_us: partitions that have caught up (everything read, no open transaction),
-            and the wall clock when each was first seen so.
-        nothing_to_do: there has been nothing to do for about a second.
+        caught_up_since_us: partition that has caught up (everything read, no open transaction) ->
+            the wall clock when the driver first saw that.
+        nothing_to_do: True if there has been nothing to do for about a second.
         topic_ids: the known ids of topics.
-        imported: the state of the topic of `ctiImport`, read before the ends were asked for; None
-            without an import.
-        written: the ends of the logs at that time, including open transactions; the ends where
-            it is not known.
+        imported: the state of the topic of `ctiImport`, read before `ends`; None without an import.
+        written: the ends of the logs after that reading, including open transactions; `ends` holds
+            for partitions that are not in it.
         warnings: the warnings up to now; None for those of the previous offset.
-        malformed_values: per partition, the malformed values and keys so far.
-        time_index: the first offset at or after the bound of aligned reading, None where there is
-            no such record; without partitions where the records' timestamps are not event times.
+        malformed_values: the malformed values and keys so far, per partition.
+        time_index: the first offset at or after the bound of aligned reading, None if there is no
+            such record; empty if the records' timestamps are not the event times.
     """
 
     positions: Mapping[Partition, int] = field(default_factory=dict)
@@ -125,7 +126,7 @@ class StreamState:
     Attributes:
         previous: the offset of that batch.
         clocks: the clock of each of its partitions after the batch.
-        snapshot: what the brokers and clocks say now.
+        snapshot: the answers of brokers and clocks now.
         run: the limits and state of the run.
     """
 
@@ -135,38 +136,38 @@ class StreamState:
     run: RunContext = RunContext()
 
     def last_of(self, partition: Partition) -> PartitionOffset | None:
-        """Return what the last batch has of a partition, also of a missing one."""
+        """Return a partition's entry in the last offset, also of a missing one; None if new."""
         return self.previous.partitions.get(partition) or self.previous.missing.get(partition)
 
     def clock_of(self, partition: Partition) -> PartitionState:
-        """Return a partition's clock after the last batch; a new partition has a new one."""
+        """Return a partition's clock after the last batch; a new partition has a fresh clock."""
         if partition in self.clocks:
             return self.clocks[partition]
         last = self.last_of(partition)
         return PartitionState() if last is None else last.state
 
     def is_new(self, partition: Partition) -> bool:
-        """Check whether the last batch did not have the partition."""
+        """Return whether the last batch did not have the partition."""
         return partition not in self.previous.partitions
 
     def was_idle(self, partition: Partition) -> bool:
-        """Check whether the partition was idle in the last batch."""
+        """Return whether the partition was idle in the last batch."""
         last = self.previous.partitions.get(partition)
         return last is not None and last.idle
 
     @property
     def has_run_ended(self) -> bool:
-        """True after the run's end-of-run batch, with which everything is decided."""
+        """Return whether the last batch was the end-of-run batch of this run."""
         return self.run.bounded and self.previous.end_of_run and not self.run.new_start
 
     @property
     def has_new_import(self) -> bool:
-        """True if the imported topic has a CTI that the last batch does not know."""
+        """Return whether the imported topic has a CTI that the last batch does not know."""
         return has_new_import(self.previous, self.snapshot.imported)
 
 
 def has_new_import(previous: StreamOffset, imported: ImportedTopic | None) -> bool:
-    """Check whether the imported topic has a CTI that `previous` does not know."""
+    """Return whether the imported topic has a CTI that `previous` does not know."""
     before_us = None if previous.imported is None else previous.imported.cti_us
     now_us = None if imported is None else imported.cti_us
     return now_us is not None and now_us != before_us and not previous.final
@@ -177,13 +178,13 @@ def max_emitted_cti(
 ) -> int | None:
     """Return the greatest CTI row emitted up to the end of the batch `previous`.
 
-    Every batch begins with its stream CTI unless that was emitted before, so only a CTI that its
-    tasks have proven can be greater.
+    Every batch begins with its stream CTI unless that was emitted before, so only a CTI that one of
+    its tasks has proven can be greater.
     """
     active = [part for part, last in sorted(previous.partitions.items()) if not last.idle]
     place = {part: index for index, part in enumerate(active)}
     start_us = [previous.partitions[part].state.cti_us for part in active]
-    # A partition that is missing now has no end state; its task may have proven less than this.
+    # A partition that is missing now has no end state: its clock at the start counts.
     end_us = [
         clocks[part].cti_us if part in clocks else start
         for part, start in zip(active, start_us, strict=True)

@@ -1,10 +1,10 @@
-"""The tasks of a batch: a function of its offset alone, so that a replay is the same batch.
+"""Plans the tasks of a batch from its offset only, so that a replay is the same batch.
 
-After a crash several batches may run as one (semantics 8.6). Under asynchronous progress tracking
-Spark commits only some batches; then it runs everything between two commits as one batch, and knows
-only two offsets: the one before and the last one. The last offset therefore records, for each
-partition, where reading began or went back to, and where its clock was raised by anything other
-than a record. Both are dropped once Spark has committed a later batch, since no restart goes back
+After a crash, several batches may run as one (semantics 8.6). Under asynchronous progress tracking
+Spark commits only some batches. After a restart it runs all batches since the last commit as one,
+and knows two offsets: that of the commit and the last one. The last offset therefore records, for
+each partition, where reading began or went back to, and where anything other than a record raised
+its clock. Both are dropped once Spark has committed a later batch, since no restart goes back
 before that.
 """
 
@@ -29,9 +29,9 @@ class TaskRange:
     Attributes:
         offsets: the records to deliver.
         state: the clock before `offsets`, or before `warm_up` if there is one.
-        warm_up: records before `offsets` to read for the clock alone; None if not needed.
-        forced_ctis: pairs of an offset in `offsets` (or its end), increasing, and the CTI to which
-            the clock is raised before the record there.
+        warm_up: records before `offsets` to read for the clock only; None if not needed.
+        forced_ctis: pairs (offset, CTI): the clock is raised to the CTI before the record at the
+            offset. The offsets increase and lie in `offsets` or at its end.
     """
 
     offsets: Range
@@ -40,7 +40,7 @@ class TaskRange:
     forced_ctis: tuple[tuple[int, int], ...] = ()
 
     def split_at_forced_ctis(self) -> Iterator[tuple[int | None, Range]]:
-        """Split `offsets` at its forced CTIs; return each piece with the CTI before it."""
+        """Split `offsets` at the forced CTIs; return each piece with the CTI before it, if any."""
         part, begin, end = self.offsets
         ctis_us = (None, *(cti_us for _, cti_us in self.forced_ctis))
         places = itertools.pairwise((begin, *(offset for offset, _ in self.forced_ctis), end))
@@ -54,9 +54,9 @@ class TaskPlan:
 
     Attributes:
         ranges: the ranges to read, in this order.
-        others_us: the CTIs of all partitions that are not in `ranges`, at the batch's start, or
-            only the one that decides their minimum.
-        emitted_us: the stream's CTI at the batch's start: only CTI rows above it are emitted.
+        others_us: the CTIs at the batch's start of all partitions that are not in `ranges`, or
+            only the one that is their minimum.
+        emitted_us: the stream's CTI at the batch's start; only CTI rows above it are emitted.
         first_cti_us: a CTI row to emit first; None for none.
         last_cti_us: a CTI row to emit last; None for none.
     """
@@ -69,7 +69,7 @@ class TaskPlan:
 
 
 def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
-    """Plan the tasks of the batch `offset`; the first one emits the opening CTI."""
+    """Plan the tasks of the batch `offset`; the first one emits the first CTI row."""
     states = {part: partition_offset.state for part, partition_offset in offset.partitions.items()}
     groups = offset.groups()
     active = [
@@ -95,13 +95,13 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
 def note_restart_point(
     partition_offset: PartitionOffset | None, batch: int, position: int, committed: int
 ) -> tuple[tuple[int, int], ...]:
-    """Return the restart points of a partition that the offset of a new batch records.
+    """Return the restart points of a partition for the offset of a new batch.
 
     Args:
         partition_offset: the partition in the previous offset; None if it is new.
         batch: the number of the new batch.
         position: the start of the new batch.
-        committed: the last batch that no restart goes back before; -1 if none.
+        committed: the last batch that no restart runs again; -1 if none.
     """
     kept = _keep_after(partition_offset.restart_points if partition_offset else (), committed)
     if partition_offset is not None and position >= partition_offset.end_exclusive:
@@ -116,17 +116,17 @@ def note_forced_cti(
     committed: int,
     cti_us: int | None,
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return the forced CTIs of a partition that the offset of a new batch records.
+    """Return the forced CTIs of a partition for the offset of a new batch.
 
     The arguments are those of `note_restart_point`; `cti_us` is the CTI to which the clock is
     raised at `position`, None if it is not.
     """
     kept = _keep_after(partition_offset.forced_ctis if partition_offset else (), committed)
-    # If reading goes back, CTIs that were forced further ahead stay in force.
+    # If reading goes back, CTIs that were forced further ahead now apply from `position` on.
     kept = tuple((number, min(offset, position), us) for number, offset, us in kept)
     if cti_us is None:
         return kept
-    # The later of two CTIs at one place is the higher.
+    # Of two CTIs at one place, the later one is the higher and replaces the other.
     return (*(entry for entry in kept if entry[1] < position), (batch, position, cti_us))
 
 
@@ -138,7 +138,8 @@ def join_batches(
 ) -> list[TaskPlan]:
     """Plan the tasks of all batches after `start` up to `end`, as one batch.
 
-    `states` are the clocks after `start`, and `emitted_us` is the greatest CTI row up to its end.
+    `states` are the clocks after `start`; `emitted_us` is the greatest CTI row emitted up to its
+    end.
     """
     after = -1 if start is None else start.number
     missing = {} if start is None else start.missing
@@ -165,8 +166,8 @@ def join_batches(
             forced_ctis=tuple(forced_ctis),
         )
     joined = dataclasses.replace(end, partitions=whole, tasks=max(end.tasks, 1))
-    # The progress of the other partitions at each moment is lost; the final CTI of the batches
-    # holds once everything has been read.
+    # How far the other partitions were at each moment is lost, so a task proves no CTI. The CTI at
+    # the start of the last batch holds once everything has been read.
     others: tuple[None, ...] = (None,) * (len(task_ranges) > 1)
     plans = [
         TaskPlan(tuple(task_ranges[span.partition] for span in group), others, emitted_us)

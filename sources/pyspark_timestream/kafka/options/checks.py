@@ -28,10 +28,10 @@ _URL = "schemaRegistry.url"
 
 
 def check_payloads(options: PayloadOptions, given: Mapping[str, str]) -> None:
-    """Check `options`, of which `given` (lower-cased name -> text) were set.
+    """Check the options about payloads; `given` (lower-cased name -> text) are those that were set.
 
     Raises:
-        OptionError: they conflict, lack what they need, or have no effect.
+        OptionError: they conflict, have no effect, or need others that are missing.
     """
     parts = (options.value_rules, options.key_rules)
     if options.registry and not any(rules.has_registry for rules in parts):
@@ -57,7 +57,7 @@ def check_payloads(options: PayloadOptions, given: Mapping[str, str]) -> None:
 
 
 def _check_effect(rules: PayloadRules, given: Mapping[str, str]) -> None:
-    """Refuse options that the format does not use."""
+    """Refuse options that have no effect with the format or without a registry."""
     uses = {
         "framing": ("json", "avro", "protobuf"),
         "schema": SCHEMA_FORMATS,
@@ -111,7 +111,7 @@ def _check_framing(rules: PayloadRules, has_url: bool) -> None:
 
 
 def _check_schema(rules: PayloadRules) -> None:
-    """Check that exactly one place has the writers' schemas, and which message and subject."""
+    """Check that the writers' schemas have one source, and that message and subject are known."""
     schema, framing = rules.option_name("schema"), rules.option_name("framing")
     accepts = _SPECS[schema].parser.accepts
     if rules.has_registry and rules.schema is not None:
@@ -169,7 +169,7 @@ _FOREIGN: Final = {
 }
 
 _PREFIXES: Final = ("kafka.", PREFIX.lower(), FOREIGN_PREFIX)
-"""The prefixes of options that are passed on to clients."""
+"""The prefixes of options that go to client libraries."""
 
 _SETTINGS: Final = ("kafka.bootstrap.servers", f"{PREFIX}url", f"{PREFIX}basic.auth.user.info")
 
@@ -177,11 +177,11 @@ _SETTINGS: Final = ("kafka.bootstrap.servers", f"{PREFIX}url", f"{PREFIX}basic.a
 def read_kafka_options(
     raw: Mapping[str, str], topic_settings: Mapping[str, str] | None = None
 ) -> KafkaOptions:
-    """The options of transport `kafka` in Spark's string map.
+    """Read the options of transport `kafka` from Spark's string map.
 
     Args:
         raw: the query's own options.
-        topic_settings: those that it takes from the description of its topics, by name.
+        topic_settings: options taken from the description of its topics, by name.
 
     Raises:
         OptionError: an option is wrong, missing, unknown, or conflicts with another.
@@ -200,7 +200,7 @@ def _read_options(raw: Mapping[str, str]) -> KafkaOptions:
     given = {key.lower(): value for key, value in raw.items()}
     plain = {key: value for key, value in given.items() if not key.startswith(_PREFIXES)}
     plain.pop("transport", None)
-    # First, since a misspelt option is often why another one is missing.
+    # This check comes first: a misspelt option is often why another one is missing.
     options = read_options(KafkaOptions, plain, foreign=_FOREIGN, settings=_SETTINGS)
     client = read_client_settings(given)
     starts = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
@@ -223,7 +223,7 @@ def _read_options(raw: Mapping[str, str]) -> KafkaOptions:
 
 
 def _check_policy(options: KafkaOptions, plain: Mapping[str, str]) -> None:
-    """A policy needs CTIs to judge by; `finalCti` = `false` makes none."""
+    """Refuse a policy if nothing makes CTIs to compare events with."""
     policy = plain.get("violationpolicy")
     if policy is not None and not options.has_ctis:
         raise OptionError(
@@ -268,7 +268,7 @@ def _check_replay_window(options: KafkaOptions) -> None:
 
 
 def _check_shape(options: KafkaOptions, plain: Mapping[str, str]) -> None:
-    """An interval has an end, an edge also a kind, and a point has neither."""
+    """Check that an interval has an end time, an edge also its kind, and a point neither."""
     needs = {"point": (), "interval": ("endTime",), "edge": ("endTime", "edge")}[options.shape]
     for name in ("endTime", "edge"):
         value = plain.get(name.lower())
@@ -291,7 +291,7 @@ def _check_shape(options: KafkaOptions, plain: Mapping[str, str]) -> None:
 
 
 def _apply_preset(options: KafkaOptions, plain: Mapping[str, str]) -> KafkaOptions:
-    """Replace a preset by its options (semantics 2.7)."""
+    """Replace a preset by the options that it stands for (semantics 2.7)."""
     preset = options.advance_time
     if preset is None:
         return options

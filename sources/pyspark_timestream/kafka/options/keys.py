@@ -1,13 +1,13 @@
-"""Options passed on to client libraries: `kafka.*` and `schemaRegistry.*`.
+"""Checks the options that are passed on to client libraries: `kafka.*` and `schemaRegistry.*`.
 
-Spark's own source runs Kafka's Java client, some of whose settings librdkafka does not have; each
-is refused with librdkafka's equivalent. Keys that would load code or run a command in the driver
-and in every task are refused too: permission to set options, in SQL for example, does not imply
-permission to run programs there. librdkafka checks the rest.
+Users of Spark's own source know Kafka's Java client. A setting that librdkafka lacks is refused,
+and the message names librdkafka's equivalent. Keys that would load code or run a command in the
+driver and in every task are refused too: someone who may set options, in SQL for example, may not
+therefore run programs there. librdkafka checks the other keys.
 
-The names are those of that client's configuration. It would accept a program's own function as a
-source of tokens and caches of its own; both are refused here. A login in the address becomes
-`basic.auth.user.info`, so that the address can be shown.
+`schemaRegistry.*` takes the names of confluent-kafka's registry client, but neither its callbacks
+for tokens nor its cache settings. A login in the registry's address moves to
+`basic.auth.user.info`, so that messages can show the address.
 """
 
 import difflib
@@ -109,7 +109,7 @@ _JVM_KINDS: Final = {
     re.compile(r"ssl\.truststore\..*"): _CA_FILE,
     re.compile(r"ssl\.keystore\.(?!location$|password$).*"): _KEYSTORE,
 }
-"""The same for whole families, to cover keys of newer Java clients."""
+"""The same for families of keys, so that keys of newer Java clients are covered."""
 
 ENGINE_OWNED: Final = {
     "auto.offset.reset": "option 'startingOffsets': the checkpoint, not the group, decides",
@@ -127,7 +127,7 @@ ENGINE_OWNED: Final = {
     "log.queue": "nothing: librdkafka's messages are in Python's log",
     "enabled_events": "nothing: it is for programs that poll librdkafka's events themselves",
 }
-"""Keys that the source sets itself -> the way to what the user may have wanted."""
+"""Keys that the source sets itself -> what to use instead."""
 
 
 _LIBRARY: Final = "it would load a library into the driver and every task"
@@ -150,7 +150,7 @@ RUNS_CODE: Final = {
 """Keys that would load code or run a command -> the problem, and the next step."""
 
 _CODE_KINDS: Final = {
-    # Every callback and pointer of librdkafka's and confluent-kafka's.
+    # All callbacks and pointers of librdkafka and confluent-kafka.
     re.compile(
         r".*_cb|.*[._]callback|.*callback_data|opaque|default_topic_conf|default\.topic\.config"
         r"|ssl_key|ssl_certificate|ssl_ca|msg_order_cmp|logger|on_(?:commit|delivery)"
@@ -174,7 +174,7 @@ _IN_A_COMMAND: Final = {
 
 RECORD_KEYS: Final = {
     "isolation.level": "read_committed",
-    # It hides topics from a pattern.
+    # It hides topics from `subscribePattern`.
     "topic.blacklist": "",
     # An old protocol has no headers, no record timestamps and no isolation.
     "api.version.request": "true",
@@ -182,16 +182,16 @@ RECORD_KEYS: Final = {
 }
 """Keys that decide which records a stream has or what their columns contain, with their defaults.
 
-A checkpoint keeps them. All others decide how records are fetched, or whether at all: brokers
-(topics of another cluster have other ids), credentials, sizes, times, and `check.crcs`, which makes
-damaged records an error.
+A checkpoint keeps them. All other keys decide how records are fetched: brokers (topics of another
+cluster have other ids), credentials, sizes, times, and `check.crcs`, by which damaged records fail.
 """
 
 
 def select_record_settings(client: Mapping[str, str]) -> dict[str, str]:
-    """The settings of RECORD_KEYS in librdkafka's configuration, as option name -> text.
+    """Return the settings of RECORD_KEYS in librdkafka's configuration, as option name -> text.
 
-    Those at their default are left out, except the first, which is often set: a refusal names both.
+    Leave out those at their defaults, except `isolation.level`, which users often set, so that the
+    refusal of a changed one names both values.
     """
     values = {key: client.get(key, default).strip() for key, default in RECORD_KEYS.items()}
     return {
@@ -202,7 +202,7 @@ def select_record_settings(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_client_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Librdkafka's configuration in `given` (lower-cased name -> text), `kafka.` stripped.
+    """Return librdkafka's configuration in `given` (lower-cased name -> text), `kafka.` stripped.
 
     Raises:
         OptionError: a key that librdkafka does not have or that would run code, no broker, or an
@@ -229,11 +229,7 @@ def read_client_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_key(key: str, value: str) -> None:
-    """Refuse a key or value that librdkafka must not get.
-
-    Raises:
-        OptionError: of `kafka.<key>`.
-    """
+    """Raise an `OptionError` if librdkafka must not get the key or value."""
     accepts = "librdkafka's configuration, each name after 'kafka.'"
     refused = _find_code_problem(key)
     if refused:
@@ -252,7 +248,7 @@ def _check_key(key: str, value: str) -> None:
 
 
 def _find_code_problem(key: str) -> tuple[str, str] | None:
-    """The problem of a key that would run code, and the next step; None for all others."""
+    """Return the problem of a key that would run code, and the next step; None for other keys."""
     if key in JVM_ONLY or key in ENGINE_OWNED:
         return None
     families = (why for family, why in _CODE_KINDS.items() if family.fullmatch(key))
@@ -260,14 +256,14 @@ def _find_code_problem(key: str) -> tuple[str, str] | None:
 
 
 def _find_replacement(key: str) -> str | None:
-    """The replacement for `key`; None if it goes to librdkafka."""
+    """Return what to use instead of `key`; None if `key` goes to librdkafka."""
     families = (instead for family, instead in _JVM_KINDS.items() if family.fullmatch(key))
     return JVM_ONLY.get(key) or ENGINE_OWNED.get(key) or next(families, None)
 
 
 PREFIX: Final = "schemaRegistry."
 FOREIGN_PREFIX: Final = "schema.registry."
-"""How Confluent's serializers write the prefix."""
+"""The prefix as Confluent's serializers write it; refused, with ours in the message."""
 
 _BEARER: Final = "bearer.auth."
 _SOURCE: Final = "bearer.auth.credentials.source"
@@ -293,7 +289,7 @@ REGISTRY_KEYS: Final = (
     "proxy",
     *_NUMBERS,
 )
-"""The names that the client takes, without the prefix."""
+"""The names that the registry client takes, without the prefix."""
 
 _CACHE: Final = "nothing: a schema is kept under its id, which never means another one"
 _CODE: Final = "it would be a program's own code, which an option cannot be"
@@ -325,18 +321,20 @@ _INSTEAD: Final = {
     "auto.register.schemas": "nothing: a source registers no schemas",
     "use.latest.version": "nothing: a record's own id names the schema that it was written with",
 }
-"""Names of other clients -> what there is here."""
+"""Names of other clients -> what to use instead."""
 
 _ADDRESS: Final = "http:// or https:// addresses of one registry, separated by commas"
 _ACCEPTS: Final = "the configuration of confluent-kafka's registry client, after 'schemaRegistry.'"
 
 
 def read_registry_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """The registry client's configuration in `given` (lower-cased name -> text), prefix stripped.
+    """Return the registry client's configuration in `given` (lower-cased name -> text).
+
+    The names come without their prefix.
 
     Raises:
-        OptionError: a name that the client does not have or that would run code, a number that is
-            none, or an address or login that cannot be one.
+        OptionError: the client does not have a name, a name would run code, or a number, address
+            or login cannot be read.
     """
     for key in given:
         if key.startswith(FOREIGN_PREFIX):
@@ -421,7 +419,7 @@ def _move_login(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _complete_bearer(settings: dict[str, str]) -> dict[str, str]:
-    """Add what the client insists on, although a token is enough."""
+    """Add the settings that the client insists on, although the registry needs only a token."""
     bearer = sorted(key for key in settings if key.startswith(_BEARER))
     if not bearer:
         return settings
@@ -438,7 +436,7 @@ def _complete_bearer(settings: dict[str, str]) -> dict[str, str]:
         )
     source = settings.get(_SOURCE, _SOURCES[0]).strip().upper()
     if source not in _SOURCES:
-        # Not shown: a token in the wrong place would be.
+        # The value is not shown: it may be a token in the wrong place.
         raise _named_error(_SOURCE, "its value is none of them", ", ".join(_SOURCES), "correct it")
     return {"bearer.auth.logical.cluster": "", **settings, _SOURCE: source}
 

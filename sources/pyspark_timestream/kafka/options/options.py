@@ -37,10 +37,10 @@ _ANY_CTIS: Final = (*_CTI_SOURCES, "ctiHeader", "ctiImport", "finalCti")
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions(PayloadOptions):
-    """All options of transport `kafka`; its own are about metadata, event times and CTIs.
+    """All options of transport `kafka`; this class adds those of metadata, event times and CTIs.
 
     Attributes:
-        topic_settings: option name -> text, as taken from the description of the topics.
+        topic_settings: option name -> text, for the options taken from the topics' description.
     """
 
     topic_settings: Mapping[str, str] = field(default_factory=dict)
@@ -355,18 +355,18 @@ class KafkaOptions(PayloadOptions):
 
     @property
     def topic_settings_report(self) -> tuple[str, Mapping[str, str]] | None:
-        """The option `timeSettings`, and what was taken from there; None without it."""
+        """Return the text of `timeSettings` and the options taken from there; None without it."""
         return (
             None if self.time_settings is None else (str(self.time_settings), self.topic_settings)
         )
 
     @property
     def rules(self) -> TimeRules:
-        """The rules of a partition's state machine."""
+        """Return the rules of a partition's state machine."""
         frequency = self.frequency or Frequency()
         return TimeRules(
             shape=self.shape,
-            # A policy is about CTIs: where there are none, nothing is left out.
+            # A policy compares events with CTIs: a stream without CTIs keeps every event.
             policy=self.policy if self.has_ctis else KEEP_ALL,
             every_events=frequency.events,
             every_us=frequency.interval_us,
@@ -382,7 +382,7 @@ class KafkaOptions(PayloadOptions):
         )
 
     def settings(self) -> dict[str, str]:
-        """The options that define time and records, as text: a checkpoint keeps them."""
+        """Return the options that define time and records, as text; a checkpoint keeps them."""
         texts = {
             name: text
             for name, text in fixed_settings(self).items()
@@ -391,7 +391,7 @@ class KafkaOptions(PayloadOptions):
         if self.frequency is None:
             del texts["ctiDelay"]
         if self.future_policy == "keep":
-            # It changes no row, so a change is told by 'maxFuture' alone.
+            # 'keep' changes no row: the checkpoint compares 'maxFuture' only.
             del texts["futurePolicy"]
         if self.ends_by_default:
             del texts["endingOffsets"]

@@ -1,8 +1,8 @@
-"""The texts of the Kafka transport's options, and paths of fields (semantics 13.2).
+"""Parses the texts of the Kafka transport's options, and paths of fields (semantics 13.2).
 
-A path is written as Spark writes the name of a nested column: names with dots between them. A name
-in backquotes is literal, dots and all, and a backquote in it is doubled. `a.b` is the field `b` of
-the object `a`, and ``a.`b.c` `` its field `b.c`.
+A path is written as Spark writes a nested column: names with dots between them. A name in
+backquotes is literal, dots included, and a backquote in it is doubled. `a.b` is the field `b` of
+the object `a`; ``a.`b.c` `` is its field `b.c`.
 """
 
 import functools
@@ -24,7 +24,7 @@ from pyspark_timestream.core.options import Parser, whole_number
 from pyspark_timestream.kafka.ranges import Partition, group_by_topic, list_by_partition
 
 Path = tuple[str, ...]
-"""The names from the outermost object to the field; at least one."""
+"""The names from the outermost object to the field; never empty."""
 
 PATH_FORM: Final = (
     "names with dots between them, each in backquotes if it contains a dot or a backquote itself"
@@ -52,7 +52,7 @@ def parse_path(text: str) -> Path:
 
 
 def _read_quoted(text: str, start: int) -> tuple[str, int]:
-    """Read the name whose opening backquote is at `start`; return also the place after it."""
+    """Read a name that begins with the backquote at `start`; return it and the place after it."""
     at = start + 1
     while True:
         close = text.find("`", at)
@@ -93,12 +93,12 @@ def _quote(name: str) -> str:
 
 
 class Found(NamedTuple):
-    """The end of a walk along a path.
+    """The result of a walk along a path.
 
     Attributes:
-        value: the value at the end of the path; None if it is absent, or its parent is.
-        depth: how many names of the path were followed.
-        blocked: the walk met a value that is neither an object nor null, and the path goes on.
+        value: the value at the end of the path; None if it or a parent is absent.
+        depth: the number of names that were followed.
+        blocked: True if a value before the path's end is neither an object nor null.
     """
 
     value: Any
@@ -126,7 +126,7 @@ LATEST: Final = -1
 _PREFIXED_FIELD: Final = re.compile(
     r"timestamp|record:timestamp|(header|field):.*|.*[.`].*", re.IGNORECASE | re.DOTALL
 )
-"""Field paths that are no plain name, or would mean something else without `field:`."""
+"""Field paths with more than a plain name, or that mean something else without `field:`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class TimeFrom:
         kind: `timestamp`, `header` or `field`.
         name: the header's name, or the field's path as `format_path` writes it; empty for
             `timestamp`.
-        given: for `timestamp`, the option's text if it could also be the name of a field.
+        given: for `timestamp`, the option's text if it could also name a field.
     """
 
     kind: str
@@ -146,11 +146,11 @@ class TimeFrom:
 
     @property
     def path(self) -> Path:
-        """The field's path."""
+        """Return the field's path."""
         return parse_path(self.name)
 
     def __str__(self) -> str:
-        """The option's text, which reads back to this and which a checkpoint keeps."""
+        """Return the option's text, which a checkpoint keeps and which parses to an equal value."""
         if self.kind == "timestamp":
             return self.kind
         if self.kind == "header" or _PREFIXED_FIELD.fullmatch(self.name):
@@ -170,7 +170,7 @@ def _parse_time_from(value: str) -> TimeFrom:
 
 
 def _header_or_field(example: str, what: str) -> Parser[TimeFrom]:
-    """A parser of what a record's timestamp cannot be."""
+    """Return a parser that refuses the record's timestamp, since that cannot be a `what`."""
 
     def parse(value: str) -> TimeFrom:
         source = _parse_time_from(value)
@@ -195,7 +195,7 @@ def _parse_duration(value: str) -> int:
 
 
 def _duration(least_us: int, problem: str, accepts: str) -> Parser[int]:
-    """A parser of durations from `least_us` on; `problem` says what is wrong with others."""
+    """Return a parser of durations of at least `least_us`; `problem` tells why others are wrong."""
 
     def parse(value: str) -> int:
         us = _parse_duration(value)
@@ -214,7 +214,7 @@ class Frequency:
     interval_us: int | None = None
 
     def __str__(self) -> str:
-        """The option's text, which reads back to this."""
+        """Return the option's text, which parses to an equal value."""
         return str(self.events) if self.interval_us is None else format_duration(self.interval_us)
 
 
@@ -349,7 +349,7 @@ def _parse_timestamps(value: str) -> dict[Partition, int]:
 
 
 def _parse_by_partition(value: str) -> dict[Partition, Any]:
-    """The leaves of JSON such as `{"topic": {"0": leaf}}`."""
+    """Return the leaves of JSON such as `{"topic": {"0": leaf}}`."""
     topics = _parse_json_object(value)
     for topic, numbers in topics.items():
         if not isinstance(numbers, dict) or not all(map(_is_number, numbers)):
@@ -407,15 +407,15 @@ _KEYS: Final = ("topic", "frequency", "delay", "startTime", "header")
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """The topic whose CTIs are imported, and the way it makes them.
+    """The topic that CTIs are imported from, and how they come about there.
 
     Attributes:
-        topic: the topic.
-        frequency: they are generated this often; None: they are in-band only.
-        delay_us: generated CTIs lie this far behind their event.
+        topic: the topic's name.
+        frequency: how often CTIs are generated; None if they are only in-band.
+        delay_us: generated CTIs lie this far behind the event that triggers them.
         start_time: the source of the event times for generated CTIs.
-        header: the header of in-band CTIs; None: none with `frequency`, else the stream's own
-            `ctiHeader`, or `cti`.
+        header: the header of in-band CTIs. None means no header if there is a `frequency`, else
+            the stream's own `ctiHeader`, or `cti` without that.
     """
 
     topic: str
@@ -425,7 +425,7 @@ class ImportSource:
     header: str | None = None
 
     def __str__(self) -> str:
-        """The option's canonical text, which reads back to this."""
+        """Return the option's canonical text, which parses to an equal value."""
         generated = (
             {}
             if self.frequency is None

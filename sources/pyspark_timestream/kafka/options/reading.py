@@ -1,9 +1,8 @@
-"""The options that say which records are read, and in what formats their payloads are.
+"""Declares the options that select records, and those that tell the formats of payloads.
 
-`PayloadOptions` adds those about payloads, `KafkaOptions` those about metadata, times and CTIs.
-
-A value and a key are described by options of the same kind. `PayloadRules` is one such set, so that
-what follows from it is written once for both.
+`ReadingOptions` has the former and `PayloadOptions` adds the latter; `KafkaOptions` extends both.
+Values and keys have the same options under different names: `PayloadRules` holds one such set, so
+that the rules for both are written once.
 """
 
 from collections.abc import Mapping
@@ -37,12 +36,12 @@ from pyspark_timestream.kafka.ranges import Partition
 
 @dataclass(frozen=True, slots=True)
 class ReadingOptions:
-    """Topics, starts and ends, the size of batches and tasks, groups, timeouts and retries.
+    """Topics, starts and ends, sizes of batches and tasks, groups, timeouts and retries.
 
     Attributes:
         client: librdkafka's configuration, `kafka.` stripped; may hold secrets.
-        starts_by_default: no option sets where a new query starts.
-        ends_by_default: no option sets the offset at which a partition ends.
+        starts_by_default: True if no option sets where a new query starts.
+        ends_by_default: True if no option sets the offset at which a partition ends.
     """
 
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -253,7 +252,7 @@ class ReadingOptions:
 Part = Literal["value", "key"]
 
 FORMATS: Final = {"binary": "bytes", "json": "JSON", "avro": "Avro", "protobuf": "Protobuf"}
-"""Formats by the texts of options, with their names in messages."""
+"""The options' text for each format -> its name in messages."""
 
 SCHEMA_FORMATS: Final = ("avro", "protobuf")
 """Formats that cannot be read without a schema."""
@@ -263,7 +262,7 @@ LATEST_SCHEMA: Final = "latest"
 
 
 def is_schema_text(value: str) -> bool:
-    """True if `value` is an Avro schema itself, and not the path of a file.
+    """Return whether `value` is an Avro schema itself, and not the path of a file.
 
     >>> is_schema_text('{"type": "long"}'), is_schema_text("schemas/trip.avsc")
     (True, False)
@@ -288,18 +287,19 @@ _READER_SCHEMA: Final = Parser(
 
 
 class PayloadRules(NamedTuple):
-    """How the values are read, or the keys.
+    """How values are read, or keys.
 
     Attributes:
         part: `value` or `key`.
         format: `binary`, `json`, `avro` or `protobuf`.
         framing: `confluent`, `header` or `none`.
-        has_registry: the registry knows the ids in the framing.
-        schema: the writer's schema, where no registry has it: for Avro JSON, for Protobuf a
-            descriptor set in base64 (before `load_schemas`: what the option says).
-        reader_schema: Avro's reader's schema as JSON; None: `schema`, or the subject's latest.
-        message: the full name of Protobuf's message, or of the one Avro record that is wanted.
-        subject: the registry's subject with the reader's schema.
+        has_registry: True if the registry resolves the ids in the framing.
+        schema: the writer's schema if no registry has it: JSON for Avro, a descriptor set in base64
+            for Protobuf. Before `load_schemas` it is the option's text, which may be a path.
+        reader_schema: the reader's Avro schema as JSON; None means `schema`, or the subject's
+            latest one.
+        message: the full name of the Protobuf message, or of the one Avro record to read.
+        subject: the registry's subject that has the reader's schema.
     """
 
     part: Part
@@ -318,7 +318,7 @@ class PayloadRules(NamedTuple):
         return is_read and self.reader_schema is None
 
     def option_name(self, attribute: str) -> str:
-        """The option behind an attribute, such as `readerSchema` or `keyReaderSchema`."""
+        """Return the option that sets an attribute, such as `readerSchema` or `keyReaderSchema`."""
         words = attribute.title().replace("_", "")
         if (self.part, attribute) == ("value", "reader_schema"):
             return words[0].lower() + words[1:]
@@ -327,12 +327,12 @@ class PayloadRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PayloadOptions(ReadingOptions):
-    """The options that say how bytes become fields.
+    """The options that tell how bytes become fields.
 
     Attributes:
         registry: the registry client's configuration, `schemaRegistry.` stripped; may hold secrets.
-        schema_texts: option name -> the schema that `load_schemas` found under it.
-        readers: part -> the schema that it is read by, once the query has fixed it.
+        schema_texts: option name -> the schema that `load_schemas` found for it.
+        readers: `value` or `key` -> the reader's schema, once the query has fixed it.
         source: returns the schemas that payloads were written with; None without a registry.
     """
 
@@ -478,7 +478,7 @@ class PayloadOptions(ReadingOptions):
 
     @property
     def value_rules(self) -> PayloadRules:
-        """How the values are read."""
+        """Return how the values are read."""
         given = PayloadRules(
             part="value",
             format=self.value_format,
@@ -493,7 +493,7 @@ class PayloadOptions(ReadingOptions):
 
     @property
     def key_rules(self) -> PayloadRules:
-        """How the keys are read."""
+        """Return how the keys are read."""
         given = PayloadRules(
             part="key",
             format=self.key_format,
@@ -510,7 +510,7 @@ class PayloadOptions(ReadingOptions):
         return "confluent" if self.registry and format != "binary" else "none"
 
     def _complete(self, rules: PayloadRules) -> PayloadRules:
-        """Return the rules as given, with what follows from other options."""
+        """Apply loaded schemas, the framing and the default subject to the rules."""
         reader_schema = rules.reader_schema
         if reader_schema is not None and reader_schema.strip().lower() == LATEST_SCHEMA:
             reader_schema = None
@@ -524,14 +524,14 @@ class PayloadOptions(ReadingOptions):
         return rules
 
     def _only_topic(self) -> str | None:
-        """The one topic that is read; None if there may be several."""
+        """Return the one topic that is read; None if there may be several."""
         topics = set(self.subscribe or ()) | {each.topic for each in self.assign or ()}
         return topics.pop() if len(topics) == 1 else None
 
     def payload_settings(self) -> dict[str, str]:
-        """Return those options that a checkpoint keeps, as option name -> text.
+        """Return the payload options that a checkpoint keeps, as option name -> text.
 
-        Nothing of values and keys without schema and framing: `binary` may become `json`.
+        Values or keys with neither schema nor framing leave nothing: `binary` may become `json`.
 
         Raises:
             ValueError: a schema is still a path.
@@ -561,4 +561,4 @@ class PayloadOptions(ReadingOptions):
 PAYLOAD_SETTINGS: Final = frozenset(
     spec.name for spec in option_specs(PayloadOptions).values() if not spec.may_change
 ) - frozenset(spec.name for spec in option_specs(ReadingOptions).values())
-"""The options of which `payload_settings` says what a checkpoint keeps."""
+"""The options for which `payload_settings` returns what a checkpoint keeps."""

@@ -1,7 +1,7 @@
-"""Schemas as values: as a registry or a file gave them, and those that a query reads by.
+"""Schemas as values: those from a registry or a file, and those that a query reads by.
 
-A registry answers with a text and the names of the texts that it refers to. Avro's decoder wants
-one text that is complete, which `inline_references` makes.
+A registry answers with a text and the names of the texts that it refers to. Avro's decoder needs
+one complete text, so `inline_references` merges them.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ class SchemaReference(NamedTuple):
     """A schema that another one refers to.
 
     Attributes:
-        name: the name in the referring text: an Avro type's full name, or a path that a `.proto`
-            file imports.
+        name: the name in the referring text: an Avro type's full name, or the path of a `.proto`
+            file's import.
         text: as in `RegisteredSchema`.
     """
 
@@ -36,11 +36,12 @@ class RegisteredSchema(NamedTuple):
     """A schema of a registry; it never changes under its id.
 
     Attributes:
-        key: what it was asked for with: the id, or the 16 bytes of the GUID that a frame carries.
+        key: the id that the request named, or the 16 bytes of a GUID from a frame.
         type: `AVRO`, `PROTOBUF` or `JSON`.
         text: JSON, or for Protobuf a `FileDescriptorProto` in base64.
-        references: what it refers to, directly or not; each after those that it refers to itself.
-        subject: the subject of `version`; None if it was asked for by id.
+        references: all schemas that it refers to, directly or not; each comes after its own
+            references.
+        subject: the subject of `version`; None if the request named an id.
         version: the version in the subject.
     """
 
@@ -55,8 +56,8 @@ class RegisteredSchema(NamedTuple):
 def fingerprint_schema(text: str) -> str:
     """Return a short text that is equal for equal schemas.
 
-    Of JSON, white space, the order of keys and documentation do not count; names, defaults and
-    aliases do, since a reader's rows depend on them.
+    White space, the order of keys and documentation do not count in JSON. Names, defaults and
+    aliases do, because a reader's rows depend on them.
 
     >>> fingerprint_schema('{"type": "int", "doc": "a"}') == fingerprint_schema('{"type":"int"}')
     True
@@ -70,7 +71,7 @@ def _drop_docs(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_drop_docs(each) for each in schema]
     if isinstance(schema, dict):
-        # A default is a value, whose keys are the user's.
+        # A default is data: a key 'doc' in it is not documentation.
         return {
             key: each if key == "default" else _drop_docs(each)
             for key, each in schema.items()
@@ -82,8 +83,8 @@ def _drop_docs(schema: Any) -> Any:
 def inline_references(schema: RegisteredSchema) -> str:
     """Return an Avro schema's text with each referenced type defined where it is first used.
 
-    A type is known by its full name, wherever in a reference it is defined, and a reference by the
-    name that the registry has for it, which need not be its type's.
+    The text may name a type by its full name, at whatever depth a reference defines it, or by the
+    name that the registry has for the reference, which may differ from its type's name.
 
     Raises:
         ValueError: a text is not JSON.
@@ -100,14 +101,14 @@ def inline_references(schema: RegisteredSchema) -> str:
 
 
 class _Definition(NamedTuple):
-    """The definition of a type, and the namespace that it stands in."""
+    """The definition of a type, and its enclosing namespace."""
 
     schema: Any
     space: str
 
 
 def _collect(schema: Any, space: str, found: dict[str, _Definition]) -> None:
-    """Add the types that are defined anywhere in `schema` to `found`, by their full names."""
+    """Add all types that `schema` defines, at any depth, to `found` by their full names."""
     if isinstance(schema, list):
         for each in schema:
             _collect(each, space, found)
@@ -129,16 +130,16 @@ def _collect(schema: Any, space: str, found: dict[str, _Definition]) -> None:
 def _inline(
     schema: Any, space: str, definitions: Mapping[str, _Definition], defined: set[str]
 ) -> Any:
-    """Copy `schema`, which stands in the namespace `space`.
+    """Copy `schema` with definitions in the place of names that are not defined yet.
 
     Args:
         schema: a type's name, a union, or the definition of a type.
         space: the enclosing namespace; empty for none.
-        definitions: full name -> the schema to put in its place.
-        defined: full names that are defined already; it is added to.
+        definitions: full name -> its definition.
+        defined: the full names defined so far; the function adds to it.
     """
     if isinstance(schema, str):
-        # As in Java, a name that its namespace lacks may be one without a namespace.
+        # As in Java, a name that the enclosing namespace lacks is looked up without one.
         names = [_full_name(schema, space), schema]
         known = next((each for each in names if each in defined), None)
         if schema in _PRIMITIVES or known is not None:
@@ -200,18 +201,18 @@ class SchemaSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReaderSchema:
-    """The schema that the values of a query are read by, or its keys.
+    """The schema that a query reads values by, or keys.
 
     Attributes:
         text: Avro's JSON, or Protobuf's descriptor set in base64.
         fingerprint: equal for equal schemas.
-        message: the full name of Protobuf's message, or of the one Avro record that is wanted;
-            empty for any.
+        message: the full name of the Protobuf message, or of the one Avro record to read; empty
+            for any.
         schema_id: its id in the registry; None if an option gave it.
-        subject: the registry's subject that it was the latest of; None if an option gave it.
+        subject: the subject in which it was the latest; None if an option gave it.
         version: its version in that subject.
-        registered: the schema as the registry has it, so that tasks need not fetch it again.
-        newer: a later version, which reads the records that this one cannot; None without.
+        registered: the registry's answer, so that tasks need not fetch it again.
+        newer: a later version for the records that this one cannot read; None if there is none.
     """
 
     text: str
@@ -224,7 +225,7 @@ class ReaderSchema:
     newer: "ReaderSchema | None" = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return what an offset keeps: where the text is, and how to know it again."""
+        """Return what an offset keeps: how to find the text again, and its fingerprint."""
         found = {
             "fingerprint": self.fingerprint,
             "id": self.schema_id,
@@ -237,7 +238,7 @@ class ReaderSchema:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ReaderSchema":
-        """Read what `to_json` wrote; the text is still to be found."""
+        """Read the result of `to_json`; the text stays empty until it is fetched."""
         return cls(
             "",
             value["fingerprint"],
@@ -249,7 +250,7 @@ class ReaderSchema:
         )
 
     def versions(self) -> "Iterator[ReaderSchema]":
-        """Return this schema and the newer ones, in order."""
+        """Return this schema and the newer ones, oldest first."""
         found: ReaderSchema | None = self
         while found is not None:
             yield found

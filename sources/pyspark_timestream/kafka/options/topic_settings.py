@@ -1,10 +1,9 @@
-"""Option `timeSettings`: what a topic says of its own time, and what a query takes of it.
+"""Option `timeSettings`: a topic describes its own time, and a query takes settings from it.
 
-A description is a JSON object of option names and texts. It holds what the events of a topic mean
-(StreamInsight's settings of an adapter), and nothing about a connection or a run. A query takes
-each setting that it neither sets itself nor rules out by what it sets.
-
-The rules are semantics 14.5.
+A description is a JSON object of option names and texts. It defines what the events of a topic mean
+(StreamInsight's settings of an adapter), and holds nothing about a connection or a run. A query
+takes each setting that it does not set itself, unless one of its own options excludes that setting
+(semantics 14.5).
 """
 
 import json
@@ -45,15 +44,15 @@ TOPIC_SETTINGS: Final = (
     "futurePolicy",
     "violationPolicy",
 )
-"""The options that a description may hold: those that define the time of a topic."""
+"""The options that define the time of a topic, and that a description may therefore hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsPlace:
-    """The place of topics' settings: a topic, or a file on the driver.
+    """Where the descriptions are: in a topic, or in a file on the driver.
 
     Attributes:
-        text: as the option gives it.
+        text: the option's text.
         topic: the topic; None for a file.
         path: the file; None for a topic.
     """
@@ -63,7 +62,7 @@ class SettingsPlace:
     path: str | None = None
 
     def __str__(self) -> str:
-        """The option's text."""
+        """Return the option's text."""
         return self.text
 
 
@@ -93,10 +92,10 @@ TIME_SETTINGS: Final = Parser(
 
 
 def parse_json(content: bytes, what: str) -> Any:
-    """Parse the JSON of `what`, a part of a message; a name that is there twice is refused.
+    """Parse JSON; `what` names it in messages.
 
     Raises:
-        OptionError: it is not JSON in UTF-8.
+        OptionError: it is not JSON in UTF-8, or an object has a name twice.
     """
     try:
         return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_make_object)
@@ -116,12 +115,13 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_topic_settings(
     found: Any, topic: str, place: SettingsPlace, specs: Mapping[str, OptionSpec]
 ) -> dict[str, str]:
-    """Read the description of `topic`: option name -> canonical text, in the order of the options.
+    """Return the description of `topic`: option name -> canonical text, ordered as the options.
 
-    `found` is what the JSON in `place` holds; `specs` are the declarations of all options.
+    `found` is the parsed JSON from `place`; `specs` are the declarations of all options.
 
     Raises:
-        OptionError: it is not an object, names another option, or a value cannot be read.
+        OptionError: it is not an object, it names an option of another kind, or a value cannot be
+            read.
     """
     what = f"the description of topic '{topic}' in '{place}'"
     if not isinstance(found, Mapping):
@@ -165,10 +165,10 @@ def _read_text(spec: OptionSpec, value: Any, what: str) -> str:
 def merge_topic_settings(
     settings_by_topic: Mapping[str, Mapping[str, str] | None], place: SettingsPlace
 ) -> Mapping[str, str]:
-    """Return the one description of all topics of a query.
+    """Return the description that all topics of a query share.
 
     Raises:
-        OptionError: a topic has no description, or two have different ones.
+        OptionError: a topic has no description, or two topics have different ones.
     """
     for topic, each in settings_by_topic.items():
         if each is None:
@@ -194,9 +194,9 @@ def merge_topic_settings(
 def select_settings(
     own: Mapping[str, str], topic_settings: Mapping[str, str], specs: Mapping[str, OptionSpec]
 ) -> dict[str, str]:
-    """Return what a query takes of the description of its topics.
+    """Return the settings that a query takes from the description of its topics.
 
-    `own` are the query's own options, by their lower-cased names.
+    `own` are the query's own options by their lower-cased names.
     """
     excluded = _find_excluded(own, specs)
     return {
@@ -207,7 +207,7 @@ def select_settings(
 
 
 def _find_excluded(own: Mapping[str, str], specs: Mapping[str, OptionSpec]) -> set[str]:
-    """Find the described options that what the query sets itself rules out."""
+    """Return the topic settings that the query's own options exclude."""
     excluded = {
         name
         for name in TOPIC_SETTINGS
@@ -224,7 +224,10 @@ def _find_excluded(own: Mapping[str, str], specs: Mapping[str, OptionSpec]) -> s
 
 
 def _read_choice(own: Mapping[str, str], name: str, specs: Mapping[str, OptionSpec]) -> str | None:
-    """Read an option of the query's own; None if it is not given, or refused later."""
+    """Return the value of one of the query's own options.
+
+    None if it is not set, or cannot be read: a later check refuses it then.
+    """
     try:
         return None if name.lower() not in own else specs[name].parser.parse(own[name.lower()])
     except ValueError:

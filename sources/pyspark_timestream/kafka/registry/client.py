@@ -1,12 +1,11 @@
-"""The schema registry: every request ends, with a schema or with an error and the next step.
+"""Asks the schema registry; every request ends with a schema, or an error and the next step.
 
-confluent-kafka's client waits forever unless told otherwise, and its time-out is one between two
-pieces of an answer. Here a request, with its tries and the pauses between them, has a limit as a
-whole.
+confluent-kafka's client waits forever by default, and its time-out only limits the wait for the
+next piece of an answer. Here a request has one limit for all its tries and the pauses between them.
 
-A schema never changes under its id, so what was fetched stays known: a query that runs goes on
-while the registry is down, until a record names an id that is new to its process. What is latest is
-asked for each time.
+A schema never changes under its id, so a process keeps each one. A running query goes on while the
+registry is down, until a record names an id that is new to the process. The latest schema of a
+subject is asked for each time.
 """
 
 import base64
@@ -35,7 +34,7 @@ _URL: Final = "'schemaRegistry.url'"
 _RESUMES: Final = "the query goes on where it stopped"
 
 _UNKNOWN: Final = "Unknown Schema Registry Error: "
-"""The text in front of an answer that is not a registry's, as confluent-kafka's client has it."""
+"""confluent-kafka's client puts this in front of an answer that is not a registry's."""
 
 _SUBJECT_NOT_FOUND: Final = 40401
 _VERSION_NOT_FOUND: Final = 40402
@@ -62,17 +61,17 @@ _MAX_WAIT_S: Final = 10**6
 
 
 class Hint(NamedTuple):
-    """What an answer's headers say: where it points to, and the seconds until another try."""
+    """The hints in an answer's headers: the target of a redirect, and the seconds to wait."""
 
     location: str | None = None
     wait_s: float | None = None
 
 
 def check_files(settings: Mapping[str, str]) -> None:
-    """Check that the files of a configuration can be read; its client does not name them.
+    """Check that a configuration's files can be read; the client's own errors do not name them.
 
     Raises:
-        OptionError: one cannot.
+        OptionError: a file cannot be read.
     """
     for key in _FILES:
         path = settings.get(key)
@@ -91,7 +90,7 @@ def check_files(settings: Mapping[str, str]) -> None:
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a header `Retry-After`, also of one with a date; None without.
+    """Return the seconds that a header `Retry-After` asks for, also by a date; None without one.
 
     >>> read_retry_after({"retry-after": "3"})
     3.0
@@ -120,15 +119,15 @@ def refusal_error(
     answer: str,
     hint: Hint = Hint(),  # noqa: B008 a value
 ) -> SchemaRegistryError:
-    """Build the error of an HTTP status other than 2xx.
+    """Build the error for an HTTP status other than 2xx.
 
     Args:
-        settings: the client's configuration, whose secrets are hidden.
-        wanted: what was asked for.
+        settings: the client's configuration; its secrets are hidden.
+        wanted: the requested thing, for the message.
         status: the HTTP status.
         code: the registry's error code; -1 if the answer had none.
-        answer: the text that came with it.
-        hint: what its headers say.
+        answer: the text of the answer.
+        hint: the hints in its headers.
     """
     answer = answer.removeprefix(_UNKNOWN).removesuffix(".")
     said = f"it answered {status}" + (f" ({answer})" if answer not in ("", "b''") else "")
@@ -167,7 +166,7 @@ def _choose_advice(status: int, code: int) -> str:
 def transport_error(
     settings: Mapping[str, str], wanted: str, error: BaseException
 ) -> SchemaRegistryError:
-    """Build the error of a request that got no answer, or none that can be read."""
+    """Build the error for a request without an answer, or with one that cannot be read."""
     return _error(settings, wanted, _find_reason(error))
 
 
@@ -191,17 +190,17 @@ def _find_reason(error: BaseException) -> _Reason:
 
 
 def late_error(settings: Mapping[str, str], wanted: str, limit_s: float) -> SchemaRegistryError:
-    """Build the error of a request that was not answered within all its tries."""
+    """Build the error for a request that no try answered in time."""
     return _error(settings, wanted, _Reason(f"no answer was complete in {limit_s:.0f} s", _SLOW))
 
 
 def shape_error(settings: Mapping[str, str], wanted: str, problem: str) -> SchemaRegistryError:
-    """Build the error of an answer that is not what a schema registry sends."""
+    """Build the error for an answer that no schema registry would send."""
     return _error(settings, wanted, _Reason(problem, _choose_advice(200, -1)))
 
 
 def proto_text_error(settings: Mapping[str, str], wanted: str) -> SchemaRegistryError:
-    """Build the error of a registry that sends `.proto` text, which Python cannot read."""
+    """Build the error for a registry that sends `.proto` text, which Python cannot read."""
     reason = _Reason(
         "it sent .proto text, although it was asked for format=serialized",
         "use a registry that knows that format, such as Confluent's; or leave 'schemaRegistry.*' "
@@ -222,7 +221,7 @@ def _error(settings: Mapping[str, str], wanted: str, reason: _Reason) -> SchemaR
 
 
 def configuration_error(settings: Mapping[str, str], error: Exception) -> OptionError:
-    """Build the error of a configuration that the client refuses."""
+    """Build the error for a configuration that the client refuses."""
     return OptionError(
         "schemaRegistry.*",
         f"its client says: {_hide_login(str(error), settings)}",
@@ -232,12 +231,12 @@ def configuration_error(settings: Mapping[str, str], error: Exception) -> Option
 
 
 def _hide_login(text: str, settings: Mapping[str, str]) -> str:
-    """`text` with secret settings hidden, also as a header would have them."""
+    """Hide secret settings in `text`, also in the form that a header gives them."""
     login = settings.get("basic.auth.user.info", "")
     if login:
         text = text.replace(base64.b64encode(login.encode()).decode(), "[hidden]")
         password = login.partition(":")[2]
-        # A short one would be found in innocent words.
+        # A short password would match parts of innocent words.
         text = text.replace(password, "[hidden]") if len(password) > 3 else text
     text = hide_secrets(text, settings)
     return re.sub("://[^/ ]*@", "://[hidden]@", text)
@@ -252,7 +251,7 @@ _DEFAULTS: Final = {
     "retries.max.wait.ms": "2000",
 }
 _SPARE_S: Final = 1.0
-"""For what a try does besides waiting, so that its own error comes first."""
+"""Time for a try's work besides waiting, so that its own error comes before that of the limit."""
 
 
 class RegistryClient:
@@ -286,19 +285,19 @@ class RegistryClient:
         self._watcher.watch(self._client)
 
     def close(self) -> None:
-        """Close the connections, that of a request without an answer as well."""
+        """Close the connections, even that of a request without an answer."""
         if self._is_late:
-            # It would wait for that request.
+            # Closing waits for the unanswered request, so a thread does it.
             threading.Thread(target=self._client.close, daemon=True).start()
         else:
             self._client.close()
 
     def get_schema(self, key: int | bytes, form: str | None, subject: str | None) -> Any:
-        """Return confluent-kafka's `Schema` with an id or a GUID.
+        """Return confluent-kafka's `Schema` for an id or a GUID.
 
         Args:
             key: the id or GUID.
-            form: what the registry is to make of the text; None for the text itself.
+            form: the form of the text that the registry returns; None for the text itself.
             subject: a subject in the context of the id; None for the default context.
         """
         if isinstance(key, bytes):
@@ -312,10 +311,10 @@ class RegistryClient:
         )
 
     def get_version(self, subject: str, version: int | str, form: str | None) -> Any:
-        """Return confluent-kafka's `RegisteredSchema` of a version, or of the version `latest`.
+        """Return confluent-kafka's `RegisteredSchema` for a version, or for `latest`.
 
-        A version that was deleted is returned too, since another schema may refer to it; the
-        latest one is always one that was not.
+        A numbered version is returned even if it was deleted, because another schema may refer to
+        it; `latest` ignores deleted ones.
         """
         is_latest = version == "latest"
         return self._ask(
@@ -329,7 +328,7 @@ class RegistryClient:
         """Return the answer to `request`.
 
         Raises:
-            SchemaRegistryError: the registry refuses, is not reached or does not answer.
+            SchemaRegistryError: the registry refuses, cannot be reached or does not answer.
         """
         self._watcher.begin()
         answers: list[T] = []
@@ -362,9 +361,9 @@ class RegistryClient:
 
 
 class _Watcher:
-    """Watches the answers of one client: waits as they ask to, and knows where they point.
+    """Watches the answers to one client: waits as they ask, and notes redirects.
 
-    confluent-kafka's client does neither: its pauses are its own, and it follows no redirect.
+    confluent-kafka's client does neither: it makes pauses of its own and ignores redirects.
     """
 
     def __init__(self, retries: int, limit_s: float) -> None:
@@ -372,16 +371,16 @@ class _Watcher:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to watch a request, with its tries."""
+        """Begin to watch a request and its tries."""
         self._answers, self.hint = 0, Hint()
         self._deadline_s = time.monotonic() + self._limit_s
 
     def watch(self, client: Any) -> None:
-        """Watch the answers that `client` gets."""
+        """Watch the answers to `client`."""
         session: Any = getattr(getattr(client, "_rest_client", None), "session", None)
         hooks = getattr(session, "event_hooks", None)
         if isinstance(hooks, dict):
-            # Assigned as a whole: the client's session copies what it is given.
+            # Assign a new dictionary: the session copies the hooks on assignment.
             session.event_hooks = {**hooks, "response": [*hooks["response"], self._note]}
 
     def _note(self, response: Any) -> None:
@@ -400,10 +399,10 @@ class _Watcher:
 
 @contextmanager
 def open_client(settings: Mapping[str, str]) -> Iterator[RegistryClient]:
-    """Lend a client for one schema and what that refers to.
+    """Lend a client for one schema and its references, and close it afterwards.
 
-    It is not kept: a process asks once for each id, and confluent-kafka's client remembers what it
-    was answered without regard to the format.
+    A client is not kept: a process asks only once for each id, and confluent-kafka's client caches
+    answers without regard to their format.
 
     Raises:
         OptionError: the client is not installed, or refuses the configuration.
@@ -432,7 +431,7 @@ def _format_guid(guid: bytes) -> str:
 
 
 def request_limit_s(settings: Mapping[str, str]) -> float:
-    """Return the time after which a request has failed: its tries, and the pauses between them.
+    """Return the time limit of a request with all its tries and the pauses between them.
 
     >>> request_limit_s({"url": "http://a"})
     32.5
@@ -454,10 +453,10 @@ def _client_config(settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 _FORMS: Final = {"protobuf": "serialized"}
-"""The form in which the registry is asked for a text, by format."""
+"""Format -> the form of the text to ask the registry for."""
 
 _CONTEXT: Final = re.compile(r":\.[^:]+:")
-"""The beginning of a subject in a context, where ids are apart from those of others."""
+"""The beginning of a subject in a context; each context has ids of its own."""
 
 _MAX_REFERENCES: Final = 1_000
 
@@ -465,11 +464,11 @@ _Key = tuple[object, ...]
 
 _SCHEMAS: Final[dict[_Key, RegisteredSchema]] = {}
 _LOCK: Final = threading.Lock()
-"""Held while a schema is fetched, so that threads of one process fetch it once."""
+"""Held during a fetch, so that the threads of a process fetch a schema once."""
 
 
 def find_context(subject: str | None) -> str:
-    """Return the context of a subject: an id names a schema only within it; empty by default.
+    """Return the context that a subject's ids are valid in; empty for the default context.
 
     >>> find_context(":.staging:trips-value"), find_context(":.:trips-value"), find_context("a:b")
     (':.staging:', '', '')
@@ -479,13 +478,12 @@ def find_context(subject: str | None) -> str:
 
 
 class SchemaRegistry:
-    """Fetches schemas; a value, so that it can go to tasks.
+    """Fetches schemas; can be pickled, so that it can go to tasks.
 
     Args:
         settings: the client's configuration, as `read_registry_settings` returns it.
-        known: schemas that need not be fetched, such as the reader's, under format, context (of
-            `find_context`) and id. Spark replaces a worker that was idle for a minute, and a new
-            one knows nothing else.
+        known: (format, context, id) -> a schema that need not be fetched, such as the reader's. It
+            helps new workers, which know no other: Spark replaces one that was idle for a minute.
     """
 
     def __init__(
@@ -497,7 +495,7 @@ class SchemaRegistry:
         self._known = dict(known or {})
 
     def __repr__(self) -> str:
-        """Show the address alone."""
+        """Show only the address, because other settings are secret."""
         return f"SchemaRegistry({self._settings['url']!r})"
 
     def check_settings(self) -> None:
@@ -513,15 +511,15 @@ class SchemaRegistry:
     def fetch_schema(
         self, key: int | bytes, format: str, subject: str | None = None
     ) -> RegisteredSchema:
-        """Return the schema with an id or a GUID, and what it refers to.
+        """Return the schema with an id or a GUID, and its references.
 
         Args:
             key: the id, or the 16 bytes of a GUID.
-            format: the option's word: `avro`, `protobuf` or `json`.
+            format: `avro`, `protobuf` or `json`, as in the options.
             subject: a subject; it matters only if it names a context (`:.context:subject`).
 
         Raises:
-            SchemaRegistryError: the registry refuses, is not reached, does not answer, or lacks
+            SchemaRegistryError: the registry refuses, cannot be reached, does not answer, or lacks
                 the schema.
         """
         context = find_context(subject)
@@ -534,10 +532,10 @@ class SchemaRegistry:
             return _SCHEMAS[place]
 
     def fetch_latest(self, subject: str, format: str) -> RegisteredSchema:
-        """Return the latest schema of `subject`, its id as `key`; it is asked for each time.
+        """Ask for the latest schema of `subject`, and return it with its id as `key`.
 
         Raises:
-            SchemaRegistryError: as `fetch_schema`, or the registry lacks the subject.
+            SchemaRegistryError: as for `fetch_schema`, or the registry lacks the subject.
         """
         form = _FORMS.get(format)
         with open_client(self._settings) as client:
@@ -557,7 +555,7 @@ class SchemaRegistry:
     def _read(
         self, client: RegistryClient, key: int | bytes, schema: Any, form: str | None, wanted: str
     ) -> RegisteredSchema:
-        """Check an answer, and fetch what it refers to."""
+        """Check an answer, and fetch its references."""
         kind = schema.schema_type or AVRO
         self._check_text(schema.schema_str, kind, form, wanted)
         references: dict[str, SchemaReference] = {}
@@ -573,7 +571,7 @@ class SchemaRegistry:
         found: dict[str, SchemaReference],
         visited: dict[tuple[str, str, int], None],
     ) -> None:
-        """Add what `schema` refers to to `found`, each after what it refers to itself."""
+        """Add all references of `schema` to `found`, each after its own references."""
         for reference in schema.references or ():
             place = (reference.name, reference.subject, reference.version)
             if place in visited:

@@ -1,4 +1,4 @@
-"""Fixes the schemas that a query reads by, at its first start (semantics 13.7)."""
+"""Loads schemas, and fixes those that a query reads by at its first start (semantics 13.7)."""
 
 import base64
 import json
@@ -41,10 +41,10 @@ T = TypeVar("T", bound=PayloadOptions)
 
 
 def load_schemas(options: T) -> T:
-    """Return `options` with the texts of their schemas, which tasks and checkpoints use.
+    """Return `options` with the texts of their schemas, for tasks and checkpoints.
 
     Raises:
-        OptionError: a file cannot be read, or holds something else.
+        OptionError: a file cannot be read, or holds no schema.
     """
     texts = dict(options.schema_texts)
     for rules in (options.value_rules, options.key_rules):
@@ -56,11 +56,11 @@ def load_schemas(options: T) -> T:
 
 
 def _load_schema(rules: PayloadRules, name: str, given: str) -> str:
-    """Return Avro's JSON, or Protobuf's descriptor set in base64."""
+    """Return JSON for Avro, or a descriptor set in base64 for Protobuf."""
     if rules.format == "protobuf":
         content = _read_file(name, given)
         try:
-            # Compiled again, or by another compiler, the same schema is the same text.
+            # Normalize, so that another compilation of the same schema gives the same text.
             return base64.b64encode(normalize(content, rules.message or "")).decode()
         except SchemaRefused as error:
             raise _error(name, f"'{given}': {error}") from None
@@ -101,8 +101,8 @@ def fix_readers(options: T, recorded: Mapping[str, ReaderSchema]) -> T:
 
     Args:
         options: the options, with the texts of their own schemas.
-        recorded: what an earlier start of the query recorded, by part; empty at the first start,
-            which takes a subject's latest schema.
+        recorded: `value` or `key` -> the schema that an earlier start recorded; empty at the first
+            start, which takes a subject's latest schema.
 
     Raises:
         SchemaRegistryError: the registry does not give a schema.
@@ -120,7 +120,7 @@ def fix_readers(options: T, recorded: Mapping[str, ReaderSchema]) -> T:
 
 
 def with_readers(options: T, readers: Mapping[str, ReaderSchema]) -> T:
-    """Return `options` with these schemas, and with the registry of writers' schemas."""
+    """Return `options` with the readers' schemas, and with the registry for writers' schemas."""
     known = {}
     for rules in (options.value_rules, options.key_rules):
         reader = readers.get(rules.part)
@@ -165,16 +165,16 @@ def _place_reader(
 def add_newer_readers(
     options: T, can_read: Callable[[T, Part, str], bool], fits: Callable[[T], bool]
 ) -> T:
-    """Return `options` of a restart with the latest schemas beside the recorded ones.
+    """Return the options of a restart, with latest schemas added to the recorded ones.
 
-    A subject's latest schema is added only where records that are written with it could not be read
-    otherwise, and where it fits: nothing that was read before is read in another way. A latest
-    schema that the registry does not give, or that is none, stops no query: a warning says so.
+    A subject's latest schema is added only if the recorded ones cannot read records written with
+    it, and if it fits: records that could be read before are still read in the same way. If the
+    registry does not give the latest schema, or it is invalid, the query goes on with a warning.
 
     Args:
         options: the options with the recorded schemas.
-        can_read: tells whether options can read what is written with a schema.
-        fits: tells whether options' schemas have all wanted fields.
+        can_read: returns whether options can read records written with a schema.
+        fits: returns whether the options' schemas have all requested fields.
     """
     source = SchemaRegistry(options.registry) if options.registry else None
     for rules in (options.value_rules, options.key_rules):
@@ -204,7 +204,7 @@ def _add_newer_reader(
     can_read: Callable[[T, Part, str], bool],
     fits: Callable[[T], bool],
 ) -> T:
-    """Return `options` with the latest schema for one part, if it is needed and fits.
+    """Add the latest schema for values or keys to `options`, if it is needed and fits.
 
     Raises:
         SchemaRegistryError: the registry does not give it.
@@ -234,10 +234,10 @@ def _append(reader: ReaderSchema, newest: ReaderSchema) -> ReaderSchema:
 
 
 def read_registered(rules: PayloadRules, found: RegisteredSchema) -> ReaderSchema:
-    """Make a registered schema the one that a part is read by.
+    """Turn a registered schema into a reader's schema.
 
     Raises:
-        SchemaRefused: it is of another type than the format.
+        SchemaRefused: its type is not that of the format.
     """
     if found.type.lower() != rules.format:
         name = rules.option_name("format")
@@ -261,7 +261,7 @@ def _create_reader(text: str, message: str) -> ReaderSchema:
 
 
 def check_recorded(rules: PayloadRules, found: ReaderSchema, recorded: ReaderSchema | None) -> None:
-    """Refuse another schema than the recorded one: rows would change in mid-stream.
+    """Check that a schema is the recorded one: with another one, rows would change in mid-stream.
 
     Raises:
         CheckpointMismatch: it is another one.

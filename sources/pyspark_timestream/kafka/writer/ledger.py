@@ -1,8 +1,8 @@
-"""The record of which batches are written, kept in Kafka with their rows (semantics 29.3).
+"""Records in Kafka, with the rows, which batches are written (semantics 29.3).
 
-Each transaction commits, besides its records, an offset of a consumer group of its own: the number
-of the next batch, with the number of rows in the offset's metadata. So a batch and the fact that it
-is written become visible together, and an attempt that comes later can see both.
+Each transaction commits, besides its records, an offset to a consumer group: the number of the next
+batch, with the number of rows in the offset's metadata. So a batch and its entry become visible
+together, and a later attempt can see both.
 """
 
 import json
@@ -14,20 +14,20 @@ from pyspark_timestream.errors import ReplayDiffers
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
 _ANY_TOPIC: Final = "*"
-"""Stands for the topics of a column; no topic has this name."""
+"""The topic's place in a group's name if a column names the topics; no topic has this name."""
 
 MARKS: Final = "marks"
-"""The place of the driver's transactions; those of tasks are their numbers."""
+"""The name of the driver's place; a task's place has the task's number as its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The owner of transactions: a task, by its number, or the driver, `marks`.
+    """An owner of transactions: a task, or the driver, which writes the marks.
 
     Attributes:
         transactional_id: the same in all runs of all queries of this writer, so that a new attempt
             ends the open transaction of an earlier one. Without a writer it is the query's own.
-        group: of this query; a new checkpoint has a new one.
+        group: the consumer group of this query and place; a new checkpoint has a new one.
     """
 
     transactional_id: str
@@ -35,20 +35,20 @@ class Place:
 
     @classmethod
     def of(cls, options: KafkaWriteOptions, query_id: str, name: int | str) -> "Place":
-        """The place `name` of the query `query_id`, or of a batch write with that id."""
+        """Return the place `name` of the query, or of the batch write, with the id `query_id`."""
         before, after = cls._frame(options, query_id)
         own = f"{before}{name}{after}"
         return cls(own.removesuffix(f"/{query_id}") if options.writer else own, own)
 
     @classmethod
     def _frame(cls, options: KafkaWriteOptions, query_id: str) -> tuple[str, str]:
-        """What stands before and behind a place's name in its group."""
+        """Return the texts before and after a place's name in its group's name."""
         writer = f"{options.writer}/{query_id}" if options.writer else query_id
         return f"{options.prefix}/{options.topic or _ANY_TOPIC}/", f"/{writer}"
 
     @classmethod
     def find_task(cls, options: KafkaWriteOptions, query_id: str, group: str) -> int | None:
-        """The task of the query whose group this is; None for all other groups.
+        """Return the task of the query that owns this group; None for other groups.
 
         >>> Place.find_task(KafkaWriteOptions("trips", "w"), "q", "timestream-writer/trips/7/w/q")
         7
@@ -64,9 +64,9 @@ class Entry:
     """The last batch that a place has written.
 
     Attributes:
-        batch: its number.
-        rows: how many records it had, marks not counted; None: unknown.
-        mark_us: the last mark of the driver; None in the entries of tasks.
+        batch: the number of the batch.
+        rows: the number of records, without marks; None if unknown.
+        mark_us: the driver's last mark; None in the entries of tasks.
     """
 
     batch: int
@@ -74,7 +74,7 @@ class Entry:
     mark_us: int | None = None
 
     def encode(self) -> tuple[int, str]:
-        """The offset and its metadata.
+        """Return the offset to commit, and its metadata.
 
         >>> Entry(4, rows=2).encode()
         (5, '{"rows": 2, "version": 1}')
@@ -85,7 +85,7 @@ class Entry:
 
     @classmethod
     def decode(cls, offset: int, metadata: str | None) -> "Entry | None":
-        """The entry that `encode` made a text of; None where nothing was committed."""
+        """Read the result of `encode`; None if nothing was committed."""
         if offset <= 0:
             return None
         try:
@@ -97,7 +97,7 @@ class Entry:
 
 
 def is_written(last: Entry | None, batch: int, place: Place) -> bool:
-    """True if the place has written the batch already.
+    """Return whether the place has written the batch already.
 
     Raises:
         ReplayDiffers: it has written a later one, so the checkpoint was set back.
@@ -119,10 +119,10 @@ def _later_batch_error(last: int, batch: int, where: str) -> ReplayDiffers:
 
 
 def check_rows(last: Entry, rows: int, place: Place) -> None:
-    """Check that a batch that is written already has as many rows as it had.
+    """Check that a batch that is written already still has the same number of rows.
 
     Raises:
-        ReplayDiffers: it has not.
+        ReplayDiffers: the number is another one.
     """
     if last.rows is not None and last.rows != rows:
         raise ReplayDiffers(
@@ -139,10 +139,10 @@ def check_other_tasks(noted: Mapping[int, Entry], batch: int, with_rows: Collect
     Args:
         noted: the last batch that each task has written.
         batch: the batch.
-        with_rows: the tasks of this attempt that have rows; they have checked themselves.
+        with_rows: the tasks with rows in this attempt; they have made this check themselves.
 
     Raises:
-        ReplayDiffers: one has, so the earlier attempt had more tasks, or rows in other ones.
+        ReplayDiffers: one has, so the earlier attempt had more tasks, or rows in other tasks.
     """
     written = {task: each.batch for task, each in noted.items() if task not in with_rows}
     for task in sorted(written):

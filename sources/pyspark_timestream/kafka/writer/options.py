@@ -1,4 +1,4 @@
-"""The options of a write with transport `kafka`: a frozen value (semantics 29)."""
+"""Declares and reads the options of a write with transport `kafka` (semantics 29)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -119,16 +119,16 @@ class KafkaWriteOptions:
 
     @property
     def wants_marks(self) -> bool:
-        """Whether an option is given that is about marks."""
+        """Return whether an option about marks is set."""
         own = KafkaWriteOptions()
         given = self.writer, self.header, self.cti_from, self.delay_us
         return given != (own.writer, own.header, own.cti_from, own.delay_us)
 
     def find_mark(self, cti_us: int | None) -> int | None:
-        """The mark for the CTI `cti_us`: `ctiDelay` behind it; a final CTI stays as it is.
+        """Return the mark for a CTI: `ctiDelay` before it; a final CTI stays as it is.
 
-        It is rounded down to a millisecond, as record timestamps and the times of `to_json` are:
-        a row that came at the CTI is not to lie below the mark.
+        The mark is rounded down to a millisecond, as record timestamps and the times of `to_json`
+        are, so that a row at the CTI does not lie below the mark.
         """
         if cti_us is None or cti_us >= FINAL_US:
             return cti_us
@@ -149,11 +149,11 @@ _OWN_KEYS: Final = {
     "delivery.report.only.error": "nothing: the transaction reports what failed",
     "dr_cb": "nothing: the transaction reports what failed",
 }
-"""Client settings that the writer sets itself -> the way to what the user may have wanted."""
+"""Client settings that the writer sets itself -> what to use instead."""
 
 
 def read_write_options(raw: Mapping[str, Any]) -> KafkaWriteOptions:
-    """The options of a write in Spark's string map.
+    """Read the options of a write from Spark's string map.
 
     Raises:
         OptionError: an option is wrong, missing, unknown, or belongs to reads.
@@ -172,7 +172,7 @@ def read_write_options(raw: Mapping[str, Any]) -> KafkaWriteOptions:
 
 
 def _check_client(client: Mapping[str, str]) -> None:
-    """Refuse settings that would undo the transactions."""
+    """Refuse settings that would break the transactions."""
     for key in client:
         if key in _OWN_KEYS:
             raise OptionError(

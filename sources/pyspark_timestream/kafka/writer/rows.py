@@ -1,6 +1,6 @@
-"""Rows of a DataFrame as records: which columns, which types, which rows (semantics 29.1).
+"""Turns rows of a DataFrame into records, and checks their columns and types (semantics 29.1).
 
-The columns are those of Spark's own Kafka sink, with `timestamp` and `cti` added.
+The columns are those of Spark's own Kafka sink, and `timestamp` and `cti`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,15 +30,15 @@ _KINDS: Final = {
     "timestamp": _TIME,
     CTI: _TIME,
 }
-"""The columns that a record can have, and their types in Spark's words."""
+"""The columns that a record can have -> their types in Spark's words."""
 
 _MILLISECOND_US: Final = 1_000
 _ANY_PARTITION: Final = -1
 _MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
-"""Rows up to this size are kept, so that a task can write them again by itself."""
+"""Rows up to this size are kept, so that a task can write them again."""
 
 _NOW: Final = 0
-"""librdkafka stamps a record with this timestamp itself."""
+"""librdkafka replaces this timestamp by the current time."""
 
 
 class SplitRows(NamedTuple):
@@ -46,7 +46,7 @@ class SplitRows(NamedTuple):
 
     Attributes:
         rows: the rows of data, without the column `cti`.
-        cti_us: the greatest CTI of the block; None if it has none.
+        cti_us: the block's greatest CTI; None if it has none.
     """
 
     rows: pa.RecordBatch
@@ -54,14 +54,14 @@ class SplitRows(NamedTuple):
 
 
 def check_columns(schema: pa.Schema, *, has_marks: bool) -> None:
-    """Refuse columns that cannot be a record.
+    """Check that the columns can become records.
 
     Args:
         schema: the columns.
-        has_marks: marks are written as well.
+        has_marks: True if marks are written as well.
 
     Raises:
-        SchemaRefused: `value` is missing, or a column has another name or type than records have.
+        SchemaRefused: `value` is missing, or a record cannot have a column of that name or type.
     """
     names = list(schema.names)
     if TOPIC in names and has_marks:
@@ -114,7 +114,7 @@ def split_ctis(block: pa.RecordBatch) -> SplitRows:
     """Separate rows of data from CTI rows.
 
     Raises:
-        SchemaRefused: a CTI row has something in another column.
+        SchemaRefused: a CTI row has a value in another column.
     """
     if CTI not in block.schema.names:
         return SplitRows(block, None)
@@ -130,14 +130,15 @@ def split_ctis(block: pa.RecordBatch) -> SplitRows:
 
 
 def build_messages(rows: pa.RecordBatch, header: str | None) -> list[dict[str, Any]]:
-    """The rows as confluent-kafka's messages, in order.
+    """Return the rows as confluent-kafka's messages, in order.
 
     Args:
         rows: rows of data that `check_columns` accepts.
-        header: the header of marks, which no row may have; None: there are no marks.
+        header: the header of marks, which no row may have; None without marks.
 
     Raises:
-        SchemaRefused: a timestamp or partition that a record cannot have, or a header of marks.
+        SchemaRefused: a record cannot have a row's timestamp or partition, or a row has a header of
+            marks.
     """
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
     if "partition" in columns:
@@ -164,7 +165,7 @@ def _fill_partitions(partitions: pa.Array) -> pa.Array:
 
 
 def _to_ms(times: pa.Array) -> pa.Array:
-    """Record timestamps: whole milliseconds, rounded down; null: the time of the write."""
+    """Return record timestamps: milliseconds, rounded down; `_NOW` for null."""
     us = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     least = pc.min(us).as_py()
     if least is not None and least < _MILLISECOND_US:
@@ -173,7 +174,7 @@ def _to_ms(times: pa.Array) -> pa.Array:
             "a time after 1970-01-01T00:00:00Z, since Kafka has no earlier ones",
             "put the time into 'value', and leave 'timestamp' out",
         )
-    # Arrow's division rounds towards zero, which is down here.
+    # Arrow's division rounds towards zero, which is down for these positive times.
     return pc.divide(us, _MILLISECOND_US).fill_null(_NOW)
 
 
@@ -196,12 +197,12 @@ def _check_headers(headers: pa.Array, header: str | None) -> None:
 
 
 class Block(NamedTuple):
-    """Records of a block of rows for one topic.
+    """The records for one topic from a block of rows.
 
     Attributes:
         messages: the arguments of `Producer.produce`.
-        size_bytes: of all of them, with keys and headers.
-        topic: where they go; None: to the topic of the options.
+        size_bytes: the size of all messages, including keys and headers.
+        topic: the topic; None for the topic of the options.
     """
 
     messages: list[dict[str, Any]]
@@ -210,23 +211,23 @@ class Block(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rows of data of a block, which go to one topic, without the column `topic`."""
+    """The rows of data for one topic, without the column `topic`."""
 
     rows: pa.RecordBatch
     topic: str | None
 
 
 class TaskRows:
-    """The rows of a task as messages, block after block; again from the first, if they are few.
+    """Returns a task's rows as messages, block by block; can start again if the rows are few.
 
     Attributes:
-        count: rows of data so far.
+        count: the number of rows of data so far.
         cti_us: the greatest CTI so far.
 
     Args:
-        header: the header of marks, which no row may have; None: there are no marks.
+        header: the header of marks, which no row may have; None without marks.
         blocks: rows of data and CTI rows.
-        by_topic: the rows name their topics; else a column `topic` is not looked at.
+        by_topic: True if the rows name their topics; otherwise a column `topic` is ignored.
     """
 
     def __init__(
@@ -241,13 +242,13 @@ class TaskRows:
         self.cti_us: int | None = None
 
     def has_rows(self) -> bool:
-        """Whether there is a row of data; for the beginning. CTI rows before it are noted."""
+        """Return whether there is a row of data; call it first. It notes CTI rows on the way."""
         first = next(self._fresh, None)
         self._coming = self._fresh if first is None else chain([first], self._fresh)
         return first is not None
 
     def next_block(self) -> Block | None:
-        """The messages of the next block that has rows of data; None at the end."""
+        """Return the messages of the next block with rows of data; None at the end."""
         found = next(self._coming, None)
         if found is None:
             return None
@@ -256,7 +257,7 @@ class TaskRows:
         return Block(build_messages(rows, self._header), rows.nbytes, topic)
 
     def rewind(self) -> bool:
-        """Go back to the first row; false if not all of them are kept any more."""
+        """Go back to the first row; return False if some rows are no longer kept."""
         if self._kept is None:
             return False
         self._coming, self.count = chain(list(self._kept), self._fresh), 0
@@ -273,7 +274,7 @@ class TaskRows:
                     yield part
 
     def _split_topics(self, rows: pa.RecordBatch) -> Iterator[_Rows]:
-        """Split a block by topic; the order of a topic's rows stays."""
+        """Split a block by topic; keep the order of each topic's rows."""
         if TOPIC not in rows.schema.names:
             yield _Rows(rows, None)
             return
@@ -299,15 +300,12 @@ class TaskRows:
 
 
 def find_cti_source(cti_from: str | None, names: Sequence[str], *, wants_marks: bool) -> str | None:
-    """The source of the CTIs of the DataFrame with these columns: `column` or `watermark`.
+    """Return where a DataFrame's CTIs come from, `column` or `watermark`; None without marks.
 
     Args:
-        cti_from: the option.
+        cti_from: option `ctiFrom`.
         names: the columns.
-        wants_marks: an option is given that is about marks.
-
-    Returns:
-        None where rows are written as they are, without marks.
+        wants_marks: True if an option about marks is set.
 
     Raises:
         OptionError: the option does not fit the columns.

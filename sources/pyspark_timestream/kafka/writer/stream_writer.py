@@ -1,13 +1,12 @@
-"""Writes to topics: rows in the tasks, then marks from the driver, if there are any (semantics 29).
+"""Writes to topics: rows from the tasks, then marks from the driver, if any (semantics 29).
+
+A task writes its rows in one transaction. After all tasks, the driver writes the mark into every
+partition, also in a transaction. `ledger.py` tells an attempt what earlier ones have written, and
+`producer/transactions.py` stops those from writing more.
 
 Spark commits the batches of all queries in a pool of processes, each batch in any of them. So a
-process keeps a producer for each query, and opens it again where another process has committed
-since: opening it there has ended this one.
-
-A task writes its rows in one transaction; after all tasks the driver writes the mark into every
-partition, in a transaction too. `ledger.py` has how an attempt
-knows what earlier ones have written, and `producer/transactions.py` how it keeps them from
-writing any more.
+process keeps a producer for each query, and opens it again after another process has committed,
+because the producer there has fenced this one.
 """
 
 import logging
@@ -60,10 +59,10 @@ _OPTION: Final = "checkpointlocation"
 
 
 def find_checkpoint(options: Mapping[str, Any]) -> Path:
-    """The query's checkpoint among Spark's options.
+    """Return the query's checkpoint from Spark's options.
 
     Raises:
-        OptionError: it is not there, or not a directory of this machine.
+        OptionError: it is missing, or is not a directory of this machine.
     """
     location = next((text for name, text in options.items() if name.lower() == _OPTION), None)
     accepts = "a directory of the driver's machine"
@@ -87,7 +86,7 @@ def find_checkpoint(options: Mapping[str, Any]) -> Path:
 
 
 def read_watermark(checkpoint: Path, batch: int) -> int | None:
-    """The watermark by which the batch runs, in microseconds; None before the first.
+    """Return the watermark that the batch runs with, in microseconds; None before the first.
 
     Raises:
         CheckpointUnreadable: the batch is not in the checkpoint, or its entry cannot be read.
@@ -114,8 +113,8 @@ class QueryRun:
     """One run of a streaming query.
 
     Attributes:
-        query_id: from the checkpoint.
-        run_id: new with each start.
+        query_id: the id in the checkpoint.
+        run_id: a new id for each start.
     """
 
     query_id: str
@@ -124,7 +123,7 @@ class QueryRun:
 
 @dataclass(slots=True)
 class _Opened:
-    """A producer of marks, and the entry that it has left."""
+    """A producer of marks, and its last entry."""
 
     run_id: str
     transaction: BatchTransaction
@@ -132,7 +131,7 @@ class _Opened:
 
 
 class BatchCommits:
-    """The driver's part of batches, in one of its processes; for one thread."""
+    """Does the driver's part of batches, in one of its processes; for one thread."""
 
     def __init__(self) -> None:
         self._opened: dict[tuple[Any, ...], _Opened] = {}
@@ -141,7 +140,9 @@ class BatchCommits:
     def check_tasks(
         self, options: KafkaWriteOptions, run: QueryRun, batch: int, with_rows: Collection[int]
     ) -> None:
-        """Check in the first batch of a run, which may come again, that rows are in the same tasks.
+        """Check that rows are in the same tasks as in an earlier attempt.
+
+        Only the first batch of a run can be a later attempt, so others are not checked.
 
         Args:
             options: the options.
@@ -151,7 +152,7 @@ class BatchCommits:
 
         Raises:
             ReplayDiffers: a task without rows has written the batch, or a later one.
-            DeliveryFailed: what is written cannot be read.
+            DeliveryFailed: the entries cannot be read.
         """
         key = _key(options, Place.of(options, run.query_id, MARKS))
         if self._checked.get(key) == run.run_id:
@@ -170,14 +171,14 @@ class BatchCommits:
     def write_mark(
         self, options: KafkaWriteOptions, run: QueryRun, batch: int, mark_us: int
     ) -> None:
-        """Write the mark behind the batch's rows into every partition, unless it is written.
+        """Write the mark after the batch's rows into every partition, unless it is written.
 
-        A fault that passes is met by a new producer, which ends the old one's transaction and then
-        reads what is written: so a mark that the old one did write is not written twice.
+        After a fault that passes, a new producer ends the old one's transaction and then reads the
+        last entry, so that a mark that the old one did write is not written twice.
 
         Raises:
             ReplayDiffers: a later batch is written.
-            DeliveryFailed: it cannot be written.
+            DeliveryFailed: the mark cannot be written.
         """
         repeat(lambda: self._write_mark(options, run, batch, mark_us))
 
@@ -198,7 +199,7 @@ class BatchCommits:
                 _write_entry(opened, headers, Entry(batch, mark_us=mark_us))
                 _LOG.debug("batch %d: mark %s", batch, format_instant(mark_us))
             elif is_new:
-                # Other processes see by the entry that their producers have ended.
+                # Write an entry: it shows other processes that their producers are fenced.
                 assert opened.last is not None
                 _write_entry(opened, None, Entry(batch, mark_us=opened.last.mark_us))
         except BaseException:
@@ -208,7 +209,7 @@ class BatchCommits:
     def _open(
         self, options: KafkaWriteOptions, run: QueryRun, place: Place
     ) -> tuple[_Opened, bool]:
-        """The producer of the query's marks, and if it is a new one."""
+        """Return the producer of the query's marks, and whether it is new."""
         key = _key(options, place)
         opened = self._opened.get(key)
         is_ours = opened is not None and opened.run_id == run.run_id
@@ -229,14 +230,14 @@ class BatchCommits:
 
 
 def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True) -> T:
-    """Call `write`, and again with a new client where the fault passes by itself; 3 times in all.
+    """Call `write` up to 3 times, as long as its faults may pass with a new client.
 
     Args:
         write: makes its own client.
-        can_repeat: prepares another attempt; false: there can be none.
+        can_repeat: prepares another attempt; returns False if there can be none.
 
     Raises:
-        DeliveryFailed: the last attempt failed, or the fault stays.
+        DeliveryFailed: the last attempt failed, or the fault does not pass.
     """
     for left in reversed(range(_ATTEMPTS)):
         try:
@@ -274,18 +275,18 @@ def _write_entry(opened: _Opened, headers: Headers | None, entry: Entry) -> None
 
 
 _COMMITS: Final = BatchCommits()
-"""This process's, for all batches of all queries."""
+"""The commits of this process, for all batches of all queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenTask(WriterCommitMessage):
-    """The share of a batch that a task has written, or found written.
+    """A task's report that its rows are written, by this attempt or an earlier one.
 
     Attributes:
         query_id: the streaming query.
-        run_id: its run.
-        task: its number in the batch.
-        rows: how many rows of data it had.
+        run_id: the query's run.
+        task: the task's number in the batch.
+        rows: its number of rows of data.
         cti_us: its greatest CTI; None without one.
     """
 
@@ -299,7 +300,7 @@ class WrittenTask(WriterCommitMessage):
 def open_stream_writer(
     raw: Mapping[str, Any], schema: StructType, overwrite: bool
 ) -> "KafkaStreamWriter":
-    """The writer of one batch, with everything checked that can be without a broker.
+    """Return the writer of one batch, after all checks that need no broker.
 
     Raises:
         OptionError: an option is wrong, or does not fit the columns.
@@ -331,7 +332,7 @@ def open_stream_writer(
 def open_batch_writer(
     raw: Mapping[str, Any], schema: StructType, overwrite: bool
 ) -> "KafkaBatchWriter":
-    """The writer of a batch write, with everything checked that can be without a broker.
+    """Return the writer of a batch write, after all checks that need no broker.
 
     Raises:
         OptionError: an option is wrong, or does not fit the columns.
@@ -380,14 +381,14 @@ class KafkaBatchWriter(DataSourceArrowWriter):
 
     Args:
         options: the options.
-        write_id: names this write, so that each attempt at a task finds what others have written.
+        write_id: names this write, so that each attempt at a task finds the entries of others.
     """
 
     def __init__(self, options: KafkaWriteOptions, write_id: str) -> None:
         self._options, self._id = options, write_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write a task's rows in one transaction, unless another attempt has."""
+        """Write a task's rows in one transaction, unless another attempt has done so."""
         task = TaskContext.get()
         assert task is not None
         rows = TaskRows(None, iterator, by_topic=self._options.topic is None)
@@ -404,8 +405,8 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
 
     Args:
         options: the options.
-        checkpoint: where to read the batch's watermark; None: CTIs come with the rows.
-        has_marks: there are CTIs.
+        checkpoint: the checkpoint with the batch's watermark; None if CTIs come with the rows.
+        has_marks: True if there are CTIs.
     """
 
     def __init__(
@@ -414,7 +415,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         self._options, self._checkpoint, self._has_marks = options, checkpoint, has_marks
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenTask:
-        """Write a task's rows in one transaction, unless an earlier attempt has."""
+        """Write a task's rows in one transaction, unless an earlier attempt has done so."""
         query_id, run_id, batch, task = _identify_task()
         header = self._options.header if self._has_marks else None
         rows = TaskRows(header, iterator, by_topic=self._options.topic is None)
@@ -425,7 +426,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         return WrittenTask(query_id, run_id, task, rows.count, rows.cti_us)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Write the mark of the batch, behind its rows, unless it is written."""
+        """Write the batch's mark after its rows, unless it is written."""
         tasks = [message for message in messages if isinstance(message, WrittenTask)]
         if not tasks:
             return
@@ -439,7 +440,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             _COMMITS.write_mark(self._options, run, batchId, mark_us)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: what tasks have committed stays, and the next attempt finds it."""
+        """Do nothing: committed rows stay, and the next attempt finds their entries."""
 
     def _find_cti(self, tasks: Sequence[WrittenTask], batch: int) -> int | None:
         if self._checkpoint is not None:
@@ -448,7 +449,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _write(options: KafkaWriteOptions, place: Place, batch: int, rows: TaskRows) -> None:
-    """Write the rows in a transaction of its own, unless the batch is written already."""
+    """Write the rows in one transaction, unless the place has written the batch already."""
     transaction = BatchTransaction(
         options.client, options.topic, place.transactional_id, place.group
     )
@@ -472,19 +473,19 @@ def _write(options: KafkaWriteOptions, place: Place, batch: int, rows: TaskRows)
 
 
 def _identify_task() -> tuple[str, str, int, int]:
-    """The query, its run, the batch and the number of the task that runs here."""
+    """Return the query's id, its run, the batch and the number of the running task."""
     task = TaskContext.get()
     assert task is not None
     query_id = task.getLocalProperty("sql.streaming.queryId")
     batch = task.getLocalProperty("streaming.sql.batchId")
     if not query_id or batch is None:
-        # Without them, batches could be mistaken for each other.
+        # Without these ids, one batch could be mistaken for another.
         raise SettingRefused(
             "Spark did not tell the task which query and batch it works for "
             "(sql.streaming.queryId, streaming.sql.batchId)",
             "a streaming query",
             "write with writeStream. Nothing of the batch is written",
         )
-    # Spark makes the run the job group of the query's thread.
+    # Spark uses the run's id as the job group of the query's thread.
     run_id = task.getLocalProperty("spark.jobGroup.id") or f"{query_id}/{batch}"
     return query_id, run_id, int(batch), task.partitionId()

@@ -20,14 +20,14 @@ FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-shared", "-W
 
 
 def build_library(library: Path = LIBRARY, flags: Sequence[str] = ()) -> str | None:
-    """Compile `library` with `CC`, by default `cc`; return None, or why it failed.
+    """Compile `library` with `CC`, by default `cc`; return None, or the reason for a failure.
 
-    An existing library is replaced atomically, or removed, since it may be outdated.
+    Replace an existing library atomically; after a failure remove it, because it may be outdated.
     """
     fresh = library.with_suffix(f".{os.getpid()}")
     try:
         command = [*shlex.split(os.environ.get("CC") or "cc"), *FLAGS, *flags]
-        # `load_native_reader` uses it to detect a library of another source.
+        # `load_native_reader` compares it to detect a library built from another source.
         digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
         command += [f'-DSOURCE_DIGEST="{digest}"', "-o", str(fresh), str(SOURCE)]
         done = subprocess.run(

@@ -1,8 +1,8 @@
-"""A consumer over librdkafka's C interface, whose records the compiled `native_reader.c` collects.
+"""A consumer over librdkafka's C interface; the compiled `native_reader.c` collects its records.
 
-The library is optional: without it `MessageConsumer` does the same work, slower, from
-confluent-kafka's objects. It uses the librdkafka inside confluent-kafka's wheel, and only functions
-and structs that rdkafka.h documents.
+The compiled library is optional: without it, `MessageConsumer` does the same from confluent-kafka's
+objects, slower. It calls the librdkafka inside confluent-kafka's wheel, and uses only functions and
+structs that rdkafka.h documents.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 LIBRARY_PATH: Final = Path(__file__).parent / "native_reader.so"
 _CHOICE: Final = "TIMESTREAM_NATIVE"
-"""The environment variable by which a user chooses; see `load_native_reader`."""
+"""The environment variable that lets a user choose; see `load_native_reader`."""
 
 _SOURCE: Final = LIBRARY_PATH.with_suffix(".c")
 
@@ -45,7 +45,7 @@ LIBRDKAFKA_FUNCTIONS: Final = (
     "rd_kafka_topic_name",
     "rd_kafka_message_errstr",
 )
-"""The functions that `native_open` receives, in its order."""
+"""The functions that `native_open` receives, in this order."""
 
 
 class _Buffer(ctypes.Structure):
@@ -104,7 +104,7 @@ class NativeReader(NamedTuple):
 
 @functools.cache
 def warn_of_slow_reading() -> None:
-    """Say once in a driver that its installation has no native reader, unless that was chosen."""
+    """Warn, once in a driver, that the native reader is missing, unless the user chose that."""
     if load_native_reader() is None and not LIBRARY_PATH.exists() and not os.environ.get(_CHOICE):
         _LOG.warning(
             "this installation has no native reader, so records take more of "
@@ -118,11 +118,11 @@ def warn_of_slow_reading() -> None:
 def load_native_reader(library: Path = LIBRARY_PATH) -> NativeReader | None:
     """Load the library; None if it was not built, comes from another source, or is disabled.
 
-    Environment variable `TIMESTREAM_NATIVE`: `0` disables it, `1` requires it; unset or empty uses
-    it if it is available.
+    Environment variable `TIMESTREAM_NATIVE` disables it with `0` and requires it with `1`; if it is
+    unset or empty, the library is used if it is available.
 
     Raises:
-        RuntimeError: `TIMESTREAM_NATIVE` is `1` and the library is not usable, or is another value.
+        RuntimeError: `TIMESTREAM_NATIVE` has another value, or is `1` without a usable library.
     """
     wish = os.environ.get(_CHOICE) or ""
     if wish not in ("", "0", "1"):
@@ -197,7 +197,7 @@ class _OwnedBuffer:
 
 
 def adopt_block(native_reader: NativeReader, block: Block, needs: ColumnSet) -> RecordBlock | None:
-    """Turn `block` into records, taking over its buffers; None if it is empty."""
+    """Turn `block` into records and take over its buffers; return None if it is empty."""
     take = functools.partial(_adopt_buffer, native_reader)
     rows = block.rows
     offsets = _build_numbers(pa.int64(), rows, take(block.offsets))
@@ -231,7 +231,7 @@ def _build_values(
 def _build_headers(take: Callable[[_Buffer], pa.Buffer], block: Block) -> pa.Array:
     if block.names_beyond_ascii:
         raw = _build_values(take, block.header_names)
-        # As in Kafka's Java client, for names that are not UTF-8.
+        # Kafka's Java client replaces bytes that are not UTF-8, too.
         names = pa.array([name.decode(errors="replace") for name in raw.to_pylist()], pa.string())
     else:
         names = _build_values(take, block.header_names, pa.string())
@@ -246,7 +246,7 @@ def _build_headers(take: Callable[[_Buffer], pa.Buffer], block: Block) -> pa.Arr
 
 _RD_KAFKA_CONSUMER: Final = 1
 _MAX_BLOCK_BYTES: Final = 64 * 1024 * 1024
-"""A block is closed above this, so that large records cannot exhaust memory."""
+"""A block ends above this size, so that large records cannot exhaust memory."""
 
 _COMMIT_TIMEOUT_MS: Final = 10_000
 _MAX_ERROR_TEXT_BYTES: Final = 1024
@@ -308,12 +308,12 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "consumer_close": (c_int, c_void_p),
     "destroy": (None, c_void_p),
 }  # fmt: skip
-"""Functions rd_kafka_NAME: the type of the result, then those of the arguments."""
+"""NAME of a function rd_kafka_NAME -> the type of its result, then those of its arguments."""
 
 
 @functools.cache
 def _load_librdkafka() -> Any:
-    # A shared library's symbols include those of the libraries that it links to.
+    # Looking a symbol up in a shared library also finds those of the libraries that it links to.
     library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
     for name, (result, *arguments) in _FUNCTIONS.items():
         function = getattr(library, f"rd_kafka_{name}")
@@ -326,8 +326,8 @@ class NativeConsumer:
 
     Args:
         config: librdkafka's configuration; booleans and numbers are converted to its text form.
-        native reader: the compiled library.
-        log: receives the client's errors and log lines, during every poll.
+        native_reader: the compiled library.
+        log: receives the client's errors and log lines during every poll.
 
     Raises:
         KafkaException: librdkafka refuses `config`.
@@ -341,14 +341,15 @@ class NativeConsumer:
         client, self._counter = _create_handles(self._kafka, native_reader, config, handlers)
         queue = self._kafka.rd_kafka_queue_get_consumer(client)
         self._handles = (_open_native_reader(self._kafka, native_reader, queue), client)
-        # Also if it is never closed: librdkafka's threads must not outlive what they use.
+        # Release everything even without `close`: librdkafka's threads must not outlive the objects
+        # that they use.
         kept = (self._counter, handlers)
         ending = (os.getpid(), self._kafka, native_reader, queue, *self._handles, kept)
         self._end = weakref.finalize(self, _release, *ending)
 
     @property
     def _open_handles(self) -> tuple[int, int]:
-        """The handles of the native reader and of librdkafka; an error once it is closed."""
+        """Return the handles of the native reader and of librdkafka; raise once it is closed."""
         if not self._end.alive:
             raise RuntimeError("Consumer closed")
         return self._handles
@@ -360,7 +361,7 @@ class NativeConsumer:
         return self._native_reader.read_counter(self._counter)
 
     def seek(self, partition: Partition, offset: int) -> None:
-        """See `ColumnConsumer`; a new assignment discards what was fetched before."""
+        """See `ColumnConsumer`; a new assignment discards records fetched before."""
         records, client = self._open_handles
         with _OffsetList(self._kafka, {partition: (offset, "")}) as offsets:
             self._check(self._kafka.rd_kafka_assign(client, offsets))
@@ -403,7 +404,7 @@ class NativeConsumer:
     def is_connected(self, timeout_s: float) -> bool:
         """See `ColumnConsumer`."""
         _, client = self._open_handles
-        # A broker's first answer contains it.
+        # A broker's first answer contains the cluster's id.
         cluster = self._kafka.rd_kafka_clusterid(client, round(timeout_s * 1000))
         if cluster:
             self._kafka.rd_kafka_mem_free(client, cluster)
@@ -453,7 +454,7 @@ class NativeConsumer:
         self._end()
 
     def abandon(self) -> None:
-        """See `ColumnConsumer`; it is released when the call has returned, if it ever does."""
+        """See `ColumnConsumer`; the consumer is released once the call returns, if it ever does."""
         self._end.atexit = False
 
     def _read_errors(self, block: Block) -> tuple[ConsumerError, ...]:
@@ -495,7 +496,7 @@ class _OffsetList:
 def _copy_for_librdkafka(text: bytes) -> tuple[int, int]:
     """Copy `text` to memory that librdkafka frees with its list; return the address and size.
 
-    confluent-kafka reads committed metadata up to a zero byte, so that is committed too.
+    confluent-kafka reads committed metadata up to a zero byte, so the copy has one.
     """
     allocate = ctypes.CDLL(None).malloc
     allocate.restype, allocate.argtypes = c_void_p, [c_size_t]
@@ -539,7 +540,7 @@ def _create_handles(
     # A user who sets librdkafka's own debug gets its output unchanged.
     is_logged = "debug" not in config
     if is_logged:
-        # Through the queue, so that librdkafka's threads never call Python.
+        # Log lines go through the queue, so that librdkafka's threads never call Python.
         kafka.rd_kafka_conf_set(conf, b"log.queue", b"true", text, _MAX_ERROR_TEXT_BYTES)
         kafka.rd_kafka_conf_set_log_cb(conf, handlers[1])
     functions = ("conf_interceptor_add_on_new", "interceptor_add_on_response_received")
@@ -600,7 +601,7 @@ def _release(
 def _close_client(
     kafka: Any, native_reader: NativeReader, client: int, counter: int, _handlers: Any
 ) -> None:
-    """Close the client, which may call the handlers until then: an argument keeps them alive."""
+    """Close the client, which may call the handlers until then; `_handlers` keeps them alive."""
     kafka.rd_kafka_consumer_close(client)
     kafka.rd_kafka_destroy(client)
     native_reader.free_counter(counter)
