@@ -273,13 +273,7 @@ def read_task(
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a task.
 
-    Args:
-        options: the query's options.
-        projection: the columns that the query requests.
-        task: the plan, and where to commit.
-        is_batch: True for a batch read.
-        acquire: borrows a range reader.
-        settle: called last, unless the task fails.
+    `acquire` borrows a range reader; `settle` is called last, unless the task fails.
     """
     options = with_readers(options, task.readers)
     ended: dict[Partition, RangeEnd] = {}

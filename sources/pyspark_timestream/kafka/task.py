@@ -42,12 +42,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RangeEnd(NamedTuple):
-    """A partition after a task has read its range.
-
-    Attributes:
-        state: the partition's clock.
-        malformed_values: the malformed values and keys in the range.
-    """
+    """A partition's clock after a range, and the malformed values and keys in the range."""
 
     state: PartitionState
     malformed_values: MalformedValues = NO_MALFORMED_VALUES

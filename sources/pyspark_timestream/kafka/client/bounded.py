@@ -148,11 +148,8 @@ def call_bounded(
 ) -> T:
     """Call `step` in a helper thread, and wait at most `limit_s` seconds for it.
 
-    Args:
-        step: makes the call; it may go on after this function has given up.
-        limit_s: seconds.
-        name: the call's name, for the message.
-        hanging: the hanging calls of its kind; if there are too many, the call is not made.
+    The step may go on after this function has given up. If too many calls of its kind, `hanging`,
+    have not returned, it is not called.
 
     Raises:
         CallAbandoned: it did not return, or was not made.

@@ -282,9 +282,7 @@ class RetryBudget:
     def call(self, ask: Callable[[float], T], on_error: Callable[[KafkaException], None]) -> T:
         """Call `ask` with each attempt's timeout until it succeeds.
 
-        Args:
-            ask: sends the request.
-            on_error: pauses before the next attempt, or raises to give up.
+        `on_error` pauses before the next attempt, or raises an error to give up.
         """
         while True:
             try:
@@ -295,8 +293,7 @@ class RetryBudget:
     def pause_before_retry(self, limit_s: float | None = None) -> bool:
         """Pause, and return whether there is time for another attempt.
 
-        Args:
-            limit_s: the new limit, in seconds from the first attempt; None if unchanged.
+        `limit_s` is a new limit, in seconds from the first attempt; None keeps the old one.
         """
         self._limit_s = self._limit_s if limit_s is None else limit_s
         left_s = self._limit_s - self.elapsed_s
@@ -337,14 +334,10 @@ def no_answer_error(
     wanted: str,
     prefix: str = "kafka.",
 ) -> BrokerUnreachable:
-    """Build the error for brokers that never answered.
+    """Build the error for brokers that did not answer the request `wanted` within `spent_s`.
 
-    Args:
-        client: librdkafka's configuration.
-        complaints: the failure of each broker, by address.
-        spent_s: how long the client has tried.
-        wanted: the requested thing, for the message.
-        prefix: the text that the user writes before librdkafka's names.
+    `complaints` are the brokers' failures by address; `prefix` stands before librdkafka's names in
+    the user's options.
     """
     addresses = dict.fromkeys([*_bootstrap_addresses(client), *(at for at in complaints if at)])
     said = [f"{at} ({complaints[at].reason if at in complaints else 'no answer'})"

@@ -48,10 +48,8 @@ def choose_small_ranges(
 ) -> list[Range]:
     """Choose the ranges to read at once, smallest first; none if there would be only one.
 
-    Args:
-        spans: the ranges of a task.
-        record_bytes: returns the mean size of a topic's records; None, which excludes the topic's
-            ranges, if it is not known.
+    `record_bytes` returns the mean size of a topic's records; None, if it is unknown, excludes the
+    topic's ranges.
     """
     known = [(span, record_bytes(span.partition.topic)) for span in spans if span.size]
     sizes = sorted((span.size, span, size) for span, size in known if size is not None)
@@ -82,14 +80,8 @@ def prefetch_small_ranges(
     The first request for a small range fetches a group of them. The next group is fetched only
     after this one has been delivered completely.
 
-    Args:
-        options: the client configuration.
-        group: the consumer group, which is never joined.
-        spans: the ranges of a task.
-        needs: the columns of their records.
-        read: reads a range by itself.
-        known: the sizes of records; by default those that this process has seen.
-        fetch: fetches several ranges at once, as `fetch_ranges` does.
+    `read` reads a range separately. `known` has the sizes of records, by default those that this
+    process has seen. `fetch` fetches several ranges at once, by default with `fetch_ranges`.
     """
     known = known or get_compression_stats(options.client["bootstrap.servers"])
     fetch = fetch or fetch_ranges

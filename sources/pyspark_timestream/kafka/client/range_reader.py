@@ -108,11 +108,7 @@ class CompressionStats:
     def note(self, topic: str, received: int, inflated: int, records: int) -> None:
         """Count the records that a read returned.
 
-        Args:
-            topic: the topic of all records.
-            received: compressed bytes of the answers.
-            inflated: bytes of the records' keys and values.
-            records: number of records.
+        `received` are compressed bytes of answers, `inflated` the bytes of keys and values.
         """
         known = self._topics.setdefault(topic, _Topic())
         known.records, known.record_bytes = known.records + records, known.record_bytes + inflated

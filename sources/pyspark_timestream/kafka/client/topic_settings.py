@@ -47,9 +47,6 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
     Return nothing without `timeSettings`, or if its text or the topics' names cannot be parsed: a
     later check refuses the options then.
 
-    Args:
-        raw: the query's options; names may be in any case.
-
     Raises:
         OptionError: a description is missing or cannot be read.
         BrokerUnreachable: the topic of the descriptions cannot be read.

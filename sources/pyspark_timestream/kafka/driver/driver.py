@@ -104,7 +104,7 @@ class StreamDriver:
         self._warner = Warner(options, projection, reader)
 
     def limit_to_current_ends(self, seen: Mapping[Partition, int] | None = None) -> None:
-        """Make this a bounded run up to the current ends, or up to `seen` where that is higher."""
+        """Make this a bounded run up to the current ends, or up to `seen` if that is higher."""
         if self._connected is None:
             # No request here uses the group, so any name will do until the stream has its own.
             self._connect(self._options.group_prefix)
@@ -309,6 +309,7 @@ class StreamDriver:
         for part, position in back.items():
             _LOG.warning("%s is there again; going on at offset %d", part, position)
         is_still = has_caught_up and not recreated
+        # A stream that has caught up has no unread records to lose, so it saves the request.
         earliest = known if is_still else self._broker.earliest(log_ends)
         positions, losses = reconcile(
             open_at | back,

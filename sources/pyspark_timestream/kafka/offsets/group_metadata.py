@@ -76,6 +76,7 @@ def encode_group_metadata(
         "version": _VERSION,
         **malformed_values.to_json(),
     }
+    # Leave out empty entries, but not the offset 0.
     return _to_text({name: each for name, each in value.items() if each or each == 0})
 
 

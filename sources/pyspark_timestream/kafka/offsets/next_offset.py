@@ -296,12 +296,8 @@ def build_progress(
     to the end of the log, or to the stream's own end. Counters are per partition, and summed over
     existing partitions; `malformedValues` counts by reason as well.
 
-    Args:
-        offset: the batch.
-        log_ends: the ends of the logs.
-        until_us: option `endingCti`.
-        topic_settings: the text of option `timeSettings`, and the options taken from there.
-        warnings: the texts of the warnings that hold.
+    `until_us` is option `endingCti`, `topic_settings` the text of option `timeSettings` with the
+    options taken from there, and `warnings` the texts of the warnings that hold.
     """
     ends = limit_ends(log_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
     topics: dict[str, dict[str, Any]] = {}

@@ -95,13 +95,10 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
 def note_restart_point(
     partition_offset: PartitionOffset | None, batch: int, position: int, committed: int
 ) -> tuple[tuple[int, int], ...]:
-    """Return the restart points of a partition for the offset of a new batch.
+    """Return the restart points of a partition for the offset of the new batch number `batch`.
 
-    Args:
-        partition_offset: the partition in the previous offset; None if it is new.
-        batch: the number of the new batch.
-        position: the start of the new batch.
-        committed: the last batch that no restart runs again; -1 if none.
+    `partition_offset` is the partition in the previous offset, None if it is new. `position` is the
+    start of the new batch. `committed` is the last batch that no restart runs again; -1 if none.
     """
     kept = _keep_after(partition_offset.restart_points if partition_offset else (), committed)
     if partition_offset is not None and position >= partition_offset.end_exclusive:

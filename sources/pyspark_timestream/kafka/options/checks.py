@@ -179,9 +179,7 @@ def read_kafka_options(
 ) -> KafkaOptions:
     """Read the options of transport `kafka` from Spark's string map.
 
-    Args:
-        raw: the query's own options.
-        topic_settings: options taken from the description of its topics, by name.
+    `topic_settings` are the options taken from the description of the query's topics, by name.
 
     Raises:
         OptionError: an option is wrong, missing, unknown, or conflicts with another.

@@ -132,11 +132,8 @@ def _inline(
 ) -> Any:
     """Copy `schema` with definitions in the place of names that are not defined yet.
 
-    Args:
-        schema: a type's name, a union, or the definition of a type.
-        space: the enclosing namespace; empty for none.
-        definitions: full name -> its definition.
-        defined: the full names defined so far; the function adds to it.
+    `space` is the enclosing namespace, empty for none; `defined` are the full names defined so far,
+    to which the function adds.
     """
     if isinstance(schema, str):
         # As in Java, a name that the enclosing namespace lacks is looked up without one.

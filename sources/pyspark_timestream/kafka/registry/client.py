@@ -119,15 +119,9 @@ def refusal_error(
     answer: str,
     hint: Hint = Hint(),  # noqa: B008 a value
 ) -> SchemaRegistryError:
-    """Build the error for an HTTP status other than 2xx.
+    """Build the error for an HTTP status other than 2xx, with the secrets in `settings` hidden.
 
-    Args:
-        settings: the client's configuration; its secrets are hidden.
-        wanted: the requested thing, for the message.
-        status: the HTTP status.
-        code: the registry's error code; -1 if the answer had none.
-        answer: the text of the answer.
-        hint: the hints in its headers.
+    `wanted` names the request; `code` is the registry's error code, -1 if the answer had none.
     """
     answer = answer.removeprefix(_UNKNOWN).removesuffix(".")
     said = f"it answered {status}" + (f" ({answer})" if answer not in ("", "b''") else "")
@@ -295,10 +289,8 @@ class RegistryClient:
     def get_schema(self, key: int | bytes, form: str | None, subject: str | None) -> Any:
         """Return confluent-kafka's `Schema` for an id or a GUID.
 
-        Args:
-            key: the id or GUID.
-            form: the form of the text that the registry returns; None for the text itself.
-            subject: a subject in the context of the id; None for the default context.
+        `form` is the form of the text to ask for; None for the text itself. `subject` is a subject
+        in the context of the id; None for the default context.
         """
         if isinstance(key, bytes):
             return self._ask(
@@ -511,12 +503,9 @@ class SchemaRegistry:
     def fetch_schema(
         self, key: int | bytes, format: str, subject: str | None = None
     ) -> RegisteredSchema:
-        """Return the schema with an id or a GUID, and its references.
+        """Return the schema with an id, or with a GUID of 16 bytes, and its references.
 
-        Args:
-            key: the id, or the 16 bytes of a GUID.
-            format: `avro`, `protobuf` or `json`, as in the options.
-            subject: a subject; it matters only if it names a context (`:.context:subject`).
+        `subject` matters only if it names a context (`:.context:subject`).
 
         Raises:
             SchemaRegistryError: the registry refuses, cannot be reached, does not answer, or lacks

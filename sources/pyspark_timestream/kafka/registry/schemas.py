@@ -171,10 +171,8 @@ def add_newer_readers(
     it, and if it fits: records that could be read before are still read in the same way. If the
     registry does not give the latest schema, or it is invalid, the query goes on with a warning.
 
-    Args:
-        options: the options with the recorded schemas.
-        can_read: returns whether options can read records written with a schema.
-        fits: returns whether the options' schemas have all requested fields.
+    `can_read` returns whether options can read records written with a schema, `fits` whether the
+    options' schemas have all requested fields.
     """
     source = SchemaRegistry(options.registry) if options.registry else None
     for rules in (options.value_rules, options.key_rules):

@@ -136,10 +136,8 @@ def check_rows(last: Entry, rows: int, place: Place) -> None:
 def check_other_tasks(noted: Mapping[int, Entry], batch: int, with_rows: Collection[int]) -> None:
     """Check that no task without rows has written the batch in an earlier attempt.
 
-    Args:
-        noted: the last batch that each task has written.
-        batch: the batch.
-        with_rows: the tasks with rows in this attempt; they have made this check themselves.
+    `noted` has the last batch that each task has written. Tasks in `with_rows` have rows in this
+    attempt; each has checked its own entry.
 
     Raises:
         ReplayDiffers: one has, so the earlier attempt had more tasks, or rows in other tasks.

@@ -42,23 +42,14 @@ _NOW: Final = 0
 
 
 class SplitRows(NamedTuple):
-    """A block of rows without its CTI rows.
-
-    Attributes:
-        rows: the rows of data, without the column `cti`.
-        cti_us: the block's greatest CTI; None if it has none.
-    """
+    """A block's rows of data, without the column `cti`, and its greatest CTI; None without one."""
 
     rows: pa.RecordBatch
     cti_us: int | None
 
 
 def check_columns(schema: pa.Schema, *, has_marks: bool) -> None:
-    """Check that the columns can become records.
-
-    Args:
-        schema: the columns.
-        has_marks: True if marks are written as well.
+    """Check that the columns can become records, and that they suit marks if there are any.
 
     Raises:
         SchemaRefused: `value` is missing, or a record cannot have a column of that name or type.
@@ -130,11 +121,9 @@ def split_ctis(block: pa.RecordBatch) -> SplitRows:
 
 
 def build_messages(rows: pa.RecordBatch, header: str | None) -> list[dict[str, Any]]:
-    """Return the rows as confluent-kafka's messages, in order.
+    """Return rows of data as confluent-kafka's messages, in order.
 
-    Args:
-        rows: rows of data that `check_columns` accepts.
-        header: the header of marks, which no row may have; None without marks.
+    `header` is the header of marks, which no row may have; None without marks.
 
     Raises:
         SchemaRefused: a record cannot have a row's timestamp or partition, or a row has a header of
@@ -302,10 +291,7 @@ class TaskRows:
 def find_cti_source(cti_from: str | None, names: Sequence[str], *, wants_marks: bool) -> str | None:
     """Return where a DataFrame's CTIs come from, `column` or `watermark`; None without marks.
 
-    Args:
-        cti_from: option `ctiFrom`.
-        names: the columns.
-        wants_marks: True if an option about marks is set.
+    `wants_marks` is true if an option about marks is set.
 
     Raises:
         OptionError: the option does not fit the columns.

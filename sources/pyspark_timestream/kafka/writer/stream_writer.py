@@ -110,12 +110,7 @@ _ATTEMPTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """One run of a streaming query.
-
-    Attributes:
-        query_id: the id in the checkpoint.
-        run_id: a new id for each start.
-    """
+    """One run of a streaming query: the id in the checkpoint, and the id of this start."""
 
     query_id: str
     run_id: str
@@ -142,13 +137,8 @@ class BatchCommits:
     ) -> None:
         """Check that rows are in the same tasks as in an earlier attempt.
 
-        Only the first batch of a run can be a later attempt, so others are not checked.
-
-        Args:
-            options: the options.
-            run: the query.
-            batch: the batch.
-            with_rows: the numbers of the tasks that have rows.
+        Only the first batch of a run can be a later attempt, so others are not checked. `with_rows`
+        are the numbers of the tasks that have rows.
 
         Raises:
             ReplayDiffers: a task without rows has written the batch, or a later one.
@@ -232,9 +222,7 @@ class BatchCommits:
 def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True) -> T:
     """Call `write` up to 3 times, as long as its faults may pass with a new client.
 
-    Args:
-        write: makes its own client.
-        can_repeat: prepares another attempt; returns False if there can be none.
+    `write` makes its own client. `can_repeat` prepares another attempt; False if there can be none.
 
     Raises:
         DeliveryFailed: the last attempt failed, or the fault does not pass.
@@ -282,12 +270,7 @@ _COMMITS: Final = BatchCommits()
 class WrittenTask(WriterCommitMessage):
     """A task's report that its rows are written, by this attempt or an earlier one.
 
-    Attributes:
-        query_id: the streaming query.
-        run_id: the query's run.
-        task: the task's number in the batch.
-        rows: its number of rows of data.
-        cti_us: its greatest CTI; None without one.
+    `rows` is the number of rows of data, `cti_us` the task's greatest CTI; None without one.
     """
 
     query_id: str
@@ -379,9 +362,7 @@ def _check_topic(options: KafkaWriteOptions, columns: pa.Schema, *, has_marks: b
 class KafkaBatchWriter(DataSourceArrowWriter):
     """Writes the rows of one DataFrame, without marks; can be pickled.
 
-    Args:
-        options: the options.
-        write_id: names this write, so that each attempt at a task finds the entries of others.
+    `write_id` names this write, so that each attempt at a task finds the entries of others.
     """
 
     def __init__(self, options: KafkaWriteOptions, write_id: str) -> None:
@@ -403,10 +384,7 @@ class KafkaBatchWriter(DataSourceArrowWriter):
 class KafkaStreamWriter(DataSourceStreamArrowWriter):
     """Writes one batch; can be pickled.
 
-    Args:
-        options: the options.
-        checkpoint: the checkpoint with the batch's watermark; None if CTIs come with the rows.
-        has_marks: True if there are CTIs.
+    `checkpoint` has the batch's watermark; None if CTIs come with the rows, or there are none.
     """
 
     def __init__(
