@@ -1,4 +1,4 @@
-"""The command line: `python -m pyspark_timestream` `demo`, `peek`, `lateness` and `explain`."""
+"""The commands `demo`, `peek`, `lateness` and `explain` of `python -m pyspark_timestream`."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ from pyspark_timestream.diagnose.peek import command as peek
 from pyspark_timestream.errors import TimestreamError
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
-"""The exit code of a command that was ended by Ctrl-C, as shells have it."""
+"""The exit code that shells give a command after Ctrl-C."""
 
 
 @end_with_its_reader
@@ -59,10 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 @contextmanager
 def _end_at_interrupt() -> Iterator[None]:
-    """End this process with one line at Ctrl-C, wherever it is.
+    """End this process at once, with one line, when the user presses Ctrl-C.
 
-    The commands only read, so nothing is left behind. A KeyboardInterrupt may be raised in a
-    callback of the client, or while an error is handled, and become another error there.
+    A KeyboardInterrupt could strike in a callback of the Kafka client, or while another error is
+    handled, and turn into another error there. Ending at once is safe, because the commands only
+    read.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Format `timestream`: the class that Spark finds, and its choice of a transport."""
+"""Format `timestream`: the class that Spark finds, which chooses a transport."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,22 +29,22 @@ _VIEW: Final = (
     "CREATE TEMPORARY VIEW name USING timestream OPTIONS (transport 'kafka', subscribe 'trips', "
     "...)"
 )
-"""The statement of SQL where a table cannot have the options."""
+"""Errors suggest this statement where a table cannot have the options."""
 
 
 class Transport(Protocol):
-    """The interface of a transport; it is built from Spark's options and may refuse them."""
+    """The interface of a transport; its constructor takes Spark's options and may refuse them."""
 
     def schema(self) -> StructType:
-        """The columns without a user schema."""
+        """Return the columns that apply without a user schema."""
         ...
 
     def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of one streaming query."""
+        """Return the reader of one streaming query."""
         ...
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of one batch query."""
+        """Return the reader of one batch query."""
         ...
 
 
@@ -57,21 +57,21 @@ class _TransportOption:
 
 @hide_tracebacks
 class DefaultSource(DataSource):
-    """Timestamps of a simulated clock, or Kafka records with current time increments.
+    """Reads timestamps of a simulated clock, or Kafka records with current time increments.
 
     Schema: `timestamp timestamp, value long` with transport `time`.
 
-    Options: see docs/reference; they are read when the query is built, not before.
+    Options: see docs/reference; this class reads them when the query is built, not before.
 
-    Delivery: every row exactly once, if the sink is idempotent per batch; a batch that is run
-    again has the same rows.
+    Delivery: every row exactly once, if the sink is idempotent per batch; a batch that runs again
+    has the same rows.
 
     Example:
         spark.readStream.format("timestream").option("period", "0.5").option("maxCount", 10).load()
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        """Take what the topics say of their time, once: Spark copies this object from here on."""
+        """Read the topic settings here, once: Spark copies this object from here on."""
         super().__init__(options)
         self._described: dict[str, str] = {}
         if "timesettings" in map(str.lower, options) and _read_transport_name(options) == "kafka":
@@ -82,11 +82,11 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "timestream"
 
     def schema(self) -> StructType:
-        """The columns without a user schema; reads every option."""
+        """Return the columns that apply without a user schema; reads every option."""
         table = read_definition(self.options, _VIEW)
         if table is not None:
             # A stream has no path; Spark gives a table one.
@@ -95,7 +95,7 @@ class DefaultSource(DataSource):
         return self._transport().schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of one streaming query."""
+        """Return the reader of one streaming query."""
         try:
             table = restore_options(self.options, schema, self.name())
             source = self if table is None else DefaultSource(table)
@@ -104,7 +104,7 @@ class DefaultSource(DataSource):
             return RefusedReader(error)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of one batch query, if the transport supports it."""
+        """Return the reader of one batch query, if the transport supports it."""
         table = restore_options(self.options, schema, self.name())
         if table is not None:
             return DefaultSource(table)._transport().reader(drop_options(schema))
@@ -121,7 +121,7 @@ class DefaultSource(DataSource):
         return self._transport().reader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """The writer of a batch write, to topics (semantics 29.7)."""
+        """Return the writer of a batch write to topics (semantics 29.7)."""
         self._refuse_clock()
         # Imported late: a clock needs no Kafka library.
         from pyspark_timestream.kafka.writer.stream_writer import open_batch_writer
@@ -139,7 +139,7 @@ class DefaultSource(DataSource):
             )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """The writer of one batch of a stream, to a topic (semantics 29)."""
+        """Return the writer of one batch of a stream to topics (semantics 29)."""
         self._refuse_clock()
         # Imported late: a clock needs no Kafka library.
         from pyspark_timestream.kafka.writer.stream_writer import open_stream_writer
@@ -152,7 +152,7 @@ class DefaultSource(DataSource):
             from pyspark_timestream.kafka.reader import KafkaTransport
 
             return KafkaTransport(self.options, self._described)
-        # Likewise, since each query starts a process that imports what it needs.
+        # Late as well: each query starts a process, which then imports only what it needs.
         from pyspark_timestream.clock.reader import TimeTransport
 
         return TimeTransport(

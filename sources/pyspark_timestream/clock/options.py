@@ -1,9 +1,9 @@
-"""The options of transport `time`, from Spark's string map or from FastScore's descriptors.
+"""The options of transport `time`, from Spark's string map or from a FastScore descriptor.
 
-{ "Transport": { "Type": "time", "Period": 2.0 },   // or "Transport": "time"
-  "Schema": { "type": "long", "logicalType": "timestamp-millis" } }
+A descriptor is JSON with comments (semantics 12.7):
 
-The rules are semantics 12.7.
+    { "Transport": { "Type": "time", "Period": 2.0 },   // or "Transport": "time"
+      "Schema": { "type": "long", "logicalType": "timestamp-millis" } }
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from pyspark_timestream.core.options import (
 from pyspark_timestream.errors import OptionError
 
 CARRIED_OPTIONS: Final = ("transport", "timeZero", "delay", "period", "maxCount", "overflow")
-"""Options that a descriptor can carry itself, and therefore excludes."""
+"""A descriptor can carry these options, so they conflict with option `descriptor`."""
 
 _TOKEN: Final = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*')
 _TYPES: Final = ("time", "Time")
@@ -44,7 +44,7 @@ _UNUSED: Final[dict[str, tuple[Any, ...]]] = {
     "Encoding": (None, "bert"),
     "Batching": (None,),
 }
-"""Keys without effect here -> the values that are accepted nevertheless."""
+"""Keys without effect here -> the values accepted for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,16 @@ class DescriptorKey:
     json_types: tuple[type, ...]
 
     def accepts(self) -> str:
-        """The accepted values, for an error."""
+        """Return the accepted values, for an error."""
         null, number = type(None) in self.json_types, Decimal in self.json_types
         return f"{'null or ' * null}{'a number or a text: ' * number}{self.parser.accepts}"
 
 
 def read_descriptor(text: str, keys: Mapping[str, DescriptorKey]) -> dict[str, Any]:
-    """The values of the keys of `Transport`: field -> value, without absent and null ones.
+    """Return the values of the keys of `Transport`, field -> value; absent and null ones left out.
 
     Args:
-        text: option `descriptor`: the JSON itself, or the path of a file that holds it.
+        text: option `descriptor`: the JSON itself, or the path of a file that contains it.
         keys: the legal keys of `Transport` besides `Type`.
 
     Raises:
@@ -89,7 +89,7 @@ def read_descriptor(text: str, keys: Mapping[str, DescriptorKey]) -> dict[str, A
 
 
 def load_descriptor(text: str) -> dict[str, Any]:
-    """The JSON object of a descriptor; `//` comments are ignored, decimals stay exact.
+    """Return the JSON object of a descriptor; ignore `//` comments, keep decimals exact.
 
     >>> load_descriptor('{"Transport": "time"} // the default clock')
     {'Transport': 'time'}
@@ -134,7 +134,7 @@ def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _get_transport(descriptor: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keys of `Transport`, its shorthand spelled out."""
+    """Return the keys of `Transport`; the shorthand has none."""
     accepts = '"time", or an object with "Type": "time"'
     transport = descriptor.get("Transport")
     if isinstance(transport, dict):
@@ -179,7 +179,7 @@ def _read_value(name: str, value: Any, key: DescriptorKey) -> Any:
 def _check_keys(place: str, found: Iterable[str], known: tuple[str, ...]) -> None:
     for key in found:
         if key not in known:
-            # Case is what is wrong most often, and get_close_matches minds it.
+            # Wrong case is the usual mistake, and get_close_matches is case-sensitive.
             by_case = {name.lower(): name for name in known}
             near = difflib.get_close_matches(key.lower(), by_case, n=1, cutoff=0.0)
             raise OptionError(
@@ -209,7 +209,7 @@ _MAX_EXPONENT: Final = 30
 
 def _parse_exact(value: str) -> Fraction:
     try:
-        # 1e999999999 would be expanded digit by digit.
+        # A Fraction of 1e999999999 would expand to a billion digits.
         if abs(Decimal(value.strip()).adjusted()) > _MAX_EXPONENT:
             raise ValueError(f"has more than {_MAX_EXPONENT} digits before or after the point")
     except InvalidOperation:
@@ -243,7 +243,7 @@ def _parse_rate(value: str) -> Fraction | None:
 
 
 def format_fraction(value: Fraction) -> str:
-    """A decimal where one is exact and short, otherwise a fraction; reads back as `value`.
+    """Write a decimal if it is exact and short, otherwise a fraction; it reads back as `value`.
 
     >>> format_fraction(Fraction(1, 1000)), format_fraction(Fraction(1, 3))
     ('0.001', '1/3')
@@ -282,7 +282,7 @@ class TimeOptions:
 
     Attributes:
         transport: always `time` here.
-        descriptor: the source of the settings, or None.
+        descriptor: a descriptor with the other settings, or None.
         zero_us: simulated instant from which delay and period count; None: the first start.
         delay: seconds before the first timestamp, at least 0.
         period: seconds between timestamps, above 0.
@@ -377,10 +377,10 @@ class TimeOptions:
     )
 
     def clock(self, zero_us: int, started_us: int) -> Clock:
-        """The clock of a stream with these options that was first started at `started_us`.
+        """Return the clock of a stream with these options that first started at `started_us`.
 
         Raises:
-            OptionError: a tick that was asked for lies beyond the year 9999.
+            OptionError: a requested tick lies beyond the year 9999.
         """
         skips = self.overflow == "skip"
         clock = Clock(
@@ -397,7 +397,7 @@ class TimeOptions:
         return clock
 
     def settings(self) -> dict[str, str]:
-        """The options that define time, by name, as an offset keeps them; unset ones left out."""
+        """Return the options that define time, as an offset keeps them; unset ones left out."""
         return fixed_settings(self)
 
 
@@ -410,18 +410,18 @@ DESCRIPTOR_KEYS: Final = {
     "MaxCount": DescriptorKey("max_count", whole_number(), (int, _NULL)),
     "Overflow": DescriptorKey("overflow", choice("all", "skip"), (str,)),
 }
-"""Keys of a descriptor's `Transport` besides `Type`."""
+"""The keys of a descriptor's `Transport` besides `Type`."""
 
 
 def read_time_options(raw: Mapping[str, str], kafka_options: Collection[str] = ()) -> TimeOptions:
-    """The options of a stream, those of its descriptor included.
+    """Read the options of a stream, including those in its descriptor.
 
     Args:
-        raw: option name in any case -> text, as Spark hands it over.
+        raw: option name in any case -> text, as Spark passes it.
         kafka_options: names of the other transport's options, for errors that name the conflict.
 
     Raises:
-        OptionError: an unknown, unreadable, foreign or conflicting option or descriptor key.
+        OptionError: an option or descriptor key is unknown, unreadable, foreign or conflicting.
     """
     foreign = [*kafka_options, *(name for name in raw if name.lower().startswith("kafka."))]
     _check_transport(raw, {name.lower() for name in foreign})
@@ -437,7 +437,7 @@ def read_time_options(raw: Mapping[str, str], kafka_options: Collection[str] = (
 
 
 def _check_transport(raw: Mapping[str, str], kafka_options: Collection[str]) -> None:
-    """Refuse options of transport `kafka` where no transport is given at all."""
+    """Refuse options of transport `kafka` if no transport is given at all."""
     if any(name.lower() == "transport" for name in raw):
         return
     for name, value in raw.items():

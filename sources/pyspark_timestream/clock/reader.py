@@ -1,7 +1,4 @@
-"""The Spark adapter of transport `time`: offsets, tasks and rows of the simulated clock.
-
-The rules are semantics 12.
-"""
+"""Adapts transport `time` to Spark: offsets, tasks and rows of the clock (semantics 12)."""
 
 import logging
 import time
@@ -51,7 +48,7 @@ TIME_SCHEMA: Final = (
 )
 """The columns of Spark's `rate` source: `value` is the tick's number.
 
-They are never null, and Spark delivers rows faster when it knows.
+Declared as never null, because Spark then delivers rows faster.
 """
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
@@ -59,7 +56,7 @@ _LOG: Final = logging.getLogger("pyspark_timestream")
 
 
 def read_wall_clock() -> int:
-    """The real time, in microseconds since 1970."""
+    """Return the real time, in microseconds since 1970."""
     return time.time_ns() // 1000
 
 
@@ -76,7 +73,7 @@ class TimeTransport:
     """Format `timestream` with transport `time`.
 
     Args:
-        raw: the options, as Spark hands them over.
+        raw: the options, as Spark passes them.
         kafka_options: names of the other transport's options, for errors.
 
     Raises:
@@ -87,11 +84,11 @@ class TimeTransport:
         self._options = read_time_options(raw, kafka_options)
 
     def schema(self) -> StructType:
-        """Always TIME_SCHEMA."""
+        """Return TIME_SCHEMA."""
         return TIME_SCHEMA
 
     def stream_reader(self, schema: StructType) -> "TimeStreamReader":
-        """The reader of one query; `schema` must be TIME_SCHEMA, nullable or not."""
+        """Return the reader of one query; `schema` must be TIME_SCHEMA, nullable or not."""
         if _list_columns(schema) != _list_columns(TIME_SCHEMA):
             raise OptionError(
                 "schema",
@@ -102,7 +99,7 @@ class TimeTransport:
         return TimeStreamReader(self._options, schema=schema)
 
     def reader(self, schema: StructType) -> Any:
-        """Refused: a clock never ends, so a batch could not read it whole."""
+        """Refuse: a clock never ends, so a batch could not read all of it."""
         raise OptionError(
             "transport",
             "'time' cannot be read with spark.read",
@@ -117,11 +114,11 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     An offset holds the batch that ends at it and the decisions of the first start: `from` and `to`
     (the ticks delivered, end exclusive), `skipped`, `zero_us`, `started_us`, `settings`, `version`.
-    So a batch is replayed from its end offset alone, and the first one can carry data.
+    So the end offset suffices to replay a batch, and the first batch can carry data.
 
     Args:
         options: the options of the query.
-        now_us: the real clock; called once per call of Spark. Steps backwards are ignored.
+        now_us: reads the real clock, once per call from Spark. The reader ignores steps backwards.
         schema: TIME_SCHEMA, nullable or not.
     """
 
@@ -140,22 +137,22 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = INITIAL_OFFSET
 
     def initialOffset(self) -> dict[str, Any]:
-        """A constant: the first real offset fixes when the stream was started."""
+        """Return a constant: the first real offset records when the stream started."""
         return INITIAL_OFFSET
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """At most `maxTicksPerTrigger` ticks, if that is set."""
+        """Limit a batch to `maxTicksPerTrigger` ticks, if that is set."""
         most = self._options.max_ticks_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the instant up to which ticks are delivered, inclusive."""
+        """Fix the end of this run: it delivers ticks up to the present instant, inclusive."""
         self._available_until_us = self._real_us()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch, or `start` itself where nothing is due.
+        """Return the end of the next batch, or `start` itself if nothing is due.
 
-        The first batch may be empty: its end keeps when the stream was started.
+        The first batch may be empty: its end records when the stream started.
 
         Raises:
             CheckpointMismatch: the checkpoint has other settings or another format version.
@@ -172,7 +169,7 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planned
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TickPartition]:
-        """The batch's ticks in at most `numPartitions` contiguous tasks."""
+        """Cut the batch's ticks into at most `numPartitions` contiguous tasks."""
         if start == end:
             return []
         check_offset(end, self._settings)
@@ -182,14 +179,14 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [TickPartition(clock, begin, stop) for begin, stop in cuts]
 
     def read(self, partition: TickPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """The rows of one task in tick order."""
+        """Yield the rows of one task in tick order."""
         for begin, stop in cut_blocks(partition.start_inclusive, partition.end_exclusive):
             times = pa.array(compute_tick_times(partition.clock, begin, stop))
             columns = [times.view(_INSTANT), pa.array(np.arange(begin, stop))]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The progress of the stream at the end of the batch just planned."""
+        """Report the stream's progress at the end of the batch just planned."""
         if self._latest_us is None or is_initial_offset(self._planned):
             return None
         clock, ticks = self._resume(self._planned, self._latest_us)
@@ -204,17 +201,17 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: a clock holds no resources."""
+        """Do nothing: a clock holds no resources."""
 
     def _real_us(self) -> int:
-        # NTP and operators set clocks back; ticks that were due stay due.
+        # NTP and operators set clocks back; a tick that was due stays due.
         fixed_us = self._available_until_us
         now_us = self._now_us() if fixed_us is None else fixed_us
         self._latest_us = now_us if self._latest_us is None else max(now_us, self._latest_us)
         return self._latest_us
 
     def _resume(self, offset: dict[str, Any], now_us: int) -> tuple[Clock, Ticks]:
-        """The clock and the batch that `offset` holds; of the sentinel, a start at `now_us`."""
+        """Return the clock and the batch in `offset`; the initial offset means a start now."""
         if is_initial_offset(offset):
             zero_us = self._options.zero_us
             return self._options.clock(now_us if zero_us is None else zero_us, now_us), NO_TICKS

@@ -1,13 +1,11 @@
-"""The simulated clock: due ticks, the ticks of a batch, and the time of each.
+"""The simulated clock: due ticks, the ticks of a batch, and each tick's time (semantics 12).
 
 Tick k (k = 0, 1, ...) carries `zero + delay + k * period`, rounded down to the millisecond, and is
-due at the real instant `started + (delay + k * period) / rate`. All of it is computed in rationals,
-so nothing drifts. Nothing here reads a clock: `now_us` is an argument.
+due at the real instant `started + (delay + k * period) / rate`. Both are computed in rationals, so
+nothing drifts. Nothing here reads a clock: `now_us` is an argument.
 
-A stream is a fold: `advance(clock, ticks, now_us) -> ticks`. `Ticks` is the part of a Spark offset
-that moves, `Clock` the part that never does.
-
-The rules are semantics 12.
+A stream is a fold: `advance(clock, ticks, now_us) -> ticks`. `Ticks` is the moving part of a Spark
+offset, `Clock` the fixed part.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,14 +20,14 @@ import numpy.typing as npt
 from pyspark_timestream.core.instants import FINAL_US, clamp_instant
 
 BLOCK_TICKS: Final = 1 << 16
-"""Ticks that are computed, and handed to Spark, at a time."""
+"""Compute this many ticks at a time, and pass them to Spark as one block."""
 
 MAX_PERIOD_DENOMINATOR: Final = 10**12
 """A block's int64 arithmetic stays below denominator * (block + 1) = 6.6e16 < 2**63."""
 
 _SECOND_US: Final = 1_000_000
 _MILLI_US: Final = 1_000
-_MAX_TICKS: Final = 2**63 - 1  # a tick's number is delivered as a long
+_MAX_TICKS: Final = 2**63 - 1  # Rows carry a tick's number as a long.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +36,12 @@ class Clock:
 
     Attributes:
         zero_us: simulated instant from which delay and period count.
-        started_us: real instant that corresponds to it.
+        started_us: the real instant at `zero_us`.
         delay: seconds from zero to tick 0, at least 0.
         period: seconds between ticks, above 0, denominator at most MAX_PERIOD_DENOMINATOR.
         rate: simulated seconds per real second, above 0; None: unpaced, every tick is due.
         max_count: only ticks below it exist; None: all that fit before the year 10000.
-        skips: of several overdue ticks only the newest is delivered.
+        skips: deliver only the newest of several overdue ticks.
     """
 
     zero_us: int
@@ -61,7 +59,7 @@ class Ticks:
 
     Attributes:
         start_inclusive: first tick delivered.
-        end_exclusive: the tick with which the next batch begins, unless it skips.
+        end_exclusive: first tick of the next batch, unless that batch skips.
         skipped: ticks skipped since the stream began, this batch included.
     """
 
@@ -70,12 +68,12 @@ class Ticks:
     skipped: int = 0
 
     def to_json(self) -> dict[str, int]:
-        """The keys of an offset that move; reads back with from_json."""
+        """Return the moving keys of an offset; from_json reads them back."""
         return {"from": self.start_inclusive, "skipped": self.skipped, "to": self.end_exclusive}
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> "Ticks":
-        """The ticks of the batch that ends at `offset`; other keys are ignored."""
+        """Return the ticks of the batch that ends at `offset`; ignore its other keys."""
         return cls(offset["from"], offset["to"], offset["skipped"])
 
 
@@ -84,13 +82,13 @@ NO_TICKS: Final = Ticks(0, 0)
 
 
 def advance(clock: Clock, before: Ticks, now_us: int, cap: int | None = None) -> Ticks:
-    """The batch after `before`, or `before` itself where no further tick is due.
+    """Return the batch after `before`, or `before` itself if no further tick is due.
 
     Args:
         clock: the stream's clock.
-        before: the previous batch; its range is not delivered again.
-        now_us: real instant, inclusive: a tick due exactly now is delivered.
-        cap: most ticks to deliver, at least 1; None: all. A skipping clock delivers one anyway.
+        before: the previous batch.
+        now_us: real instant, inclusive: the batch contains a tick that is due exactly now.
+        cap: most ticks to deliver, at least 1; None: all. A skipping clock delivers only one.
 
     >>> advance(Clock(0, 0, skips=True), Ticks(0, 1), 4_000_000)
     Ticks(start_inclusive=4, end_exclusive=5, skipped=3)
@@ -104,10 +102,10 @@ def advance(clock: Clock, before: Ticks, now_us: int, cap: int | None = None) ->
 
 
 def find_delivered_range(clock: Clock, before: Ticks, ticks: Ticks) -> tuple[int, int]:
-    """The ticks [start, end) of all batches after `before` up to and including `ticks`.
+    """Return the ticks [start, end) of all batches after `before` up to and including `ticks`.
 
-    That is one batch, except where Spark tracks progress asynchronously and replays several as
-    one; between two batches of a skipping clock everything else was skipped.
+    That is one batch, unless Spark tracks progress asynchronously and replays several as one;
+    between two batches of a skipping clock everything else was skipped.
     """
     start = ticks.start_inclusive if clock.skips else before.end_exclusive
     return start, ticks.end_exclusive
@@ -132,28 +130,28 @@ def count_ticks(clock: Clock) -> int:
 
 
 def fits_calendar(clock: Clock) -> bool:
-    """True if every tick up to max_count, and at least the first, is a legal instant."""
+    """Return whether every tick up to max_count, and at least the first, is a legal instant."""
     total = max(1, clock.max_count or 0)
     return _compute_exact_ms(clock, total - 1) * _MILLI_US <= FINAL_US
 
 
 def has_ended(clock: Clock, ticks: Ticks) -> bool:
-    """True if no tick can follow."""
+    """Return whether no tick can follow."""
     return ticks.end_exclusive >= count_ticks(clock)
 
 
 def _count_ticks_within(clock: Clock, elapsed: Fraction) -> int:
-    """Ticks of the first `elapsed` simulated seconds, inclusive."""
+    """Count the ticks of the first `elapsed` simulated seconds, inclusive."""
     return max(0, (elapsed - clock.delay) // clock.period + 1)
 
 
 def compute_cti(clock: Clock, ticks: Ticks) -> int:
-    """The instant before which no tick will follow: the next tick's, or the final CTI."""
+    """Return the clock's CTI: the next tick's time, or the final CTI if no tick can follow."""
     return FINAL_US if has_ended(clock, ticks) else _compute_tick_time(clock, ticks.end_exclusive)
 
 
 def compute_simulated_time(clock: Clock, ticks: Ticks, now_us: int) -> int:
-    """Simulated time at the real instant `now_us`; of an unpaced clock, its latest tick's time."""
+    """Return the simulated time at the real instant `now_us`; if unpaced, the last tick's time."""
     if clock.rate is None:
         return (
             _compute_tick_time(clock, ticks.end_exclusive - 1)
@@ -174,9 +172,9 @@ def _compute_exact_ms(clock: Clock, k: int) -> Fraction:
 def compute_tick_times(
     clock: Clock, start_inclusive: int, end_exclusive: int
 ) -> npt.NDArray[np.int64]:
-    """Instants of ticks [start_inclusive, end_exclusive), whole milliseconds in microseconds.
+    """Compute the times of ticks [start_inclusive, end_exclusive), rounded to milliseconds.
 
-    The ticks must exist: end_exclusive is at most count_ticks(clock).
+    The times are in microseconds. The ticks must exist: end_exclusive <= count_ticks(clock).
 
     Each block has one exact base; within it int64 suffices, because
     floor(base + i * p/q) = (floor(base * q) + i * p) // q for whole i, p, q.
@@ -194,12 +192,12 @@ def _compute_block(clock: Clock, begin: int, end: int) -> npt.NDArray[np.int64]:
     base_ms, base_rest = divmod(_compute_exact_ms(clock, begin) * over // 1, over)
     count = end - begin
     if count == 1:
-        # A single tick takes no step, and its step may be longer than int64 can say.
+        # A single tick takes no step, and the step could overflow int64.
         return np.array([base_ms * _MILLI_US], dtype=np.int64)
     if not rest_step:
         first_us, step_us = base_ms * _MILLI_US, whole_step * _MILLI_US
         return np.arange(first_us, first_us + count * step_us, step_us, dtype=np.int64)
-    # In place: a new array a step would cost more than the step.
+    # In place, because allocating a new array would cost more than the arithmetic.
     times = np.arange(base_rest, base_rest + count * rest_step, rest_step, dtype=np.int64)
     times //= over
     times += np.arange(base_ms, base_ms + count * whole_step, whole_step) if whole_step else base_ms
@@ -208,13 +206,13 @@ def _compute_block(clock: Clock, begin: int, end: int) -> npt.NDArray[np.int64]:
 
 
 def cut_blocks(start_inclusive: int, end_exclusive: int) -> Iterator[tuple[int, int]]:
-    """[start, end) cut into ranges of at most BLOCK_TICKS."""
+    """Cut [start, end) into ranges of at most BLOCK_TICKS."""
     for begin in range(start_inclusive, end_exclusive, BLOCK_TICKS):
         yield begin, min(begin + BLOCK_TICKS, end_exclusive)
 
 
 def cut_evenly(start_inclusive: int, end_exclusive: int, count: int) -> list[tuple[int, int]]:
-    """[start, end) cut into at most `count` contiguous ranges of nearly one size, none empty.
+    """Cut [start, end) into at most `count` contiguous ranges of nearly equal size, none empty.
 
     >>> cut_evenly(0, 5, 2)
     [(0, 2), (2, 5)]

@@ -1,15 +1,13 @@
-"""Reads event times from columns of text, numbers or record timestamps, all at once.
+"""Reads event times from columns of text, numbers or record timestamps, a column at a time.
 
 Every function returns `(instants, readable)`: n int64 microseconds and n booleans; instants at
-unreadable places are 0. The rules are semantics 1.3 to 1.5: strings are ISO-8601, text of digits
-only is a number, numbers are in the time unit, no zone means UTC; digits past the microsecond are
-cut off.
+unreadable places are 0. Semantics 1.3 to 1.5 apply: strings are ISO-8601, text of digits only is a
+number, numbers are in the time unit, no zone means UTC; digits past the microsecond are cut off.
 
-The texts of an ISO-8601 column have few *shapes*: a text with every digit replaced by a zero. The
-shape alone decides whether a text has ISO-8601 form and where its fields are, so the grammar is
-applied once per shape, and its texts are then read at fixed places by arithmetic. A date that does
-not exist is one unreadable row among its neighbours. `instants.parse_instant` reads a single text
-by the same grammar, slower.
+The *shape* of a text is the text with every digit replaced by a zero. It determines if the text is
+ISO-8601 and where its fields are, and a column has few shapes. So the grammar runs once per shape,
+and arithmetic reads the fields of all texts of that shape. A date that does not exist makes only
+its own row unreadable. `instants.parse_instant` reads a single text by the same grammar, slower.
 """
 
 import functools
@@ -39,7 +37,7 @@ TIME_UNITS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": 
 
 _MIN_MS: Final = -(2**63) // 1_000 + 1
 _MAX_MS: Final = (2**63 - 1) // 1_000
-"""The milliseconds that 64 bits hold in microseconds, both inclusive."""
+"""The milliseconds that fit 64 bits once converted to microseconds, both inclusive."""
 
 _NUMBER: Final = r"^\s*[+-]?[0-9]+\s*$"
 
@@ -65,16 +63,17 @@ _DIGIT: Final = re.compile(rb"[0-9]")
 
 
 def read_record_times(timestamps_ms: pa.Int64Array) -> Times:
-    """Record timestamps in milliseconds; null and negative ones are unreadable."""
+    """Read record timestamps in milliseconds; null and negative ones are unreadable."""
     values, valid = _fill_nulls(timestamps_ms)
     valid &= (values >= 0) & (values <= FINAL_US // 1_000)
     return _limit_to_calendar(np.where(valid, values, 0) * 1_000, valid)
 
 
 def read_record_timestamps(timestamps_ms: pa.Int64Array) -> Times:
-    """Record timestamps as Spark's own Kafka source shows them: legal event times or not.
+    """Read record timestamps as Spark's own Kafka source shows them: legal event times or not.
 
-    Only values that 64 bits of microseconds cannot hold are unreadable; that source fails there.
+    Only null values and those that overflow 64 bits of microseconds are unreadable; Spark's source
+    fails on the latter.
     """
     values, valid = _fill_nulls(timestamps_ms)
     valid &= (values >= _MIN_MS) & (values <= _MAX_MS)
@@ -82,11 +81,11 @@ def read_record_timestamps(timestamps_ms: pa.Int64Array) -> Times:
 
 
 def read_number_times(numbers: pa.Array, unit: str) -> Times:
-    """Numbers in `unit` since the epoch; whole ones are rounded down to the microsecond.
+    """Read numbers in `unit` since the epoch; whole ones are rounded down to the microsecond.
 
     Fractions are rounded to the nearest: 1357017420.123 s means .123000, although the nearest
-    double is a little less. A whole double equals the same whole number, because one fraction turns
-    a whole block into doubles.
+    double is a little less. A whole double reads as the same integer, because a single fraction
+    turns a whole block into doubles.
     """
     values, valid = _fill_nulls(numbers)
     times, over = TIME_UNITS[unit]
@@ -102,7 +101,7 @@ def read_number_times(numbers: pa.Array, unit: str) -> Times:
 
 
 def read_text_times(texts: pa.Array, unit: str | None) -> Times:
-    """Texts: ISO-8601, or digits only as a number in `unit`; None: digits alone are unreadable."""
+    """Read ISO-8601 texts, and digits only as numbers in `unit` (None: they are unreadable)."""
     iso = read_iso_column(texts)
     instants, readable = _limit_to_calendar(iso.instants, iso.readable)
     rest = np.flatnonzero(~iso.readable & _to_mask(texts.is_valid()))
@@ -119,9 +118,9 @@ def read_text_times(texts: pa.Array, unit: str | None) -> Times:
 
 
 def read_value_times(values: pa.Array, unit: str) -> Times:
-    """Times of a payload's column: texts, numbers, dates or timestamps; others are unreadable.
+    """Read a payload's column of texts, numbers, dates or timestamps; others are unreadable.
 
-    Dates and timestamps have their own unit, whatever `unit` is; a date is its midnight.
+    `unit` applies to texts and numbers only; a date means its midnight.
     """
     if pa.types.is_timestamp(values.type):
         return read_number_times(values.view(pa.int64()), values.type.unit)
@@ -140,7 +139,7 @@ def _read_number_texts(texts: pa.Array, unit: str) -> Times:
     try:
         return read_number_times(trimmed.cast(pa.int64()), unit)
     except pa.ArrowInvalid:
-        # More digits than 64 bits hold are not a time; the others are still read.
+        # A number that overflows 64 bits is unreadable; the others are still read.
         read = [_parse_int64(text) for text in trimmed]
         return read_number_times(pa.array(read, pa.int64()), unit)
 
@@ -181,9 +180,9 @@ class IsoTimes(NamedTuple):
 
     Attributes:
         instants: n microseconds; 0 where not readable. A zone or the last second's fraction may
-            carry them beyond the legal application times.
+            push them outside the legal application times.
         readable: n booleans: the text is an ISO-8601 instant.
-        odd: n booleans: the text was skipped, and has to be read by itself.
+        odd: n booleans: the text was skipped here; the caller reads it by itself.
     """
 
     instants: Instants
@@ -192,7 +191,7 @@ class IsoTimes(NamedTuple):
 
 
 def read_iso_column(texts: pa.Array) -> IsoTimes:
-    """The instants of n texts of type string or large_string; a null is not readable."""
+    """Read n texts of type string or large_string; a null is not readable."""
     starts, lengths, data = _split_bytes(texts)
     valid = np.array(texts.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
     instants, readable = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.bool_)
@@ -220,7 +219,7 @@ def read_iso_column(texts: pa.Array) -> IsoTimes:
 
 
 def _split_bytes(texts: pa.Array) -> tuple[Instants, Instants, Bytes]:
-    """The start of each text in the buffer, its length in bytes, and the buffer."""
+    """Return each text's start in the buffer, its length in bytes, and the buffer."""
     width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
     _, offsets, data = texts.buffers()
     if not len(texts):
@@ -231,7 +230,7 @@ def _split_bytes(texts: pa.Array) -> tuple[Instants, Instants, Bytes]:
 
 
 def _to_matrix(data: Bytes, starts: Instants, length: int) -> Bytes:
-    """The n texts of one length as n rows of bytes."""
+    """Lay n texts of one length out as n rows of bytes."""
     if starts[-1] - starts[0] == length * (len(starts) - 1):
         return data[starts[0] : starts[-1] + length].reshape(len(starts), length)
     return data[np.add.outer(starts, np.arange(length))]
@@ -248,7 +247,7 @@ def _match_shape(matrix: Bytes, shape: bytes) -> Mask:
 
 
 def _read_shape(matrix: Bytes, shape: str, alike: Mask) -> tuple[Instants, Mask] | None:
-    """The instants of n texts, of which those `alike` have `shape`; None: it is not an ISO form."""
+    """Read the texts that `alike` marks as having `shape`; None if `shape` is no ISO form."""
     match = match_iso_form(shape.strip())
     if match is None:
         return None
@@ -267,7 +266,7 @@ def _read_shape(matrix: Bytes, shape: str, alike: Mask) -> tuple[Instants, Mask]
 
 
 def _read_fields(matrix: Bytes, spans: dict[str, tuple[int, int]], margin: int) -> Instants:
-    """The number that stands in each field of each text; 0 where the form lacks the field."""
+    """Return the number in each field of each text; 0 where the form lacks the field."""
     weights = np.zeros((matrix.shape[1], len(_FIELDS)), np.float32)
     for column, name in enumerate(_FIELDS):
         begin, end = spans[name]
@@ -281,6 +280,6 @@ def _read_fields(matrix: Bytes, spans: dict[str, tuple[int, int]], margin: int) 
 
 @functools.cache
 def _list_month_starts() -> Instants:
-    """The days from 1970-01-01 to the first of every month, from January of year 1 on."""
+    """List the days from 1970-01-01 to the first of every month, from January of year 1 on."""
     months = np.arange("0001-01", "10000-02", dtype="datetime64[M]")
     return months.astype("datetime64[D]").astype(np.int64)

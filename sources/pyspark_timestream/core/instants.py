@@ -1,4 +1,4 @@
-"""Instants and durations as whole microseconds, alone and in columns (semantics 1.1).
+"""Instants and durations as whole microseconds, one at a time and in columns (semantics 1.1).
 
 An *instant* is an ``int``: microseconds since 1970-01-01T00:00:00Z. A *duration* is an ``int`` of
 microseconds too, and may be negative. One *tick* is one microsecond, Spark's resolution.
@@ -33,23 +33,23 @@ NEVER: Final = np.iinfo(np.int64).min
 
 
 def instant_or_sentinel(us: int | None) -> int:
-    """`us` for a column: NEVER for None."""
+    """Return `us`, or NEVER for None, to store in a column."""
     return NEVER if us is None else us
 
 
 def instant_or_none(us: int) -> int | None:
-    """`us` from a column: None for NEVER."""
+    """Return `us` as read from a column, with None for NEVER."""
     return None if us == NEVER else int(us)
 
 
 class CtiRows(NamedTuple):
-    """A block of rows and its CTI rows, apart (semantics 2.9).
+    """A block's data rows, separated from its CTI rows (semantics 2.9).
 
     Attributes:
         rows: the rows of data, with all columns.
         cti_us: the greatest CTI of the block; None if it has none.
-        misfit: a column in which a CTI row has something, and the CTI of the first such row; None
-            if CTI rows have nothing else.
+        misfit: another column that is not null in a CTI row, and the CTI of the first such row;
+            None if CTI rows set nothing else.
     """
 
     rows: pa.RecordBatch
@@ -111,17 +111,17 @@ _ISO_FORM: Final = re.compile(
 
 
 def match_iso_form(text: str) -> re.Match[str] | None:
-    """The fields of an ISO-8601 text by name, whatever their values; None: it has another form.
+    """Return the fields of an ISO-8601 text by name, unchecked; None if it has another form.
 
-    Extended form (`2013-01-01T05:00:00Z`) or basic form (`20130101T050000Z`), without mixing
-    them, except in the zone. A date alone is in the extended form: digits only are a number.
+    The form is extended (`2013-01-01T05:00:00Z`) or basic (`20130101T050000Z`); only the zone may
+    mix them. A date without a time must be extended, because digits only are a number.
     """
     match = _ISO_FORM.fullmatch(text)
     return match if match is None or match["dash"] or match["hour"] else None
 
 
 def parse_instant(text: str) -> int:
-    """Microseconds since the epoch of an ISO-8601 text; without a zone it is UTC.
+    """Return the microseconds since the epoch of an ISO-8601 text; without a zone it is UTC.
 
     Digits past the microsecond are cut off (rounded down).
 
@@ -151,7 +151,7 @@ def parse_instant(text: str) -> int:
 
 
 def check_instant(us: int) -> int:
-    """`us` itself if it is a legal application time.
+    """Return `us` if it is a legal application time.
 
     Raises:
         ValueError: it lies outside [MIN_US, FINAL_US].
@@ -162,22 +162,22 @@ def check_instant(us: int) -> int:
 
 
 def clamp_instant(us: int) -> int:
-    """The legal application time nearest to `us`."""
+    """Return the legal application time nearest to `us`."""
     return min(max(us, MIN_US), FINAL_US)
 
 
 def from_datetime(moment: datetime) -> int:
-    """Microseconds since the epoch of an aware datetime."""
+    """Return the microseconds since the epoch of an aware datetime."""
     return (moment - _EPOCH) // _TICK
 
 
 def to_datetime(us: int) -> datetime:
-    """The instant as an aware datetime in UTC."""
+    """Return the instant as an aware datetime in UTC."""
     return _EPOCH + timedelta(microseconds=us)
 
 
 def format_instant(us: int) -> str:
-    """ISO-8601 with a Z, as short as is exact; parse_instant reads it back.
+    """Write ISO-8601 with a Z; parse_instant reads it back.
 
     >>> format_instant(1_500_000)
     '1970-01-01T00:00:01.500000Z'
@@ -186,10 +186,10 @@ def format_instant(us: int) -> str:
 
 
 def parse_duration(text: str) -> int:
-    """Microseconds of one or more `NUMBER UNIT`, units from ticks to weeks, in any case.
+    """Return the microseconds of one or more `NUMBER UNIT`, units from ticks to weeks, any case.
 
     Raises:
-        ValueError: not of that form, or no whole number of microseconds.
+        ValueError: the text has another form, or is not a whole number of microseconds.
 
     >>> parse_duration("1 minute 30 seconds"), parse_duration("-1 tick"), parse_duration("10S")
     (90000000, -1, 10000000)
@@ -210,7 +210,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(us: int) -> str:
-    """The duration in its largest whole unit; parse_duration reads it back.
+    """Write the duration in its largest whole unit; parse_duration reads it back.
 
     >>> format_duration(90_000_000), format_duration(-1)
     ('90 seconds', '-1 tick')
@@ -223,10 +223,10 @@ def format_duration(us: int) -> str:
 
 
 def parse_fraction(text: str) -> Fraction:
-    """The exact value of a decimal (`0.001`) or a fraction (`1/3`).
+    """Return the exact value of a decimal (`0.001`) or a fraction (`1/3`).
 
     Raises:
-        ValueError: neither, or a denominator of zero.
+        ValueError: the text is neither, or its denominator is zero.
     """
     numerator, slash, denominator = text.strip().partition("/")
     try:

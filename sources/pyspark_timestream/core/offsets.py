@@ -1,7 +1,4 @@
-"""The parts of every offset besides its position: a format version and settings.
-
-The rules are semantics 8.5.
-"""
+"""What every offset holds besides a position: a format version and settings (semantics 8.5)."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -12,15 +9,18 @@ FORMAT_VERSION: Final = 1
 """The version of both transports' offsets."""
 
 INITIAL_OFFSET: Final[dict[str, Any]] = {"version": FORMAT_VERSION}
-"""The constant initial offset: Spark asks for it again on a restart and never stores it, so it
-means "nothing is decided yet"; the first real offset holds every decision."""
+"""The constant initial offset, which means "nothing is decided yet".
+
+Spark asks for it again at each restart and never stores it; the first real offset holds every
+decision.
+"""
 
 _CLIENT_PREFIX: Final = "kafka."
 """The prefix of the names of client settings."""
 
 
 def is_initial_offset(offset: Mapping[str, Any]) -> bool:
-    """True if `offset` is the constant initial offset."""
+    """Return whether `offset` is the constant initial offset."""
     return set(offset) == {"version"}
 
 
@@ -32,12 +32,12 @@ def check_offset(
     """Refuse an offset that this code or these settings cannot continue.
 
     Args:
-        offset: as a checkpoint holds it; its `settings` are option name -> text.
+        offset: the offset in the checkpoint; its `settings` are option name -> text.
         settings: today's options that define time and records, by option name.
         topic_settings: the names of settings that option `timeSettings` gives.
 
     Raises:
-        CheckpointMismatch: another format version, or another value of an option in `settings`.
+        CheckpointMismatch: the format version or the value of an option in `settings` differs.
     """
     version = offset.get("version")
     if version != FORMAT_VERSION:

@@ -22,25 +22,24 @@ SPARK_INJECTED: Final = frozenset(
 )
 """Lower-cased option names that Spark itself puts into the map of a source or sink."""
 
-
 SECRET: Final = re.compile("passw|secret|token|credential|jaas|private|user[.]info|[.](key|pem)$")
 _LOGIN: Final = re.compile("://[^/]*@")
 
 
 def is_secret(name: str, value: str) -> bool:
-    """True if `name` names a secret, or `value` is an address that contains one."""
+    """Return whether `name` names a secret, or `value` is an address that contains one."""
     is_address = name.lower().endswith(".url") and "@" not in value
     named = bool(SECRET.search(name.lower())) and not is_address
     return named or _LOGIN.search(value) is not None
 
 
 def quote_value(name: str, value: str) -> str:
-    """`value` for a message: quoted, or hidden if `name` names a secret."""
+    """Quote `value` for a message, or hide it if it is a secret."""
     return "[hidden]" if is_secret(name, value) else f"'{value}'"
 
 
 def hide_secrets(text: str, config: Mapping[str, Any]) -> str:
-    """`text`, which may quote `config`, with the values of secret settings hidden."""
+    """Hide the values of secret settings of `config` in `text`."""
     for key, value in config.items():
         if isinstance(value, str) and value and is_secret(key, value):
             text = text.replace(value, "[hidden]")
@@ -53,7 +52,7 @@ class Parser(Generic[T]):
 
     Attributes:
         parse: text -> value; raises ValueError with the reason.
-        accepts: what is accepted, as errors and the reference put it.
+        accepts: the accepted values, in the words of errors and of the reference.
         format: value -> text that reads back to it.
         none_text: the text that reads as None; None where None means "not given".
     """
@@ -73,11 +72,11 @@ class OptionSpec:
         parser: reads its text.
         description: its entry in the reference, one line of Markdown.
         excludes: options that may not be given with it.
-        needs: options of which at least one must be given with it.
+        needs: at least one of these options must be given with it.
         required: it must be given.
         effect: the kind of query that it changes. A batch read ignores an option of streams.
-        may_change: a query may go on from its checkpoint with another value.
-        help: the next step, where "correct or remove it" does not say enough.
+        may_change: a query may continue from its checkpoint with another value.
+        help: the next step, where "correct it, or leave it out" does not say enough.
     """
 
     name: str
@@ -91,17 +90,17 @@ class OptionSpec:
     help: str | None = None
 
     def next_step(self) -> str:
-        """The advice about a wrong value."""
+        """Return the advice about a wrong value."""
         if self.help:
             return self.help
         return "correct it" if self.required else "correct it, or leave it out for the default"
 
     def text_of(self, value: Any) -> str | None:
-        """The text that reads back to `value`; None where it means "not given"."""
+        """Return the text that reads back to `value`; None if that means "not given"."""
         return self.parser.none_text if value is None else self.parser.format(value)
 
     def error(self, problem: str) -> OptionError:
-        """The error of this option with the problem `problem`."""
+        """Return this option's error about `problem`."""
         return OptionError(self.name, problem, self.parser.accepts, self.next_step())
 
 
@@ -126,7 +125,7 @@ def option(
 
 
 def option_specs(options_class: type) -> dict[str, OptionSpec]:
-    """Field name -> its option's declaration, in the order of declaration."""
+    """Map each field name to its option's declaration, in the order of declaration."""
     fields = dataclasses.fields(options_class)
     return {field.name: field.metadata[_KEY] for field in fields if _KEY in field.metadata}
 
@@ -138,10 +137,10 @@ class OptionRow:
     Attributes:
         name: the option.
         default: `required`, `none`, `empty`, or the default's text as code.
-        accepted: what its text may be.
-        description: what it does.
+        accepted: the accepted texts.
+        description: the option's effect.
         effect: `stream`, `batch` or `both`.
-        may_change: a query may go on from its checkpoint with another value.
+        may_change: a query may continue from its checkpoint with another value.
     """
 
     name: str
@@ -153,7 +152,7 @@ class OptionRow:
 
 
 def option_rows(options_class: type) -> Iterator[OptionRow]:
-    """The reference table of an options dataclass, in the order of declaration."""
+    """Yield the reference table of an options dataclass, in the order of declaration."""
     for field in dataclasses.fields(options_class):
         spec = field.metadata.get(_KEY)
         if spec is not None:
@@ -177,9 +176,10 @@ def _default_cell(spec: OptionSpec, default: Any) -> str:
 
 
 def fixed_settings(options: Any) -> dict[str, str]:
-    """The options that may not change on a checkpoint, as option name -> text.
+    """Return the options that may not change on a checkpoint, as option name -> text.
 
-    Equal values have equal texts, however they were spelt. Options without a value are left out.
+    Equal values have equal texts, however the user spelt them. Options without a value are left
+    out.
     """
     texts = {
         spec.name: spec.text_of(getattr(options, field))
@@ -206,11 +206,13 @@ def read_options(
         injected: lower-cased names to ignore.
         foreign: names that belong elsewhere -> where they belong, for the error.
         prefixes: lower-cased prefixes of names that are read elsewhere.
-        settings: likely settings of clients, which `raw` lacks, with their prefixes: a name that
-            lacks its prefix is then told it, the first one's if the name is none of them.
+        settings: names of client settings with their prefixes, for the error about an unknown
+            name: it suggests the setting with the missing prefix, or the first one's prefix for a
+            dotted name that matches none.
 
     Raises:
-        OptionError: an unknown, unreadable, missing, conflicting or unaccompanied option.
+        OptionError: an option is unknown, unreadable, missing, in conflict with another, or lacks
+            one that it needs.
     """
     given = {key.lower(): value for key, value in raw.items()}
     declared = option_specs(options_class)
@@ -253,10 +255,10 @@ def _refuse_unknown(
 def _unknown_option(
     key: str, value: str, names: Mapping[str, str], settings: Sequence[str]
 ) -> OptionError:
-    """The error of an option that is not declared.
+    """Return the error about an option that is not declared.
 
-    The value is shown only if the name is close to a known one: otherwise it may be a secret under
-    a misspelled name.
+    It shows the value only if the name is close to a known one: otherwise the value may be a secret
+    under a misspelled name.
     """
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     alike = bool(difflib.get_close_matches(key, names, n=1, cutoff=0.75))
@@ -277,7 +279,7 @@ def _unknown_option(
 
 
 def _find_setting(key: str, settings: Sequence[str]) -> str | None:
-    """The setting of a client that `key` names without its prefix, or spells in another way."""
+    """Find the client setting that `key` names without its prefix or with other punctuation."""
     for setting in settings:
         prefix, _, bare = setting.partition(".")
         if _flatten(key) in (_flatten(bare), _flatten(prefix + bare)):
@@ -341,7 +343,7 @@ boolean: Final = Parser(_parse_boolean, "'true' or 'false'", format=_format_bool
 
 
 def choice(*names: str) -> Parser[str]:
-    """One of `names`, in any case; the value is the name as given here."""
+    """Return a parser that accepts `names` in any case, and returns the name as spelt here."""
 
     def parse(value: str) -> str:
         for name in names:
@@ -356,10 +358,10 @@ _WHOLE_NUMBER: Final = re.compile("[+-]?[0-9]+")
 
 
 def whole_number(at_least: int = 0) -> Parser[int]:
-    """A whole number, `at_least` inclusive, below 2**63."""
+    """Return a parser of whole numbers from `at_least` (inclusive) to 2**63 (exclusive)."""
 
     def parse(value: str) -> int:
-        # int() takes digits of every script, and underscores.
+        # int() would also accept underscores and digits of other scripts.
         if not _WHOLE_NUMBER.fullmatch(value.strip()):
             raise ValueError("not a whole number")
         number = int(value)

@@ -1,21 +1,9 @@
-"""A Spark session as these formats need it: its settings, the Python of its workers, its watermark.
+"""Prepares a Spark session for these formats: interpreter, Spark home, settings, watermark.
 
-Spark looks for a format, and reads and writes it, with the Python that its JVM finds in the
-environment variable PYSPARK_DRIVER_PYTHON, else PYSPARK_PYTHON, else as `python3` on PATH. The
-setting `spark.pyspark.python` and the interpreter that runs the driver do not count. A job that is
-started as `venv/bin/python job.py`, from an IDE, cron or a notebook, therefore does not find
-packages of its virtual environment unless PYSPARK_PYTHON names it before the JVM starts.
-
-Spark puts `SPARK_HOME/python/lib/pyspark.zip` first on the path of every Python process that it
-starts, and Python compiles what it imports from a zip in each process again: half a second of a
-core or more, and each query starts such a process. The home made here consists of links to the
-installed one without that zip. The processes then find the same PySpark, of the same installation,
-among the packages of their interpreter, with its bytecode.
-
-The rules are semantics 11.5, 29.2 and 30.1. Spark tells a sink neither the watermark nor the CTIs
-that moved it. It writes the entry `offsets/N` of the checkpoint before it runs batch N, and there
-`batchWatermarkMs` is the watermark that batch N evicts state with: in output mode append, batches
-up to N contain all windows that end at or before it.
+Spark's JVM starts the Python that PYSPARK_DRIVER_PYTHON names, else PYSPARK_PYTHON, else `python3`
+on PATH. It ignores `spark.pyspark.python` and the interpreter that runs the driver. So a job
+started as `venv/bin/python job.py` does not find these formats unless PYSPARK_PYTHON names that
+interpreter before the JVM starts. The rules are semantics 11.5, 29.2 and 30.1.
 """
 
 import hashlib
@@ -41,7 +29,7 @@ from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import WrongInterpreter, compose_message
 
 INTERPRETER_VARIABLES: Final = ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON")
-"""The variables that Spark's JVM reads, in this order."""
+"""Spark's JVM reads these variables, in this order."""
 
 _DEFAULT_COMMAND: Final = "python3"
 _HAS_PACKAGE: Final = (
@@ -57,7 +45,7 @@ def use_this_interpreter(environment: MutableMapping[str, str]) -> None:
 
 
 def find_worker_command(environment: Mapping[str, str]) -> tuple[str, str]:
-    """The command with which a JVM in this environment starts workers, and its origin."""
+    """Return the command with which a JVM in this environment starts workers, and its origin."""
     for name in INTERPRETER_VARIABLES:
         if name in environment:
             return environment[name], name
@@ -65,16 +53,16 @@ def find_worker_command(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def is_this_interpreter(environment: Mapping[str, str]) -> bool:
-    """True if a JVM in this environment starts workers with the running interpreter."""
+    """Return whether a JVM in this environment starts workers with the running interpreter."""
     command, _ = find_worker_command(environment)
     path = shutil.which(command, path=environment.get("PATH", os.defpath))
     return path is not None and _is_running_interpreter(Path(path))
 
 
 def find_interpreter_fault(environment: Mapping[str, str]) -> str | None:
-    """The reason why a JVM with this environment would not find the formats; None if it would.
+    """Return why a JVM with this environment would not find the formats; None if it would.
 
-    Starts the interpreter in question once, where it is not the running one.
+    Starts that interpreter once if it is not the running one.
     """
     command, source = find_worker_command(environment)
     named = "found on PATH" if source == "PATH" else f"from the environment variable {source}"
@@ -91,7 +79,7 @@ def find_interpreter_fault(environment: Mapping[str, str]) -> str | None:
 
 
 def _is_running_interpreter(path: Path) -> bool:
-    """True for the same file in the same directory: a virtual environment is a directory."""
+    """Compare the directory as well: virtual environments link to the same interpreter."""
     here = Path(sys.executable)
     return path.parent.absolute() == here.parent.absolute() and path.resolve() == here.resolve()
 
@@ -113,15 +101,15 @@ def _has_package(path: str, environment: Mapping[str, str]) -> bool:
 SPARK_HOME: Final = "SPARK_HOME"
 
 _LINKED: Final = ("bin", "sbin", "jars", "conf", "data", "examples", "licenses", "RELEASE")
-"""Parts of a home beside Python's packages; an installation may lack some of them."""
+"""The parts of a Spark home besides Python's packages; an installation may lack some of them."""
 
 
 def use_installed_pyspark(environment: MutableMapping[str, str]) -> None:
-    """Set SPARK_HOME in `environment` to `link_spark_home`, unless it is set.
+    """Set SPARK_HOME in `environment` to the result of `link_spark_home`, unless it is set.
 
-    Nothing is set where PySpark is not an installation with a Spark of its own, where another
-    process would not find it, such as by a `sys.path` of this one alone, or where the links cannot
-    be made, such as without a writable home directory: Spark then starts as it always does.
+    Set nothing if PySpark has no Spark of its own, if other processes would not find it (because
+    only this process has it on `sys.path`), or if the links cannot be made (no writable home
+    directory). Spark then starts as usual, only slower.
     """
     if SPARK_HOME in environment:
         return
@@ -134,14 +122,17 @@ def use_installed_pyspark(environment: MutableMapping[str, str]) -> None:
 
 
 def link_spark_home(installed: Path, cache: Path) -> Path:
-    """Make, or repair, a directory in `cache` with links to the Spark that is `installed`.
+    """Make or repair a directory in `cache` with links to all of `installed` but `pyspark.zip`.
 
-    Several processes may do so at once.
+    Spark puts `SPARK_HOME/python/lib/pyspark.zip` first on the path of every Python process that it
+    starts, at least one per query, and Python compiles imports from a zip again in each process:
+    half a second of a core or more. Without the zip these processes import the same PySpark, with
+    its bytecode, from the packages of their interpreter. Several processes may call this at once.
 
     Raises:
         OSError: a link cannot be made.
     """
-    # Each installation has a home of its own, for as long as it is at this place.
+    # Each installation path gets its own directory.
     place = hashlib.sha256(os.fsencode(installed)).hexdigest()[:16]
     home = cache / "pyspark-timestream" / f"spark-home-{place}"
     home.mkdir(parents=True, exist_ok=True)
@@ -150,14 +141,14 @@ def link_spark_home(installed: Path, cache: Path) -> Path:
         if link.is_symlink() and (link.readlink() != target or not target.exists()):
             link.unlink(missing_ok=True)
         if target.exists():
-            # Another process may have made it since.
+            # Another process may have made the link meanwhile.
             with suppress(FileExistsError):
                 link.symlink_to(target)
     return home
 
 
 def _find_installed_spark() -> Path | None:
-    """The directory of the PySpark that would be imported, if Spark is a part of it."""
+    """Return the directory of the importable PySpark if it contains Spark."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         return None
@@ -167,14 +158,14 @@ def _find_installed_spark() -> Path | None:
 
 
 def _list_inherited_paths(environment: Mapping[str, str]) -> set[Path]:
-    """The directories that the running interpreter imports from in every process."""
+    """List the directories that this interpreter imports from in every process."""
     given = environment.get("PYTHONPATH", "").split(os.pathsep)
     places = [*site.getsitepackages(), site.getusersitepackages(), *filter(None, given)]
     return {Path(place).resolve() for place in places}
 
 
 def _find_cache(environment: Mapping[str, str]) -> Path | None:
-    """The user's directory for what can be made again (XDG Base Directory Specification)."""
+    """Return the user's cache directory (XDG Base Directory Specification)."""
     # A relative path would make the home depend on where the process was started.
     given, home = environment.get("XDG_CACHE_HOME", ""), environment.get("HOME", "")
     if Path(given).is_absolute():
@@ -183,10 +174,10 @@ def _find_cache(environment: Mapping[str, str]) -> Path | None:
 
 
 _SERVER_SCHEME: Final = "sc://"
-"""Of the URL of a Spark Connect server; another URL starts one in this process."""
+"""The scheme of a running Spark Connect server's URL; another URL starts one in this process."""
 
 _GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
-"""Set in the processes that spark-submit starts: their JVM runs already."""
+"""spark-submit sets this variable in its processes: their JVM runs already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +185,7 @@ class Setting:
     """One setting that a session needs.
 
     Attributes:
-        name: of Spark's configuration, or of an environment variable.
+        name: the Spark setting or environment variable.
         value: the value that `configure_spark` sets.
         reason: the consequence of leaving it out.
     """
@@ -249,17 +240,17 @@ SETTINGS: Final = (
 
 
 def spark_settings() -> dict[str, str]:
-    """The Spark settings that `configure_spark` makes, for sessions that are configured elsewhere.
+    """Return the Spark settings of `configure_spark`, for sessions that are configured elsewhere.
 
     - `spark.sql.shuffle.partitions`: with Spark's 200 a small stream takes eight times as long.
     - `spark.python.unix.domain.socket.enabled`: saves about 45 ms a task on the way to Python.
-    - `spark.hadoop.fs.AbstractFileSystem.file.impl`: a local checkpoint has half of the files, by
-      which a small batch takes a third less time.
+    - `spark.hadoop.fs.AbstractFileSystem.file.impl`: halves the files of a local checkpoint, and
+      cuts the time of a small batch by a third.
     - `spark.sql.session.timeZone`: days begin, and times are shown, in UTC, as CTIs are.
 
-    Two more are environment variables, which must be there before Spark starts. Spark looks the
-    formats up with PYSPARK_PYTHON: set it to a path that all nodes have. SPARK_HOME may be a Spark
-    home without `pyspark.zip`, which each process of Python would compile again.
+    Two more are environment variables; set them before Spark starts. Spark looks the formats up
+    with PYSPARK_PYTHON: set it to a path that all nodes have. SPARK_HOME may name a Spark home
+    without `pyspark.zip`, so that Python processes need not compile PySpark again.
 
     Returns:
         Name -> value, for `builder.config(map=...)` or spark-defaults.conf.
@@ -271,23 +262,24 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Give `builder` the settings that these formats need: `INTERPRETER`, `HOME` and `SETTINGS`.
 
     Settings made by `builder` or spark-submit stay; `.config(...)` after this call overrides.
-    Where the environment variable PYSPARK_PYTHON is not set, it is set to the running interpreter,
-    for this process and those that it starts, so that Spark finds what is installed there. On a
-    cluster set it yourself, to a path that all nodes have. With a local master, and the running
-    interpreter for its workers, SPARK_HOME is set as well unless it is: to links to the installed
-    Spark without its `pyspark.zip`, so that these processes need not compile PySpark.
+    If the environment variable PYSPARK_PYTHON is not set, this call sets it to the running
+    interpreter, for this process and its children, so that Spark finds the packages installed
+    there. On a cluster set it yourself, to a path that all nodes have. If the master is local, the
+    workers use the running interpreter and SPARK_HOME is not set, this call also sets SPARK_HOME to
+    links to the installed Spark without its `pyspark.zip`, so that workers need not compile
+    PySpark.
 
         spark = configure_spark(SparkSession.builder.master("local[2]")).getOrCreate()
 
-    Where `builder` is for a Spark Connect server that runs already, only the settings of a session
-    (`spark.sql.*`) are made, and they go before the server's own; its interpreter is not checked.
+    If `builder` connects to a running Spark Connect server, this call makes only the settings of a
+    session (`spark.sql.*`), which override the server's own, and does not check its interpreter.
 
     Raises:
         WrongInterpreter: Spark would start, or has started, with a Python that lacks this package.
     """
     if _is_for_server(builder):
         return _configure(builder, [each for each in SETTINGS if each.name.startswith("spark.sql")])
-    # First: the next call may already ask Java, as after spark-submit.
+    # First, because the next call may already use Java, as after spark-submit.
     _load_what_warns_of_pandas()
     jvm = _get_running_jvm()
     if jvm is None:
@@ -302,9 +294,9 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def _load_what_warns_of_pandas() -> None:
-    """Load the module with which Spark, as a session starts, warns of pandas 3.
+    """Import, silently, the module that warns of pandas 3 when Spark starts a session.
 
-    Spark 4.2 and 4.3 convert nothing there; where they do, they warn again.
+    Spark 4.2 and 4.3 convert nothing at that point; where they convert, they warn again.
     """
     with warnings.catch_warnings(), suppress(ImportError):
         warnings.simplefilter("ignore", FutureWarning)
@@ -312,7 +304,7 @@ def _load_what_warns_of_pandas() -> None:
 
 
 def _configure(builder: SparkSession.Builder, settings: Iterable[Setting]) -> SparkSession.Builder:
-    """Give `builder` those of `settings` that it does not have."""
+    """Give `builder` the `settings` that it lacks."""
     given = getattr(builder, "_options", {})
     for setting in settings:
         if setting.name not in given:
@@ -321,13 +313,13 @@ def _configure(builder: SparkSession.Builder, settings: Iterable[Setting]) -> Sp
 
 
 def _is_local(builder: SparkSession.Builder) -> bool:
-    """True if `builder` names a master in this process; YARN would look for the zip."""
+    """Return whether the master runs in this process; YARN would look for `pyspark.zip`."""
     master = str(getattr(builder, "_options", {}).get("spark.master", ""))
     return master == "local" or master.startswith("local[")
 
 
 def _is_for_server(builder: SparkSession.Builder) -> bool:
-    """True if `builder` makes sessions of a Spark Connect server that runs already."""
+    """Return whether `builder` makes sessions of a running Spark Connect server."""
     given = getattr(builder, "_options", {})
     url = given.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
     has_channel = getattr(builder, "_channel_builder", None) is not None
@@ -335,7 +327,7 @@ def _is_for_server(builder: SparkSession.Builder) -> bool:
 
 
 def is_connect_client() -> bool:
-    """True if this process talks to a Spark Connect server, whose environment it does not know."""
+    """Return whether this process talks to a Spark Connect server in an unknown environment."""
     url = os.environ.get("SPARK_REMOTE", "")
     return (is_remote() or url.startswith(_SERVER_SCHEME)) and _get_running_jvm() is None
 
@@ -394,30 +386,30 @@ def _suggest_next_step(environment: Mapping[str, str], is_running: bool) -> str:
 
 
 def _get_running_jvm() -> Any | None:
-    """The JVM of this process, None before the first session."""
+    """Return the JVM of this process; None before the first session."""
     if _GATEWAY in os.environ:
         SparkContext._ensure_initialized()
     return SparkContext._jvm
 
 
 def _get_environment(jvm: Any | None) -> Mapping[str, str]:
-    """The environment that decides: the JVM's, as it was at its start, or this process's."""
+    """Return the JVM's environment, fixed at its start, or this process's if no JVM runs yet."""
     return os.environ if jvm is None else dict(jvm.System.getenv())
 
 
 ZERO_DELAY_SETTING: Final = "spark.sql.streaming.eventTimeWatermark.bumpZeroDelayToOneMs"
-"""If true, a watermark's delay of none is one millisecond; proposed in Spark PR 56043."""
+"""If true, Spark turns a watermark delay of zero into one millisecond; proposed in PR 56043."""
 
 _MILLISECOND_US: Final = 1_000
 _WATERMARK: Final = "batchWatermarkMs"
 
 
 class WatermarkSetting(NamedTuple):
-    """A setting that must have one value.
+    """A setting that must keep Spark's default.
 
     Attributes:
-        value: that value, Spark's default.
-        otherwise: the consequence of another one.
+        value: the default.
+        otherwise: the consequence of another value.
     """
 
     value: str
@@ -438,10 +430,10 @@ _REQUIRED_SETTINGS: Final = {
 
 
 def find_wrong_settings(read: Callable[[str], str | None]) -> dict[str, str]:
-    """The settings with a wrong value: name -> value.
+    """Return the settings with a wrong value, name -> value.
 
     Args:
-        read: name -> value; None: not set.
+        read: returns a setting's value by its name; None if it is not set.
     """
     values = {name: read(name) for name in _REQUIRED_SETTINGS}
     return {
@@ -452,12 +444,12 @@ def find_wrong_settings(read: Callable[[str], str | None]) -> dict[str, str]:
 
 
 def explain_setting(name: str) -> str:
-    """The consequence of another value of the setting `name`."""
+    """Return the consequence of another value of the setting `name`."""
     return _REQUIRED_SETTINGS[name].otherwise
 
 
 def suggest_fix(name: str) -> str:
-    """The advice about another value of the setting `name`."""
+    """Return the advice about another value of the setting `name`."""
     return (
         f"spark.conf.set('{name}', '{_REQUIRED_SETTINGS[name].value}') before the query is built; "
         "a checkpoint may keep the value that it began with, so start with a new one"
@@ -465,18 +457,21 @@ def suggest_fix(name: str) -> str:
 
 
 def read_batch_watermark(checkpoint: str | Path, batch: int) -> int | None:
-    """The watermark of a batch, in microseconds; None while it is at 1970, where it says nothing.
+    """Return a batch's watermark, in microseconds; None while it stands at 1970, its start value.
 
-    The last millisecond before the final CTI is the final CTI: where rows at exactly a CTI stay
-    legal, Spark's watermark is a millisecond before it.
+    Spark tells a sink neither the watermark nor the CTIs that moved it. But before it runs batch N,
+    Spark writes the checkpoint's entry `offsets/N`, where `batchWatermarkMs` is the watermark that
+    batch N evicts state with: in output mode append, batches up to N contain all windows that end
+    at or before it. A watermark in the last millisecond before the final CTI counts as the final
+    CTI: if rows at exactly a CTI stay legal, Spark's watermark is a millisecond before it.
 
     Args:
         checkpoint: a directory of this machine.
-        batch: its number.
+        batch: the batch's number.
 
     Raises:
         OSError: the batch's entry cannot be read.
-        ValueError: it has no watermark.
+        ValueError: the entry has no watermark.
     """
     file = Path(checkpoint) / "offsets" / str(batch)
     try:

@@ -1,8 +1,8 @@
-"""`why`: prints the message of this package out of the text that Spark makes of an error.
+"""`why`: finds this package's message in the text that Spark makes of an error, and prints it.
 
-Spark wraps an exception of a Python data source in messages of its own, with the query's id and
-plan and the frames of JVM and Python. Somewhere in it stands `pyspark_timestream.DataLost: ` or
-the like, the name that users import, followed by the sentence with the next step.
+Spark wraps an exception of a Python data source in its own messages, with the query's id and plan
+and the frames of JVM and Python. The text contains a name that users import, such as
+`pyspark_timestream.DataLost: `, followed by the sentence with the next step.
 """
 
 import functools
@@ -16,11 +16,11 @@ from typing import Any, Final, TextIO
 from pyspark_timestream.errors import compose_message, walk_causes
 
 _OF_A_CLOSED_PIPE: Final = 128 + signal.SIGPIPE
-"""The exit code of a command whose reader went away, as shells have it."""
+"""The exit code that shells give a command after its reader has gone away."""
 
 
 def end_with_its_reader(main: Callable[..., int]) -> Callable[..., int]:
-    """Let a command end without a traceback when the reader of its output has (`... | head -1`)."""
+    """End a command without a traceback when the reader of its output ends (`... | head -1`)."""
 
     @functools.wraps(main)
     def run(arguments: list[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def end_with_its_reader(main: Callable[..., int]) -> Callable[..., int]:
             code = main(arguments)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Python flushes standard output once more when it ends.
+            # Python flushes standard output once more at exit, which would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _OF_A_CLOSED_PIPE
         return code
@@ -95,16 +95,16 @@ _FOREIGN_CAUSES: Final = (
         f"raise spark.driver.memory or spark.executor.memory, then {_RESUMES}",
     ),
 )
-"""Errors of Spark and Java that a user of the formats meets: pattern, problem, next step."""
+"""Errors of Spark and Java that users of the formats meet: pattern, problem, next step."""
 
 
 def is_own_error(error: BaseException) -> bool:
-    """True if the class of `error` belongs to one of the two packages."""
+    """Return whether one of the two packages defines the class of `error`."""
     return type(error).__module__.partition(".")[0] in _PACKAGES
 
 
 def find_own_message(text: str) -> str | None:
-    """The message of the last own error that `text` quotes, without the name of its class.
+    """Return the message of the last own error that `text` quotes, without its class name.
 
     >>> find_own_message("[STREAM_FAILED] pyspark_timestream.DataLost: gone; do this")
     'gone; do this'
@@ -118,7 +118,7 @@ def find_own_message(text: str) -> str | None:
 
 
 def why(error_or_query: Any = None, *, file: TextIO | None = None) -> None:
-    """Print the reason of an error as one sentence, without Spark's traces.
+    """Print the reason for an error as one sentence, without Spark's traces.
 
         try:
             query.awaitTermination()
@@ -128,7 +128,7 @@ def why(error_or_query: Any = None, *, file: TextIO | None = None) -> None:
     Args:
         error_or_query: an exception that Spark, a store or a helper raised, or a streaming query;
             None: the last uncaught exception, at a prompt or in a notebook.
-        file: where to print; None: standard output.
+        file: prints to this file; None: standard output.
     """
     print(_explain(error_or_query), file=file)
 
@@ -163,7 +163,7 @@ def _find_reason(error: BaseException) -> str:
         if message := find_own_message(text):
             return message
         if missing := _NOT_FOUND.search(text):
-            # Imported late: this module is read where there is no Spark.
+            # Imported late: this module also loads where there is no Spark.
             from pyspark_timestream.core.session import explain_missing_format
 
             return explain_missing_format(missing.group(1))
@@ -177,7 +177,7 @@ def _find_reason(error: BaseException) -> str:
 
 
 def _is_raised_here(error: BaseException) -> bool:
-    """True if code of the two packages has refused an argument with an error of Python's own."""
+    """Return whether code of the two packages raised a built-in error about an argument."""
     if not isinstance(error, TypeError | ValueError) or error.__traceback__ is None:
         return False
     trace = error.__traceback__
@@ -187,13 +187,13 @@ def _is_raised_here(error: BaseException) -> bool:
 
 
 def _find_texts(error: BaseException) -> list[str]:
-    """The texts of an error: its own, and the stack trace that Spark keeps of Java's errors."""
+    """Return an error's own text, and the Java stack traces that Spark keeps with it."""
     kept = (getattr(error, name, None) for name in ("_stackTrace", "_stacktrace"))
     return [str(error), *(text for text in kept if isinstance(text, str))]
 
 
 def _find_root(texts: Sequence[str], pattern: re.Pattern[str]) -> str:
-    """The last line of `texts` that `pattern` finds, which is the root's."""
+    """Return the last line that `pattern` finds: the root cause's."""
     lines = [line for text in texts for line in text.splitlines() if pattern.search(line)]
     line = lines[-1].strip().removeprefix("Caused by: ")
     return line.rsplit("with exception: ", 1)[-1].partition(" SQLSTATE")[0]

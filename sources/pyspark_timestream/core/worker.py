@@ -1,34 +1,13 @@
-"""What all adapters to Spark share: errors, logs, evaluations, tables.
+"""Shared by all adapters that Spark calls: tracebacks, logs, the start of an evaluation, tables.
 
-Spark's workers send an exception to the driver as the text of its traceback, and the driver prints
-that text inside a message of its own, often twice. The frames of this package's own errors help
-no one: these errors are about the user's input. So the traceback is left out, as Spark itself
-can do.
+A table (`CREATE TABLE name USING format OPTIONS (...)` without columns) needs a detour. Spark then
+asks the Python source for columns, and passes the options as `option.NAME` among entries of its
+own. But when the table is read, Spark passes these columns and no options. So the source keeps the
+options in the metadata of the first column, which the catalog stores.
 
-Logs of Spark's Python workers go to the driver's standard error, but Python writes them without
-level or time, so a search for WARN would not find them.
-
-Workers collect garbage after each task and walk through every object of every module for it: 12 to
-38 ms of a core with Arrow and pandas. What survives the first task stays.
-
-Spark plans a batch read of a Python source once for each `load()`, at the first evaluation, and
-keeps the pickled reader and its partitions for all later evaluations of that DataFrame or view.
-Only `reader.read` runs each time, in tasks. So a reader's knowledge may predate the evaluation.
-
-Every task of an evaluation has the same local property `spark.sql.execution.query.id`: a UUID of
-version 7, whose first 48 bits are the driver's clock in milliseconds when the evaluation began.
-Tasks on any host can thus agree on a moment without talking to each other. An RDD made of a
-DataFrame (`df.rdd`) has no such property: it keeps what was planned.
-
-`CREATE TABLE name USING format OPTIONS (...)` without columns asks a Python source for them, with
-the options and much of Spark's own: `provider`, `owner`, `location`, the table's properties, and
-each option a second time as `option.NAME`. A read of the table gives the source these columns, and
-no option at all. So the source puts the options into the metadata of the first column, which the
-catalog keeps, and finds them there.
-
-A write to the table comes with that metadata too, but so does one to any other place of rows that
-were read from the table. So they count in reads alone, and only where no option is given: options
-that are named at a read (`WITH (...)`, `.option(...)`) are all that it has.
+Only reads without options use that metadata. Options given at a read (`WITH (...)`, `.option(...)`)
+replace all of the table's, and writes ignore the metadata, because rows read from the table carry
+it wherever they are written.
 """
 
 import functools
@@ -54,24 +33,26 @@ from pyspark_timestream.errors import OptionError, wrap_methods
 C = TypeVar("C", bound=type)
 
 _HIDE_VARIABLE: Final = "SPARK_HIDE_TRACEBACK"
-"""The variable that Spark's workers read when they format an exception; any text means yes."""
+"""Spark's workers read this variable when they format an exception; any text means yes."""
 
 
 def hide_tracebacks(adapter: C) -> C:
-    """The class decorator of everything that Spark's workers call.
+    """Decorate a class that Spark's workers call, so that its own errors have no traceback.
 
-    An own error that a public method or `__init__` raises, or an iterator that it returns, reaches
-    the driver without its traceback. Every other exception is a bug here, and keeps it.
+    Spark's workers send an exception to the driver as the text of its traceback, and the driver
+    often prints it twice. Our own errors are about the user's input, so their frames help no one.
+    This covers public methods, `__init__` and the iterators that they return. Any other exception
+    is a bug here, and keeps its traceback.
     """
     return wrap_methods(lambda _: _mark_own_errors())(adapter)
 
 
 @functools.cache
 def _end_quietly() -> None:
-    """Let the traceback be left out that Spark's daemon prints when a query stops.
+    """Suppress the traceback that Spark's daemon prints when a query stops.
 
     Spark closes the connection to the process of a source or sink, and the daemon then fails to
-    flush its last answer, which nobody awaits.
+    flush an answer that nobody awaits.
     """
     daemon = sys.modules.get("__main__")
     if getattr(getattr(daemon, "__spec__", None), "name", None) == "pyspark.daemon":
@@ -79,7 +60,7 @@ def _end_quietly() -> None:
 
 
 class _TracebacksOfFailures:
-    """The module `traceback`, except that a connection closed by the other side is no failure."""
+    """The module `traceback`, but silent about a connection that the other side closed."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(traceback, name)
@@ -95,24 +76,24 @@ def _mark_own_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # A worker ends with the first exception, so nothing else is hidden by this.
+        # A worker ends with its first exception, so this hides no other one.
         if is_own_error(error) and _is_spark_worker():
             os.environ[_HIDE_VARIABLE] = "1"
         raise
 
 
 def _is_spark_worker() -> bool:
-    """True if this process runs one of PySpark's own modules, as all workers and no drivers do."""
+    """Return whether this process runs a module of PySpark, as all workers and no drivers do."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec is not None and spec.name.startswith("pyspark.")
 
 
 @hide_tracebacks
 class RefusedReader(DataSourceStreamReader):
-    """A reader that raises the reason why there is none.
+    """A reader that raises, at the first call, the error that prevented the real one.
 
-    An error in `streamReader` itself is hidden by one of Spark's own (it stops a reader that it
-    does not have yet), so it is raised at the first call instead, before any task.
+    If `streamReader` itself raised, Spark would hide the error behind its own: it would try to stop
+    a reader that it does not have yet. The first call still comes before any task.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -139,19 +120,22 @@ _LEVELS: Final = {"WARNING": "WARN", "CRITICAL": "FATAL"}
 
 
 class SparkFormatter(logging.Formatter):
-    """Lines such as `26/11/22 20:02:35 WARN pyspark_timestream: what is wrong`."""
+    """Formats lines such as `26/11/22 20:02:35 WARN pyspark_timestream: what is wrong`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(level)s %(name)s: %(message)s", "%y/%m/%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of `record`."""
+        """Return the line for `record`."""
         record.level = _LEVELS.get(record.levelname, record.levelname)
         return super().format(record)
 
 
 def log_like_spark(package: str) -> None:
-    """Format the log of `package` as Spark does, unless logging is already configured."""
+    """Format the log of `package` as Spark does, unless logging is already configured.
+
+    Python's default has no level or time, so a search for WARN in the driver's log would miss it.
+    """
     logger = logging.getLogger(package)
     if logging.root.handlers or logger.handlers:
         return
@@ -162,7 +146,10 @@ def log_like_spark(package: str) -> None:
 
 @functools.cache
 def freeze_objects() -> None:
-    """Exempt all objects that exist now from later collections; once per process."""
+    """Exempt all objects that exist now from later garbage collections; once per process.
+
+    Workers collect after each task, which costs 12 to 38 ms of a core with Arrow and pandas loaded.
+    """
     gc.collect()
     gc.freeze()
 
@@ -171,7 +158,7 @@ _QUERY_ID: Final = "spark.sql.execution.query.id"
 
 
 def read_start_time(query_id: str | None) -> int | None:
-    """The time that a UUID of version 7 carries, in microseconds since 1970; None for other texts.
+    """Return the time in a UUID of version 7, in microseconds since 1970; None for other texts.
 
     >>> read_start_time("01a204d9-da52-7988-815e-c4603c9b746c")
     1795377715794000
@@ -184,7 +171,12 @@ def read_start_time(query_id: str | None) -> int | None:
 
 
 def find_later_start(planned_us: int) -> int | None:
-    """The start of the evaluation that this task belongs to, if it began after planning.
+    """Return the start of the evaluation that this task belongs to, if it began after planning.
+
+    Spark plans a batch read once per `load()` and reuses the pickled reader in later evaluations of
+    the DataFrame, so the reader's knowledge may be older than the evaluation. All tasks of an
+    evaluation share the local property `spark.sql.execution.query.id`, a UUID of version 7 that
+    contains the driver's clock when the evaluation began. `df.rdd` has no such property.
 
     Args:
         planned_us: the driver's clock, read before anything else when planning.
@@ -205,14 +197,14 @@ _TABLE_KEY: Final = "timestream.tableOptions"
 
 
 def read_definition(raw: Mapping[str, str], view: str) -> dict[str, str] | None:
-    """The user's options in what `CREATE TABLE` asks with; None if it does not ask.
+    """Return the user's options if `CREATE TABLE` asks for columns; None if something else does.
 
     Args:
         raw: option name in any case -> text.
-        view: the statement to go on with where a table cannot have the options.
+        view: the statement that the error suggests instead of a table.
 
     Raises:
-        OptionError: an option is a secret, and the columns of a table are no place for one.
+        OptionError: an option is a secret, which a table would show to everyone who may read it.
     """
     given = {key.lower(): value for key, value in raw.items()}
     if _MARK not in given:
@@ -234,7 +226,7 @@ def read_definition(raw: Mapping[str, str], view: str) -> dict[str, str] | None:
 
 
 def keep_options(schema: StructType, options: Mapping[str, str], source: str) -> StructType:
-    """The columns `schema` of a table of format `source`, with its options."""
+    """Add the options of a table of format `source` to its columns `schema`."""
     first, *others = schema.fields
     kept = {**first.metadata, _TABLE_KEY: {"format": source, "options": dict(options)}}
     field = StructField(first.name, first.dataType, first.nullable, kept)
@@ -244,7 +236,7 @@ def keep_options(schema: StructType, options: Mapping[str, str], source: str) ->
 def restore_options(
     raw: Mapping[str, str], schema: StructType, source: str
 ) -> dict[str, str] | None:
-    """The options of the table that is read without any, by its columns; None if it is none."""
+    """Return a table's options from its columns; None if `raw` has options or it is no table."""
     if raw:
         return None
     kept = [field.metadata[_TABLE_KEY] for field in schema.fields if _TABLE_KEY in field.metadata]
@@ -254,7 +246,7 @@ def restore_options(
 
 
 def drop_options(schema: StructType) -> StructType:
-    """The columns `schema` without the options of a table."""
+    """Remove a table's options from the columns `schema`."""
     return StructType(
         [
             StructField(

@@ -1,11 +1,9 @@
-"""The way of CTI rows from a source to `advance_time`: what they survive, and what removes them.
+"""Follows CTI rows through a plan from a source to `advance_time` (semantics 11.14).
 
-A CTI row has nothing but its CTI, so a filter on any other column removes it, a join finds no match
-for it, and a deduplication takes it for a duplicate of the last one. Without CTI rows time stands
-still and no result appears. A filter can be widened so that CTI rows pass it; whatever else removes
-them is refused by name.
-
-The rules are semantics 11.14.
+Every column of a CTI row is null but the CTI itself. So a filter on another column removes the row,
+a join finds no match for it, and a deduplication takes it for a duplicate of the previous one.
+Without CTI rows time stands still and no result appears. This module widens filters so that CTI
+rows pass, and refuses by name any other operator that removes them.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +20,11 @@ GENERATE: Final = "Generate"
 
 
 class Step(Protocol):
-    """One operator of a plan, classic or of Spark Connect; `plan` is Spark's own object.
+    """One operator of a plan, classic or of Spark Connect.
 
     Attributes:
-        name: Spark's name of it in a classic plan.
-        plan: the operator as Spark has it.
+        name: Spark's name for it in a classic plan.
+        plan: Spark's own object.
     """
 
     name: str
@@ -34,46 +32,49 @@ class Step(Protocol):
 
     @property
     def inputs(self) -> Sequence["Step"]:
-        """The operators that its rows come from."""
+        """The operators below, which deliver its rows."""
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:
-        """The columns of inputs, by the input's place, that the output's `column` is made of."""
+        """Return the input columns that make up the output's `column`, each with its input's place.
+
+        The place is an index into `inputs`.
+        """
 
     def delivers_ctis(self, column: str) -> bool:
-        """True if it is a streaming source and `column` its CTI."""
+        """Return whether this is a streaming source and `column` its CTI."""
 
     def find_same(self, place: int, column: str) -> str | None:
-        """The column of the input at `place` that the output's `column` is, unchanged.
+        """Return the column of the input at `place` that becomes the output's `column` unchanged.
 
-        Of a source, the column itself. None: it is another one, or nothing shows that it is not.
+        For a source, return the column itself. None: nothing proves that there is such a column.
         """
 
     def keeps_outer(self, place: int, is_null: "IsNull") -> bool:
-        """True if it is a join or generator that keeps every CTI row of the input at `place`."""
+        """Return whether this join or generator keeps every CTI row of the input at `place`."""
 
     def find_condition(self, column: str, is_null: "IsNull") -> "Condition | None":
-        """The condition of a filter; None: it does not speak of `column`."""
+        """Return the condition of a filter; None if it does not name `column`."""
 
     def widen(self, column: str, child: Any) -> Any:
-        """The plan of a filter over `child` that rows with `column` pass as well."""
+        """Return the plan of this filter over `child`, changed to pass rows with `column` too."""
 
     def rebuild(self, children: Sequence[Any]) -> Any:
-        """The operator's plan over other inputs."""
+        """Return the operator's plan over other inputs."""
 
 
 IsNull = Callable[[str], bool]
-"""Tells of a column of an operator's input that it is certainly null in a CTI row."""
+"""Returns whether a column of an operator's input is certainly null in a CTI row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """An expression, as far as what becomes of a CTI row depends on it.
+    """The parts of an expression that decide if a CTI row passes.
 
     Attributes:
-        name: Spark's name of the expression; `CTI` is the column with the CTI, `NULL` one that is
-            null in CTI rows.
+        name: Spark's name for the expression; `CTI` for the column with the CTI, `NULL` for a
+            column that is null in CTI rows.
         inputs: its arguments.
-        value: of a literal, its value; of `AtLeastNNonNulls`, its number.
+        value: the value of a literal, or the number of `AtLeastNNonNulls`.
     """
 
     name: str
@@ -82,7 +83,7 @@ class Condition:
 
     @property
     def truth(self) -> bool | None:
-        """Its value for a CTI row; None: it depends on more than that."""
+        """Its value for every CTI row; None: unknown, or not the same for all."""
         values = [each.truth for each in self.inputs]
         match self.name:
             case "Literal":
@@ -107,26 +108,26 @@ class Condition:
 
     @property
     def is_set(self) -> bool:
-        """True if it is certainly not null in a CTI row."""
+        """True if it is never null in a CTI row."""
         if self.name == "Coalesce":
             return any(each.is_set for each in self.inputs)
         return self.name == "CTI" or (self.name == "Literal" and self.value is not None)
 
     @property
     def is_null(self) -> bool:
-        """True if it is certainly null in a CTI row."""
+        """True if it is always null in a CTI row."""
         return self.name == "NULL" or (self.name == "Cast" and self.inputs[0].is_null)
 
     @property
     def matches_none(self) -> bool:
-        """True if, as the condition of a join, it is certainly not true of a CTI row."""
+        """True if, as the condition of a join, it never holds for a CTI row."""
         if self.name == "And":
             return any(each.matches_none for each in self.inputs)
         return self.name == "EqualTo" and any(each.is_null for each in self.inputs)
 
 
 class _Effect(StrEnum):
-    """What an operator does with CTI rows; the text is part of the message."""
+    """What an operator does to CTI rows; the text is part of the message."""
 
     REMOVES = "removes CTI rows, in which every column but 'cti' is null"
     MAY_REMOVE = "is a function of its own, and nothing shows that CTI rows come through it"
@@ -155,9 +156,9 @@ _REMOVERS: Final = {
     "LocalLimit": "limit",
     "TransformWithStateInPySpark": "transformWithState",
 }
-"""Operators that CTI rows do not survive, by the words of those who write them.
+"""Operators that remove CTI rows -> the method that users call.
 
-Spark itself refuses to sample a stream, and other operators that have no place in one.
+Spark itself refuses to sample a stream, and other operators that make no sense there.
 """
 
 _FUNCTIONS: Final = {
@@ -188,7 +189,7 @@ _HARMLESS: Final = frozenset(
         "WithColumnsRenamed",
     }
 )
-"""Operators that every row comes through, in a classic plan or one of Spark Connect."""
+"""Operators that keep every row, in a classic plan or one of Spark Connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ class _Loss:
 
     Attributes:
         what: the operator, in the user's words.
-        effect: what it does with them.
+        effect: its effect on them.
     """
 
     what: str
@@ -205,7 +206,7 @@ class _Loss:
 
     @property
     def next_step(self) -> str:
-        """What helps."""
+        """The advice to the user."""
         match self.effect:
             case _Effect.SECOND:
                 return "leave it out: advance_time(df) takes its place"
@@ -229,16 +230,16 @@ class _Loss:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """What has become of the CTI rows of a source, so far.
+    """The fate of a source's CTI rows, from the source up to an operator.
 
     Attributes:
         plan: the operator's plan, with filters widened.
-        comes: CTI rows come through, as far as is known.
-        loss: what removed them; None: nothing, or there are none.
+        comes: CTI rows come through, unless an unknown operator removes them.
+        loss: the operator that removed them; None: none did, or there are no CTI rows.
         sure: all operators on the way are known.
         column: the source's column with the CTI.
         trail: the operators that CTI rows came through, the source first, each with the place of
-            the input that they came from.
+            the input that delivered them.
     """
 
     plan: Any
@@ -249,7 +250,7 @@ class _Way:
     trail: tuple[tuple[Step, int], ...] = ()
 
     def is_null(self, column: str) -> bool:
-        """True if a column is one of the source's, unchanged, that is null in CTI rows."""
+        """Return whether `column` is a source column, unchanged, that is null in CTI rows."""
         found = column if self.sure else None
         for step, place in reversed(self.trail):
             found = None if found is None else step.find_same(place, found)
@@ -257,13 +258,16 @@ class _Way:
 
 
 def keep_ctis(root: Step, column: str = "cti") -> tuple[Any, bool]:
-    """The plan of `root` with filters that CTI rows pass, and whether they certainly come through.
+    """Widen the filters in the plan of `root` so that CTI rows pass.
 
-    The plan is the same object if no filter was in the way. A filter that chooses among CTI rows by
-    the column itself is left as it is.
+    A filter on the CTI column itself that keeps all CTI rows stays as it is.
+
+    Returns:
+        The plan, the same object if no filter was in the way, and whether CTI rows certainly come
+        through.
 
     Raises:
-        SchemaRefused: an operator removes the CTI rows, or unites those of two streams.
+        SchemaRefused: an operator removes CTI rows, or mixes the CTIs of two streams.
     """
     way = _follow(root, column)
     if way.loss is not None:
@@ -291,7 +295,7 @@ def _follow(step: Step, column: str) -> _Way:
 
 
 def _pass(step: Step, place: int, below: str, way: _Way) -> _Way:
-    """`way` after `step`, which takes the CTI rows from its input at `place` as column `below`."""
+    """Extend `way` by `step`, which gets CTIs in column `below` of its input at `place`."""
     if way.loss is not None:
         return _Way(step.plan, loss=way.loss)
     if step.name == FILTER:
@@ -307,14 +311,14 @@ def _pass(step: Step, place: int, below: str, way: _Way) -> _Way:
 
 
 def _go_on(way: _Way, step: Step, place: int, plan: Any, sure: bool) -> _Way:
-    """`way` after a step that CTI rows come through, with `plan` in its place."""
+    """Extend `way` by a step that CTI rows pass; `plan` replaces the step's plan."""
     return replace(way, plan=plan, sure=sure, trail=(*way.trail, (step, place)))
 
 
 def _pass_filter(step: Step, below: str, way: _Way) -> _Way:
     condition = step.find_condition(below, way.is_null)
     if condition is not None:
-        # Whoever names the column means it: CTIs may come from elsewhere, as in import_ctis.
+        # A filter on the CTI column is deliberate: import_ctis drops a stream's own CTIs like that.
         if condition.truth:
             return _go_on(way, step, 0, _rebuild(step, {0: way}), way.sure)
         return _Way(step.plan, loss=_Loss("a filter on column 'cti'", _Effect.CHOOSES))
@@ -322,7 +326,7 @@ def _pass_filter(step: Step, below: str, way: _Way) -> _Way:
 
 
 def _unite(step: Step, column: str) -> _Way:
-    """Rows of several inputs: the CTIs must come from one of them alone."""
+    """Unite the rows of several inputs; only one of them may deliver CTIs."""
     ways = {place: _follow(step.inputs[place], below) for place, below in step.find_origins(column)}
     coming = {place: way for place, way in ways.items() if way.comes}
     if len(coming) > 1:

@@ -1,7 +1,4 @@
-"""A running stream ended on request: a last CTI releases everything, then the query stops.
-
-The rules are semantics 11.12.
-"""
+"""Ends a running stream: a final CTI releases all, then the query stops (semantics 11.12)."""
 
 import json
 import time
@@ -16,7 +13,7 @@ from pyspark_timestream.frames.end_requests import EndRequests, ServerEndRequest
 from pyspark_timestream.frames.watermark import has_ended
 
 _CTI_SOURCES: Final = frozenset({"ctiFrequency", "ctiHeader", "ctiImport"})
-"""The settings in an offset that give a stream CTIs."""
+"""A stream has CTIs if its offset has one of these settings."""
 
 
 def end_stream(
@@ -24,19 +21,19 @@ def end_stream(
 ) -> None:
     """End the streams of a running query with a final CTI, and stop the query.
 
-    The query reads up to where its topics end now. Then a final CTI, 9999-12-31T23:59:59Z, releases
-    every window. When the sink has all of that, the query is stopped, and its streams have ended
-    for good, as with `finalCti` (semantics 7.3 and 11.12). For queries that read topics.
+    The query reads up to the current end of its topics. Then a final CTI, 9999-12-31T23:59:59Z,
+    releases every window. When the sink has everything, this function stops the query. Its streams
+    have then ended for good, as with `finalCti` (semantics 7.3 and 11.12).
 
     Args:
-        query: a running query, all of whose sources are transport `kafka`.
-        timeout_seconds: how long to wait for the end, and for the first batch if there is none.
-        poll_seconds: the time between two looks.
+        query: a running query that reads only from transport `kafka`.
+        timeout_seconds: the longest wait for the end, including the wait for a first batch.
+        poll_seconds: check the query at this interval.
 
     Raises:
         ValueError: the query does not run, stops before its streams have ended, or reads something
             other than topics.
-        TimeoutError: it has not ended in time. It goes on running, and may still end.
+        TimeoutError: the query has not ended in time. It continues, and may still end.
         StreamingQueryException: the query failed.
     """
     deadline_s = time.monotonic() + timeout_seconds
@@ -50,7 +47,7 @@ def end_stream(
     streams = _find_streams(query, deadline_s, poll_seconds)
     try:
         while query.isActive and not _has_final_end(query):
-            # Again each time: a reader that just started takes a request for one left behind.
+            # Repeat the request: a reader that has just started discards it as a leftover.
             for stream in streams:
                 requests.make(stream)
             _sleep_until(deadline_s, poll_seconds, "has not ended")
@@ -72,9 +69,10 @@ def end_stream(
 
 
 def _has_final_end(query: StreamingQuery) -> bool:
-    """True if each stream has ended with a final CTI, or for good if it has no CTIs at all.
+    """Return whether each stream has ended with a final CTI, or for good if it has no CTIs.
 
-    A bounded run, or a stream with an end of its own, reports its end without a final CTI too.
+    `has_ended` is not enough: a bounded run, or a stream with its own end, also reports its end
+    without a final CTI.
     """
     progress = query.lastProgress
     if not progress or not has_ended(query):
@@ -87,7 +85,7 @@ def _has_final_end(query: StreamingQuery) -> bool:
 
 
 def _process_all(query: StreamingQuery, deadline_s: float) -> None:
-    """Wait until the sink has everything, which may take it for ever."""
+    """Wait until the sink has everything; in a thread, because Spark's call has no timeout."""
     failures: list[Exception] = []
 
     def process() -> None:
@@ -149,9 +147,9 @@ def _time_out(what: str) -> TimeoutError:
 
 
 def _open_requests(query: Any) -> EndRequests | ServerEndRequests:
-    """The place beside Spark's driver where the query's readers look."""
+    """Return the place beside Spark's driver where the query's readers look for requests."""
     if hasattr(query, "_jsq"):
         jvm: Any = SparkContext._jvm
         return EndRequests(find_directory(jvm.java.lang.System.getenv))
-    # A query of Spark Connect, whose driver may be on another machine.
+    # The driver of a Spark Connect query may be on another machine.
     return ServerEndRequests(query._session)

@@ -1,13 +1,13 @@
-"""Requests to end a running stream, also those of Spark Connect's clients (semantics 11.12).
+"""Requests to end a running stream, also from clients of Spark Connect (semantics 11.12).
 
-Spark runs a stream's reader in a process of its own beside its driver, and gives the program that
+Spark runs a stream's reader in a separate process beside the driver, and gives the program that
 started the query no way to reach it. Both run on one machine, as one user and with the driver's
-environment, so the request is a file in the temporary directory, named by the stream's id. A
-request is never a record of anything: the offset records the end.
+environment, so the request is a file in the temporary directory, named after the stream's id. The
+request is only a signal: the offset records the end.
 
-A client of Spark Connect may run far from the driver. Spark asks a Python data source for its
-columns in a process beside the driver, with the driver's environment: a source without rows makes
-the request there.
+A client of Spark Connect may run far from the driver. But Spark asks a Python data source for its
+columns in a process beside the driver, with the driver's environment. So a source without rows
+makes the request there.
 """
 
 import os
@@ -26,7 +26,7 @@ _VARIABLES: Final = ("TMPDIR", "TEMP", "TMP")
 
 
 def find_directory(get_variable: Callable[[str], str | None] = os.environ.get) -> Path:
-    """Return the temporary directory of a process with that environment."""
+    """Return the temporary directory of a process with these environment variables."""
     given = (get_variable(name) for name in _VARIABLES)
     return Path(next((each for each in given if each and Path(each).is_dir()), "/tmp"))
 
@@ -42,26 +42,26 @@ class EndRequests:
         self._directory = directory
 
     def make(self, stream: str) -> None:
-        """Ask that the stream with that id ends; again is the same.
+        """Ask the stream with that id to end; a repeated request changes nothing.
 
         Raises:
-            OSError: the directory cannot be written, or the name is another user's.
+            OSError: the directory is not writable, or another user owns a file of that name.
         """
         path = self._path_of(stream)
         if not _is_own(path):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
     def withdraw(self, stream: str) -> None:
-        """Take the request back, so that a later run of the stream does not find it."""
+        """Withdraw the request, so that a later run of the stream does not find it."""
         self._path_of(stream).unlink(missing_ok=True)
 
     def take(self, stream: str, is_running: bool) -> bool:
-        """True if this user asks that the stream with that id ends; one look at a directory.
+        """Return whether this user asks the stream with that id to end.
 
-        A run that has yet to plan its first batch removes the request instead: a program that was
-        killed while it waited has left it behind.
+        If the run has not planned its first batch yet (`is_running` is False), remove the request
+        instead: a program that was killed while it waited left it behind.
         """
-        # An id of another form is of a checkpoint that this version did not begin.
+        # An id of another form comes from a checkpoint that this version did not begin.
         found = _is_id(stream) and _is_own(self._path_of(stream))
         if found and not is_running:
             self.withdraw(stream)
@@ -78,7 +78,7 @@ def _is_id(stream: str) -> bool:
 
 
 def _is_own(path: Path) -> bool:
-    """True if `path` is a file of this user: others may write to a temporary directory too."""
+    """Return whether this user owns the file: others may write to the temporary directory too."""
     try:
         found = path.lstat()
     except OSError:
@@ -96,14 +96,14 @@ class EndRequestSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name, which only this module uses."""
+        """Return the format's name, which only this module uses."""
         return _FORMAT
 
     def schema(self) -> StructType:
-        """Act where Spark's driver runs.
+        """Make or withdraw the request, on the driver's machine.
 
         Raises:
-            OSError: as `EndRequests.make`.
+            OSError: as for `EndRequests.make`.
         """
         requests = EndRequests(find_directory())
         act = requests.make if self.options["act"] == _MAKE else requests.withdraw
@@ -112,7 +112,7 @@ class EndRequestSource(DataSource):
 
 
 class ServerEndRequests:
-    """The requests beside the driver of a Spark Connect server; as `EndRequests`.
+    """Like `EndRequests`, but beside the driver of a Spark Connect server.
 
     Args:
         spark: a session of that server.
@@ -124,15 +124,15 @@ class ServerEndRequests:
         spark.dataSource.register(EndRequestSource)
 
     def make(self, stream: str) -> None:
-        """Ask that the stream with that id ends; again is the same."""
+        """Ask the stream with that id to end; a repeated request changes nothing."""
         self._send(_MAKE, stream)
 
     def withdraw(self, stream: str) -> None:
-        """Take the request back."""
+        """Withdraw the request."""
         self._send(_WITHDRAW, stream)
 
     def _send(self, act: str, stream: str) -> None:
         self._sent += 1
-        # No two are alike: Spark may remember the columns of a read that it has planned.
+        # The number makes each read differ: Spark may cache the columns of one that it has planned.
         options = {"act": act, "stream": stream, "number": str(self._sent)}
         _ = self._spark.read.format(_FORMAT).options(**options).load().schema

@@ -1,18 +1,13 @@
-"""DataFrame helpers for event times: shifted, altered, put in order.
+"""DataFrame helpers that shift events, change their lifetimes, and put them in order.
 
-How it works: a CTI at c promises that no event starts before c. Where every start moves by the
-same duration, the promise holds for the CTI moved by as much, and for no later one. An end is in no
-promise, so a new end moves no CTI. An end edge is the exception: its own time is its end. It is
-moved with its CTI, or is left out because the new end is known from the start.
+A CTI at c promises that no event starts before c. If every start moves by the same duration, so
+must the CTIs (semantics 11.8 and 11.11). The promise does not cover ends, so a new end moves no
+CTI. Only an end edge has its end as its own time: `shift_time` moves it with the CTIs if asked,
+and `alter_lifetime` leaves it out, because the start already determines the new end.
 
-The rules are semantics 11.8 and 11.11.
-
-How it works: rows wait in Spark's state, grouped by key and event time, until the watermark that
-the CTIs drive reaches that time; Spark then removes the group from its state and hands it over.
-What one batch releases is sorted. So there is no Python in the state, any state store does, and a
-row's columns come out exactly as they went in.
-
-The rules are semantics 11.9.
+For `order_by_time` (11.9) rows wait in Spark's state, grouped by key and event time, until the CTIs
+move the watermark past that time. Spark then releases the group, and a task sorts everything that
+one batch releases. So the state holds no Python objects, and any state store works.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,20 +34,20 @@ from pyspark_timestream.frames.watermark import (
 
 _LONGEST_US: Final = FINAL_US - MIN_US
 _SECONDS: Final = "decimal(20,6)"
-"""An interval of days to seconds as a number of seconds, to the microsecond."""
+"""Holds an interval of days to seconds as a number of seconds, exact to the microsecond."""
 
 
 def shift_time(
     df: DataFrame, by: str, event_time: str = "start_time", end_time: str | None = None
 ) -> DataFrame:
-    """`df` with event times and CTIs moved alike by the duration `by`, which may be negative.
+    """Move the event times and CTIs of `df` by the duration `by`, which may be negative.
 
-    A final CTI stays; others are clamped to it. Semantics 11.8.
+    A final CTI stays; no other time moves past it. Semantics 11.8.
 
     Args:
         df: a stream with a timestamp column `cti`, null on data rows.
         by: a duration such as `5 minutes` or `-1 tick`.
-        event_time: the column to move; the `original_*` columns are not moved.
+        event_time: the column to move; the `original_*` columns stay.
         end_time: a second column to move, such as `end_time` of intervals and edges; without it
             ends stay.
 
@@ -76,28 +71,29 @@ def alter_lifetime(
     event_time: str = "start_time",
     end_time: str = "end_time",
 ) -> DataFrame:
-    """`df` with every event lasting for `duration`, from its start moved by `by`.
+    """Let every event of `df` last for `duration`, from its start moved by `by`.
 
-    CTIs move by `by` as well, since they are about starts; a final CTI stays. So points become
-    intervals, and edges need no end edge: those are left out, by the column `edge`, flagged ones
-    too. Take flagged rows from `df` itself. Semantics 11.11.
+    CTIs also move by `by`, since they are about starts; a final CTI stays. Points become intervals.
+    Edges no longer need end edges, so this function drops those, flagged ones included; take
+    flagged rows from `df` itself. Semantics 11.11.
 
     Args:
-        df: a stream with a timestamp column `cti`, null on data rows; with edges it has the column
-            `edge` as well.
-        duration: how long an event lasts, longer than nothing: a text such as `5 minutes`, or a
+        df: a stream with a timestamp column `cti`, null on data rows; a stream of edges also has
+            the column `edge`.
+        duration: the lifetime of an event, greater than zero: a text such as `5 minutes`, or a
             column of intervals of days to seconds over the columns of `df`, such as
             `F.col("end_time") - F.col("start_time") + F.expr("INTERVAL 1 MINUTE")`.
-        by: how far starts and CTIs move; may be negative.
+        by: moves starts and CTIs by this duration; may be negative.
         event_time: the column of starts.
-        end_time: the column of ends, exclusive; added last if `df` has none. An end later than the
-            last legal instant is that instant.
+        end_time: the column of ends, exclusive; added last if `df` has none. An end after the last
+            legal instant becomes that instant.
 
     Raises:
         SchemaRefused: `df` has no column `event_time`, or no `cti`; `end_time` is one of the two,
-            or not a timestamp; or a column `duration` is not of intervals of days to seconds.
-        ValueError: a text is not a duration, or `duration` is not longer than nothing. A row whose
-            `duration` is null or not longer than nothing fails the query.
+            or not a timestamp; or a column `duration` has another type than intervals of days to
+            seconds.
+        ValueError: a text is not a duration, or `duration` is not greater than zero. If a column
+            `duration` is null or not greater than zero in a row, the query fails.
     """
     us = _parse_shift(by)
     check_times(df, event_time)
@@ -129,7 +125,7 @@ def _parse_length(duration: str) -> Column:
 
 
 def _measure(df: DataFrame, duration: Column) -> Column:
-    """The microseconds of a column of intervals; a row that lasts for nothing fails the query."""
+    """Return a column of intervals in microseconds; null, zero or less fails the query."""
     found = df.select(duration).schema.fields[0].dataType
     if found != DayTimeIntervalType(DayTimeIntervalType.DAY, DayTimeIntervalType.SECOND):
         raise SchemaRefused(
@@ -139,7 +135,7 @@ def _measure(df: DataFrame, duration: Column) -> Column:
         )
     us = (duration.cast(_SECONDS) * 1_000_000).cast("bigint")
     text = F.concat(
-        # In two pieces, or `why` would find the text in the query's plan as well.
+        # In two pieces, or `why` would also find the text in the query's plan.
         F.lit("pyspark_timestream."),
         F.lit("alter_lifetime: an event has the duration "),
         F.coalesce(duration.cast("string"), F.lit("null")),
@@ -165,7 +161,7 @@ def _check_end(
 
 
 def _replace(df: DataFrame, columns: dict[str, Column]) -> DataFrame:
-    """`df` with some columns replaced in place; new ones come last."""
+    """Replace some columns of `df` in place; new ones come last."""
     kept = [columns[n].alias(n) if n in columns else quote_name(n) for n in df.columns]
     return df.select(*kept, *[c.alias(n) for n, c in columns.items() if n not in df.columns])
 
@@ -176,7 +172,7 @@ def _shift_cti(us: int) -> Column:
 
 
 def _shift(instant: Column, us: int) -> Column:
-    """`instant` moved by `us`, clamped to legal application times; null stays null."""
+    """Move `instant` by `us`, clamped to legal application times; null stays null."""
     moved = F.unix_micros(instant) + F.lit(us)
     # `least` and `greatest` skip nulls, and a null must stay one.
     clamped = F.greatest(F.least(moved, F.lit(FINAL_US)), F.lit(MIN_US))
@@ -184,34 +180,34 @@ def _shift(instant: Column, us: int) -> Column:
 
 
 ARRIVAL: Final = ("__batch", "__task", "__row")
-"""The columns, of 64-bit integers, that hold a row's arrival; they sort in this order."""
+"""The 64-bit integer columns that hold a row's arrival; they sort in this order."""
 _WAITING_COLUMN: Final = "__waiting"
 _BATCH_TIME: Final = "__batch_time"
-"""The column with the time of a row's batch, the same in every row of the batch and its replays."""
+"""The column with the batch's time, the same in every row of the batch and of its replays."""
 
 
 def order_by_time(
     df: DataFrame, by: str | Sequence[str], event_time: str = "start_time"
 ) -> DataFrame:
-    """The data rows of `df`, per key `by` in event-time order, each as soon as it is final.
+    """Return the data rows of `df` in event-time order per key `by`, each as soon as it is final.
 
-    A row is released once a CTI is above its time, and less than a millisecond late: no earlier row
-    can follow. Rows of the same time keep the order in which they arrived. The state holds only the
-    rows at or above the CTI. The rows of a batch are grouped by key in one task,
-    ordered by time. A final CTI releases all. Rows are released exactly once into a sink that is
-    idempotent per batch. Flagged rows (late, malformed) are left out, as by `advance_time`, and
-    so are rows without an event time.
+    A CTI above a row's time releases the row, less than a millisecond late: no earlier row can
+    follow. Rows of the same time keep their order of arrival. The state holds only the rows at or
+    above the CTI. One task delivers all rows of a key in a batch, ordered by time. A final CTI
+    releases everything. A sink that is idempotent per batch gets each row exactly once. Flagged
+    rows (late, malformed) are left out, as in `advance_time`, and so are rows without an event
+    time.
 
     Args:
         df: a stream with a timestamp column `cti`, null on data rows.
-        by: the key column, or several; a null is a key like any other.
+        by: the key column, or several; null is a key like any other.
         event_time: the column that the CTIs are about.
 
     Returns:
         The columns of `df` without `cti`.
 
     Raises:
-        SchemaRefused: `df` lacks one of the columns, or has one of a reserved name.
+        SchemaRefused: `df` lacks one of the columns, or has one with a reserved name.
     """
     keys = [by] if isinstance(by, str) else list(by)
     _check_columns(df, keys, event_time)
@@ -229,7 +225,7 @@ def order_by_time(
     groups = [F.col(_quoted(name)) for name in dict.fromkeys((*keys, event_time))]
     released = arrived.groupBy(*groups).agg(waiting.alias(_WAITING_COLUMN))
     released = released.select(*groups, F.inline(_WAITING_COLUMN))
-    # One task for all of a key, so that its rows stay in order on their way into a sink.
+    # One task for all rows of a key, so that they stay in order on their way into a sink.
     together = released.repartition(*[F.col(_quoted(name)) for name in keys])
     together = together.select(*[F.col(_quoted(name)) for name in arrived.columns])
     return together.mapInArrow(partial(_sort_by_time, event_time=event_time), wanted)
@@ -278,15 +274,15 @@ def _quoted(name: str) -> str:
 def add_arrival(
     batches: Iterable[pa.RecordBatch], batch_id: int | None, task: int, *, has_time: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one task, in the same order, each with its arrival as last columns.
+    """Append each row's arrival to the rows of one task, and keep their order.
 
     Args:
         batches: the rows.
-        batch_id: the number of their batch; None: not known, and its time counts instead. Spark
-            tells no number where rows are computed in another thread than the query's own, as in
+        batch_id: the number of their batch; None: unknown, so the batch's time replaces it. Spark
+            gives no number if another thread than the query's own computes the rows, as in
             `foreachBatch` of Spark Connect.
         task: the number of their task.
-        has_time: the last column is the time of the batch, and is left out.
+        has_time: the last column is the batch's time; remove it.
     """
     first = 0
     for batch in batches:
@@ -308,7 +304,7 @@ def add_arrival(
 
 
 def sort_by_time(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
-    """The released rows of one task in the order of (event time, arrival), without arrivals."""
+    """Sort the released rows of one task by event time and arrival, and remove the arrivals."""
     found = [batch for batch in batches if batch.num_rows]
     if not found:
         return

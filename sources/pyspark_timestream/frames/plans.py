@@ -1,9 +1,9 @@
-"""Plans below `advance_time` as Spark has them, and the CTIs that a running query loses there.
+"""Reads Spark's plans below `advance_time`, and detects queries that lose CTIs (semantics 11.14).
 
-A classic plan is Java's, analysed, and sees through views; a column is its id. The plan of a client
-of Spark Connect is Python's own and knows names alone; views, tables and SQL are the server's.
-Where a plan hides what comes between a source and `advance_time`, a listener compares the watermark
-of the running query with the CTIs that its streams report (semantics 11.14).
+A classic plan is an analysed Java object: it resolves views, and its columns have ids. A plan of a
+Spark Connect client is a Python object that knows only names; only the server resolves views,
+tables and SQL. If a classic plan hides the operators between a source and `advance_time`, a
+listener compares the running query's watermark with the CTIs that its streams report.
 """
 
 import copy
@@ -54,12 +54,12 @@ _watched: WeakSet[SparkSession] = WeakSet()
 
 
 def loses_ctis(progresses: Sequence[Mapping[str, Any]], has_ended: bool = False) -> bool:
-    """True if a query's watermark has not followed the CTIs of its streams.
+    """Return whether a query's watermark has failed to follow the CTIs of its streams.
 
     Args:
-        progresses: of one run of a query, as parsed JSON.
-        has_ended: the run has ended as it should. Until then a CTI of the last batch has yet to
-            become the watermark.
+        progresses: the progress reports of one run of a query, as parsed JSON.
+        has_ended: the run has ended properly. Before that, a CTI of the last batch may not have
+            become the watermark yet, so it does not count.
     """
     if not progresses:
         return False
@@ -70,14 +70,14 @@ def loses_ctis(progresses: Sequence[Mapping[str, Any]], has_ended: bool = False)
 
 
 def _has_ctis(progress: Mapping[str, Any]) -> bool:
-    """True if all sources are streams of ours, and each has delivered a CTI after 1970."""
+    """Return whether all sources are our streams, and each has delivered a CTI after 1970."""
     reports = [parse_report(source.get("latestOffset")) for source in progress["sources"]]
     ctis = [report.get("cti") if "partitions" in report else None for report in reports]
     return bool(ctis) and all(cti is not None and parse_instant(cti) > 0 for cti in ctis)
 
 
 def parse_report(latest_offset: Any) -> dict[str, Any]:
-    """A source's own report in a query's progress; empty: it has none."""
+    """Return a source's own report in a query's progress; empty if it has none."""
     try:
         report = json.loads(latest_offset) if isinstance(latest_offset, str) else latest_offset
     except ValueError:
@@ -86,16 +86,16 @@ def parse_report(latest_offset: Any) -> dict[str, Any]:
 
 
 def watch_ctis(spark: SparkSession) -> None:
-    """Warn once of each query of the session that loses its CTIs.
+    """Warn once about each query of the session that loses its CTIs.
 
-    A session that takes no listener is as before: without the warning.
+    If the session takes no listener, only a line in the log says so.
     """
     if spark in _watched:
         return
     _watched.add(spark)
     try:
         spark.streams.addListener(_CtiWatch())
-    except Exception as error:  # Spark, py4j and gRPC each have errors of their own.
+    except Exception as error:  # Spark, py4j and gRPC each have their own errors.
         _LOG.warning(
             "the session takes no listener, so nothing warns of queries that lose their CTI rows "
             "before advance_time; explain_time(query) shows them (%s: %s)",
@@ -104,20 +104,20 @@ def watch_ctis(spark: SparkSession) -> None:
 
 
 class _CtiWatch(StreamingQueryListener):
-    """Follows the runs of queries."""
+    """Compares each query run's watermark with its CTIs."""
 
     def __init__(self) -> None:
         self._seen = dict[str, list[Mapping[str, Any]]]()
         self._told = set[str]()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing has been seen of a new run."""
+        """Do nothing: a new run has no progress yet."""
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """An idle query has no new CTIs."""
+        """Do nothing: an idle query has no new CTIs."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Compare the watermark of a batch with the CTIs of those before."""
+        """Compare a batch's watermark with the CTIs of earlier batches."""
         try:
             for line in self._take(json.loads(event.progress.json)):
                 _LOG.warning("%s", line)
@@ -126,7 +126,7 @@ class _CtiWatch(StreamingQueryListener):
 
     def _take(self, progress: Mapping[str, Any]) -> Iterator[str]:
         run = progress["runId"]
-        # The batches before matter by whether one of them had a CTI.
+        # One earlier batch with a CTI is enough to compare, so keep no more.
         seen = [*self._seen.get(run, ()), progress]
         self._seen[run] = [each for each in seen if _has_ctis(each)][:1]
         if run not in self._told and loses_ctis(seen):
@@ -154,7 +154,7 @@ _CONNECT_NAMES: Final = {
 }
 _SET_OPERATIONS: Final = {"union": UNION, "intersect": "Intersect", "except": "Except"}
 _CHILDREN: Final = ("_child", "right", "other", "_other", "_right")
-"""The attributes of Python's plans with the plans below."""
+"""The attributes in which Python's plan objects keep the plans below."""
 
 _FUNCTIONS: Final = {
     "and": "And",
@@ -178,22 +178,22 @@ _UNCHANGING: Final = frozenset(
         "SubqueryAlias",
     }
 )
-"""Plans of Spark Connect whose columns are those of their input."""
+"""Plans of Spark Connect that pass their input's columns on unchanged."""
 
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 _ALIAS: Final = re.compile(r"^(.*?)\s+(?:as\s+)?`?([A-Za-z_]\w*)`?\s*$", re.IGNORECASE | re.DOTALL)
 
 
 def keep_cti_rows(df: DataFrame) -> DataFrame:
-    """`df` with its filters widened, so that the CTI rows of its source come through.
+    """Widen the filters of `df`, so that the CTI rows of its source come through.
 
     Raises:
-        SchemaRefused: something else in its plan removes them.
+        SchemaRefused: another operator in its plan removes them.
     """
     if not df.isStreaming:
         return df
     if not hasattr(df, "_jdf"):
-        # No listener: its thread would keep a client's process from ending.
+        # No listener here: its thread would keep a client's process from ending.
         return _keep_connect(df)
     kept, is_sure = _keep_classic(df)
     if not is_sure:
@@ -213,7 +213,7 @@ def _keep_classic(df: DataFrame) -> tuple[DataFrame, bool]:
         dataset = spark._jvm.org.apache.spark.sql.classic.Dataset
         return DataFrame(dataset.ofRows(df._jdf.sparkSession(), kept), spark), is_sure
     except (Py4JError, TypeError) as error:
-        # Java's side is no public interface: without it, a lost CTI row is found while it runs.
+        # Spark's Java API is not public and may change; the listener then finds lost CTI rows.
         _LOG.debug("the plan below advance_time cannot be read: %s", error)
         return df, False
 
@@ -230,7 +230,7 @@ def _read_id(attribute: Any) -> str:
 
 @dataclass(slots=True)
 class _Java:
-    """The session's Java side, and the common table expressions of a plan by their numbers."""
+    """The session's JVM, and a plan's common table expressions by their numbers."""
 
     jvm: Any
     tables: dict[int, Any] = field(default_factory=dict)
@@ -244,7 +244,7 @@ class _ClassicStep:
         self.name = str(plan.getClass().getSimpleName())
         children = list(_iterate(plan.children()))
         if self.name == "WithCTE":
-            # Its expressions come first; each is read where it is named.
+            # The table expressions come before the query; a CTERelationRef reads each by number.
             self._tables = children[:-1]
             java.tables.update({each.id(): each for each in self._tables})
             children = children[-1:]
@@ -261,7 +261,7 @@ class _ClassicStep:
         return self._inputs
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:
-        """By id where Spark keeps it, by place in a union, else by name."""
+        """Match by id where Spark keeps it, by place in a union, else by name."""
         if self.name in _EXPRESSIONS:
             for each in _iterate(getattr(self.plan, _EXPRESSIONS[self.name])()):
                 if _read_id(each) == column:
@@ -282,12 +282,12 @@ class _ClassicStep:
         ]
 
     def delivers_ctis(self, column: str) -> bool:
-        """True of the column of a streaming source that is called so."""
+        """Return whether this is a streaming source, and the column has the name of a CTI."""
         names = [each.name() for each in _iterate(self.plan.output()) if _read_id(each) == column]
         return bool(self.plan.isStreaming()) and any(name.lower().endswith(_CTI) for name in names)
 
     def find_same(self, place: int, column: str) -> str | None:
-        """By id, which Spark keeps while a column stays the same; by place in a union."""
+        """Match by id, which Spark keeps while a column is unchanged; by place in a union."""
         if self.name == "Project":
             for each in _iterate(self.plan.projectList()):
                 if _read_id(each) == column:
@@ -305,7 +305,7 @@ class _ClassicStep:
         return column if column in below else None
 
     def keeps_outer(self, place: int, is_null: IsNull) -> bool:
-        """True of joins with what is no stream, and of outer generators."""
+        """Accept joins with a batch DataFrame that keep CTI rows, and outer generators."""
         if self.name == GENERATE:
             return bool(self.plan.outer())
         if self.name != JOIN or self._children[1 - place].isStreaming():
@@ -318,13 +318,13 @@ class _ClassicStep:
         return how in ("FullOuter", ("LeftOuter", "RightOuter")[place])
 
     def find_condition(self, column: str, is_null: IsNull) -> Condition | None:
-        """The condition, if it names the column."""
+        """Return the condition if it names the column."""
         condition = self.plan.condition()
         named = any(_read_id(each) == column for each in _iterate(condition.references()))
         return _read_condition(condition, column, is_null) if named else None
 
     def widen(self, column: str, child: Any) -> Any:
-        """`cti IS NOT NULL OR condition`."""
+        """Return a filter on `cti IS NOT NULL OR condition`."""
         (attribute,) = (e for e in _iterate(child.output()) if _read_id(e) == column)
         catalyst = self._java.jvm.org.apache.spark.sql.catalyst
         is_cti = catalyst.expressions.IsNotNull(attribute)
@@ -332,10 +332,10 @@ class _ClassicStep:
         return catalyst.plans.logical.Filter(condition, child)
 
     def rebuild(self, children: Sequence[Any]) -> Any:
-        """The operator over other children."""
+        """Return the operator over other children."""
         if self.name == "CTERelationRef":
             self._java.tables[self.plan.cteId()] = children[0]
-            # The same operator, as another object: what is above it is to be rebuilt.
+            # The copy is another object, so `_rebuild` also rebuilds the operators above it.
             children = []
         if self.name == "WithCTE":
             tables = [self._java.tables[each.id()] for each in self._tables]
@@ -369,7 +369,7 @@ def _keep_connect(df: DataFrame) -> DataFrame:
 
 
 class _ConnectStep:
-    """An operator of a plan of Spark Connect, where nothing is resolved yet."""
+    """An operator of a Spark Connect plan, in which nothing is resolved yet."""
 
     def __init__(self, plan: Any, session: Any) -> None:
         self.plan, self._session = plan, session
@@ -387,7 +387,7 @@ class _ConnectStep:
         ]
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:
-        """By name, through what renames or computes it."""
+        """Match by name, and follow renamed and computed columns."""
         kind = type(self.plan).__name__
         if kind == "Project":
             return [(0, name) for name in self._find_sources(column)]
@@ -404,7 +404,7 @@ class _ConnectStep:
         return [(place, column) for place in range(len(self.inputs))]
 
     def _find_sources(self, column: str) -> list[str]:
-        """The columns of the input that the projection's `column` is made of."""
+        """Return the input columns that the projection's `column` uses."""
         for made in self.plan._columns:
             expression = self._read(made)
             kind = expression.WhichOneof("expr_type")
@@ -430,14 +430,14 @@ class _ConnectStep:
         return column.to_plan(self._session.client)
 
     def delivers_ctis(self, column: str) -> bool:
-        """True of the column of a stream, or of a table, that is called so."""
+        """Return whether this is a stream from a format or table, and the column a CTI by name."""
         kind = type(self.plan).__name__
         is_stream = kind == "DataSource" and self.plan._is_streaming
         is_stream = is_stream or (kind == "Read" and self.plan._is_streaming)
         return bool(is_stream) and column.lower().endswith(_CTI)
 
     def find_same(self, place: int, column: str) -> str | None:
-        """By name, where the client's own steps show that nothing else has it."""
+        """Match by name, if the client's own steps prove that no other column can have it."""
         kind, wanted = type(self.plan).__name__, column.lower()
         if _WORD.fullmatch(column) is None:
             return None
@@ -467,7 +467,7 @@ class _ConnectStep:
             alias = list(expression.alias.name) if kind == "alias" else None
             plain = _read_plain(expression.alias.expr if alias else expression)
             if plain is None and not alias:
-                # An expression has a name of Spark's making.
+                # Spark makes up an expression's name, which could be this one.
                 return None
             if column.lower() in map(str.lower, alias or [plain or ""]):
                 found.append(plain)
@@ -481,12 +481,12 @@ class _ConnectStep:
         return bool(self.plan.how == Join.JOIN_TYPE_LEFT_ANTI) and place == 0
 
     def _matches_none(self, is_null: IsNull) -> bool:
-        """True if the condition of the join is an equality that no CTI row meets."""
+        """Return whether the join's condition contains an equality that no CTI row meets."""
         on = self.plan.on if isinstance(self.plan.on, list) else [self.plan.on]
         left = _list_plan_ids(self.inputs[0].plan) - _list_plan_ids(self.inputs[1].plan)
 
         def is_null_left(expression: Any) -> bool:
-            # A name alone may be the other side's.
+            # Without a plan id the name may belong to the other side.
             name, attribute = _read_plain(expression), expression.unresolved_attribute
             is_left = attribute.HasField("plan_id") and attribute.plan_id in left
             return name is not None and is_left and is_null(name)
@@ -507,7 +507,7 @@ class _ConnectStep:
         )
 
     def keeps_outer(self, place: int, is_null: IsNull) -> bool:
-        """True of joins with what is no stream."""
+        """Accept joins with a batch DataFrame that keep CTI rows."""
         if self.name != JOIN or _reads_stream(self.inputs[1 - place].plan):
             return False
         from pyspark.sql.connect.proto import Join
@@ -520,7 +520,7 @@ class _ConnectStep:
         return self.plan.how in (Join.JOIN_TYPE_FULL_OUTER, sides[place])
 
     def find_condition(self, column: str, is_null: IsNull) -> Condition | None:
-        """The condition, if it names the column, or all columns as `na.drop()` does."""
+        """Return the condition if it names the column, or all columns as `na.drop()` does."""
         if type(self.plan).__name__ == "NADrop":
             names = [name.lower() for name in self.plan.cols or ()]
             if names and column.lower() not in names:
@@ -532,7 +532,7 @@ class _ConnectStep:
             return None
         if expression.WhichOneof("expr_type") != "expression_string":
             return _read_expression(expression, column, is_null)
-        # Only the server can read a text of SQL: it is asked about two CTI rows.
+        # Only the server can read SQL text, so ask it if two CTI rows pass.
         text = expression.expression_string.expression
         return Condition("Literal", value=True if self._keeps_rows(text, column) else None)
 
@@ -554,7 +554,7 @@ class _ConnectStep:
         return ConnectDataFrame(self.inputs[0].plan, self._session).schema
 
     def widen(self, column: str, child: Any) -> Any:
-        """`cti IS NOT NULL OR condition`."""
+        """Return a filter on `cti IS NOT NULL OR condition`."""
         from pyspark.sql.connect import functions as F
         from pyspark.sql.connect.plan import Filter
 
@@ -574,12 +574,12 @@ class _ConnectStep:
         needed = self.plan.min_non_nulls
         counted = sum(there[1:], there[0])
         plan = Filter(child, is_cti | (counted >= (len(there) if needed is None else needed)))
-        # Columns of the frame are found by the number of its plan.
+        # The DataFrame's columns refer to its plan by this number.
         plan._root_plan_id = self.plan._root_plan_id
         return plan
 
     def rebuild(self, children: Sequence[Any]) -> Any:
-        """The operator over other children, with the same number."""
+        """Return the operator over other children, with the same number."""
         plan = copy.copy(self.plan)
         for name, child in zip(self._places, children, strict=True):
             setattr(plan, name, child)
@@ -600,7 +600,7 @@ def _read_name(expression: Any) -> str:
 
 
 def _list_names(expression: Any) -> list[str]:
-    """The columns that an expression names; of a text of SQL, all its words."""
+    """List the columns that an expression names; for SQL text, all its words."""
     kind = expression.WhichOneof("expr_type")
     if kind == "unresolved_attribute":
         return [_read_name(expression)]
@@ -610,7 +610,7 @@ def _list_names(expression: Any) -> list[str]:
 
 
 def _list_messages(message: Any) -> Iterator[Any]:
-    """The expressions right below a message of the protocol."""
+    """Yield the expressions directly below a message of the protocol."""
     for descriptor, value in message.ListFields():
         if descriptor.message_type is None:
             continue
@@ -624,7 +624,7 @@ def _list_messages(message: Any) -> Iterator[Any]:
 
 
 def _read_plain(expression: Any) -> str | None:
-    """The name of an expression that is a column of the input and nothing else."""
+    """Return the name of an expression that is just an input column; None for any other."""
     if expression.WhichOneof("expr_type") != "unresolved_attribute":
         return None
     text = str(expression.unresolved_attribute.unparsed_identifier).strip("`")

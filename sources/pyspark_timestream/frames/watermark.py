@@ -1,10 +1,8 @@
-"""DataFrame helpers: Spark's watermark driven by CTIs, a bounded stream awaited.
+"""DataFrame helpers that drive Spark's watermark by CTIs, and await a stream's end (semantics 11).
 
-How it works: a source delivers CTIs as rows with `cti` set. `withWatermark` on that column, with
-no delay, makes Spark's watermark the greatest CTI; data rows, whose `cti` is null, cannot move
-it. The event-time column is then marked as the one that this watermark is about.
-
-The rules are semantics 11.
+A source delivers CTIs as rows with `cti` set. `withWatermark` on that column, with no delay, makes
+the greatest CTI Spark's watermark; data rows have a null `cti` and cannot move it. Metadata on the
+event-time column then tells Spark that the watermark is about that column.
 """
 
 import time
@@ -32,7 +30,7 @@ _RELEASE_MODES: Final = ("windows", "rows")
 _TICK_COLUMNS: Final = [("timestamp", TimestampType()), ("value", LongType())]
 """The columns of transport `time`, and of Spark's own `rate` source."""
 _IN_PIPELINE_FUNCTION: Final = "ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION"
-"""Spark's condition for a question about a DataFrame in a function of a declarative pipeline."""
+"""Spark's error condition if a function of a declarative pipeline inspects a DataFrame."""
 
 
 def advance_time(
@@ -41,22 +39,22 @@ def advance_time(
     releases: str = "windows",
     keep: str = "0 seconds",
 ) -> DataFrame:
-    """The data rows of `df`, without `cti`, with Spark's watermark driven by the CTIs alone.
+    """Return the data rows of `df`, without `cti`; only the CTIs drive Spark's watermark.
 
-    Flagged rows (late, malformed) are left out: a CTI's promise does not cover them. Take them from
-    `df` itself. Filters on other columns may come before: CTI rows pass them. Whatever else would
-    remove CTI rows, such as a join, is refused by name. Spark's watermark begins at 1970, and
-    operators would silently drop earlier rows: a stream with such a row fails, and the message says
-    how to shift it.
+    Flagged rows (late, malformed) are left out, because a CTI's promise does not cover them. Take
+    them from `df` itself. Filters on other columns may come before this call: CTI rows pass them.
+    Any other operator that would remove CTI rows, such as a join, is refused by name. Spark's
+    watermark begins at 1970, and operators would silently drop earlier rows: such a row fails the
+    stream, and the message says how to shift it.
 
     Args:
         df: a stream with a timestamp column `cti`, null on data rows.
         event_time: the column that the CTIs are about.
-        releases: `windows` for windowed aggregation: a window `[s, e)` is released when a CTI
-            reaches `e`. `rows` for operators on the column itself (joins, deduplication, timers):
+        releases: `windows` for windowed aggregation: a CTI that reaches `e` releases the window
+            `[s, e)`. `rows` for operators on the column itself (joins, deduplication, timers):
             rows at exactly the CTI stay legal, rows before it are final.
-        keep: how long after its event time `dropDuplicatesWithinWatermark` remembers a key, such as
-            `10 minutes`; the delay of `withWatermark` said this. No other operator depends on it.
+        keep: `dropDuplicatesWithinWatermark` remembers a key for this long after its event time,
+            such as `10 minutes`, as with the delay of `withWatermark`. No other operator uses it.
 
     Raises:
         SchemaRefused: `df` has no such column, or no `cti`; or an operator below would remove the
@@ -73,13 +71,13 @@ def advance_time(
     # Spark drops a row at exactly the watermark; one tick earlier keeps the CTI's own instant.
     clock = F.col("cti") if releases == "windows" else _subtract_tick(F.col("cti"))
     if _adds_to_zero_delay(df):
-        # A delay of a millisecond is left alone, so the watermark is the CTI either way.
+        # Spark keeps a delay of a millisecond, so add one first: the watermark is then the CTI.
         punctuated = df.withColumn("cti", clock + F.expr(_MILLISECOND))
         punctuated = punctuated.withWatermark("cti", "1 millisecond")
     else:
         punctuated = df.withColumn("cti", clock).withWatermark("cti", "0 seconds")
-    # A nondeterministic term is a barrier: without it the optimizer pushes this filter, and every
-    # later one, below the watermark, which then never sees a CTI.
+    # The nondeterministic term is a barrier: without it the optimizer would push this filter, and
+    # every later one, below the watermark, which would then never see a CTI.
     data = punctuated.where(F.col("cti").isNull() & (F.spark_partition_id() >= 0))
     if "violation" in df.columns:
         data = data.where(F.col("violation").isNull() | (F.col("violation") == "adjusted"))
@@ -90,7 +88,7 @@ def advance_time(
 
 
 def _parse_keep(keep: str) -> int:
-    """The duration in milliseconds, Spark's unit, rounded up."""
+    """Return the duration in milliseconds, Spark's unit, rounded up."""
     us = parse_duration(keep)
     if not 0 <= us <= FINAL_US:
         raise ValueError(
@@ -100,17 +98,17 @@ def _parse_keep(keep: str) -> int:
 
 
 def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
-    """The data rows of `slow` with the CTIs of `fast`, which `slow` then follows.
+    """Return the data rows of `slow` with the CTIs of `fast`.
 
-    So a join of the two releases results as soon as `fast` allows. CTIs of `slow` itself are left
-    out, and no row is judged: the operator that `advance_time` drives drops a row that arrives
-    after a CTI that it precedes. If rows of `slow` may be late, use option `ctiImport` instead. A
-    final CTI of `fast` ends `slow` as well.
+    A join of the two then releases results as soon as `fast` allows. The CTIs of `slow` itself are
+    left out. No violation policy applies: after `advance_time`, Spark's operators silently drop a
+    row with a time before a CTI that has already arrived. If rows of `slow` may be late, use option
+    `ctiImport` instead. A final CTI of `fast` also ends `slow`.
 
     Args:
         slow: the stream that gets CTIs.
         fast: a stream with a timestamp column `cti`; or the ticks of transport `time`, columns
-            `timestamp` and `value`: each tick is a CTI at its time. Spark reads it a second time.
+            `timestamp` and `value`: each tick is a CTI at its time. Spark reads `fast` twice.
 
     Returns:
         The columns of `slow`, and `cti` (last, if `slow` has none).
@@ -127,7 +125,7 @@ def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
 
 
 def _extract_ctis(fast: DataFrame) -> DataFrame:
-    """The CTIs of `fast` as a stream of that one column."""
+    """Return the CTIs of `fast` as a stream with only that column."""
     if [(field.name, field.dataType) for field in read_schema(fast).fields] == _TICK_COLUMNS:
         return fast.select(F.col("timestamp").alias("cti"))
     if "cti" not in fast.columns:
@@ -142,10 +140,10 @@ def _extract_ctis(fast: DataFrame) -> DataFrame:
 
 
 def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
-    """Return when `query`'s bounded streams have delivered their end, and stop it cleanly.
+    """Wait until `query`'s bounded streams have delivered their end, then stop it cleanly.
 
-    Transport `time` is bounded with `maxCount`, transport `kafka` with an ending option or
-    `endingCti`, any transport under AvailableNow. By then the sink has everything that the end
+    Option `maxCount` bounds transport `time`, an ending option or `endingCti` bounds transport
+    `kafka`, and AvailableNow bounds any transport. On return the sink has everything that the end
     releases: with a final CTI every window; with a clock, the windows that its last tick closes.
 
     Raises:
@@ -160,7 +158,7 @@ def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
 
 
 def has_ended(query: StreamingQuery) -> bool:
-    """True if all bounded sources of `query` reported their end."""
+    """Return whether all bounded sources of `query` have reported their end."""
     progress = query.lastProgress
     reports = [parse_report(source.latestOffset) for source in progress.sources] if progress else []
     ends = [report["endOfStream"] for report in reports if "endOfStream" in report]
@@ -168,7 +166,7 @@ def has_ended(query: StreamingQuery) -> bool:
 
 
 def read_schema(df: DataFrame) -> StructType:
-    """The columns of `df`; call it before anything else that Spark Connect asks its server about.
+    """Return the columns of `df`; call this before any other request to a Spark Connect server.
 
     Raises:
         SchemaRefused: a function of a declarative pipeline asks, which Spark forbids.
@@ -186,7 +184,7 @@ def read_schema(df: DataFrame) -> StructType:
 
 
 def check_times(df: DataFrame, event_time: str) -> None:
-    """Check that `df` has CTIs, and `event_time` is a timestamp; SchemaRefused otherwise."""
+    """Raise SchemaRefused unless `df` has CTIs and `event_time` is a timestamp."""
     types = {field.name: field.dataType for field in read_schema(df).fields}
     if "cti" not in types:
         raise SchemaRefused(
@@ -207,7 +205,7 @@ def check_times(df: DataFrame, event_time: str) -> None:
 
 
 def _check_session(df: DataFrame) -> None:
-    """Refuse wrong settings of the session; tasks check those that a query starts with."""
+    """Refuse wrong settings of the session; tasks check the settings at a query's start."""
     if not df.isStreaming:
         return
     conf = df.sparkSession.conf
@@ -220,16 +218,16 @@ def _check_session(df: DataFrame) -> None:
 
 
 def _adds_to_zero_delay(df: DataFrame) -> bool:
-    """True if this Spark makes a millisecond of a watermark's delay of none (semantics 11.13)."""
+    """Return whether this Spark turns a zero delay into a millisecond (semantics 11.13)."""
     try:
         return str(df.sparkSession.conf.get(ZERO_DELAY_SETTING)).lower() == "true"
     except PySparkException:
-        # No released Spark has the setting.
+        # The session does not know the setting: no released Spark has it.
         return False
 
 
 def check_timestamp(df: DataFrame, name: str, argument: str = "event_time") -> None:
-    """Check that column `name`, given as `argument`, is a timestamp; SchemaRefused otherwise."""
+    """Raise SchemaRefused unless column `name`, given as `argument`, is a timestamp."""
     types = {field.name: field.dataType for field in df.schema.fields}
     if not isinstance(types.get(name), TimestampType):
         raise SchemaRefused(
@@ -240,13 +238,13 @@ def check_timestamp(df: DataFrame, name: str, argument: str = "event_time") -> N
 
 
 def _require_1970(event_time: str, releases: str) -> Column:
-    """The column itself; a row that Spark's first watermark, 1970, would drop fails the query."""
+    """Return the column, but fail at a row that Spark's first watermark, 1970, would drop."""
     time = quote_name(event_time)
     since_1970_us = F.unix_micros(time)
     is_dropped = since_1970_us < 0 if releases == "windows" else since_1970_us <= 0
     text = F.concat(
-        # The beginning is what `why` looks for.
-        # In two pieces, or `why` would find the text in the query's plan as well.
+        # `why` searches for this beginning. In two pieces, or it would also find the text in the
+        # query's plan.
         F.lit("pyspark_timestream."),
         F.lit(f"advance_time: column '{event_time}' has a row at "),
         F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"),
@@ -261,16 +259,16 @@ def _require_1970(event_time: str, releases: str) -> Column:
 
 
 def _subtract_tick(cti: Column) -> Column:
-    """A tick before `cti`; a final CTI itself, since nothing follows it."""
+    """Return a microsecond before `cti`, but a final CTI itself, since nothing follows it."""
     earlier = F.timestamp_micros(F.unix_micros(cti) - F.lit(TICK_US))
     return F.when(is_final(cti), cti).otherwise(earlier)
 
 
 def is_final(cti: Column) -> Column:
-    """Whether a CTI is the last one that a stream has."""
+    """Return whether a CTI is final: a stream's last one."""
     return cti >= F.lit(format_instant(FINAL_US)).cast("timestamp")
 
 
 def quote_name(name: str) -> Column:
-    """The column of this name, which may contain dots."""
+    """Return the column with this name, which may contain dots."""
     return F.col(f"`{name}`")

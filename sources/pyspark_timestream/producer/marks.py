@@ -1,6 +1,6 @@
 """The marks that a producer puts among its records, and the checks of its arguments.
 
-A mark is a record without key and value whose headers name a time and its writer; semantics 4.1 to
+A mark is a record without key and value; its headers name a time and its writer. Semantics 4.1 to
 4.5 define its effect on readers.
 """
 
@@ -31,7 +31,7 @@ class Writer:
         header: the header of the reader's option `ctiHeader`.
 
     Raises:
-        OptionError: a name that a comma list cannot hold, or no header.
+        OptionError: the name does not fit into a comma list, or the header is empty.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Writer:
         return [(self.header, format_instant(time_us).encode()), *self._writer_headers()]
 
     def close_mark(self, time_us: int | None) -> Headers:
-        """The headers that end this writer; `time_us` is the last time it noted, None for none."""
+        """Return the headers that end this writer; `time_us` is the last time it noted, if any."""
         last = self.mark(time_us) if time_us is not None else self._writer_headers()
         return [*last, (f"{self.header}-close", b"true")]
 
@@ -68,13 +68,13 @@ class Writer:
 
 
 def parse_mark_time(time: datetime | str) -> int:
-    """The instant that a user notes, in microseconds.
+    """Return the instant that a user notes, in microseconds.
 
     Args:
         time: a datetime with a zone, or ISO-8601 text (without a zone it is UTC).
 
     Raises:
-        ValueError: neither, or outside the years 1 to 9999.
+        ValueError: `time` is neither, or outside the years 1 to 9999.
     """
     if isinstance(time, str):
         return parse_instant(time)
@@ -98,7 +98,7 @@ def parse_mark_time(time: datetime | str) -> int:
 
 
 def require_idempotence(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's configuration with idempotence on, so that retries keep the order.
+    """Switch idempotence on in the user's configuration, so that retries keep the order.
 
     Raises:
         OptionError: the user turned idempotence off.
@@ -115,7 +115,7 @@ def require_idempotence(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_partitions(topic: str, found: Mapping[str, int]) -> range:
-    """The partitions of `topic` that a mark goes to; `found` has the topics' partition counts.
+    """Return all partitions of `topic`; `found` has the topics' partition counts.
 
     Raises:
         LookupError: the topic does not exist.

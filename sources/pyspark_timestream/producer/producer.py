@@ -1,12 +1,12 @@
 """A Kafka producer that notes its progress in time by marks among its records (semantics 4.7).
 
-with PunctuatedProducer({"bootstrap.servers": "localhost:9092"}, "trips", "depot-7") as trips:
+    with PunctuatedProducer({"bootstrap.servers": "localhost:9092"}, "trips", "depot-7") as trips:
         trips.produce(value, key=station)
         trips.note_time(now)  # nothing before `now` will follow
 
-Nothing produced before a mark can land behind it, whichever thread produced it: marks are sent
-when all of it is in the log, and meanwhile no other thread can produce. A mark that has returned
-is in the log.
+A record produced before a mark never lands behind it, whichever thread produced it: the producer
+blocks other threads, waits until all earlier records are in the log, and only then sends the mark.
+When the call returns, the mark is in the log too.
 """
 
 import sys
@@ -44,20 +44,20 @@ from pyspark_timestream.producer.marks import (
 _RECENT_FAILURES_S: Final = 60.0
 
 Report = Callable[[Any, Any], None]
-"""Called by the client with an error, or None, and the message."""
+"""The client calls it with an error, or None, and the message."""
 
 
 class DeliveryReports:
-    """Receives every delivery report, and keeps the first failure until it is raised.
+    """Receives every delivery report, and keeps the first failure until someone raises it.
 
     Args:
         writer: the writer's name.
-        topic: where records go.
-        config: librdkafka's configuration, whose secrets are hidden.
-        log: the client's errors, which explain why nothing is delivered.
+        topic: the topic of the records.
+        config: librdkafka's configuration; messages hide its secrets.
+        log: the client's errors, which explain failed deliveries.
 
     Attributes:
-        count: changes with each report.
+        count: the number of reports so far.
     """
 
     def __init__(self, writer: str, topic: str, config: Mapping[str, Any], log: ClientLog) -> None:
@@ -66,13 +66,13 @@ class DeliveryReports:
         self.count = 0
 
     def record_report(self, error: Any, message: Any) -> None:
-        """The report of one record or mark."""
+        """Take the report of one record or mark."""
         self.count += 1
         if error is not None:
             self.fail(self.describe_failure(f"partition {message.partition()}: {error.str()}"))
 
     def combine_with(self, other: Report | None) -> Report:
-        """A report callback that also calls `other`."""
+        """Return a report callback that also calls `other`."""
         if other is None:
             return self.record_report
 
@@ -83,11 +83,11 @@ class DeliveryReports:
         return both
 
     def fail(self, failure: str) -> None:
-        """Keep `failure`, unless there is an earlier one."""
+        """Keep `failure` unless there is an earlier one."""
         self._failure = self._failure or failure
 
     def clear_failure(self) -> None:
-        """Forget the failure: its records were rolled back on purpose."""
+        """Forget the failure: the caller rolled its records back on purpose."""
         self._failure = None
 
     def raise_failure(self) -> None:
@@ -101,7 +101,7 @@ class DeliveryReports:
             raise DeliveryFailed(failure)
 
     def describe_failure(self, why: str) -> str:
-        """The message for a record or mark that did not get into the log."""
+        """Compose the message about a record or mark that did not get into the log."""
         return compose_message(
             f"writer '{self._writer}' could not deliver to topic '{self._topic}', "
             f"{hide_secrets(why, self._config)}{self._describe_unreachable()}",
@@ -109,7 +109,7 @@ class DeliveryReports:
         )
 
     def _describe_unreachable(self) -> str:
-        """The brokers that could not be reached lately, in parentheses."""
+        """List the recent failures to reach brokers, in parentheses."""
         failures = self._log.recent_failures(_RECENT_FAILURES_S)
         reasons = ", ".join(
             f"{at}: {each.reason}" if at else each.reason for at, each in failures.items()
@@ -122,13 +122,13 @@ _RETRY_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ProducerLimits:
-    """How long a producer waits, in seconds.
+    """The longest waits of a producer, in seconds.
 
     Attributes:
         request_s: for the list of partitions, and for the last flush after an error.
-        flush_step_s: for a part of a flush, after which it looks whether anything was delivered.
-        step_s: for a step of a transaction, which is tried again for a minute.
-        grace_s: for a call beyond its time-out, before its client is given up.
+        flush_step_s: for one step of a flush; after each the producer checks for deliveries.
+        step_s: for one attempt at a step of a transaction; attempts go on for a minute.
+        grace_s: for a call beyond its timeout, before the producer gives its client up.
     """
 
     request_s: float = 30.0
@@ -142,10 +142,10 @@ class Transaction:
 
     Args:
         client: a producer, as a `BoundedClient`.
-        topic: for messages.
-        error_text: an error's text without secrets.
-        wanted: transactions are in use; if not, every call does nothing.
-        step_s: how long a step may take, in seconds.
+        topic: the topic, for messages.
+        error_text: returns an error's text without secrets.
+        wanted: transactions are in use; if False, every call does nothing.
+        step_s: the longest time of one attempt, in seconds.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Transaction:
         self.is_open = False
 
     def begin(self) -> None:
-        """Open one, unless one is open."""
+        """Open a transaction unless one is open."""
         if not self._wanted or self.is_open:
             return
         if not self._ready:
@@ -178,13 +178,13 @@ class Transaction:
         self.is_open = True
 
     def commit(self) -> None:
-        """Commit the open one."""
+        """Commit the open transaction, if any."""
         if self.is_open:
             self._retry(partial(self._client.commit_transaction, timeout=self._step_s))
             self.is_open = False
 
     def abort(self) -> None:
-        """Abort the open one."""
+        """Abort the open transaction, if any."""
         if self.is_open:
             self._retry(partial(self._client.abort_transaction, timeout=self._step_s))
             self.is_open = False
@@ -215,14 +215,14 @@ T = TypeVar("T")
 _POLL_STEP_S: Final = 0.1
 _MILLISECOND_US: Final = 1_000
 _DEFAULT_LIFE_MS: Final = 300_000
-"""librdkafka's `message.timeout.ms`, after which a record is reported as failed."""
+"""librdkafka's `message.timeout.ms`: after this time it reports a record as failed."""
 
 
 class _MarkLock:
-    """A lock that producers share and a mark holds alone, without waiting behind the producers.
+    """A lock that threads hold for one record each, and a mark holds with precedence.
 
-    Producers that never pause would starve a plain lock; so a mark announces itself first, and
-    producers then wait.
+    Threads that produce without a pause would keep a mark waiting for ever at a plain lock. So a
+    mark announces itself first, and producing threads then wait.
     """
 
     def __init__(self) -> None:
@@ -234,9 +234,9 @@ class _MarkLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold it for one record; callbacks of who holds it, and of any flush, do not wait.
+        """Hold it for one record; callbacks of the holder and of any flush do not wait.
 
-        A mark is sent when all callbacks of records have returned, so behind what they produce.
+        A mark waits for all callbacks of earlier records, so it goes behind what they produce.
         """
         me = threading.get_ident()
         if me in self._owners or me in self._flushing:
@@ -245,7 +245,7 @@ class _MarkLock:
         with self._condition:
             while self._marks:
                 self._condition.wait()
-            # As `_noted` does, for each record.
+            # Inlines `_noted`, because this runs for each record.
             self._owners.append(me)
             try:
                 yield
@@ -254,11 +254,11 @@ class _MarkLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this thread holds it, by itself or by `lend`."""
+        """True if this thread holds it, by itself or by `lend`."""
         return threading.get_ident() in self._owners
 
     def lend(self, step: Callable[[Any], T], *, is_flush: bool = False) -> Callable[[Any], T]:
-        """`step`, for another thread: callbacks there wait no more than callbacks in this one."""
+        """Wrap `step` for another thread, so that its callbacks there wait only as here."""
         me = threading.get_ident()
         if me in self._owners:
             return partial(_run_noted, self._owners, step)
@@ -268,7 +268,7 @@ class _MarkLock:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold it for a mark: no other thread produces meanwhile."""
+        """Hold it for a mark: no other thread can produce meanwhile."""
         if self.is_held:
             yield
             return
@@ -286,7 +286,7 @@ class _MarkLock:
 
 @contextmanager
 def _noted(threads: list[int]) -> Iterator[None]:
-    """Keep this thread among `threads` meanwhile."""
+    """List this thread among `threads` inside the `with` block."""
     me = threading.get_ident()
     threads.append(me)
     try:
@@ -301,13 +301,13 @@ def _run_noted(threads: list[int], step: Callable[[Any], T], client: Any) -> T:
 
 
 class _Patience:
-    """Ends a wait in which nothing has changed for `limit_s`."""
+    """Ends a wait after `limit_s` seconds without a change."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s, self._seen, self._since_s = limit_s, object(), time.monotonic()
 
     def is_over(self, seen: object) -> bool:
-        """Whether `seen` was the same in each call for longer than the limit."""
+        """Return whether `seen` has stayed the same for longer than the limit."""
         now_s = time.monotonic()
         if seen != self._seen:
             self._seen, self._since_s = seen, now_s
@@ -315,24 +315,24 @@ class _Patience:
 
 
 class PunctuatedProducer:
-    """Produces records and marks of one writer to one topic; safe for threads.
+    """Produces records and marks of one writer to one topic; thread-safe.
 
     Args:
         config: the configuration of `confluent_kafka.Producer`; idempotence is on. With a
-            `transactional.id`, `commit` takes the place of `note_time`. The program itself sets
-            it, so settings that load code are not refused, as they are in options.
-        topic: where records and marks go; it must exist.
+            `transactional.id`, use `commit` instead of `note_time`. Unlike Spark options, it may
+            contain settings that load code, because the program itself sets it.
+        topic: the topic of records and marks; it must exist.
         writer_id: the writer's name, the same after a restart.
         cti_header: the reader's option `ctiHeader`.
-        auto_note_time: note the wall clock at this interval in seconds, for records that are
-            produced as they happen and whose event time is their record timestamp.
+        auto_note_time: note the wall clock at this interval in seconds; for records that are
+            produced as they happen, with the record timestamp as event time.
 
     Attributes:
-        client_class: makes the client of its configuration, for this class.
-        limits: how long this class waits.
+        client_class: makes the client from its configuration.
+        limits: the longest waits.
 
     Raises:
-        OptionError: an argument that cannot work.
+        OptionError: an argument cannot work.
     """
 
     client_class: ClassVar[type[Any]] = Producer
@@ -404,9 +404,9 @@ class PunctuatedProducer:
         timestamp: int = 0,
         headers: Any = None,
     ) -> None:
-        """Queue one record, as `confluent_kafka.Producer.produce` does; wait while it is full.
+        """Queue one record as `confluent_kafka.Producer.produce` does, but wait for room.
 
-        With transactions the first record after a commit begins the next one.
+        With transactions the first record after a commit begins the next transaction.
 
         Raises:
             DeliveryFailed: an earlier record or mark could not be delivered, or this one cannot.
@@ -427,7 +427,7 @@ class PunctuatedProducer:
             self._live_client().poll(0)
 
     def flush(self) -> None:
-        """Return when everything that was produced is in the log; raises as `note_time` does."""
+        """Wait until everything produced so far is in the log; raises as `note_time` does."""
         least, patience = sys.maxsize, _Patience(self._delivery_limit_s)
         step_s = self.limits.flush_step_s
 
@@ -435,7 +435,7 @@ class PunctuatedProducer:
             return int(client.flush(step_s))
 
         while left := self._serve(self._lock.lend(flush, is_flush=True), step_s, "flush"):
-            # Other threads may add as much as is delivered.
+            # Other threads may refill the queue meanwhile, so progress is a new minimum.
             least = min(least, left)
             self._check_delivery(patience, least)
         self._reports.raise_failure()
@@ -445,14 +445,14 @@ class PunctuatedProducer:
     def note_time(self, t: datetime | str) -> None:
         """Promise that no record with a time before `t` will follow, on every partition.
 
-        Returns when the marks are in the log, behind everything that was produced before them.
+        Returns when the marks are in the log, behind everything produced before them.
 
         Args:
-            t: a datetime with a zone, or ISO-8601 text. A reader ignores one below an earlier.
+            t: a datetime with a zone, or ISO-8601 text. Readers ignore a time below an earlier one.
 
         Raises:
-            DeliveryFailed: a record or a mark could not be delivered; where it was a record, no
-                mark was sent.
+            DeliveryFailed: a record or a mark could not be delivered; if it was a record, no mark
+                was sent.
             BrokerUnreachable: the broker did not list the partitions.
             LookupError: the topic does not exist.
             RuntimeError: the producer is closed or transactional.
@@ -509,8 +509,8 @@ class PunctuatedProducer:
             try:
                 with self._lock.exclusive():
                     if not self._closed:
-                        # Read where nobody produces, and as coarse as record timestamps are: so no
-                        # record that the client stamps itself is ever late.
+                        # Read the clock while nobody produces, and round down to the milliseconds
+                        # of record timestamps, so that no record stamped by the client is late.
                         self._note(time.time_ns() // 1_000_000 * _MILLISECOND_US)
             except Exception as error:
                 self._reports.fail(f"auto_note_time stopped: {error}")
@@ -519,10 +519,10 @@ class PunctuatedProducer:
     # -- transactions -----------------------------------------------------------------------------
 
     def commit(self, t: datetime | str | None = None) -> None:
-        """Commit the open transaction, with `t` noted inside it: seen together or not at all.
+        """Commit the open transaction with a mark for `t` in it: readers see both or neither.
 
         Raises:
-            DeliveryFailed: it could not be committed; `abort()` it and produce it again.
+            DeliveryFailed: the commit failed; call `abort()` and produce the records again.
             RuntimeError: there is no `transactional.id`, or the producer is closed.
             ValueError: `t` is not a time.
         """
@@ -545,16 +545,16 @@ class PunctuatedProducer:
             self._last_us = self._last_us if at_us is None else at_us
 
     def abort(self) -> None:
-        """Discard everything that was produced since the last commit."""
+        """Discard everything produced since the last commit."""
         with self._lock.exclusive():
             self._transaction.abort()
-            # What was not sent is reported as failed; it was given up on purpose.
+            # The client reports unsent records as failed, but we gave them up on purpose.
             self._reports.clear_failure()
 
     # -- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the writer: its marks no longer hold readers back. A second call does nothing.
+        """End the writer: it no longer holds readers back. A second call does nothing.
 
         Raises:
             DeliveryFailed: a record or a mark could not be delivered.
@@ -589,7 +589,7 @@ class PunctuatedProducer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close; after an error without a closing mark, so readers still wait for the writer."""
+        """Close; after an error send no closing mark, so that readers still wait for the writer."""
         if error is None:
             return self.close()
         self._stop_clock()
@@ -608,7 +608,8 @@ class PunctuatedProducer:
 
     def _stop_clock(self) -> None:
         self._ended.set()
-        # A callback's thread holds the lock, for which the clock may wait; it then ends by itself.
+        # A callback's thread holds the lock that the clock may wait for, so it must not join the
+        # clock, which then ends by itself.
         if self._clock is not None and not self._lock.is_held:
             self._clock.join()
 
@@ -630,10 +631,10 @@ class PunctuatedProducer:
                 ) from None
 
     def _live_client(self) -> Any:
-        """The client itself, which another thread may give up at any time.
+        """Return the client itself; another thread may give it up at any time.
 
         Raises:
-            DeliveryFailed: it is given up.
+            DeliveryFailed: the client is given up.
         """
         client = self._client.direct
         if client is None:
@@ -644,7 +645,7 @@ class PunctuatedProducer:
         """Call `step` with the client.
 
         Raises:
-            DeliveryFailed: it did not return.
+            DeliveryFailed: the call did not return.
         """
         try:
             return self._client.run(step, timeout_s, name)
@@ -659,7 +660,7 @@ class PunctuatedProducer:
         )
 
     def _check_delivery(self, patience: _Patience, left: int = 0) -> None:
-        """Give up where nothing has been delivered for longer than records live."""
+        """Give up if nothing was delivered for longer than a record may wait."""
         if patience.is_over((self._reports.count, left)):
             why = f"nothing was delivered in {self._delivery_limit_s:.0f} s"
             raise DeliveryFailed(self._reports.describe_failure(why))
@@ -676,7 +677,7 @@ class PunctuatedProducer:
 
 
 def _read_delivery_limit_s(config: Mapping[str, Any], grace_s: float) -> float:
-    """How long records live, and a little longer; infinite where the user says so, by 0."""
+    """Return the timeout of a record, plus a grace; infinite if the user set 0."""
     names = ("message.timeout.ms", "delivery.timeout.ms")
     life_ms = next((int(config[name]) for name in names if name in config), _DEFAULT_LIFE_MS)
     return life_ms / 1_000 + grace_s if life_ms else float("inf")

@@ -1,8 +1,8 @@
-"""A batch's records in one transaction, with the note that they are written (semantics 29.3).
+"""Writes a batch's records in one transaction, with the note that they are written (29.3).
 
-A place (a task, or the driver) has a transactional id and a consumer group. Opening it ends what an
-earlier attempt of the same place has left open, and keeps that attempt from committing later. Only
-then is the group's committed offset read, so it tells for certain what is written.
+A place (a task, or the driver) has a transactional id and a consumer group. Opening the place ends
+any transaction that an earlier attempt left open, and prevents that attempt from committing later.
+Only after that do we read the group's committed offset, so it states for certain what is written.
 """
 
 import time
@@ -38,14 +38,14 @@ from pyspark_timestream.producer.marks import Headers
 T = TypeVar("T")
 
 STEP_TIMEOUT_S: Final = 10.0
-"""Limit of one attempt at a request."""
+"""The longest time of one attempt at a request."""
 
 _FIRST_PAUSE_S: Final = 0.05
 
 PRODUCER_DEFAULTS: Final[dict[str, Any]] = {
-    # As Kafka's Java client: the same key goes to the same partition, whoever writes it.
+    # As in Kafka's Java client, so that a key goes to the same partition whoever writes it.
     "partitioner": "murmur2_random",
-    # Long enough for a slow task, and short enough for readers where a job never comes back.
+    # Long enough for a slow task, and short enough for readers if a job never comes back.
     "transaction.timeout.ms": 300_000,
     "queue.buffering.max.messages": 100_000,
     "linger.ms": 20,
@@ -84,21 +84,21 @@ _TOO_SLOW: Final = (
 
 
 def reading_config(client: Mapping[str, str]) -> dict[str, Any]:
-    """The user's settings for clients that read what is written: without producers' own."""
+    """Return the user's settings for clients that read, without those of producers."""
     set_here = PRODUCER_DEFAULTS | PRODUCER_REQUIRED
     own = {key: text for key, text in client.items() if not key.startswith(_PRODUCER_ONLY)}
     return {key: text for key, text in own.items() if key not in set_here}
 
 
 class Requests:
-    """The requests of one writer's clients.
-
-    Attributes:
-        log: takes the clients' errors.
+    """Makes the requests of one writer's clients.
 
     Args:
         client: the user's settings for librdkafka.
-        topic: where records and marks go; None: each record names its topic.
+        topic: the topic of records and marks; None: each record names its topic.
+
+    Attributes:
+        log: takes the clients' errors.
     """
 
     def __init__(self, client: Mapping[str, str], topic: str | None) -> None:
@@ -110,9 +110,9 @@ class Requests:
         """Run one step, and retry while the client calls the error retriable.
 
         Raises:
-            DeliveryFailed: another error, or one that has ended the transaction; or the client
+            DeliveryFailed: the error is not retriable or has ended the transaction; or the client
                 library has not returned.
-            BrokerUnreachable: no broker has answered in a minute.
+            BrokerUnreachable: no broker has answered for a minute.
         """
         budget = RetryBudget(API_TIMEOUT_S, _FIRST_PAUSE_S)
 
@@ -127,7 +127,7 @@ class Requests:
         return budget.call(lambda _: step(), pause_or_raise)
 
     def run_once(self, step: Callable[[], T], wanted: str) -> T:
-        """Run one step that must not be repeated, since it may have had its effect in part.
+        """Run one step that must not be repeated, since it may have taken effect in part.
 
         Raises:
             DeliveryFailed: any error.
@@ -147,7 +147,7 @@ class Requests:
     def failure(
         self, error: KafkaError, wanted: str, *, may_repeat: bool = False
     ) -> DeliveryFailed:
-        """The error for what a broker or the client has refused, with the remedy."""
+        """Return the error for a refusal of a broker or the client, with the remedy."""
         is_fenced = error.code() in (
             KafkaError._FENCED,
             KafkaError.INVALID_PRODUCER_EPOCH,
@@ -165,7 +165,7 @@ class Requests:
         return failed
 
     def refusal(self, error: KafkaException) -> OptionError:
-        """The error for settings that librdkafka refuses."""
+        """Return the error for settings that librdkafka refuses."""
         return OptionError(
             "kafka.*",
             hide_secrets(str(error.args[0].str()), self._client),
@@ -175,20 +175,20 @@ class Requests:
 
 
 _NONE: Final = -1001
-"""The offset of a group that has committed none, as librdkafka says it."""
+"""librdkafka's offset for a group that has committed none."""
 
 
 def read_entries(
     client: Mapping[str, str], topic: str | None, find_task: Callable[[str], int | None]
 ) -> dict[int, tuple[int, str | None]]:
-    """The committed offset of each task's group and its metadata; below 0 without one.
+    """Read the committed offset of each task's group and its metadata; below 0 without one.
 
-    An offset whose transaction is open is waited for.
+    Wait for an offset that belongs to an open transaction.
 
     Args:
         client: the user's settings for librdkafka.
-        topic: where records and marks go; None: to any topics.
-        find_task: finds the task by the name of its group; None: the group is not asked for.
+        topic: the topic of records and marks; None: any topics.
+        find_task: returns the task by the name of its group; None: skip the group.
 
     Raises:
         OptionError: librdkafka refuses the settings.
@@ -199,7 +199,7 @@ def read_entries(
     try:
         groups = requests.run(admin.list_groups, wanted)
         tasks = {group: task for group in groups if (task := find_task(group)) is not None}
-        # All of them at once, and only those again that fail.
+        # Ask for all groups at once, and again only for those that fail.
         asked = {group: requests.run(partial(admin.ask, group, topic), wanted) for group in tasks}
 
         def read(group: str) -> tuple[int, str | None]:
@@ -212,7 +212,7 @@ def read_entries(
 
 
 def read_group(client: Mapping[str, str], group: str) -> tuple[int, str | None]:
-    """The greatest offset that a group has committed for any topic, and its metadata.
+    """Read the greatest offset that a group has committed for any topic, and its metadata.
 
     Raises:
         DeliveryFailed: the group cannot be read.
@@ -226,7 +226,7 @@ def read_group(client: Mapping[str, str], group: str) -> tuple[int, str | None]:
 
 
 class _Admin:
-    """An admin client for one look."""
+    """An admin client for reading consumer groups once."""
 
     def __init__(self, client: Mapping[str, str], requests: Requests) -> None:
         self._config, self._requests = reading_config(client), requests
@@ -239,21 +239,21 @@ class _Admin:
             raise self._requests.refusal(error) from None
 
     def list_groups(self) -> list[str]:
-        """The names of all groups.
+        """List the names of all groups.
 
         Raises:
-            KafkaException: a broker that may have a group that matters does not answer.
+            KafkaException: a broker does not answer, and it may have one of our groups.
         """
         name = "list_consumer_groups"
         asked = self._client.list_consumer_groups(request_timeout=STEP_TIMEOUT_S)
         listed = self._client.wait(asked, STEP_TIMEOUT_S, name)
         for error in listed.errors:
-            # confluent-kafka gives a KafkaError, which is no exception, or a KafkaException.
+            # confluent-kafka returns a KafkaError, which is no exception, or a KafkaException.
             raise KafkaException(error) if isinstance(error, KafkaError) else error
         return [each.group_id for each in listed.valid]
 
     def ask(self, group: str, topic: str | None) -> Future[ConsumerGroupTopicPartitions]:
-        """Ask for what a group has committed for one topic, or for all."""
+        """Ask for a group's committed offsets, for one topic or for all."""
         asked = None if topic is None else [TopicPartition(topic, 0)]
         request = ConsumerGroupTopicPartitions(group, asked)
         answers: dict[str, Future[ConsumerGroupTopicPartitions]] = (
@@ -264,7 +264,7 @@ class _Admin:
         return answers[group]
 
     def read(self, answer: Future[ConsumerGroupTopicPartitions]) -> tuple[int, str | None]:
-        """The greatest committed offset of the answer, and its metadata."""
+        """Return the greatest committed offset in the answer, and its metadata."""
         name = "list_consumer_group_offsets"
         found: tuple[int, str | None] = (_NONE, None)
         for each in self._client.wait(answer, STEP_TIMEOUT_S, name).topic_partitions or ():
@@ -281,18 +281,18 @@ class _Admin:
 
 _MAX_CHUNK: Final = 10_000
 _MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
-"""Records are sent before more than this waits in memory, as far as they are of one size."""
+"""Flush before more than this waits in memory; exact only if all records have the same size."""
 
 _NO_LIMIT: Final = 2**31
 _FLUSH_STEP_S: Final = 1.0
 
 _READING: Final = {"enable.auto.commit": False, "isolation.level": "read_committed"}
 _IN_BATCHES: Final = {"key", "value"}
-"""The parts of a record that `produce_batch` takes; it ignores a partition without a word."""
+"""The parts of a record that `produce_batch` takes; it silently ignores a partition."""
 
 
 def limit_chunk(count: int, size_bytes: int, max_queued: int) -> int:
-    """How many of `count` records of `size_bytes` in all go to the client at a time, at least 1.
+    """Return how many of `count` records with `size_bytes` in total to send at a time, at least 1.
 
     >>> limit_chunk(100_000, 5_000_000, 2_000)
     2000
@@ -304,13 +304,13 @@ def limit_chunk(count: int, size_bytes: int, max_queued: int) -> int:
 
 
 class BatchTransaction:
-    """The transactions of one place, one batch after the other; for one thread.
+    """The transactions of one place, one batch after the other; not thread-safe.
 
     Args:
         client: the user's settings for librdkafka.
-        topic: where records and marks go; None: each block of records names its topic.
-        transactional_id: of the place.
-        group: the consumer group whose committed offset says what is written.
+        topic: the topic of records and marks; None: each block of records names its topic.
+        transactional_id: the place's id.
+        group: the place's consumer group; its committed offset states what is written.
 
     Raises:
         OptionError: librdkafka refuses the settings.
@@ -339,8 +339,7 @@ class BatchTransaction:
         self._transaction_s = int(config["transaction.timeout.ms"]) / 1_000
         self._max_queued = int(config["queue.buffering.max.messages"]) or _NO_LIMIT
         try:
-            # First, since a missing topic would only show as a record that is not delivered in
-            # time.
+            # First, because a missing topic would otherwise only show as a record that times out.
             if topic is not None:
                 self._list_partitions(topic)
             self._requests.run(
@@ -352,9 +351,9 @@ class BatchTransaction:
             raise
 
     def read_entry(self) -> tuple[int, str | None]:
-        """The committed offset of the group and its metadata; the offset is below 0 without one."""
+        """Read the group's committed offset and its metadata; the offset is below 0 without one."""
         if self._topic is None:
-            # A batch that comes again may name its topics in another order.
+            # A batch that runs again may name its topics in another order.
             return read_group(self._client, self._group_name)
         asked, wanted = [TopicPartition(self._topic, 0)], "read what is written"
         (found,) = self._requests.run(
@@ -377,8 +376,8 @@ class BatchTransaction:
 
         Args:
             messages: the records, at least one.
-            size_bytes: of all of them, with keys and headers.
-            topic: where they go, unless all of the transaction go to one topic.
+            size_bytes: the size of all records, with keys and headers.
+            topic: their topic, unless the whole transaction goes to one topic.
 
         Raises:
             DeliveryFailed: the client refuses a record, or there is no such topic.
@@ -396,7 +395,7 @@ class BatchTransaction:
             self._produce(topic, part, "send a row")
 
     def _make_room(self, count: int, size_bytes: int) -> None:
-        """Wait until the records fit into the client's queue, so that none is refused."""
+        """Wait until the records fit into the client's queue, so that it refuses none."""
         is_full = self._queued + count > self._max_queued
         if is_full or self._queued_bytes + size_bytes > _MAX_QUEUED_BYTES:
             self._flush()
@@ -404,7 +403,7 @@ class BatchTransaction:
         self._queued, self._queued_bytes = self._queued + count, self._queued_bytes + size_bytes
 
     def _flush(self) -> None:
-        """Wait until each record is delivered, or has failed by its own time-out."""
+        """Wait until each record is delivered or has failed by its own timeout."""
         deadline_s = time.monotonic() + self._transaction_s + GRACE_S
         flush = partial(self._producer.flush, timeout=_FLUSH_STEP_S)
         while self._requests.run_once(flush, "send the rows"):
@@ -428,14 +427,14 @@ class BatchTransaction:
         self._requests.run_once(lambda: self._producer.run(queue, 0, "produce"), wanted)
 
     def send_marks(self, headers: Headers) -> None:
-        """Send a record without key and value, with these headers, into every partition."""
+        """Send a record with these headers and no key or value to every partition."""
         assert self._topic is not None
         partitions = self._list_partitions(self._topic)
         marks = [{"partition": each, "headers": headers} for each in partitions]
         self._produce(self._topic, marks, "send a mark")
 
     def _list_partitions(self, topic: str) -> range:
-        """The topic's partitions.
+        """Return the topic's partitions.
 
         Raises:
             DeliveryFailed: there is no such topic.
@@ -459,7 +458,7 @@ class BatchTransaction:
         """Commit the records, and with them the offset and its metadata.
 
         Raises:
-            DeliveryFailed: it is not committed, or, after a timeout, perhaps not.
+            DeliveryFailed: the commit failed, or, after a timeout, may have failed.
         """
         topic = self._topic or self._sent_to[0]
         written = [TopicPartition(topic, 0, offset, metadata)]
@@ -477,13 +476,13 @@ class BatchTransaction:
         )
 
     def abort(self) -> None:
-        """End the open transaction without its records; after an error of it, if possible."""
+        """End the open transaction without its records, if that is possible."""
         try:
             self._producer.purge()
             self._producer.abort_transaction(timeout=STEP_TIMEOUT_S)
         except KafkaException:
-            # A fenced producer has nothing open. What an abandoned one or another leaves open, the
-            # next producer of the place ends, or the broker.
+            # A fenced producer has nothing open. The next producer of the place, or the broker's
+            # timeout, ends anything that another producer leaves open.
             return
 
     def close(self) -> None:

@@ -1,25 +1,13 @@
-"""Generates CTIs from events: of a partition (semantics 2.3 to 2.5), and of each producer (4.8).
+"""Generates CTIs from events: for a partition (semantics 2.3 to 2.5) or for each writer (4.8).
 
 The generator counts events, or measures the application time since the last trigger; an in-band
-CTI that takes effect restarts both. So a block falls into segments between such CTIs, and each
-segment is computed as columns.
+CTI that takes effect restarts both. So such CTIs cut a block into segments, and each segment is
+computed as columns.
 
-With `writerFrom` every event names its writer, and every writer has a generator of its own: a
-counter, or the base of a timespan (4.9). A CTI that it generates is treated as a mark of that
-writer, so that `marks.fold_marks` finds who is live, who has been silent for too long, and the
-minimum over all live writers, which is the partition's CTI (4.10).
-
-`run_writer_clocks` works on columns, whatever the number of writers:
-
-1. It sorts the counted events by writer, and for each writer by offset.
-2. It cuts them into runs: a writer's events in a block, cut again where the writer had been
-   forgotten, since it then starts over (4.5).
-3. It finds the triggers of all runs at once. A count needs each event's place in its run. A
-   timespan needs each event's successor, the first event of the run that is far enough after it:
-   one binary search for all; then the chains are followed, one step per trigger.
-
-An event that neither raises its writer's CTI nor begins a run changes nothing, and becomes no mark,
-unless `writerTimeout` needs to know when its writer was last seen.
+With `writerFrom` every event names its writer, and every writer has its own generator: a counter,
+or the base of a timespan (4.9). A CTI that it generates counts as a mark of that writer, so that
+`marks.fold_marks` finds the live writers, those silent for too long, and the minimum over all live
+writers, which is the partition's CTI (4.10).
 """
 
 from collections.abc import Mapping
@@ -49,7 +37,7 @@ from pyspark_timestream.rules.marks import (
 from pyspark_timestream.rules.state import PartitionState, WriterState
 
 _EVENTS_PER_SEARCH: Final = 50
-"""The cost of one search, in events of a search for all events at once."""
+"""One single search costs about as much as this many events in a search for all at once."""
 
 
 class GeneratorRules(NamedTuple):
@@ -57,7 +45,7 @@ class GeneratorRules(NamedTuple):
 
     Attributes:
         events: a CTI at every N-th counted event; None: not by count.
-        span_us: a CTI once application time has moved on by this; None: not by timespan.
+        span_us: a CTI when application time has advanced by this; None: not by timespan.
         delay_us: subtracted from the triggering event's time; may be negative.
     """
 
@@ -68,14 +56,14 @@ class GeneratorRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GeneratedCtis:
-    """The CTIs of a block, and the generator after it.
+    """The CTIs of a block, and the generator's state after it.
 
     Attributes:
-        index: for each CTI the index of the record that it comes right after; -1: before the first.
+        index: each CTI comes right after the record with this index; -1: before the first.
         us: the CTIs, strictly increasing, each above the one in force before the block.
         count: the counter after the block.
-        base_us: the span base after it.
-        effective: for each proposal, whether it took effect.
+        base_us: the base of the timespan after the block.
+        effective: true for each proposal that took effect.
     """
 
     index: Instants
@@ -98,14 +86,14 @@ def generate_ctis(
         frequency: the generator's rule.
         state: the partition before the block.
         places: the indices of the counted events.
-        times: their times, which drive the clock.
+        times: the times of these events, which drive the clock.
         proposals: the in-band CTIs.
     """
     cti_us = instant_or_sentinel(state.cti_us)
     rising = _find_rising(cti_us, proposals)
     if frequency.events is not None or frequency.span_us is not None:
         return _interleave(frequency, state, places, times, proposals, rising)
-    # Nothing comes between them, so each takes effect.
+    # No generated CTI comes between them, so each rising proposal takes effect.
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
     effective[rising] = True
     count = 0 if len(rising) else state.count
@@ -121,7 +109,11 @@ def _interleave(
     proposals: Proposals,
     rising: Instants,
 ) -> GeneratedCtis:
-    """As `generate_ctis`, with generated CTIs between the `rising` proposals."""
+    """Generate CTIs between the `rising` proposals.
+
+    Each round generates CTIs over the next `ahead` proposals as if none of these took effect, and
+    cuts the result at the first that does.
+    """
     cti_us = instant_or_sentinel(state.cti_us)
     count, base_us = state.count, state.base_us
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
@@ -137,7 +129,7 @@ def _interleave(
         indices.append(index[:generated])
         ctis.append(us[:generated])
         if first is None:
-            # After proposals without effect, try twice as many together.
+            # None took effect: try twice as many in the next round.
             begin, at, ahead = end, at + len(some), 2 * ahead
             cti_us, count, base_us = int(us[-1]) if len(us) else cti_us, more, later_us
             continue
@@ -158,9 +150,9 @@ def _interleave(
 def _find_first_effective(
     cti_us: int, index: Instants, us: Instants, proposals: Proposals, some: Instants
 ) -> tuple[int | None, int]:
-    """The first of `some` proposals that takes effect, and the number of CTIs before it.
+    """Return the first of `some` proposals that takes effect, and the number of CTIs before it.
 
-    The CTIs `us` are generated as if none took effect; if the first is None, all of them are valid.
+    The CTIs `us` were generated as if none took effect; if the first is None, all of them stay.
     """
     if len(some) == 1:
         in_force_us = us[-1] if len(us) else cti_us
@@ -172,7 +164,7 @@ def _find_first_effective(
 
 
 def _find_rising(cti_us: int, proposals: Proposals) -> Instants:
-    """The proposals that are greater than all before them: no other can take effect."""
+    """Find the proposals that are greater than all before them: no other can take effect."""
     highest = np.maximum.accumulate(np.concatenate(([cti_us], proposals.us)))
     return np.flatnonzero(highest[1:] > highest[:-1])
 
@@ -185,7 +177,7 @@ def _generate_segment(
     places: Instants,
     times: Instants,
 ) -> tuple[Instants, Instants, int, int | None]:
-    """The generated CTIs of events between two in-band ones, and counter and base after them."""
+    """Generate CTIs from the events between two in-band CTIs; also return counter and base."""
     triggers, count, base_us = _find_triggers(frequency, count, base_us, times)
     due = np.clip(times[triggers] - frequency.delay_us, MIN_US, FINAL_US)
     highest = np.maximum.accumulate(np.concatenate(([cti_us], due)))
@@ -196,7 +188,7 @@ def _generate_segment(
 def _find_triggers(
     frequency: GeneratorRules, count: int, base_us: int | None, times: Instants
 ) -> tuple[Instants, int, int | None]:
-    """The counted events that trigger a CTI, and the counter and span base after them."""
+    """Find the counted events that trigger a CTI, and the counter and base after them."""
     if len(times) and frequency.events is not None:
         first = frequency.events - 1 - count
         triggers = np.arange(first, len(times), frequency.events, dtype=np.int64)
@@ -217,11 +209,11 @@ def _follow_few_triggers(highest: Instants, base_us: int, span_us: int) -> Insta
 
 
 def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Instants:
-    """Each trigger is the first event at least `span_us` after the one before it.
+    """Find the triggers: each is the first event at least `span_us` after the trigger before it.
 
-    The first event that reaches a bound is also the first at which the running maximum does, so
-    every event's successor is found by one binary search over all; then follow the chain, one step
-    per CTI. If few events can trigger, only the successors in the chain are searched.
+    The first event that reaches a bound is also the first at which the running maximum does. So one
+    binary search over all events finds every event's successor, and a loop follows the chain, one
+    step per CTI. If few events can trigger, search only for the successors in the chain.
     """
     highest = np.maximum.accumulate(times)
     if (int(highest[-1]) - base_us) // span_us < len(times) // _EVENTS_PER_SEARCH:
@@ -239,9 +231,9 @@ class WrittenEvents(NamedTuple):
 
     Attributes:
         places: m indices into the block.
-        times: m instants: their times, which drive the clocks.
-        writers: n texts, of all records: the writers' names; "" where there is none.
-        record_us: n instants: the record timestamps, NEVER where there is none; None where no rule
+        times: m instants: the events' times, which drive the clocks.
+        writers: n texts: the writer of each record; "" where there is none.
+        record_us: n instants: the record timestamps, NEVER where there is none; None if no rule
             needs them.
     """
 
@@ -254,7 +246,7 @@ class WrittenEvents(NamedTuple):
 def fold_written_events(
     rules: WriterRules, frequency: GeneratorRules, state: PartitionState, events: WrittenEvents
 ) -> MarkEffects:
-    """Fold the events of a block, each of which moves the clock of its writer."""
+    """Fold the events of a block; each moves the clock of its writer."""
     rows = len(events.writers)
     clock = _accumulate_seen_times(rules, state, events.record_us)
     marks, generators = run_writer_clocks(frequency, rules.timeout_us, state, events, clock)
@@ -264,7 +256,7 @@ def fold_written_events(
         (name, _add_generator(writer, generators.get(name), before.get(name)))
         for name, writer in effects.writers
     )
-    # No mark was written, so none can be ignored or noted.
+    # The marks here are generated; none was written, so none can be ignored or noted.
     no_marks = np.zeros(len(effects.proposals.us), dtype=np.bool_)
     return effects._replace(
         writers=writers,
@@ -288,9 +280,9 @@ def _add_generator(
 def _accumulate_seen_times(
     rules: WriterRules, state: PartitionState, record_us: Instants | None
 ) -> Instants | None:
-    """The greatest record timestamp so far at each of n records; None without a timeout.
+    """Return the greatest record timestamp so far at each of n records; None without a timeout.
 
-    Records before the first timestamp count as of that one (semantics 4.5).
+    Records before the first timestamp get that one (semantics 4.5).
     """
     if rules.timeout_us is None or record_us is None:
         return None
@@ -301,7 +293,7 @@ def _accumulate_seen_times(
 
 
 class _Generator(NamedTuple):
-    """The generator of a writer after the block."""
+    """The state of a writer's generator after the block."""
 
     counted: int
     base_us: int | None
@@ -311,13 +303,16 @@ class _Generator(NamedTuple):
 class _Runs:
     """The m events, sorted by writer and for each writer by offset, and their r runs.
 
+    A run is a writer's events in a block; if the writer was forgotten in between, it starts over
+    with a new run (4.5).
+
     Attributes:
         times: m instants.
-        is_first: m booleans: a run begins.
+        is_first: m booleans: a run begins here.
         numbers: m numbers of runs.
         begins: r places among the events.
-        counts: for each run the counter before it.
-        bases_us: for each run the base of its timespan.
+        counts: r counters, before each run.
+        bases_us: r instants: the base of each run's timespan.
     """
 
     times: Instants
@@ -335,7 +330,11 @@ def run_writer_clocks(
     events: WrittenEvents,
     clock: Instants | None,
 ) -> tuple[Marks, Mapping[str, _Generator]]:
-    """Run every writer's generator over a block.
+    """Run every writer's generator over a block, on columns, whatever the number of writers.
+
+    Sort the events by writer and cut them into runs, then find the triggers of all runs at once. An
+    event that neither raises its writer's CTI nor begins a run changes nothing and becomes no mark,
+    unless `timeout_us` needs to know when its writer was last seen.
 
     Args:
         frequency: the rule of each generator.
@@ -345,7 +344,7 @@ def run_writer_clocks(
         clock: n instants: the greatest record timestamp so far; None where there is none.
 
     Returns:
-        The CTIs as marks of their writers, by writer, and the generators that have moved.
+        The CTIs as marks, sorted by writer, and the generators of all writers in the block.
     """
     encoded = events.writers.take(pa.array(events.places)).dictionary_encode()
     names = encoded.dictionary.to_pylist()
@@ -396,7 +395,7 @@ def _find_silences(
     timeout_us: int,
     clock: Instants,
 ) -> Mask:
-    """The events whose writer was forgotten since the one before (semantics 4.5)."""
+    """Find the events before which their writer was silent for too long (semantics 4.5)."""
     previous_us = np.roll(seen_us, 1)
     earlier = [clock[0] if writer.seen_us is None else writer.seen_us for writer in before]
     previous_us[is_new] = np.array(earlier, dtype=np.int64)[codes[is_new]]
@@ -427,7 +426,7 @@ def _cut_runs(
 def _find_run_triggers(
     frequency: GeneratorRules, runs: _Runs
 ) -> tuple[Instants, Instants, Instants]:
-    """The events that trigger a CTI, and each run's counter and base after it."""
+    """Find the events that trigger a CTI, and each run's counter and base after it."""
     never = np.full(len(runs.begins), NEVER)
     if not len(runs.times):
         return np.empty(0, np.int64), runs.counts, never
@@ -439,17 +438,17 @@ def _find_run_triggers(
     if frequency.span_us is not None:
         triggers = _find_run_span_triggers(runs, frequency.span_us)
         bases_us = runs.bases_us.copy()
-        # Of several triggers in a run the last is written last.
+        # NumPy assigns in order, so a run keeps its last trigger.
         bases_us[runs.numbers[triggers]] = runs.times[triggers]
         return triggers, runs.counts, bases_us
     raise AssertionError("writers' clocks have a frequency")
 
 
 def _find_run_span_triggers(runs: _Runs, span_us: int) -> Instants:
-    """Each trigger is the first event of its run at least `span_us` after the one before it.
+    """Find the triggers: each is the first event of its run `span_us` or more after the last.
 
-    Runs are laid one above the other by the ranks of their running maxima, so that one search finds
-    the successors in all of them; beyond a run's last event it finds the next run's first.
+    Stack the runs by the ranks of their running maxima, so that one search finds the successors in
+    all of them; past a run's last event it finds the next run's first.
     """
     highest = max_in_segments(runs.times, runs.is_first)
     values = np.unique(highest)

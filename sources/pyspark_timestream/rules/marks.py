@@ -1,28 +1,13 @@
 """In-band CTIs: the marks of producers become CTIs of their partition (semantics 4).
 
-A *mark* is a record whose header carries a time: its writer promises that nothing before that time
+A *mark* is a record with a time in its header: its writer promises that nothing before that time
 will follow (4.1). A *close* removes a writer; a writer without a name is the partition itself, and
-cannot be closed (4.4). The in-band CTI of a partition is the minimum of its live writers' greatest
-marks (4.2): one writer that has yet to mark, listed in `writers`, holds it back (4.3).
+cannot be closed (4.4). A partition's in-band CTI is the minimum of its live writers' greatest marks
+(4.2): a writer listed in `writers` that has not marked yet holds it back (4.3).
 
-`fold_marks` folds the punctuations of a block of records into *proposals*. A proposal is the value
-of that minimum from some record on; `generator.generate_ctis` decides which proposals take effect.
-The work is done on columns, whatever the number of writers and closes:
-
-1. `_list_changes` lists the marks and closes of the block, and the writers that are live before it,
-   by writer and in time.
-2. `_find_ends` finds the end of each change: the writer's next change, or its silence for longer
-   than `writerTimeout` (4.5).
-3. `_find_intervals` turns changes into intervals: a writer's greatest mark holds from one moment
-   to another. These maxima, and the minimum over all intervals at each moment, are computed
-   for all writers at once.
-4. `_propose` and `_compute_window` read the proposals, and the rows' time windows (4.6), off that
-   minimum.
-
-At one record four things happen in this order: the record timestamp advances the silence of all
-writers; the event is judged; its mark counts; its close counts. A *key* gives a moment its place in
-that order: 3p is a silence that record p reveals, 3p + 1 its mark, 3p + 2 its close; -1 is before
-the block, and three times the number of records is after it.
+`fold_marks` turns the marks and closes of a block into *proposals*: the values of that minimum
+after each record that changes it. `generator.generate_ctis` decides which proposals take effect.
+All steps work on columns, whatever the number of writers.
 """
 
 from collections.abc import Mapping
@@ -45,17 +30,17 @@ _MAX_SHIFTED: Final = 2**62
 
 
 def sort_by_writer(keys: Instants, codes: Instants) -> Instants:
-    """The order of n changes by the number of their writer, and for each writer by key."""
-    # Numbers of two bytes are sorted in linear time, and so are keys of a few runs in order.
+    """Return the order of n changes by the number of their writer, then by key."""
+    # NumPy sorts numbers of two bytes in linear time, and so it does keys of a few sorted runs.
     narrow = codes.astype(np.uint16) if codes.max(initial=0) < 2**16 else codes
     return np.lexsort((keys, narrow))
 
 
 def max_in_segments(us: Instants, is_first: Mask) -> Instants:
-    """The running maximum of n instants, restarted wherever `is_first`; NEVER is below all.
+    """Return the running maximum of n instants, restarted at each `is_first`; NEVER is below all.
 
-    Each segment is shifted above the one before, so that one running maximum serves all of them.
-    If the instants are too far apart for that, their ranks are shifted instead.
+    Shift each segment above the one before, so that one running maximum serves all of them. If the
+    instants are too far apart for that, shift their ranks instead.
     """
     segments = np.cumsum(is_first)
     known = us[us != NEVER]
@@ -77,10 +62,10 @@ def max_in_segments(us: Instants, is_first: Mask) -> Instants:
 
 
 def min_over_intervals(begins: Instants, ends: Instants, us: Instants, steps: int) -> Instants:
-    """At each step the least of the `us` whose intervals [begin, end) cover it; NEVER if none does.
+    """Return at each step the least `us` with an interval [begin, end) over it; NEVER if none.
 
-    No interval is empty. Each is the union of two whose length is a power of two, so that all
-    intervals of a length are entered at once, and then passed down to their halves.
+    No interval may be empty. Each is the union of two intervals of the same length, a power of two.
+    Enter all intervals of a length at once, from the longest down, and pass each to its halves.
     """
     levels = np.frexp(ends - begins)[1] - 1
     least = np.full(steps, _NO_INTERVAL)
@@ -106,11 +91,11 @@ class Marks(NamedTuple):
 
     Attributes:
         places: k indices into the block.
-        us: k instants: the marks; arbitrary where there is no readable one.
-        marked: k booleans: it carries a mark, readable or not.
-        readable: k booleans: the mark (and the writer's name) can be read.
+        us: k instants: the marks; arbitrary where no mark is readable.
+        marked: k booleans: the record carries a mark, readable or not.
+        readable: k booleans: the mark and the writer's name are readable.
         writers: k texts; "" is the partition itself.
-        closes: k booleans: it removes the writer.
+        closes: k booleans: the record removes the writer.
     """
 
     places: Instants
@@ -125,10 +110,10 @@ class WriterRules(NamedTuple):
     """The options that decide which writers count.
 
     Attributes:
-        listed: the writers that are waited for from the start.
+        listed: the partition waits for these writers from the start.
         timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
-        windows: time windows are wanted.
-        grace_us: no minimum over the writers takes effect until the record timestamps have moved on
+        windows: compute the rows' time windows.
+        grace_us: no minimum over the writers takes effect until the record timestamps have advanced
             by this since the first one; None: at once.
     """
 
@@ -166,7 +151,7 @@ class MarkEffects(NamedTuple):
         writers, noted_us, record_us, first_us, begun: as in PartitionState, after the block.
         proposals: for the generator.
         unreadable: the places of marks that cannot be read.
-        window: the rows' time windows; None where they are not wanted.
+        window: the rows' time windows; None if the rules ask for none.
     """
 
     writers: tuple[tuple[str, WriterState], ...]
@@ -188,9 +173,9 @@ def fold_marks(
         rules: the options.
         state: the partition before the block.
         marks: its marks and closes.
-        record_us: the records' timestamps, NEVER where one has none; only with a timeout or a
-            grace.
-        rows: how many records the block has.
+        record_us: the records' timestamps, NEVER where a record has none; only a timeout or a grace
+            needs them.
+        rows: the number of records in the block.
     """
     if len({len(column) for column in marks}) > 1:
         raise ValueError("the columns of punctuations differ in length")
@@ -225,7 +210,7 @@ def fold_marks(
 def _accumulate_record_times(
     rules: WriterRules, state: PartitionState, record_us: Instants | None
 ) -> Instants | None:
-    """The greatest record timestamp so far, at each record."""
+    """Return the greatest record timestamp so far at each record; None if no rule needs it."""
     if (rules.timeout_us is None and rules.grace_us is None) or record_us is None:
         return None
     before = instant_or_sentinel(state.record_us)
@@ -233,17 +218,21 @@ def _accumulate_record_times(
 
 
 class _Changes(NamedTuple):
-    """The d marks and closes, sorted by writer, and for each writer by time.
+    """The d marks and closes, sorted by writer, and for each writer by key.
 
     A writer that is live before the block begins with its greatest mark so far.
+
+    A *key* orders moments in the block. At record p the timestamp may first reveal a silence (3p),
+    then the event is judged, its mark counts (3p + 1), and its close counts (3p + 2). Key -1 is
+    before the block; three times the number of records is after it.
 
     Attributes:
         keys: d keys.
         codes: d numbers of writers.
-        us: d instants: the marks; NEVER for a close, and for a writer that has yet to mark.
-        seen_us: d instants: the greatest record timestamp by then; NEVER where it is unknown.
+        us: d instants: the marks; NEVER for a close, and for a writer that has not marked yet.
+        seen_us: d instants: the greatest record timestamp by then; NEVER if it is unknown.
         is_mark: d booleans: a mark, not a close.
-        named: d booleans: of a named writer, not of the partition itself.
+        named: d booleans: the writer has a name and is not the partition itself.
         names: the writers by their numbers.
     """
 
@@ -257,15 +246,15 @@ class _Changes(NamedTuple):
 
 
 class _Intervals(NamedTuple):
-    """The intervals in which m marks hold, on s steps: the moments at which anything changes.
+    """The intervals in which m marks hold, over s steps: the moments at which anything changes.
 
     Attributes:
-        begins, ends: m steps: the mark holds from the first, inclusive, to the second, exclusive.
-        us: m instants: the writer's greatest mark so far; NEVER where it has yet to mark.
+        begins, ends: m steps: the mark holds from `begins` (inclusive) to `ends` (exclusive).
+        us: m instants: the writer's greatest mark so far; NEVER if it has not marked yet.
         named: m booleans: the writer is named.
         live: the writers after the block, in the order of their names.
         keys: s keys, increasing; the first step is before the block.
-        steps: the last step up to each key, from -1 on.
+        steps: the last step at or before each key, from key -1 on.
     """
 
     begins: Instants
@@ -280,7 +269,7 @@ class _Intervals(NamedTuple):
 def _list_changes(
     live: Mapping[str, WriterState], marks: Marks, clock: Instants | None, first_us: int | None
 ) -> _Changes:
-    """List the changes; a writer without a known timestamp gets the first one of the block."""
+    """List the changes; a writer without a known timestamp gets the block's first one."""
     encoded = marks.writers.dictionary_encode()
     numbers = {name: number for number, name in enumerate(live)}
     dictionary_codes = [
@@ -313,7 +302,7 @@ def _list_changes(
 def _find_ends(
     changes: _Changes, clock: Instants | None, timeout_us: int | None, rows: int
 ) -> Instants:
-    """The key at which each change ends: the writer's next change, or its silence, if any."""
+    """Find the key at which each change ends: the writer's next change or its silence (4.5)."""
     ends = np.full(len(changes.keys), 3 * rows)
     same = changes.codes[1:] == changes.codes[:-1]
     ends[:-1][same] = changes.keys[1:][same]
@@ -326,6 +315,7 @@ def _find_ends(
 
 
 def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
+    """Turn changes into the intervals in which each writer's greatest mark holds."""
     is_first = np.ones(len(ends), dtype=np.bool_)
     is_first[1:] = (
         (changes.codes[1:] != changes.codes[:-1])
@@ -361,7 +351,7 @@ def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
 def _find_opening(
     rules: WriterRules, state: PartitionState, clock: Instants | None, first_us: int | None
 ) -> int | None:
-    """The record before which the grace ends: -1 before the block, None after it."""
+    """Find the record before which the grace ends: -1 before the block, None after it."""
     if rules.grace_us is None:
         return -1
     if first_us is None or clock is None:
@@ -393,7 +383,7 @@ def _propose(intervals: _Intervals, opens_at: int | None) -> Proposals:
 
 
 def _compute_window(changes: _Changes, intervals: _Intervals, noted_us: int) -> Window:
-    """The bounds at each record, after its silences and before its own mark."""
+    """Compute the bounds at each record (4.6), after its silences and before its own mark."""
     count = len(intervals.keys)
     is_known = intervals.named & (intervals.us != NEVER)
     lower_us = min_over_intervals(

@@ -1,17 +1,13 @@
 """The policies for events that violate a CTI (semantics 3), and the window of a replay (7.7).
 
 A *late* event has a time strictly before the CTI in force; a *malformed* one has no readable time,
-an unknown edge, or an end that is not after its start. `POLICIES` holds the action for each
-policy and kind of event; `classify` applies it to columns of events, given the CTI before each.
-An event *in the future* lies too far after its record's timestamp and is not late (3.8);
-`refuse_future` applies its policy after that.
+an unknown edge, or an end that is not after its start; one *in the future* lies too far after its
+record's timestamp and is not late (3.8).
 
-A replay from T to U has the rows of the full run whose time is in [T, U). Each partition ends right
-after the record at which its CTI reaches U, and that CTI is then U exactly. Every row on time below
-U lies before that place, so the rest of the partition need not be read.
-
-`cut_events` and `cut_marks` return what lies before that place in a block. `select_inside` is a
-rule for each record alone: neither the split into blocks nor the place where reading began matters.
+A replay from T to U delivers the rows of the full run with a time in [T, U). Each partition ends
+right after the record at which its CTI reaches U, and that CTI then becomes exactly U. Every
+on-time row below U comes before that record, so nobody reads the rest. `select_inside` judges each
+record by itself, so neither the split into blocks nor the start of reading changes its result.
 """
 
 import dataclasses
@@ -30,13 +26,13 @@ from pyspark_timestream.rules.marks import Marks, Window
 
 
 class Action(Enum):
-    """What becomes of a violating event.
+    """What a policy does with a violating event.
 
     Attributes:
-        text: as the policy table of semantics 3 says it.
-        counter: counts late events of this action (semantics 3.7); "" where the query fails.
-        moves: the time that is set to the CTI; the row's `violation` is then `adjusted`, and it has
-            the original times. None: no time.
+        text: the words of the policy table of semantics 3.
+        counter: counts late events of this action (semantics 3.7); "" if the query fails.
+        moves: the time that the action sets to the CTI; the row then has the violation `adjusted`
+            and keeps the original times. None: it moves no time.
     """
 
     text: str
@@ -58,7 +54,7 @@ class Action(Enum):
 class Policy(NamedTuple):
     """A row of the policy table: the action for each kind of event.
 
-    An `ended interval` ends at or before the CTI: nothing of it would be left.
+    An `ended interval` ends at or before the CTI, so moving its start would leave nothing of it.
     """
 
     point: Action
@@ -70,16 +66,16 @@ class Policy(NamedTuple):
 
     @property
     def flags(self) -> bool:
-        """Late events are rows that only their `violation` tells from others."""
+        """True if late events become rows that differ from others only by `violation`."""
         return Action.FLAG in self
 
     @property
     def fails(self) -> bool:
-        """A violation ends the query."""
+        """True if a violation fails the query."""
         return Action.FAIL in self
 
     def columns(self, shape: str) -> set[str]:
-        """The columns that this policy fills in rows of events of `shape`."""
+        """Return the columns that this policy fills in rows of events of `shape`."""
         moves = {action.moves for action in self} - {None}
         filled = {"violation"} if moves or self.flags else set()
         if moves:
@@ -102,21 +98,20 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "fail": Policy(*[Action.FAIL] * 6),
     "flag": Policy(*[Action.FLAG] * 6),
 }
-"""The policy table of semantics 3: what a policy does, counts and fills follows from its row."""
+"""The policy table of semantics 3. Its rows alone decide what a policy does, counts and fills."""
 
 KEEP_ALL: Final = "flag"
-"""The policy that loses nothing: for a look at a topic, and as advice."""
+"""The policy that loses nothing: commands that inspect a topic use it, and messages advise it."""
 
 FUTURE_POLICIES: Final = {"keep": "were kept", "drop": "were dropped", "fail": "failed the query"}
-"""The policies for events in the future (semantics 3.8), and what is said of such events."""
-
+"""The policies for events in the future (semantics 3.8), and what messages say of such events."""
 
 LATE: Final = 1
 ADJUSTED: Final = 2
 MALFORMED: Final = 3
 FUTURE: Final = 4
 VIOLATIONS: Final = (None, "late", "adjusted", "malformed", "future")
-"""The `violation` column's text by code; 0 is none."""
+"""The `violation` column's text by code; code 0 means no violation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +119,19 @@ class Events:
     """A block of n consecutive records of one partition, in offset order, as events.
 
     Attributes:
-        start_us: n instants: the start time (of an end edge: the start of what it ends).
+        start_us: n instants: the start time (for an end edge: the start of the event it ends).
         readable: n booleans; False where a time is missing or unreadable or the edge unknown.
             Times at unreadable places are arbitrary.
         end_us: n instants for intervals and edges; None for points.
         is_end: n booleans for edges: this is an end edge; None for points and intervals.
-        present: n booleans: the record is an event; None: all are. A punctuation without a value
-            is not one.
-        record_us: n instants: the record timestamps, NEVER where there is none; None where no
-            rule needs them.
-        valueless: n booleans: the record has no value, in which a time would be; None: none is so.
-        writers: n texts: the writers of the records, "" where there is none; each has a clock of
-            its own. None: CTIs are the partition's.
+        present: n booleans: the record is an event; None: all are. A mark or close without a value
+            is no event.
+        record_us: n instants: the record timestamps, NEVER where there is none; None if no rule
+            needs them.
+        valueless: n booleans: the record lacks the value that would contain its time; None: no
+            record does.
+        writers: n texts: the writer of each record, "" where there is none; each writer has its own
+            clock. None: the partition has one clock.
     """
 
     start_us: Instants
@@ -153,9 +149,9 @@ class Failure:
     """The first record that a policy `fail` refuses.
 
     Attributes:
-        index: which of the block.
+        index: its index in the block.
         malformed: it is malformed, not late.
-        event_us: the time that it was judged by; arbitrary if it is malformed.
+        event_us: the event time that was compared; arbitrary if the event is malformed.
         cti_us: the CTI in force; None: none yet.
         mark: it is an unreadable mark, not an event.
         future: it is in the future, not late.
@@ -174,17 +170,16 @@ class Verdicts:
     """The verdicts on a block of n records.
 
     Attributes:
-        keep: n booleans: the event is passed on.
-        violation: n codes, an index into VIOLATIONS.
+        keep: n booleans: the event becomes a row.
+        violation: n codes, each an index into VIOLATIONS.
         start_us: n instants, adjusted.
         end_us: n instants, adjusted; None for points.
-        cti_index: for each CTI the index of the record that it comes right after; -1: it comes
-            before the first.
+        cti_index: each CTI comes right after the record with this index; -1: before the first.
         cti_us: the CTIs, strictly increasing, each above the one in force before the block.
         failure: set if policy `fail` ends the stream; the rest is then meaningless.
-        unreadable: the places of marks that cannot be read.
-        window: the rows' time windows; None where they are not wanted.
-        inside: n booleans: the record is in the span of a replay; None without one.
+        unreadable: the places of unreadable marks.
+        window: the rows' time windows; None if the rules ask for none.
+        inside: n booleans: the record is in the window of a replay; None without a replay.
     """
 
     keep: Mask
@@ -200,7 +195,7 @@ class Verdicts:
 
 
 def check_times(events: Events) -> tuple[Instants, Mask, Mask]:
-    """The time that judges each event, and masks of the well-formed and malformed events."""
+    """Return each event's time to compare, and masks of the well-formed and malformed events."""
     times, well_formed = events.start_us, events.readable
     if events.end_us is not None:
         lasting = events.end_us > events.start_us
@@ -223,19 +218,19 @@ def classify(
     malformed: Mask,
     before: Instants,
 ) -> tuple[Verdicts, dict[str, int]]:
-    """Apply the policy to n records; the CTIs are added later.
-
-    Returns:
-        The verdicts, and how many late events each counter of the actions gets.
+    """Apply the policy to n records; `step` adds the CTIs to the verdicts later.
 
     Args:
         shape: `point`, `interval` or `edge`.
         policy: one of `POLICIES`.
         events: the n records.
-        times: the times that they are judged by.
+        times: n instants: the event times to compare.
         late: n booleans: a well-formed event before the CTI in force.
         malformed: n booleans: a malformed event.
         before: n instants: the CTI in force before each record, NEVER where there is none.
+
+    Returns:
+        The verdicts, and the late events to add to each counter.
     """
     verdicts = Verdicts(
         keep=np.ones(len(times), dtype=np.bool_) if events.present is None else events.present,
@@ -264,9 +259,9 @@ def refuse_future(
 
     Args:
         policy: `keep`, `drop` or `fail`.
-        is_flagged: events that are kept are flagged.
+        is_flagged: flag the events that are kept.
         future: n booleans: a well-formed event in the future that is not late.
-        times: the times that the n events are judged by.
+        times: n instants: the event times to compare.
         before: n instants: the CTI in force before each record, NEVER where there is none.
         said: the verdicts on late and malformed events.
     """
@@ -286,7 +281,7 @@ def refuse_future(
 def _group_by_kind(
     shape: str, events: Events, late: Mask, malformed: Mask, before: Instants
 ) -> list[tuple[str, Mask]]:
-    """The violating events by their kind, a column of the policy table."""
+    """Split the violating events by kind, which names a column of the policy table."""
     if events.is_end is not None:
         shaped = [("start_edge", late & ~events.is_end), ("end_edge", late & events.is_end)]
     elif shape == "interval" and events.end_us is not None:
@@ -359,11 +354,11 @@ def cut_marks(marks: Marks, stop: int) -> Marks:
 
 
 def select_inside(placed: Instants, from_us: int | None, until_us: int | None) -> Mask:
-    """Select the records of a block that are in the span.
+    """Select the records of a block that are in the window of a replay.
 
     Args:
-        placed: n instants: each event's time after the policy; of a malformed event, which has
-            none, the CTI in force, NEVER where there is none.
+        placed: n instants: each event's time after the policy. A malformed event has none and
+            counts at the CTI in force, or at NEVER where there is none.
         from_us: T, inclusive; None for no start.
         until_us: U, exclusive; None for no end.
     """

@@ -1,8 +1,7 @@
 """The state of one partition between two records.
 
-It round-trips through JSON, because it is part of the Spark offset. Its `Clues` are notes for
-diagnosis: no rule reads them. They are a fold like the clock, so any split into blocks notes the
-same.
+It round-trips through JSON, because it is part of the Spark offset. Its `Clues` serve diagnosis: no
+rule reads them. They are a fold as the clock is, so any split into blocks gives the same clues.
 """
 
 import dataclasses
@@ -23,31 +22,34 @@ from pyspark_timestream.core.instants import (
 )
 
 MAX_LEAD_US: Final = 60_000_000
-"""A time further after its record's timestamp, or the wall clock, is more than clock skew."""
+"""Clock skew does not explain a time further after its record's timestamp or the wall clock."""
 
 FAR_US: Final = parse_instant("2100-01-01T00:00:00Z")
-"""Times from then on are improbable."""
+"""Event times from here on are improbable."""
 
 EARLY_US: Final = parse_instant("1969-12-31T00:00:00Z"), parse_instant("1970-04-01T00:00:00Z")
-"""Numbers of seconds up to the year 2100, read as milliseconds, lie between these instants, and so
-do 0, -1 and the times of a clock that was never set."""
+"""From the first (inclusive) to the second (exclusive), times hint at a wrong unit.
+
+Seconds up to the year 2100, read as milliseconds, lie there, and so do 0, -1 and the times of a
+clock that was never set.
+"""
 
 _OLD_US: Final = parse_instant("1990-01-01T00:00:00Z")
 
 
 class Clues(NamedTuple):
-    """The notes on one partition.
+    """Notes about one partition, for diagnosis.
 
     Attributes:
-        lead_us: how far the event that made the CTI in force lies after its record's timestamp;
-            None: not so far that it matters, not known, or no event made the CTI.
-        ahead: late events whose CTI had a lead.
-        behind_us: the greatest time of a late event; None without any.
-        misplaced: late events further than the delay before an earlier late one.
-        most_late_us: how far an event was before a CTI without a lead, at most.
+        lead_us: the distance from the record's timestamp forward to its event's time, for the event
+            that made the CTI in force. None: it is small or unknown, or no event made the CTI.
+        ahead: late events that came after a CTI with a lead.
+        behind_us: the greatest time of a late event; None if none was late.
+        misplaced: late events that are further than the delay before an earlier late event.
+        most_late_us: the greatest distance of a late event before a CTI without a lead.
         old: events before 1990.
-        early: those of them that lie in `EARLY_US`, as numbers of a wrong unit do; as late events
-            they count nowhere else.
+        early: the old events in `EARLY_US`, where a wrong unit puts times. The clues about late
+            events leave them out.
     """
 
     lead_us: int | None = None
@@ -60,17 +62,17 @@ class Clues(NamedTuple):
 
     @property
     def has_other_unit(self) -> bool:
-        """True if some times are in a wrong unit; an archive of 1970 has later times as well."""
+        """True if times seem to be in a wrong unit; an archive of 1970 also has later times."""
         return 2 * self.early > self.old
 
     def to_json(self) -> dict[str, int]:
-        """A JSON object with sorted keys, without defaults."""
+        """Return a JSON object with sorted keys, without defaults."""
         found, defaults = self._asdict(), Clues._field_defaults
         return {name: found[name] for name in sorted(found) if found[name] != defaults[name]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, int]) -> "Clues":
-        """The clues that `to_json` wrote."""
+        """Return the clues that `to_json` wrote."""
         return cls(**value)
 
 
@@ -83,7 +85,8 @@ class Judged(NamedTuple):
         late: n booleans.
         before: n instants: the CTI in force before each record.
         record_us: n instants: the records' timestamps, NEVER where there is none; None: not read.
-        cti_index: the records right after which CTIs took effect; -1 for before the first.
+        cti_index: each CTI took effect right after the record with this index; -1: before the
+            first.
         cti_us: these CTIs.
     """
 
@@ -97,10 +100,10 @@ class Judged(NamedTuple):
 
 
 def add_clues(clues: Clues, delay_us: int, block: Judged) -> Clues:
-    """The clues after a block.
+    """Return the clues after a block.
 
     Args:
-        clues: before it.
+        clues: the clues before the block.
         delay_us: the delay of generated CTIs.
         block: the block.
     """
@@ -141,7 +144,7 @@ def _add_late(clues: Clues, delay_us: int, block: Judged, places: Instants) -> C
 
 
 def _find_leads(delay_us: int, block: Judged, index: Instants, ctis_us: Instants) -> Instants:
-    """The lead of each CTI that an event made; 0 where there is none."""
+    """Return the lead of each CTI; 0 if it has none or no event made it."""
     if block.record_us is None:
         return np.zeros(len(index), dtype=np.int64)
     at = np.maximum(index, 0)
@@ -153,7 +156,7 @@ def _find_leads(delay_us: int, block: Judged, index: Instants, ctis_us: Instants
 
 
 def find_early(times: Instants) -> Mask:
-    """The times that lie in `EARLY_US`."""
+    """Find the times that lie in `EARLY_US`."""
     is_early: Mask = (times >= EARLY_US[0]) & (times < EARLY_US[1])
     return is_early
 
@@ -173,15 +176,15 @@ COUNTERS: Final = (
 
 
 class WriterState(NamedTuple):
-    """One writer of in-band CTIs (semantics 4.2), or with a clock of its own (4.8).
+    """One writer of in-band CTIs (semantics 4.2), or one with its own clock (4.8).
 
     Attributes:
         mark_us: its greatest mark, or its CTI; None: it has none yet.
-        seen_us: the greatest record timestamp of the partition by its last mark or event, or, for a
-            listed writer that has yet to come, by the first record; None: no record had a timestamp
-            yet, or silence does not matter.
+        seen_us: the partition's greatest record timestamp at this writer's last mark or event, or
+            at the first record if a listed writer has not come yet. None: no record had a timestamp
+            yet, or no timeout is set.
         counted: its counted events since its counter last restarted; only with its own clock.
-        base_us: the time from which its timespan is measured; None as well without one.
+        base_us: its timespan starts here; None before the first event, or without a timespan.
     """
 
     mark_us: int | None = None
@@ -190,7 +193,7 @@ class WriterState(NamedTuple):
     base_us: int | None = None
 
     def to_json(self) -> list[int | None]:
-        """A short list: the base is written as its distance from the mark, if both are known."""
+        """Return a short list; it holds the base, if any, as the distance from the mark (or 0)."""
         if self.base_us is not None:
             return [*self[:3], self.base_us - (self.mark_us or 0)]
         return [*self[:3]] if self.counted else [*self[:2]]
@@ -203,7 +206,7 @@ class WriterState(NamedTuple):
         counted: int = 0,
         base_us: int | None = None,
     ) -> "WriterState":
-        """The state that `to_json` wrote."""
+        """Return the state that `to_json` wrote."""
         base_us = None if base_us is None else base_us + (mark_us or 0)
         return cls(mark_us, seen_us, counted, base_us)
 
@@ -215,26 +218,26 @@ class PartitionState:
     Attributes:
         cti_us: the CTI in force; None before the first.
         count: counted events since the counter last restarted.
-        base_us: the time from which a timespan is measured; None before the first counted event.
+        base_us: the timespan starts here; None before the first counted event.
         events: received events, malformed ones included.
         dropped: late events that the policy dropped.
         adjusted: late events whose start or end was moved.
-        flagged: late events that were passed on.
+        flagged: late events that became rows with a flag.
         malformed: malformed events that have a value, under every policy.
         future: events in the future, under every policy.
         ctis: CTIs that took effect.
         ignored_ctis: marks that moved no CTI: not above the one in force, or unreadable.
-        last_us: the time that the last well-formed event was judged by; None before the first.
-        writers: the writers that are live or waited for, in the order of their names; the name ""
+        last_us: the time of the last well-formed event; None before the first.
+        writers: the writers that are live or awaited, in the order of their names; the name ""
             stands for the partition's own marks.
         noted_us: the greatest mark that any named writer ever noted; None before the first.
         record_us: the greatest record timestamp so far; only kept with `writerTimeout` or
             `writerGrace`.
         first_us: the first record timestamp; only kept with `writerGrace`.
-        begun: `writers` has the listed writers.
-        outside: events that became no row because they are outside the span of a replay.
+        begun: `writers` already contains the listed writers.
+        outside: events that became no row because they are outside the window of a replay.
         tombstones: malformed events without a value, under every policy.
-        clues: notes for diagnosis, on which no rule depends.
+        clues: notes for diagnosis; no rule reads them.
     """
 
     cti_us: int | None = None
@@ -259,7 +262,7 @@ class PartitionState:
     clues: Clues = Clues()
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; counters and fields at their start value are left out."""
+        """Return a JSON object without the counters and fields that have their start value."""
         defaults = PartitionState()
         names = (field.name for field in dataclasses.fields(self))
         values = {name: getattr(self, name) for name in names}
@@ -276,7 +279,7 @@ class PartitionState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "PartitionState":
-        """The state that `to_json` wrote."""
+        """Return the state that `to_json` wrote."""
         state = cls(**value)
         parsed: Any = state.writers
         writers = tuple((name, WriterState.from_json(*values)) for name, *values in parsed)
@@ -284,7 +287,7 @@ class PartitionState:
         return dataclasses.replace(state, writers=writers, clues=clues)
 
     def counters(self) -> dict[str, int]:
-        """The counters by their public names, in the order of `COUNTERS`."""
+        """Return the counters by their public names, in the order of `COUNTERS`."""
         return {
             name: self.ignored_ctis if name == "ignoredCtis" else getattr(self, name)
             for name in COUNTERS
@@ -292,7 +295,7 @@ class PartitionState:
 
 
 def raise_cti(state: PartitionState, cti_us: int) -> PartitionState:
-    """`state` with the CTI `cti_us` in force, if that is greater; counter and base stay."""
+    """Put `cti_us` in force if it is greater than the CTI of `state`; counter and base stay."""
     if state.cti_us is not None and state.cti_us >= cti_us:
         return state
     return dataclasses.replace(state, cti_us=cti_us, clues=state.clues._replace(lead_us=None))

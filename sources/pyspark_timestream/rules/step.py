@@ -1,38 +1,19 @@
 """The state machine of one partition, over columns of records (semantics 2.2).
 
-Each partition has a clock of its own: the CTI in force, none at first. `step` takes the state
-before a block of consecutive records, their events and their marks. It returns the state after the
-block and the verdicts: which events stay, which were late, and where CTIs took effect.
+Each partition has its own clock: the CTI in force, none at first. For each record, in this order:
 
-For each record, in this order (2.2):
+1. Forget the writers that have been silent for too long, which may raise the CTI (4.5).
+2. Judge the event: it is late if its time is strictly before the CTI in force (3), else in the
+   future if it is more than `maxFuture` after its record's timestamp (3.8).
+3. Count the event, unless it is malformed, an end edge, or more than `maxFuture` after its record's
+   timestamp (2.10). It may trigger a CTI right after it, at its received time minus the delay (2.3
+   to 2.5).
+4. Apply its mark, then its close, which may change the in-band CTI (4.2, 4.4).
 
-1. Writers that have been silent for too long are forgotten, which may raise the CTI (4.5).
-2. The event is judged: it is late if its time is strictly before the CTI in force (3), else in
-   the future if it is more than `maxFuture` after its record's timestamp (3.8).
-3. The event counts, unless it is malformed, an end edge, or more than `maxFuture` after its
-   record's timestamp (2.10). It may trigger a generated CTI, at its received time minus the delay,
-   right after it (2.3 to 2.5).
-4. Its mark, then its close, may change the in-band CTI (4.2, 4.4).
-
-A CTI takes effect only if it is greater than the one in force; an in-band CTI that takes effect
-restarts the generator. The policy for late events never influences the clock: a dropped event
-counts too, and an adjusted one drives the clock with its received time.
-
-So the clock can be computed first, for the whole block, and the violations after it:
-
-- `check_times` finds each event's time and the malformed events.
-- `fold_marks` turns marks, closes and silences into proposals for in-band CTIs. With writers'
-  clocks (4.8), `fold_written_events` does so for the CTIs that each writer's events generate, and
-  the partition itself generates none.
-- `generate_ctis` runs the generator between these, and decides which of all CTIs take effect.
-- `spread_ctis` gives every record the CTI in force before it; `step` compares each event's time
-  with it, and `classify` applies the policy.
-
-A replay (7.7) has a span: `step` then folds no record after the one at which the CTI reaches the
-span's end, and keeps only events inside of it.
-
+A CTI takes effect only if it is greater than the one in force. The policy for late events never
+influences the clock: a dropped event counts too, and an adjusted one drives the clock with its
+received time. So `step` computes the clock of a whole block first, and the violations after it.
 `step` is a fold: any split of the records into calls gives the same verdicts, CTIs and end state.
-The state round-trips through JSON, because it is part of the Spark offset.
 """
 
 import dataclasses
@@ -86,15 +67,15 @@ class TimeRules:
         shape: `point`, `interval` or `edge`.
         policy: one of `POLICIES`.
         every_events: a CTI at every N-th counted event; None: not by count.
-        every_us: a CTI once application time has moved this far; None: not by timespan.
+        every_us: a CTI when application time has advanced by this; None: not by timespan.
         delay_us: subtracted from the triggering event's time; may be negative.
         max_future_us: an event further than this after its record's timestamp is in the future and
             does not drive the clock; None: unlimited.
-        writers: the writers that are waited for from the start.
+        writers: the partition waits for these writers from the start.
         writer_timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
         time_window: the rows get time windows.
-        writer_grace_us: no CTI of the writers takes effect until the record timestamps have moved
-            on by this; None: at once.
+        writer_grace_us: no CTI of the writers takes effect until the record timestamps have
+            advanced by this; None: at once.
         future_policy: `keep`, `drop` or `fail`, for events in the future.
         from_us: only rows at or after this instant; None: no start.
         until_us: only rows before this instant, and the partition ends where its CTI reaches it;
@@ -116,7 +97,7 @@ class TimeRules:
     until_us: int | None = None
 
     def is_at_end(self, cti_us: int | None) -> bool:
-        """Check whether `cti_us`, of a partition or of the stream, has reached the end."""
+        """Return whether `cti_us`, of a partition or of the stream, has reached the end."""
         return self.until_us is not None and cti_us is not None and cti_us >= self.until_us
 
 
@@ -137,7 +118,7 @@ def step(
     at = int(np.searchsorted(verdicts.cti_us, until_us))
     stop = int(verdicts.cti_index[at]) + 1
     moved, before = _fold(rules, state, cut_events(events, stop), cut_marks(marks, stop))
-    # The record after the end may have brought the CTI, by the silence of a writer.
+    # The cut block may lack the record that revealed a writer's silence and so brought this CTI.
     moved = dataclasses.replace(moved, cti_us=until_us, ctis=state.ctis + at + 1)
     is_before = np.arange(len(verdicts.keep)) < stop
     return moved, dataclasses.replace(
@@ -154,7 +135,7 @@ def step(
 def _fold(
     rules: TimeRules, state: PartitionState, events: Events, marks: Marks
 ) -> tuple[PartitionState, Verdicts]:
-    """Do as `step` does before the partition's end."""
+    """Fold a block without regard to the partition's end."""
     policy = POLICIES[rules.policy]
     times, well_formed, malformed = check_times(events)
     ahead = _find_ahead(rules, events, times)
@@ -238,7 +219,7 @@ def _leave_out(rules: TimeRules, events: Events) -> Verdicts:
 
 
 def _find_ahead(rules: TimeRules, events: Events, times: Instants) -> Mask | None:
-    """The records whose time is too far after their timestamps (semantics 2.10); None: no rule."""
+    """Find the records too far after their timestamps (semantics 2.10); None: there is no limit."""
     if rules.max_future_us is None or events.record_us is None:
         return None
     is_ahead: Mask = times - rules.max_future_us > events.record_us
@@ -247,20 +228,17 @@ def _find_ahead(rules: TimeRules, events: Events, times: Instants) -> Mask | Non
 
 
 def spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:
-    """The CTI in force before each record.
+    """Return the CTI in force before each record, NEVER where there is none.
 
     Args:
-        cti_us: before the first record; None if there is none.
-        index: the records right after which CTIs take effect; -1 for before the first.
-        us: these CTIs, which rise.
+        cti_us: the CTI before the first record; None if there is none.
+        index: each CTI takes effect right after the record with this index; -1: before the first.
+        us: these CTIs, increasing.
         rows: the number of records.
-
-    Returns:
-        An instant per record; NEVER where no CTI is in force.
     """
     candidates = np.full(rows + 1, NEVER, dtype=np.int64)
     candidates[0] = instant_or_sentinel(cti_us)
-    # Of several CTIs after one record the last, which is the greatest, is written last.
+    # NumPy assigns in order, so a record keeps the last, greatest CTI after it.
     candidates[index + 1] = us
     return np.maximum.accumulate(candidates)[:-1]
 
@@ -271,7 +249,7 @@ def _find_last_time(state: PartitionState, times: Instants, well_formed: Mask) -
 
 
 def _fail_on_marks(verdicts: Verdicts, effects: MarkEffects, before: Instants) -> Verdicts:
-    """An unreadable mark fails; an event in the same record comes before it."""
+    """Fail at the first unreadable mark, unless an event in the same or an earlier record fails."""
     failure = verdicts.failure
     if not len(effects.unreadable) or (failure and failure.index <= effects.unreadable[0]):
         return verdicts

@@ -1,24 +1,14 @@
-"""The stream's CTI: the minimum over its partitions, and the part of it that a task can prove.
+"""The stream's CTI: the minimum over its partitions, and how much of it a task can prove.
 
-A CTI promises that nothing before it will change. A stream can promise no more than each of its
-partitions, so its CTI is the minimum of theirs (semantics 5.1). A partition without a CTI holds it
-back; an idle one (5.2) does not count; if all are idle, the greatest of their CTIs counts. The
-stream's CTI never goes back. `compute_stream_cti` applies these rules between two batches.
+A stream can promise no more than each of its partitions, so its CTI is the minimum of theirs
+(semantics 5.1). A partition without a CTI holds it back; an idle one (5.2) does not count, unless
+all are idle. The stream's CTI never goes back.
 
-A partition that comes back from idleness, or that was found while the query runs, is raised to the
-stream's CTI (5.4, 5.5). It is *joining*: it has no part in the minimum of that moment, unless no
-other partition is awake.
-
-Within a batch several tasks read different partitions at the same time and cannot see each other's
-progress. Each task knows its own partitions up to the last record it has read, and the others only
-as they were at the start of the batch. CTIs never go back, so the minimum of what a task knows is a
-promise that already holds. `TaskWatermark` folds a task's partitions in reading order and yields
-the increases of that minimum: the CTI rows (5.7). The other partitions enter as one number, their
-minimum at the start (`find_min_of_others`).
-
-No task may be able to prove the stream's CTI at the end of a batch. `find_max_proven` is the
-greatest CTI row that any task can have emitted; where the stream's CTI is above it, one more batch
-carries it (5.7).
+Within a batch, tasks read different partitions at the same time and cannot see each other's
+progress. Each task knows its own partitions up to the last record read, and the others only as they
+were at the start of the batch. CTIs never go back, so the minimum of both already holds: the task
+emits its increases as CTI rows (5.7). Perhaps no task can prove the stream's CTI at the end of a
+batch; one more batch then carries it.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -30,7 +20,7 @@ from pyspark_timestream.core.instants import Instants
 
 
 def min_cti(ctis_us: Iterable[int | None]) -> int | None:
-    """The minimum of the partitions' CTIs; None if one of them is None, or there are none.
+    """Return the minimum of the partitions' CTIs; None if one of them is None, or there are none.
 
     >>> min_cti([7, 5]), min_cti([7, None]), min_cti([])
     (5, None, None)
@@ -43,10 +33,10 @@ def min_cti(ctis_us: Iterable[int | None]) -> int | None:
 def find_min_of_others(
     ctis_us: Sequence[int | None], groups: Iterable[Collection[int]]
 ) -> list[tuple[int | None, ...]]:
-    """For each group of indices, the minimum of all other CTIs, as a tuple of at most one.
+    """Return for each group of indices the minimum of all other CTIs, as a tuple of at most one.
 
-    `(None,)` if one of the others is None, `()` if there are no others. Sorts once for all groups,
-    since a batch may have thousands of partitions and as many tasks.
+    The tuple is `(None,)` if one of the others is None, `()` if there are no others. Sorts once for
+    all groups, since a batch may have thousands of partitions and as many tasks.
 
     >>> find_min_of_others([5, 3, 4], [[1], [0, 2], [0, 1, 2]])
     [(4,), (3,), ()]
@@ -61,7 +51,7 @@ def find_min_of_others(
 
 
 def max_known(*ctis_us: int | None) -> int | None:
-    """The greatest CTI that is not None; None if all are."""
+    """Return the greatest CTI that is not None; None if all are."""
     return max((cti_us for cti_us in ctis_us if cti_us is not None), default=None)
 
 
@@ -71,13 +61,13 @@ def compute_stream_cti(
     idle_us: Sequence[int | None],
     floor_us: int | None,
 ) -> int | None:
-    """The stream's CTI between two batches.
+    """Return the stream's CTI between two batches.
 
     Args:
-        holding_us: the CTIs of the partitions that are awake and were awake before.
-        joining_us: of those that come back from idleness or were just found. They will be raised
-            to the result, so they count only if no other partition is awake.
-        idle_us: of the idle ones. If all are idle, the greatest counts.
+        holding_us: the CTIs of the partitions that are active and were active before.
+        joining_us: the CTIs of partitions that come back from idleness or are new. The driver
+            raises them to the result (5.4, 5.5), so they count only if no other one is active.
+        idle_us: the CTIs of the idle partitions. If all are idle, the greatest counts.
         floor_us: the stream's CTI so far: it never goes back.
     """
     awake_us = holding_us or joining_us
@@ -86,10 +76,10 @@ def compute_stream_cti(
 
 @dataclass(frozen=True, slots=True)
 class TaskWatermark:
-    """The CTI that one task has proven so far; a fold over its partitions in reading order.
+    """The CTI that one task has proven so far: a fold over its partitions in reading order.
 
     Attributes:
-        own_us: the CTIs of the task's partitions, in reading order, as far as read.
+        own_us: the current CTIs of the task's partitions, in reading order.
         others_us: the CTIs of all other partitions at the start of the batch, or their minimum.
         emitted_us: the greatest CTI row of the stream before this point; None: none.
     """
@@ -101,11 +91,11 @@ class TaskWatermark:
     def advance(
         self, position: int, ctis_us: Instants
     ) -> tuple["TaskWatermark", Instants, Instants]:
-        """Partition `position` produced `ctis_us` (increasing).
+        """Add the increasing `ctis_us` of the partition at `position`.
 
         Returns:
-            The watermark after them; the places in `ctis_us` after which a CTI row is due; those
-            rows' values, increasing and above all emitted before.
+            The watermark after them; the places in `ctis_us` after which a CTI row is due; the
+            values of these rows, increasing and above all emitted before.
         """
         none = np.empty(0, dtype=np.int64)
         if not len(ctis_us):
@@ -130,11 +120,11 @@ def find_max_proven(
     end_us: Sequence[int | None],
     tasks: Iterable[Sequence[int]],
 ) -> int | None:
-    """The greatest CTI that any task of a batch can have proven; None: none.
+    """Return the greatest CTI that any task of a batch can have proven; None: none.
 
     Args:
         start_us: the CTI of each of the p partitions at the start of the batch.
-        end_us: the same at its end.
+        end_us: the same at the end of the batch.
         tasks: for each task the indices of its partitions.
     """
     given = list(tasks)
