@@ -172,9 +172,9 @@ def _compute_exact_ms(clock: Clock, k: int) -> Fraction:
 def compute_tick_times(
     clock: Clock, start_inclusive: int, end_exclusive: int
 ) -> npt.NDArray[np.int64]:
-    """Compute the times of ticks [start_inclusive, end_exclusive), rounded to milliseconds.
+    """Compute the times of ticks [start_inclusive, end_exclusive), in microseconds.
 
-    The times are in microseconds. The ticks must exist: end_exclusive <= count_ticks(clock).
+    Round them down to milliseconds. The ticks must exist: end_exclusive <= count_ticks(clock).
 
     Each block has one exact base; within it int64 suffices, because
     floor(base + i * p/q) = (floor(base * q) + i * p) // q for whole i, p, q.

@@ -43,9 +43,14 @@ _NUMBER: Final = r"^\s*[+-]?[0-9]+\s*$"
 
 
 _MAX_SHAPES: Final = 64
-"""Ten lengths of a fraction and three kinds of zone make thirty."""
+"""Texts of further shapes are read one by one.
+
+Ten lengths of a fraction times three kinds of zone already make thirty shapes.
+"""
 
 _MAX_LENGTH: Final = 64
+"""Longer texts are read one by one."""
+
 _FIELDS: Final = (
     "year",
     "month",

@@ -23,7 +23,10 @@ SPARK_INJECTED: Final = frozenset(
 """Lower-cased option names that Spark itself puts into the map of a source or sink."""
 
 SECRET: Final = re.compile("passw|secret|token|credential|jaas|private|user[.]info|[.](key|pem)$")
+"""Finds the lower-cased names of options and settings that hold secrets."""
+
 _LOGIN: Final = re.compile("://[^/]*@")
+"""Finds addresses that contain a user's name or password."""
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -204,7 +207,7 @@ def read_options(
         options_class: a frozen dataclass of `option(...)` fields.
         raw: option name in any case -> text.
         injected: lower-cased names to ignore.
-        foreign: names that belong elsewhere -> where they belong, for the error.
+        foreign: name that belongs elsewhere -> the place, in words for the error.
         prefixes: lower-cased prefixes of names that are read elsewhere.
         settings: names of client settings with their prefixes, for the error about an unknown
             name: it suggests the setting with the missing prefix, or the first one's prefix for a

@@ -122,7 +122,7 @@ def use_installed_pyspark(environment: MutableMapping[str, str]) -> None:
 
 
 def link_spark_home(installed: Path, cache: Path) -> Path:
-    """Make or repair a directory in `cache` with links to all of `installed` but `pyspark.zip`.
+    """Make or repair a directory in `cache` with links to `installed`, without `pyspark.zip`.
 
     Spark puts `SPARK_HOME/python/lib/pyspark.zip` first on the path of every Python process that it
     starts, at least one per query, and Python compiles imports from a zip again in each process:

@@ -38,10 +38,14 @@ def end_with_its_reader(main: Callable[..., int]) -> Callable[..., int]:
 
 _PACKAGES: Final = ("pyspark_timestream", "pyspark_tseries")
 _OWN: Final = re.compile(rf"\b(?:{'|'.join(_PACKAGES)})(?:\.\w+)+: ")
+"""The class name before an own error's message."""
+
 _END: Final = re.compile(
     r"\s*(?:\sSQLSTATE: |\n\s*at [\w$.]+[(/]|\n+JVM stacktrace:|\n+Driver stacktrace:"
     r"|\n=== Streaming Query ===|\n+Traceback \(most|\n+The above exc|\n+During handling|\Z)"
 )
+"""The text of Spark, Java or Python that follows an own error's message."""
+
 _NOT_FOUND: Final = re.compile(r"\[DATA_SOURCE_NOT_FOUND\].*: (timestream|tseries)\b")
 
 
@@ -128,7 +132,7 @@ def why(error_or_query: Any = None, *, file: TextIO | None = None) -> None:
     Args:
         error_or_query: an exception that Spark, a store or a helper raised, or a streaming query;
             None: the last uncaught exception, at a prompt or in a notebook.
-        file: prints to this file; None: standard output.
+        file: receives the sentence; None: standard output.
     """
     print(_explain(error_or_query), file=file)
 

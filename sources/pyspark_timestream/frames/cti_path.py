@@ -156,7 +156,7 @@ _REMOVERS: Final = {
     "LocalLimit": "limit",
     "TransformWithStateInPySpark": "transformWithState",
 }
-"""Operators that remove CTI rows -> the method that users call.
+"""Operators that remove CTI rows -> the user's words for them.
 
 Spark itself refuses to sample a stream, and other operators that make no sense there.
 """

@@ -58,6 +58,7 @@ PRODUCER_REQUIRED: Final[dict[str, Any]] = {
 }
 _PRODUCER_ONLY: Final = ("transaction.", "queue.buffering.", "batch.", "partitioner")
 
+# The advice for each error code.
 _RIGHTS: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user write to the topic and describe it",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "let the user write and describe "

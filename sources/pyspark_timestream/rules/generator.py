@@ -349,7 +349,7 @@ def run_writer_clocks(
     encoded = events.writers.take(pa.array(events.places)).dictionary_encode()
     names = encoded.dictionary.to_pylist()
     codes = encoded.indices.to_numpy()
-    # Numbers of two bytes are sorted in linear time.
+    # NumPy sorts numbers of two bytes in linear time.
     by = np.argsort(codes.astype(np.uint16) if len(names) < 2**16 else codes, kind="stable")
     codes, places = codes[by], events.places[by]
     is_new = _find_changes(codes)

@@ -5,8 +5,8 @@ will follow (4.1). A *close* removes a writer; a writer without a name is the pa
 cannot be closed (4.4). A partition's in-band CTI is the minimum of its live writers' greatest marks
 (4.2): a writer listed in `writers` that has not marked yet holds it back (4.3).
 
-`fold_marks` turns the marks and closes of a block into *proposals*: the values of that minimum
-after each record that changes it. `generator.generate_ctis` decides which proposals take effect.
+`fold_marks` turns the marks, closes and silences of a block into *proposals*: the values of that
+minimum after each change. `generator.generate_ctis` decides which proposals take effect.
 All steps work on columns, whatever the number of writers.
 """
 
@@ -323,12 +323,14 @@ def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
         | (ends[:-1] < changes.keys[1:])
     )
     greatest = max_in_segments(changes.us, is_first)
+    # Index k + 1 stands for key k, because the first key is -1.
     is_step = np.zeros(3 * rows + 2, dtype=np.bool_)
     is_step[[0, -1]] = True
     is_step[changes.keys + 1] = True
     marks_at = np.flatnonzero(changes.is_mark)
     is_step[ends[marks_at] + 1] = True
     steps = np.cumsum(is_step) - 1
+    # A mark that still holds after the block belongs to a live writer.
     lasting = marks_at[ends[marks_at] == 3 * rows]
     ended_open = zip(
         changes.codes[lasting], greatest[lasting], changes.seen_us[lasting], strict=True

@@ -117,6 +117,7 @@ def step(
         return moved, verdicts
     at = int(np.searchsorted(verdicts.cti_us, until_us))
     stop = int(verdicts.cti_index[at]) + 1
+    # Fold again, only up to the record at which the CTI reaches the end.
     moved, before = _fold(rules, state, cut_events(events, stop), cut_marks(marks, stop))
     # The cut block may lack the record that revealed a writer's silence and so brought this CTI.
     moved = dataclasses.replace(moved, cti_us=until_us, ctis=state.ctis + at + 1)
@@ -151,6 +152,7 @@ def _fold(
     else:
         written = WrittenEvents(counted, driving, events.writers, events.record_us)
         effects = fold_written_events(writer_rules, frequency, state, written)
+        # The writers' own generators made the CTIs; the partition generates none (4.8).
         frequency = GeneratorRules(None, None, 0)
     generated = generate_ctis(frequency, state, counted, driving, effects.proposals)
     before = spread_ctis(state.cti_us, generated.index, generated.us, len(times))
