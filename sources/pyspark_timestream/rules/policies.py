@@ -6,7 +6,7 @@ record's timestamp and is not late (3.8).
 
 A replay from T to U delivers the rows of the full run with a time in [T, U). Each partition ends
 right after the record at which its CTI reaches U, and that CTI then becomes exactly U. Every
-on-time row below U comes before that record, so nobody reads the rest. `select_inside` judges each
+on-time row below U comes before this end, so nobody reads the rest. `select_inside` judges each
 record by itself, so neither the split into blocks nor the start of reading changes its result.
 """
 
