@@ -1,4 +1,4 @@
-"""The policies for events that violate a CTI (semantics 3), and the window of a replay (7.7).
+"""The policies for events that violate a CTI (semantics 3), and the replay window (7.7).
 
 A *late* event has a time strictly before the CTI in force; a *malformed* one has no readable time,
 an unknown edge, or an end that is not after its start; one *in the future* lies too far after its
@@ -124,7 +124,7 @@ class Events:
             Times at unreadable places are arbitrary.
         end_us: n instants for intervals and edges; None for points.
         is_end: n booleans for edges: this is an end edge; None for points and intervals.
-        present: n booleans: the record is an event; None: all are. A mark or close without a value
+        present: n booleans: the record is an event; None: all are. A punctuation without a value
             is no event.
         record_us: n instants: the record timestamps, NEVER where there is none; None if no rule
             needs them.
@@ -179,7 +179,7 @@ class Verdicts:
         failure: set if policy `fail` ends the stream; the rest is then meaningless.
         unreadable: the places of unreadable marks.
         window: the rows' time windows; None if the rules ask for none.
-        inside: n booleans: the record is in the window of a replay; None without a replay.
+        inside: n booleans: the record is in the replay window; None without one.
     """
 
     keep: Mask
@@ -354,7 +354,7 @@ def cut_marks(marks: Marks, stop: int) -> Marks:
 
 
 def select_inside(placed: Instants, from_us: int | None, until_us: int | None) -> Mask:
-    """Select the records of a block that are in the window of a replay.
+    """Select the records of a block that are in the replay window.
 
     Args:
         placed: n instants: each event's time after the policy. A malformed event has none and

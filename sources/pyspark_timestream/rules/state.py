@@ -235,7 +235,7 @@ class PartitionState:
             `writerGrace`.
         first_us: the first record timestamp; only kept with `writerGrace`.
         begun: `writers` already contains the listed writers.
-        outside: events that became no row because they are outside the window of a replay.
+        outside: events that became no row because they are outside the replay window.
         tombstones: malformed events without a value, under every policy.
         clues: notes for diagnosis; no rule reads them.
     """
