@@ -1,4 +1,4 @@
-"""The options of writes and reads: frozen dataclasses, and the texts that make them."""
+"""Define the options of writes and reads as frozen dataclasses, and parse them from texts."""
 
 import dataclasses
 import functools
@@ -51,12 +51,12 @@ from pyspark_tseries.storage.location import (
 )
 
 DURABILITIES: Final = ("fsync", "os")
-"""`fsync`: every acknowledged commit survives a power loss. `os`: commits survive that the
-operating system has written to the disk by then."""
+"""`fsync`: every acknowledged commit survives a power loss. `os`: only those commits survive that
+the operating system has already written to the disk."""
 
 
 def os_user() -> str:
-    """The user of the operating system, who is the author and principal by default."""
+    """Return the user of the operating system, the default author and principal."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # A container's user may have no name.
@@ -82,7 +82,7 @@ def _column_names(value: str) -> tuple[str, ...]:
 
 
 def _fixed_location(value: str) -> str:
-    """A location that does not depend on the working directory of the process."""
+    """Return the location; raise ValueError if it depends on the process's working directory."""
     location = normalize_location(value)
     if not location.startswith(("/", "s3://")):
         raise ValueError(
@@ -135,7 +135,7 @@ def _parse_cti(value: str) -> str:
 
 
 NO_MAX_US: Final = 2**62
-"""`maxFuture` = `none`."""
+"""Stands for `maxFuture` = `none`."""
 
 DELAY: Final = Parser(
     _parse_delay,
@@ -160,7 +160,7 @@ STARTS: Final = Parser(parse_start_sequences, 'JSON such as {"series": 7}')
 
 
 class _Located:
-    """Options of something that names a store."""
+    """The base of options that name a store."""
 
     __slots__ = ()
     path: str
@@ -178,9 +178,9 @@ _stream_option: Final = functools.partial(option, effect="stream")
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions(_Located):
-    """How a DataFrame is added to a store.
+    """The options of writing a DataFrame to a store.
 
-    Column names are None where the option was not given: the default name is then used if the
+    A column name is None if the option was not given; then the default name applies if the
     DataFrame has such a column.
     """
 
@@ -376,7 +376,7 @@ class WriteOptions(_Located):
         return self.durability == "fsync"
 
     def author_and_principal(self) -> tuple[str, str]:
-        """The author of rows that name none, and the principal."""
+        """Return the author of rows that name none, and the principal."""
         principal = os_user() if self.principal is None else self.principal
         return principal if self.author is None else self.author, principal
 
@@ -476,7 +476,7 @@ class ReadOptions(_Located):
     storage: OptionPairs = field(default=(), repr=False)
 
     def to_query(self) -> Query:
-        """The query that the options describe."""
+        """Return the query that the options describe."""
         return Query(
             self.query,
             _range(self.view_from, self.view_to),
@@ -491,7 +491,7 @@ def _range(anchor: Point | None, span: Point | None) -> Range:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeOptions(_Located):
-    """How a streaming query follows a store."""
+    """The options of a streaming query that subscribes to a store."""
 
     path: str = _stream_option(
         "path",
@@ -547,26 +547,26 @@ class SubscribeOptions(_Located):
 T = TypeVar("T", "WriteOptions", "ReadOptions", "SubscribeOptions")
 
 _STORAGE: Final = "storageoptions."
-"""Options that begin so, in any case, say how an object store is reached."""
+"""Options with this prefix, in any case, are the `STORAGE_OPTIONS` of an object store."""
 
 
 def parse_write(raw: Mapping[str, str]) -> WriteOptions:
-    """The write options of Spark's map; raises OptionError before anything is written."""
+    """Return the write options in Spark's map; raise OptionError before anything is written."""
     return _parse(WriteOptions, raw)
 
 
 def parse_read(raw: Mapping[str, str]) -> ReadOptions:
-    """The read options of Spark's map; raises OptionError before anything is read."""
+    """Return the read options in Spark's map; raise OptionError before anything is read."""
     return _parse(ReadOptions, raw)
 
 
 def parse_subscribe(raw: Mapping[str, str]) -> SubscribeOptions:
-    """The options of a subscription in Spark's map; raises OptionError before anything is read."""
+    """Return the subscription options in Spark's map; raise OptionError before anything is read."""
     return _parse(SubscribeOptions, raw)
 
 
 def parse_any_read(raw: Mapping[str, str]) -> ReadOptions | SubscribeOptions:
-    """The options of a read that may be a subscription; raises OptionError where it is neither."""
+    """Return the options of a read or a subscription; raise OptionError if it is neither."""
     both = {spec.name.lower() for spec in option_specs(ReadOptions).values()}
     only_streams = {spec.name.lower() for spec in option_specs(SubscribeOptions).values()} - both
     streams = only_streams & {name.lower() for name in raw}
@@ -581,7 +581,7 @@ _BELONGS: Final = {
 
 
 VIEW: Final = "CREATE TEMPORARY VIEW name USING tseries OPTIONS (path '/data/trips')"
-"""The statement of SQL where a table cannot have the options."""
+"""The SQL statement to use if a table cannot have the options."""
 
 
 def _parse(mine: type[T], raw: Mapping[str, str]) -> T:

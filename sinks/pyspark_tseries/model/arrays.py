@@ -1,8 +1,8 @@
-"""Columns of whole numbers as NumPy arrays, in blocks, and cut by ranges of keys.
+"""Keep columns of whole numbers as NumPy arrays, and select rows by ranges of keys.
 
-Sequences, timestamps and positions are 64-bit integers. A null is a number that no legal value
-reaches, so that arithmetic on it neither fails nor overflows. A key is (series, sequence); names
-compare by their UTF-8 bytes, in Python as in Arrow.
+Sequences, timestamps and positions are 64-bit integers. A number that no legal value reaches stands
+for null, so that arithmetic on it neither fails nor overflows. A key is (series, sequence); Python
+and Arrow both compare names by their UTF-8 bytes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ NO_SEQUENCE: Final = -1
 """The last sequence of a series without events."""
 
 NO_ORIGINAL: Final = np.iinfo(np.int64).min
-"""A null in column `original_sequence`; below NO_SEQUENCE, which a damaged file may hold."""
+"""A null in column `original_sequence`; differs from NO_SEQUENCE, which a damaged file may hold."""
 
 NEVER_US: Final = MIN_NUMBER
 """The newest timestamp of a series without events."""
@@ -35,13 +35,13 @@ UNTIMED: Final = np.iinfo(np.int64).max
 
 
 def to_int64(column: pa.ChunkedArray | pa.Array) -> Int64Array:
-    """A column of numbers or timestamps without nulls, as numbers."""
+    """Return a column of numbers or timestamps, without nulls, as numbers."""
     values: Int64Array = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     return values
 
 
 def encode_names(series: pa.Array) -> tuple[pa.Array, Int64Array]:
-    """The distinct names, sorted by their UTF-8 bytes, and each row's position among them."""
+    """Return the distinct names, sorted by UTF-8 bytes, and each row's position among them."""
     encoded = series.dictionary_encode()
     by_name = pc.array_sort_indices(encoded.dictionary).to_numpy()
     rank = np.empty(len(by_name), np.int64)
@@ -50,10 +50,10 @@ def encode_names(series: pa.Array) -> tuple[pa.Array, Int64Array]:
 
 
 def encode_runs(series: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Int64Array]:
-    """As `encode_names`, of rows that mostly stand in runs of one series.
+    """Return the same as `encode_names`, faster if neighbouring rows mostly share their series.
 
-    Three to six times as fast for a million rows sorted by series, and half as fast for random
-    ones.
+    For a million rows it is three to six times as fast if they are sorted by series, and half as
+    fast if they are in random order.
     """
     whole = series.combine_chunks() if isinstance(series, pa.ChunkedArray) else series
     whole = whole.cast(pa.string())
@@ -74,10 +74,10 @@ def _differs_from_previous(series: pa.Array) -> BoolArray:
 
 
 def sort_by_code(codes: Int64Array, numbers: Int64Array) -> Int64Array:
-    """The rows in the order of (code, number, row); codes are not negative.
+    """Return the rows in the order of (code, number, row); codes are not negative.
 
-    As `np.lexsort((numbers, codes))`, in less than half the time: NumPy sorts 16-bit numbers
-    without comparing them, and most batches are in the order of time already.
+    The result is that of `np.lexsort((numbers, codes))`, in less than half the time: NumPy sorts
+    16-bit numbers without comparing them, and most batches are already in the order of time.
     """
     order = np.arange(len(numbers))
     if (numbers[1:] < numbers[:-1]).any():
@@ -89,7 +89,7 @@ def sort_by_code(codes: Int64Array, numbers: Int64Array) -> Int64Array:
 
 
 def sort_keys(codes: Int64Array, sequence: Int64Array) -> Int64Array:
-    """As `sort_by_code`, of rows that mostly are in the order of their keys already."""
+    """Return the same as `sort_by_code`, faster if the rows are already sorted by distinct keys."""
     step, ahead = np.diff(codes), np.diff(sequence)
     if np.all((step > 0) | ((step == 0) & (ahead > 0))):
         return np.arange(len(codes))
@@ -97,7 +97,7 @@ def sort_keys(codes: Int64Array, sequence: Int64Array) -> Int64Array:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """True if two values are equal, where a NaN is equal to a NaN, inside lists too."""
+    """Return whether two values are equal; a NaN equals a NaN, inside dicts and lists too."""
     if isinstance(one, float) and isinstance(other, float) and one != one:
         return other != other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -109,11 +109,11 @@ def is_same(one: Any, other: Any) -> bool:
 
 BLOCK_ROWS: Final = 1 << 14
 MAX_SEPARATE_BLOCKS: Final = 8
-"""Above this number of blocks, one NumPy call on the whole column is faster."""
+"""For more blocks than this, one NumPy call on the whole column is faster."""
 
 
 class BlockColumns(Mapping[str, Int64Array]):
-    """Columns of equal length by name; `columns[name]` is a copy in one piece."""
+    """Columns of equal length by name, in blocks; `columns[name]` returns a copy in one piece."""
 
     def __init__(self, columns: Mapping[str, Int64Array]) -> None:
         self._blocks = {name: _split_blocks(column) for name, column in columns.items()}
@@ -133,14 +133,14 @@ class BlockColumns(Mapping[str, Int64Array]):
         return name in self._blocks
 
     def bounds(self, name: str) -> Int64Array:
-        """The lowest and the highest number of a non-empty column; found once."""
+        """Return the lowest and the highest number of a non-empty column; cached."""
         if name not in self._bounds:
             blocks = self._blocks[name]
             self._bounds[name] = np.array([min(map(np.min, blocks)), max(map(np.max, blocks))])
         return self._bounds[name]
 
     def take(self, rows: Int64Array, absent: Mapping[str, int]) -> dict[str, Int64Array]:
-        """The columns of `absent` at `rows`; its number stands for a missing row or column."""
+        """Return the columns of `absent` at `rows`; its numbers fill missing rows and columns."""
         known = (rows >= 0) & (rows < self.rows)
         there = rows[known]
         found = {}
@@ -153,9 +153,9 @@ class BlockColumns(Mapping[str, Int64Array]):
     def put(
         self, rows: Int64Array, changes: Mapping[str, Int64Array], absent: Mapping[str, int]
     ) -> "BlockColumns":
-        """A copy with `changes` at the distinct `rows`, which may lie beyond the end.
+        """Return a copy with `changes` at the distinct `rows`, which may lie beyond the end.
 
-        The copy has the columns of `absent`, whose numbers fill what is not set.
+        The copy has the columns of `absent`; its numbers fill cells that are not set.
         """
         result = BlockColumns({})
         result.rows = max(self.rows, int(rows.max(initial=-1)) + 1)
@@ -191,7 +191,7 @@ def _touched_blocks(rows: Int64Array) -> npt.NDArray[np.intp]:
 
 
 def _extend(blocks: list[Int64Array], rows: int, absent: int) -> list[Int64Array]:
-    """`blocks` extended to `rows` rows with `absent`."""
+    """Return `blocks` extended to `rows` rows with `absent`."""
     have = sum(map(len, blocks[-1:])) + BLOCK_ROWS * max(len(blocks) - 1, 0)
     if have == rows:
         return list(blocks)
@@ -217,18 +217,18 @@ def _overwrite(blocks: list[Int64Array], rows: Int64Array, values: Int64Array) -
 
 Key = tuple[str, int]
 Sample = tuple[str, int, int]
-"""A series, a sequence, and the number of bytes that this event represents."""
+"""A series, a sequence, and the number of bytes for which this event stands."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The events from `first`, inclusive, to `end`, exclusive; None does not bound."""
+    """The events from `first` (inclusive) to `end` (exclusive); None does not bound."""
 
     first: Key | None = None
     end: Key | None = None
 
     def expression(self) -> pc.Expression | None:
-        """The slice as a filter on the columns `series` and `sequence`."""
+        """Return the range as a filter on the columns `series` and `sequence`; None passes all."""
         bounds = []
         series, sequence = pc.field("series"), pc.field("sequence")
         if self.first is not None:
@@ -242,7 +242,7 @@ class KeyRange:
         return bounds[0] if len(bounds) == 1 else bounds[0] & bounds[1]
 
     def contains(self, series: pa.Array | pa.ChunkedArray, sequence: Int64Array) -> BoolArray:
-        """A flag for each event inside the slice."""
+        """Return a flag for each event: True if it is inside the range."""
         inside = np.ones(len(sequence), bool)
         if self.first is not None:
             name, number = self.first
@@ -257,7 +257,7 @@ class KeyRange:
         return inside
 
     def overlaps(self, first: str, last: str) -> bool:
-        """True if it may contain events of the series from `first` to `last`, both inclusive."""
+        """Return whether the range may contain a series from `first` to `last`, both inclusive."""
         above = self.first is None or last >= self.first[0]
         return above and (self.end is None or first <= self.end[0])
 
@@ -271,9 +271,9 @@ def _flags(compare: Any, series: pa.Array | pa.ChunkedArray, name: str) -> BoolA
 
 
 def split_keys(samples: Iterable[Sample], budget: int, *, whole_series: bool) -> Iterator[KeyRange]:
-    """Slices that cover everything, of about `budget` bytes each.
+    """Yield key ranges of about `budget` bytes each that together cover all keys.
 
-    `samples` are spread evenly over the rows; `whole_series` keeps each series in one slice.
+    `samples` are spread evenly over the rows; `whole_series` keeps each series in one range.
     """
     first: Key | None = None
     held = 0

@@ -1,7 +1,7 @@
-"""The columns of a store and their types (semantics 15.3 and 15.5); texts are UTF-8.
+"""Define the columns of a store and their types (semantics 15.3 and 15.5), and check texts.
 
-Arrow passes text that is not UTF-8 on unchecked, but DuckDB, Polars and Python cannot read a file
-that holds one. So a batch with one is refused before anything is written.
+Arrow does not check that text is UTF-8, but DuckDB, Polars and Python cannot read a file with text
+that is not. So `check_text` refuses such a batch before anything is written.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -17,7 +17,7 @@ MAX_SHOWN_BYTES = 24
 
 
 def is_valid_text(given: object) -> bool:
-    """True for a str that UTF-8 can encode: one without an unpaired surrogate."""
+    """Return whether UTF-8 can encode `given`: a str without an unpaired surrogate."""
     if not isinstance(given, str):
         return False
     try:
@@ -30,12 +30,12 @@ def is_valid_text(given: object) -> bool:
 def check_text(
     batch: pa.RecordBatch, columns: Sequence[str], series: str | None, series_name: str | None
 ) -> None:
-    """Check every text in some columns of a batch, nested texts included.
+    """Check every text in `columns` of a batch, nested texts included.
 
-    The series of a row is in the column `series`, or all rows are of `series_name`.
+    The column `series` names each row's series; if it is None, `series_name` is that of all rows.
 
     Raises:
-        IncompatibleValue: a text is not UTF-8; names series and column.
+        IncompatibleValue: a text is not UTF-8; the error names series and column.
     """
     for name in columns:
         column = batch[name]
@@ -82,7 +82,7 @@ def _first_invalid_row(column: pa.Array) -> int:
 
 
 def _describe_cell(column: pa.Array, row: int) -> object:
-    """The text of a cell, or some bytes around the first invalid one; for other types the type."""
+    """Return a cell's text, or bytes around the first invalid one; for other types the type."""
     kind = column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return str(kind)
@@ -112,13 +112,13 @@ COMMIT_FIELDS: Final = (
     pa.field("commit_time", INSTANT, nullable=False),
 )
 EDIT_TIME: Final = pa.field("edit_timestamp", INSTANT)
-"""The column of a result that says when an event was edited (semantics 21.12)."""
+"""The result column with the time of an event's edit (semantics 21.12)."""
 
 _KIND_FIELD: Final = pa.field("kind", pa.string(), nullable=False)
 ERASURE_FIELD: Final = pa.field("erasure", pa.string())
-"""The id of the act that erased the event, null for all others (semantics 18.6).
+"""The id of the act that erased the event, or null (semantics 18.6).
 
-The first act adds this column to the table, and only files with such an event have it.
+The first act adds this column to the table; only files with an erased event have it.
 """
 
 RESERVED_NAMES: Final = tuple(
@@ -146,44 +146,44 @@ _SPARK_NAMES: Final = {
 }
 
 _EXTENSION_TAGS: Final = {b"variant", b"geometry", b"geography"}
-"""Metadata keys that Spark sets on the fields of a struct that represents another type."""
+"""Spark sets these metadata keys on the fields of a struct that represents another type."""
 
 _FORBIDDEN_NAME_CHARACTERS: Final = set(" ,;{}()\n\t=")
 """Delta forbids these in tables without column mapping."""
 
 
 def table_schema(values: Iterable[pa.Field]) -> pa.Schema:
-    """The schema of the Delta table: metadata, values, the overridden original, commit, kind.
+    """Return the Delta table's schema: metadata, values, the overridden original, commit, kind.
 
-    `kind` (`event` or `edit`) is the partition column: edits stay in few small files.
+    The table is partitioned by `kind` (`event` or `edit`), so that edits stay in few small files.
     """
     return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS, *COMMIT_FIELDS, _KIND_FIELD])
 
 
 def file_schema(values: Iterable[pa.Field]) -> pa.Schema:
-    """The columns of a data file: those of the table, without `kind` and with `erasure`."""
+    """Return the columns of a data file: the table's, without `kind` and with `erasure`."""
     return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS, *COMMIT_FIELDS, ERASURE_FIELD])
 
 
 def query_schema(values: Iterable[pa.Field]) -> pa.Schema:
-    """The stored columns that queries and subscriptions show, in order."""
+    """Return the stored columns that queries and subscriptions show, in order."""
     return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS])
 
 
 def result_schema(values: Iterable[pa.Field]) -> pa.Schema:
-    """The columns of the events of a query or a subscription, in order."""
+    """Return the columns of the events of a query or a subscription, in order."""
     return query_schema(values).append(EDIT_TIME)
 
 
 SHOWN_FROM: Final = ("timestamp", "original_sequence", "original_timestamp")
-"""The stored columns that the times of a result are made of."""
+"""`show_columns` computes the times of a result from these stored columns."""
 
 
 def show_columns(rows: pa.Table, names: Sequence[str], *, at_originals: bool) -> pa.Table:
-    """The columns `names` of stored events as a result has them (semantics 21.12).
+    """Return the columns `names` of stored events as a result shows them (semantics 21.12).
 
-    `rows` has them and `SHOWN_FROM`. `at_originals`: `timestamp` is that of the original, as in a
-    `values` query.
+    `rows` has these columns and `SHOWN_FROM`. With `at_originals`, `timestamp` is that of the
+    original, as in a `values` query.
     """
     made = {}
     if at_originals and "timestamp" in names and rows["original_sequence"].null_count < len(rows):
@@ -195,7 +195,7 @@ def show_columns(rows: pa.Table, names: Sequence[str], *, at_originals: bool) ->
 
 
 def value_fields(table: pa.Schema) -> list[pa.Field]:
-    """The value columns of a store whose Delta schema is `table`."""
+    """Return the value columns of the Delta schema `table`."""
     return [
         field.with_type(value_type(field))
         for field in table
@@ -204,10 +204,10 @@ def value_fields(table: pa.Schema) -> list[pa.Field]:
 
 
 def find_later_columns(known: Set[str], values: Sequence[pa.Field]) -> Sequence[pa.Field]:
-    """The columns of `values` that were added after a query, which knows `known`, had seen all.
+    """Return the columns of `values` added since a query selected all columns, which are `known`.
 
-    Columns are added behind the others, so a query has seen all of an earlier time if it has the
-    metadata and the first of the value columns. A query with fewer has chosen what it wants.
+    New columns come last. So a query once selected all columns if it knows the metadata and the
+    first value columns. A query that knows fewer has chosen its columns and gets no new ones.
     """
     count = len(known) - len(result_schema([]))
     if not 0 <= count < len(values) or known != set(result_schema(values[:count]).names):
@@ -216,12 +216,12 @@ def find_later_columns(known: Set[str], values: Sequence[pa.Field]) -> Sequence[
 
 
 def type_name(kind: pa.DataType) -> str:
-    """Spark's name of the type, or Arrow's if they agree."""
+    """Return Spark's name of the type, or Arrow's if both use the same."""
     return _SPARK_NAMES.get(kind, str(kind))
 
 
 def value_type(field: pa.Field) -> pa.DataType:
-    """The Delta type that `field` is stored as, nullable at every level.
+    """Return the Delta type that stores `field`, nullable at every level.
 
     Raises:
         IncompatibleValue: Delta cannot store the type.
@@ -232,10 +232,10 @@ def value_type(field: pa.Field) -> pa.DataType:
 
 
 def new_value_field(field: pa.Field) -> pa.Field:
-    """The value column of a store for an incoming `field`.
+    """Return the value column that stores an incoming `field`.
 
     Raises:
-        IncompatibleValue: its type or its name cannot be stored.
+        IncompatibleValue: Delta cannot store its type or its name.
     """
     _check_name(field, field.name)
     return pa.field(field.name, value_type(field))
@@ -244,7 +244,7 @@ def new_value_field(field: pa.Field) -> pa.Field:
 def unstorable_type_error(
     column: str, kind: str, reason: str = "which a store cannot hold"
 ) -> IncompatibleValue:
-    """The error of a value column whose type cannot be stored."""
+    """Return the error for a value column with a type that Delta cannot store."""
     return IncompatibleValue(
         f"column '{column}' is of type {kind}, {reason}",
         "numbers, decimals, strings, binaries, booleans, dates, timestamps, and arrays, maps and "
@@ -265,8 +265,8 @@ def _value_type(column: pa.Field, kind: pa.DataType, in_map: bool = False) -> pa
         _check_struct(column, kind)
         return pa.struct([pa.field(f.name, _value_type(column, f.type, in_map)) for f in kind])
     if in_map and kind == pa.timestamp("us"):
-        # deltalake overlooks maps when it decides on the table feature that this type needs,
-        # and then no reader opens the table.
+        # This type needs a table feature. deltalake does not look for it inside maps, so it would
+        # not enable the feature, and no reader could open the table.
         reason = "which a Delta table cannot hold inside a map"
         raise unstorable_type_error(column.name, "timestamp_ntz", reason)
     return _primitive_type(column, kind)

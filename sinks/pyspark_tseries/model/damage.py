@@ -1,6 +1,6 @@
-"""What can be wrong with a store: kinds of damage, errors of a kind, findings (semantics 26).
+"""Describe the kinds of damage to a store, their errors, and findings (semantics 26).
 
-`verify`, `repair`, `rebuild`, their commands and the errors of a damaged store read this table.
+`verify`, `repair`, `rebuild`, their commands and the errors of a damaged store use this table.
 """
 
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ class Damage:
     """A kind of damage.
 
     Attributes:
-        found: by which check.
-        mended: what `repair` does; None: nothing.
-        costs: what is lost by that.
+        found: the check that finds it.
+        mended: what `repair` does; None if it does nothing.
+        costs: what the repair loses.
         accepts: what the store should have there.
-        next_step: for whoever meets the damage; `{root}` stands for the store.
+        next_step: advice to the user; `{root}` stands for the store.
     """
 
     found: str
@@ -38,7 +38,7 @@ _WHOLE: Final = "a store as it was written"
 _COPIED: Final = "a store copied whole, '_tseries' included"
 
 FROM_A_COPY: Final = "put what is broken back from a copy of the store"
-"""The next step where nothing mends a damage."""
+"""The next step if `repair` cannot mend the damage."""
 
 DAMAGES: Final = {
     "log entry": Damage(
@@ -118,11 +118,11 @@ DAMAGES: Final = {
     "edit": Damage("the events, by `verify`", None, "", None, FROM_A_COPY),
     "state": Damage("the head beside the events, by `verify`", None, "", None, FROM_A_COPY),
 }
-"""By kind; those with `mended` in the order in which `repair` looks for them."""
+"""By kind. `repair` looks for those with `mended` in this order."""
 
 
 def damage_error(kind: str, root: str, problem: str, path: str | None = None) -> UnusableStore:
-    """The error of the store at `root` with a damage of this kind."""
+    """Return the error of the store at `root` for damage of this kind."""
     known = DAMAGES[kind]
     step = known.next_step.format(root=root)
     return UnusableStore(problem, known.accepts, step, kind=kind, path=path)
@@ -130,17 +130,18 @@ def damage_error(kind: str, root: str, problem: str, path: str | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A damage of a store; `str()` describes it in a sentence.
+    """One case of damage in a store; `str()` describes it in a sentence.
 
     Attributes:
         kind: one of `DAMAGES`.
         problem: what is wrong.
         accepts: what should be there.
         next_step: what to do.
-        path: of the file or log entry; None if no single one is damaged.
-        series: the name; None if no single one is damaged.
-        sequences: the first and the last of that series; None if it is not about some.
-        mended: how `repair` mended it; None: it has not.
+        path: the path of the damaged file or log entry; None if it is not a single one.
+        series: the name of the damaged series; None if it is not a single one.
+        sequences: the first and the last damaged sequence of that series; None if the finding is
+            not about sequences.
+        mended: how `repair` mended it; None if it did not.
     """
 
     kind: str
@@ -154,12 +155,12 @@ class Finding:
 
     @staticmethod
     def of(error: TseriesError) -> "Finding":
-        """What an error says of a store."""
+        """Return what `error` says about a store."""
         kind = error.kind or "store"
         return Finding(kind, error.problem, error.accepts, error.next_step, error.path)
 
     def with_advice(self, root: str) -> "Finding":
-        """With the next step of its kind, unless it has one."""
+        """Return the finding with the next step of its kind, unless it has one."""
         if self.next_step is not None:
             return self
         return replace(self, next_step=DAMAGES[self.kind].next_step.format(root=root))

@@ -1,4 +1,4 @@
-"""Acts of erasing values, as values (semantics 18.6): who erased which events, when and why."""
+"""Describe acts of erasing values: who erased which events, when and why (semantics 18.6)."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pyspark_tseries.model.arrays import NO_SEQUENCE, BoolArray, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD, RESERVED_NAMES
 
 KEY_COLUMNS: Final = ("series", "sequence", "original_sequence", "erasure")
-"""The columns that tell whether an act is about an event."""
+"""These columns show whether an act concerns an event."""
 
 
 _RECORD_VERSION: Final = 1
@@ -22,18 +22,18 @@ _RECORD_VERSION: Final = 1
 
 @dataclass(frozen=True)
 class Erasure:
-    """An act that has erased the values of some events of a series.
+    """An act that erased the values of some events of a series.
 
     Attributes:
-        id: of the act; the column `erasure` of the events has it.
+        id: the id of the act; the erased events have it in the column `erasure`.
         commit: the number of the commit that erased them.
-        time: of that commit, ISO-8601.
-        principal: who did it.
+        time: the time of that commit, ISO-8601.
+        principal: who erased them.
         reason: why.
         series: the name of the series.
-        sequences: the sequences that were asked for.
-        events: the sequences of the events that the act erased, edits of originals included.
-        removed: those of `sequences` whose events compaction had removed before.
+        sequences: the requested sequences.
+        events: the sequences of the events that the act erased, including edits of originals.
+        removed: the `sequences` of events that compaction had removed before.
         files: files and log entries that still held a value, relative to the store; the next
             maintenance that begins ten minutes or more after the act removes them.
     """
@@ -57,11 +57,11 @@ class Erasure:
 
 @dataclass(frozen=True, slots=True)
 class ErasureRecord:
-    """An act as the store keeps it.
+    """A stored act.
 
     Attributes:
         act: the act, without `files`.
-        previous: the id of the act before; None for the first.
+        previous: the id of the previous act; None for the first.
         log_version: the last entry of the log that may name a file with the values.
     """
 
@@ -70,7 +70,7 @@ class ErasureRecord:
     log_version: int
 
     def to_json(self) -> str:
-        """The record as JSON; reads back with `parse_record`."""
+        """Return the record as JSON; `parse_record` reads it back."""
         act = {name: value for name, value in asdict(self.act).items() if name != "files"}
         record = {
             "version": _RECORD_VERSION,
@@ -82,7 +82,7 @@ class ErasureRecord:
 
 
 def parse_record(text: str) -> ErasureRecord:
-    """The record in `text`; raises ValueError if it is damaged, or of another version."""
+    """Return the record in `text`; raise ValueError if it is damaged or of another version."""
     try:
         act: dict[str, Any] = json.loads(text)
         version, previous = act.pop("version"), act.pop("previous")
@@ -99,7 +99,8 @@ def parse_record(text: str) -> ErasureRecord:
 class ErasedKeys:
     """The events of some acts: by series, the sequences of events and of originals.
 
-    An event is meant that has one of `events`, and an edit whose original is among `originals`.
+    An event is included if its sequence is in `events`, or if it is an edit and the sequence of its
+    original is in `originals`.
     """
 
     events: dict[str, set[int]] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class ErasedKeys:
         self.originals.setdefault(act.series, set()).update(act.sequences)
 
     def find_values(self, rows: pa.Table) -> BoolArray:
-        """Flags of the events that are meant and not erased in `rows`, which has `KEY_COLUMNS`."""
+        """Flag the included events that `rows` does not show as erased; it has `KEY_COLUMNS`."""
         meant = np.zeros(rows.num_rows, bool)
         for series, events in self.events.items():
             mine = pc.equal(rows["series"].cast(pa.string()), series).to_numpy()
@@ -126,7 +127,7 @@ class ErasedKeys:
         return meant
 
     def may_be_in(self, statistics: str | None) -> bool:
-        """True if Delta's statistics of a file may have a value of an event that is meant."""
+        """Return whether Delta's statistics of a file may show a value of an included event."""
         said: Mapping[str, Any] = json.loads(statistics) if statistics else {}
         least, most = said.get("minValues") or {}, said.get("maxValues") or {}
         if not (set(least) | set(most)) - set(RESERVED_NAMES):

@@ -1,4 +1,4 @@
-"""Permissions of principals in a store that has a policy (semantics 28).
+"""Check what principals may do in a store that has a policy (semantics 28).
 
 The policy guards against mistakes of honest clients. Anyone who can write to the store's directory
 can do anything, so the access control of the storage is the real protection.
@@ -21,7 +21,7 @@ Policy = dict[str, tuple[str, ...]]
 
 
 def parse_policy(given: Mapping[str, Iterable[str]] | Any) -> Policy:
-    """The policy, with each principal's permissions in the order of `PERMISSIONS`.
+    """Return the policy, with each principal's permissions in the order of `PERMISSIONS`.
 
     >>> parse_policy({"ann": {"update", "read"}})
     {'ann': ('read', 'update')}
@@ -49,7 +49,7 @@ def parse_policy(given: Mapping[str, Iterable[str]] | Any) -> Policy:
 
 
 def ensure_owner(policy: Policy, principal: str) -> Policy:
-    """`policy`, with `principal`, who sets it, as an owner if it names none.
+    """Return `policy`; make `principal`, who sets it, an owner if it names none.
 
     >>> ensure_owner({"ann": ("read",)}, "boss")
     {'ann': ('read',), 'boss': ('own',)}
@@ -60,7 +60,7 @@ def ensure_owner(policy: Policy, principal: str) -> Policy:
 
 
 def format_policy(policy: Policy) -> str:
-    """`policy` as JSON; reads back with `parse_policy(json.loads(...))`."""
+    """Return `policy` as JSON; `parse_policy(json.loads(...))` reads it back."""
     return json.dumps(policy, ensure_ascii=False, sort_keys=True)
 
 
@@ -72,7 +72,7 @@ class AccessCheck:
     principal: str
 
     def may(self, permission: str) -> bool:
-        """True if the principal has `permission`."""
+        """Return whether the principal has `permission`."""
         return self.policy is None or permission in self.policy.get(self.principal, ())
 
     def require(self, permission: str, to_do: str) -> None:

@@ -1,4 +1,4 @@
-"""Settings fixed when a store is created, kept as properties of its Delta table."""
+"""Keep the settings that a store gets at its creation, as properties of its Delta table."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -29,14 +29,14 @@ _SUBSCRIPTION: Final = "tseries.subscriptionRange"
 _MIN_RETENTION: Final = "tseries.minRetentionAge"
 LOCAL_CHECKPOINT_INTERVAL: Final = 50
 """Commits from one checkpoint to the next. A checkpoint takes as long as four small commits; a
-process that opens the store reads the entries after the last one, in a tenth of a ms each."""
+process that opens the store reads the entries after the last checkpoint, in 0.1 ms each."""
 
 REMOTE_CHECKPOINT_INTERVAL: Final = 10
-"""In an object store each of these entries is a request."""
+"""In an object store, reading each of these entries takes a request."""
 
 READERS_PROPERTIES: Final = {"delta.dataSkippingStatsColumns": "series,sequence,timestamp"}
-"""For other readers of the table: the columns of which the log has bounds. Without this, some take
-the bounds of others, which are missing, for those of columns that hold nothing but nulls."""
+"""Tells other readers of the table which columns have bounds in the log. Without this, some take
+missing bounds to mean that a column holds only nulls."""
 
 _DEFAULT_MIN_RETENTION_US: Final = 600_000_000
 
@@ -49,7 +49,7 @@ def new_properties(
     *,
     is_local: bool = False,
 ) -> dict[str, str]:
-    """The properties of a new store, on a local path or not; None stands for the default."""
+    """Return the properties of a new store; None stands for the default."""
     interval = LOCAL_CHECKPOINT_INTERVAL if is_local else REMOTE_CHECKPOINT_INTERVAL
     properties = {
         "delta.checkpointInterval": str(interval),
@@ -69,12 +69,12 @@ def new_properties(
 
 
 def tseries_properties(properties: Properties) -> dict[str, str]:
-    """The properties of this package, without those of Delta."""
+    """Return the properties of this package, without those of Delta."""
     return {name: said for name, said in properties.items() if name.startswith("tseries.")}
 
 
 def check_version(properties: Properties, location: str) -> None:
-    """Raise UnusableStore if the table at `location` is not a store, or of another version."""
+    """Raise UnusableStore if the table at `location` is not a store, or has another version."""
     version = properties.get(_VERSION)
     if version is None:
         raise UnusableStore(
@@ -91,24 +91,24 @@ def check_version(properties: Properties, location: str) -> None:
 
 
 def retained_range(properties: Properties, metadata: CommitMetadata) -> RetainedRange:
-    """The retained range after the commit of `metadata`, which may have changed it."""
+    """Return the retained range after the commit of `metadata`, which may have changed it."""
     return parse_range(metadata.retained or properties[_RANGE])
 
 
 def current_policy(properties: Properties, metadata: CommitMetadata) -> Policy | None:
-    """The policy after the commit of `metadata`; None if there is none."""
+    """Return the policy after the commit of `metadata`; None if there is none."""
     text = metadata.policy or properties.get(_POLICY)
     return None if text is None else parse_policy(json.loads(text))
 
 
 def min_retention_us(properties: Properties) -> int:
-    """The minimal age of events, since their commit, that compaction removes."""
+    """Return how long after its commit compaction keeps an event at least, in microseconds."""
     given = properties.get(_MIN_RETENTION)
     return _DEFAULT_MIN_RETENTION_US if given is None else parse_duration(given)
 
 
 def subscription_range(properties: Properties) -> RetainedRange:
-    """The default range of initial events of a subscription."""
+    """Return the default range of initial events of a subscription."""
     given = properties.get(_SUBSCRIPTION)
     return DEFAULT_INITIAL if given is None else parse_initial(given)
 

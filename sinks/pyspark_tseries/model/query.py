@@ -1,8 +1,8 @@
-"""Range queries as values: points and ranges of a series, kinds of queries (semantics 21.3).
+"""Describe range queries: points and ranges of a series, kinds of queries (semantics 21.3).
 
 A range has an *anchor* and a *span*, both inclusive. A sequence or a time stands *on* an event,
 `start` and `last` stand *between* events: `start .. next 4` is 0 to 3, `sequence 5 .. next 3` is
-5 to 8. The span may lie before the anchor. After Diffusion's time series.
+5 to 8. The span may lie before the anchor. The model is that of Diffusion's time series.
 """
 
 import re
@@ -21,7 +21,7 @@ SPAN_KINDS: Final = (*ANCHOR_KINDS, "next_count", "next_us", "previous_count", "
 QUERY_KINDS: Final = ("values", "allEdits", "latestEdits")
 
 _MAX_VALUE: Final = 2**61
-"""No sequence, count or duration reaches this far (exclusive): arithmetic stays in 64 bits."""
+"""Every sequence, count and duration is below this, so arithmetic stays in 64 bits."""
 
 _RELATIVE: Final = re.compile(r"(last|next|previous)\s+(.+)", re.IGNORECASE | re.DOTALL | re.ASCII)
 _SEQUENCE: Final = re.compile(r"sequence\s+(-?[0-9]+)", re.IGNORECASE | re.ASCII)
@@ -34,8 +34,8 @@ class Point:
 
     Attributes:
         kind: one of `SPAN_KINDS`: `start`; `sequence`; `time`, in us; `last_count` and `last_us`,
-            that many events before the end, or that long before the last event; `next_*`,
-            `previous_*`, from the anchor.
+            that many events before the end, or that long before the last event; `next_*` and
+            `previous_*` count from the anchor.
         value: the number; 0 for `start`. Only a time may be negative.
     """
 
@@ -74,7 +74,7 @@ class Query:
             `latestEdits`: originals and the latest edit of each.
         view: the range of originals.
         edits: the range of events that the result may contain.
-        limit: the number of events of each series at most, the last ones of the query's order.
+        limit: the most events of each series; the last ones in the query's order count.
     """
 
     kind: str = "values"
@@ -84,7 +84,7 @@ class Query:
 
 
 def parse_anchor(text: str) -> Point:
-    """The point described by `text`; ValueError if it is none of those of `ANCHOR_KINDS`.
+    """Return the point that `text` describes; raise ValueError if `ANCHOR_KINDS` lacks its kind.
 
     >>> parse_anchor("last 5"), parse_anchor("LAST 1 minute")
     (Point(kind='last_count', value=5), Point(kind='last_us', value=60000000))
@@ -96,7 +96,7 @@ def parse_anchor(text: str) -> Point:
 
 
 def parse_span(text: str) -> Point:
-    """As parse_anchor, and `next N`, `next DURATION`, `previous N`, `previous DURATION` too."""
+    """Like `parse_anchor`; also accept `next` or `previous` with a number or a duration."""
     text = text.strip()
     if text.lower() == "start":
         return Point("start")
@@ -114,7 +114,7 @@ def _parse_relative(word: str, amount: str) -> Point:
 
 
 def datetime_to_us(moment: datetime) -> int:
-    """Microseconds since the epoch; InvalidQuery without a zone, or for nanoseconds of pandas."""
+    """Return microseconds since the epoch; raise InvalidQuery for no zone or pandas nanoseconds."""
     if moment.tzinfo is None:
         raise InvalidQuery(
             f"{moment!r} has no time zone", "an aware datetime", "give it one, such as tzinfo=UTC"
@@ -124,7 +124,7 @@ def datetime_to_us(moment: datetime) -> int:
 
 
 def timedelta_to_us(span: timedelta) -> int:
-    """The microseconds of `span`; raises InvalidQuery for nanoseconds, which pandas' can have."""
+    """Return the microseconds of `span`; raise InvalidQuery for nanoseconds, as pandas may have."""
     _refuse_nanoseconds(span, getattr(span, "nanoseconds", 0))
     return span // timedelta(microseconds=1)
 

@@ -1,11 +1,11 @@
-"""The retained range: the most recent events of a series, which queries see (semantics 20).
+"""Compute the retained range: the most recent events of a series, which queries see (semantics 20).
 
 A range has two clauses. `limit` bounds the number of events, of any kind; `last` bounds their age
 before the series' newest original. An event is inside if both hold. No clock is needed: nothing
 expires while nothing is added.
 
-A range can be narrowed and widened later. What was outside at any time stays outside: a change
-raises the *floors* of each series to the lower bounds of the range before.
+A range can be narrowed and widened later. Events that were ever outside stay outside: a change
+raises the *floors* of each series to the lower bounds of the previous range.
 """
 
 import json
@@ -31,7 +31,7 @@ _CLAUSE: Final = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _MAX_CLAUSE: Final = 2**62
-"""No clause reaches this far (exclusive), so that subtracting one never leaves 64 bits."""
+"""Every clause is below this, so that subtracting one never overflows 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ NO_EVENTS: Final = RetainedRange(limit=0)
 
 
 def parse_range(text: str) -> RetainedRange:
-    """The range described by `text`: `limit N`, `last DURATION`, both in any order, or `unlimited`.
+    """Return the range for `limit N`, `last DURATION`, both in any order, or `unlimited`.
 
-    A clause given twice counts once, with the smaller value. Any case. ValueError for another form,
-    `limit 0`, or a number of 2**62 or more.
+    Case does not matter. If a clause is given twice, the smaller value counts. Raise ValueError for
+    another form, for `limit 0`, and for a number of 2**62 or more.
 
     >>> parse_range("last 10S LIMIT 5")
     RetainedRange(limit=5, last_us=10000000)
@@ -90,7 +90,7 @@ def _check_bounds(number: int, *, at_least: int) -> int:
 
 
 def format_range(retained: RetainedRange) -> str:
-    """The shortest text of `retained`; ValueError unless `last_us` is in whole milliseconds.
+    """Return the shortest text of `retained`; raise ValueError if `last_us` is not in whole ms.
 
     >>> format_range(RetainedRange(limit=5, last_us=90_000_000))
     'limit 5 last 90S'
@@ -113,11 +113,11 @@ def _format_span(us: int) -> str:
 def lower_bounds(
     retained: RetainedRange, last_sequence: Int64Array, newest_us: Int64Array
 ) -> tuple[Int64Array | None, Int64Array | None]:
-    """The lowest sequence and the earliest timestamp inside `retained`; None does not bound.
+    """Return the lowest sequence and earliest timestamp inside `retained`; None does not bound.
 
     `newest_us` is the timestamp of the series' newest original.
     """
-    # Neither overflows: a clause is below 2**62, and so is what it is subtracted from.
+    # Neither overflows: the absolute values are at most 2**62.
     sequence = None if retained.limit is None else last_sequence - (retained.limit - 1)
     return sequence, None if retained.last_us is None else newest_us - retained.last_us
 
@@ -128,7 +128,7 @@ def min_retained(
     newest_us: Int64Array,
     floors: Mapping[str, Int64Array],
 ) -> tuple[Int64Array, Int64Array]:
-    """As `lower_bounds`, raised to the floors that an earlier change of the range has left."""
+    """Return the `lower_bounds`, raised to the floors that earlier changes of the range left."""
     sequence, us = lower_bounds(retained, last_sequence, newest_us)
     floor_sequence, floor_us = floors["floor_sequence"], floors["floor_us"]
     return (
@@ -146,10 +146,10 @@ def retained_mask(
     floor_sequence: Int64Array | None = None,
     floor_us: Int64Array | None = None,
 ) -> BoolArray:
-    """A flag for each event inside `retained`; all arrays have one element per event.
+    """Return a flag for each event: True if it is inside `retained`.
 
-    `last_sequence` and `newest_us`, of the newest original, are those of the event's series; events
-    below a floor left the range before it changed.
+    All arrays have one element per event. `last_sequence` and `newest_us` (of the newest original)
+    are those of the event's series; events below a floor left the range before it changed.
     """
     min_sequence, min_us = lower_bounds(retained, last_sequence, newest_us)
     inside = np.ones(len(sequence), bool)
@@ -165,17 +165,20 @@ def retained_mask(
 
 
 def parse_initial(text: str) -> RetainedRange:
-    """A subscription range: `limit N`, `last DURATION`, both, `unlimited`, or `none`."""
+    """Parse a subscription range: `limit N`, `last DURATION`, both, `unlimited`, or `none`."""
     return NO_EVENTS if str(text).strip().lower() == "none" else parse_range(text)
 
 
 def format_initial(initial: RetainedRange) -> str:
-    """The text of a subscription range; reads back with parse_initial."""
+    """Return the text of a subscription range; `parse_initial` reads it back."""
     return "none" if initial == NO_EVENTS else format_range(initial)
 
 
 def parse_start_sequences(text: str) -> dict[str, int]:
-    """Sequences by series; ValueError unless a JSON object of whole numbers from 0 to below 2**62.
+    """Return the sequence of each series in the JSON object `text`.
+
+    Raise ValueError if it is not one, or if a number is not whole, is negative, or is not below
+    2**62.
 
     >>> parse_start_sequences('{"a": 7}')
     {'a': 7}

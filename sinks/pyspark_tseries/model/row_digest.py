@@ -1,12 +1,12 @@
-"""A number for a set of rows: equal sets have equal numbers, in any order and any division.
+"""Compute the digest of a set of rows, which does not depend on their order or partitioning.
 
-The store keeps the number of the last batch of each query, and so knows whether a batch that comes
-again has the rows that it had (semantics 16.5). A row's number is made of its columns' numbers, and
-the number of a set is the sum over its rows, so tasks add up theirs. Nulls count nothing: a column
-that was added meanwhile changes no number.
+The store keeps the digest of each query's last batch, and so recognizes whether a repeated batch
+has the same rows (semantics 16.5). A row's digest combines those of its columns. The digest of a
+set is the sum over its rows, so the driver adds up the digests of tasks. Nulls add nothing: a
+column that was added in the meantime changes no digest.
 
-Floats count to about six digits, and as 0 below 1e-9. Spark adds up floats in the order in which
-its tasks end, so a sum that is computed again may differ in its last digits.
+Floats count to about six digits, and as 0 below 1e-9: Spark adds up floats in the order in which
+its tasks end, so a sum that it computes again may differ in its last digits.
 """
 
 import zlib
@@ -27,17 +27,18 @@ _OTHER_ODD: Final = np.uint64(0xBF58476D1CE4E5B9)
 _HALF: Final = np.uint64(32)
 _FLOAT_NOISE: Final = 1e-9
 _FLOAT_BITS_DROPPED: Final = np.uint64(32)
+"""Drop these of the 52 bits of a double's fraction; 20 stay."""
+
 _FLOAT_ROUNDING: Final = np.uint64(0x6A09E667)
-"""What is added before bits are dropped. With a half, sums of cents such as 600,000.25 would lie on
-the border between two numbers, and the least difference of order would tell."""
-"""Of the 52 bits of a double's fraction; 20 stay."""
+"""Add this before bits are dropped. With a half, sums of cents such as 600,000.25 would lie on the
+border between two numbers, and the smallest difference would change the digest."""
 
 ROWS_AT_ONCE: Final = 16 * 1024
-"""So many rows of a column stay in the processor's cache."""
+"""This many rows of a column fit in the processor's cache."""
 
 
 def digest_rows(rows: pa.RecordBatch | pa.Table) -> int:
-    """The number of some rows; 0 for none."""
+    """Return the digest of `rows`; 0 for none."""
     batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
     total = 0
     for batch in batches:
@@ -47,7 +48,7 @@ def digest_rows(rows: pa.RecordBatch | pa.Table) -> int:
 
 
 def add_digests(*digests: int) -> int:
-    """The number of the rows of several sets together."""
+    """Return the digest of the union of several sets."""
     return sum(digests) & _MASK
 
 
@@ -60,13 +61,13 @@ def _digest(batch: pa.RecordBatch) -> int:
 
 
 def _named(name: str, hashes: Hashes) -> Hashes:
-    """The part of a row's hash that a column of this name gives; 0 for null."""
+    """Return what a column of this name adds to the hash of each row; 0 for null."""
     seed = np.uint64(zlib.crc32(name.lower().encode(errors="replace")) * 2 + 1)
     return _scramble(hashes * seed)
 
 
 def _scramble(hashes: Hashes) -> Hashes:
-    """Spread each number over all bits, in place; 0 stays 0."""
+    """Mix the bits of each number, in place; 0 stays 0."""
     hashes *= _ODD
     hashes ^= hashes >> _HALF
     hashes *= _OTHER_ODD
@@ -75,7 +76,7 @@ def _scramble(hashes: Hashes) -> Hashes:
 
 
 def _hash(column: pa.Array) -> Hashes:
-    """A number for each value, 0 for null; equal values have equal numbers."""
+    """Return a number for each value, 0 for null; equal values have equal numbers."""
     hashes = _hash_values(column)
     if column.null_count:
         hashes[column.is_null().to_numpy(zero_copy_only=False)] = 0
@@ -83,7 +84,7 @@ def _hash(column: pa.Array) -> Hashes:
 
 
 def _hash_values(column: pa.Array) -> Hashes:
-    """As `_hash`, with any number for null."""
+    """Do the same as `_hash`, with any number for null."""
     kind = column.type
     if pa.types.is_null(kind):
         return np.zeros(len(column), np.uint64)
@@ -140,7 +141,7 @@ def _float_bits(column: pa.Array) -> Hashes:
 
 
 def _hash_text(column: pa.Array) -> Hashes:
-    """A number for each text or binary, eight bytes at a time; any number for null."""
+    """Return a number for each text or binary, from eight bytes at a time; any number for null."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = column.cast(pa.large_string()).view(pa.large_binary())
     else:
@@ -157,7 +158,7 @@ def _hash_text(column: pa.Array) -> Hashes:
     letters[:-8] = np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
     overlapping = np.ndarray(len(letters) - 7, np.uint64, letters, strides=(1,))
     parts = overlapping[np.repeat(ends[:-1] - ends[0], words) + 8 * places]
-    beyond = 8 * (words - 1) - sizes + 8  # Bytes of the last word that are of the next text.
+    beyond = 8 * (words - 1) - sizes + 8  # Bytes of the last word that belong to the next text.
     last = offsets[1:][words > 0] - 1
     shift = (8 * beyond[words > 0]).astype(np.uint64)
     parts[last] = (parts[last] << shift) >> shift
@@ -166,20 +167,20 @@ def _hash_text(column: pa.Array) -> Hashes:
 
 
 def _offsets(lists: pa.Array) -> Int64Array:
-    """Where each list begins among the values, and where the last one ends."""
+    """Return the offset of each list among the values, and the end of the last one."""
     found: Int64Array = lists.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     return found
 
 
 def _places(offsets: Int64Array, size: int) -> Hashes:
-    """The place of each of `size` values in its list, from 0."""
+    """Return the position of each of `size` values in its list, from 0."""
     places = np.arange(size)
     places[offsets[0] : offsets[-1]] -= np.repeat(offsets[:-1], np.diff(offsets))
     return places.view(np.uint64)
 
 
 def _sum_parts(parts: Hashes, offsets: Int64Array) -> Hashes:
-    """A number for each list: its parts and their number."""
+    """Return a number for each list, from the sum and the count of its `parts`."""
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(parts, dtype=np.uint64)])
     sizes = np.diff(offsets).view(np.uint64)
     return _scramble(sums[offsets[1:]] - sums[offsets[:-1]] + (sizes + np.uint64(1)) * _ODD)

@@ -1,14 +1,14 @@
-"""The series index: the last sequence and newest timestamps of each series.
+"""Keep the series index: the last sequence and newest timestamps of each series.
 
-The index is a fold over commits. Each commit writes a *head file* with an *index change*: the
-series that the commit touched. The file's metadata names its parent, the head file of the commit
-before. Now and then a commit writes a *full table* of all series, where the chain ends. The Delta
-commit names the current head file, so an index and the events it counts become visible together.
+Each commit writes a *head file* with an *index change*: the series that the commit touched. The
+file's metadata names its parent, the head file of the previous commit. Now and then a commit writes
+a *full table* of all series, and the chain ends there. The Delta commit names the current head
+file, so an index and the events it counts become visible together.
 
-Some numbers cannot be recomputed from the events: the counts of dropped and adjusted rows, a
-changed retained range, a changed policy. They are in `CommitMetadata`, which every head file has.
-All else can, because compaction keeps a series' last event, and its newest original and newest
-edit that are not erased: `compute_state` of the remaining events gives the same.
+The events do not show the counts of dropped and adjusted rows, a changed retained range or a
+changed policy; `CommitMetadata` in every head file keeps these. `compute_state` recomputes all else
+from the events, because compaction keeps a series' last event, and its newest original and newest
+edit that are not erased.
 """
 
 import dataclasses
@@ -27,17 +27,17 @@ from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import CtiRecord, seal, unseal
 
 MAX_CHANGES: Final = 64
-"""A longer chain of changes is ended by a full table, in a store of few series."""
+"""In a store of few series, a full table ends a longer chain of changes."""
 
 SERIES_PER_CHANGE: Final = 2000
-"""In a large store the chain may have one change for this many series: reading a change takes as
-long as reading that many, while writing a full table takes as long as a hundred commits or more."""
+"""In a large store, the chain may have one change for this many series: reading a change takes as
+long as reading that many series, and writing a full table as long as a hundred commits or more."""
 
 MAX_MERGED_ROWS: Final = 1000
-"""Changes of no more rows than this are merged before they are applied to an index."""
+"""Merge changes of up to this many rows before they are applied to an index."""
 
 MIN_FULL_TABLE_ROWS: Final = 10_000
-"""With fewer rows in its changes, only the length of a chain requires a full table."""
+"""If its changes have fewer rows, only the length of the chain requires a full table."""
 
 _METADATA_KEY: Final = b"tseries"
 
@@ -48,9 +48,9 @@ _INDEX_COLUMNS: Final = {
     "original_us": (INSTANT, NEVER_US),
 }
 MIN_RETAINED_DEFAULTS: Final = {"floor_sequence": 0, "floor_us": NEVER_US}
-"""The columns of `min_retained` (`floor_*` in files), optional.
+"""The optional columns of `min_retained` (`floor_*` in files).
 
-Events below either left the range before the range changed.
+Events below either floor left the retained range before it changed.
 """
 
 _SCHEMA: Final = pa.schema(
@@ -61,8 +61,8 @@ _SCHEMA: Final = pa.schema(
 class SeriesIds:
     """A number for the name of each series, in the order of appearance.
 
-    It only grows, so all indexes of a store share it. An id beyond the columns of an older index is
-    a series that had no events then.
+    It only grows, so all indexes of a store share it. An id beyond the columns of an older index
+    belongs to a series that had no events then.
     """
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class SeriesIds:
         return len(self._ids)
 
     def names(self) -> list[str]:
-        """All names; a name's position is its id."""
+        """Return all names; a name's position is its id."""
         return list(self._ids)
 
     def add(self, names: Sequence[str]) -> Int64Array:
-        """The ids of `names`, which are distinct; unknown names get the next ones."""
+        """Return the ids of the distinct `names`; unknown names get the next ones."""
         if not self._ids:
             self._ids.update(zip(names, range(len(names)), strict=True))
             return np.arange(len(names))
@@ -87,7 +87,7 @@ class SeriesIds:
         return found
 
     def find(self, names: Sequence[str]) -> Int64Array:
-        """The ids of `names`, -1 for unknown ones."""
+        """Return the ids of `names`, -1 for unknown ones."""
         return np.fromiter(map(self._ids.get, names, repeat(-1)), np.int64, len(names))
 
 
@@ -96,7 +96,7 @@ class CommitMetadata:
     """The metadata of a head file.
 
     Attributes:
-        parent: the id of the head before; None for the first commit.
+        parent: the id of the previous head; None for the first commit.
         commit: the number of the commit, 0, 1, 2, ... per store.
         commit_us: the time of the commit; never decreases.
         depth: changes since the last full table; 0 for a full table.
@@ -108,12 +108,13 @@ class CommitMetadata:
         retained: the retained range, if it was changed after the creation.
         retained_since: the commit that changed it.
         policy: the policy as JSON, if it was set after the creation.
-        future: rows too far in the future that were left out, since the store's creation.
+        future: rows that were left out because they were too far in the future, since the store's
+            creation.
         last_future: the latest example of these.
         erasure: the id of the last act that erased events; None if there was none.
-        marks: the transactions of the batch that the commit stored (`write/batch.py`); None if it
-            has none. They are also in the log entry, which `repair` may have to make again.
-        ctis: those of the store and of its writers.
+        marks: the transactions of the stored batch (`write/batch.py`); None if it has none. The log
+            entry has them too, but `repair` may have to write that again.
+        ctis: the CTIs of the store and of its writers.
     """
 
     parent: int | None
@@ -146,9 +147,9 @@ _NO_COLUMNS: Final = BlockColumns({name: np.empty(0, np.int64) for name in _INDE
 class SeriesIndex:
     """The last sequence and newest timestamps of each series after the commit of `metadata`.
 
-    `ids` has the position of each series in the columns: `last_sequence`; `newest_us`, the newest
-    timestamp of any event; `original_sequence` and `original_us`, those of the newest original; and
-    if the retained range was changed `floor_sequence` and `floor_us`, see `min_retained`.
+    `ids` has the position of each series in the columns. These are `last_sequence`; `newest_us`,
+    the newest timestamp of any event; `original_sequence` and `original_us`, those of the newest
+    original; and, if the retained range was changed, `floor_sequence` and `floor_us`.
     """
 
     ids: SeriesIds = field(default_factory=SeriesIds)
@@ -162,18 +163,18 @@ class SeriesIndex:
         return NEVER_US if store_us is None else store_us
 
     def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
-        """The columns of the series `names`; NO_SEQUENCE and NEVER_US for unknown ones."""
+        """Return the columns of the series `names`; NO_SEQUENCE and NEVER_US for unknown ones."""
         absent = {name: number for name, (_, number) in _INDEX_COLUMNS.items()}
         return self.columns.take(self.ids.find(names), absent)
 
     def min_retained(self, names: Sequence[str]) -> dict[str, Int64Array]:
-        """`floor_sequence`, `floor_us` of the series `names`: events below one are out of range."""
+        """Return `floor_sequence` and `floor_us` of `names`: events below one are out of range."""
         return self.columns.take(self.ids.find(names), MIN_RETAINED_DEFAULTS)
 
 
 def apply_change(index: SeriesIndex, change: pa.Table) -> SeriesIndex:
-    """`index` after the commit of `change`; `index` itself does not change."""
-    # Through NumPy, which makes texts of a million names in a quarter of the time.
+    """Return `index` after the commit of `change`; `index` itself does not change."""
+    # NumPy converts a million names to str in a quarter of the time.
     names = change["series"].to_numpy().tolist()
     rows = index.ids.add(names)
     absent = _default_values(index.columns, change.column_names)
@@ -184,7 +185,7 @@ def apply_change(index: SeriesIndex, change: pa.Table) -> SeriesIndex:
 
 
 def merge_changes(changes: Sequence[pa.Table]) -> list[pa.Table]:
-    """Fewer changes, in the same order, that make the same index: those of few rows become one."""
+    """Merge neighbouring changes of few rows; the result, in order, makes the same index."""
     merged: list[pa.Table] = []
     for is_small, run in groupby(changes, _is_small_change):
         tables = list(run)
@@ -192,7 +193,7 @@ def merge_changes(changes: Sequence[pa.Table]) -> list[pa.Table]:
             merged += tables
             continue
         rows = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
-        # The place of a series is where it appears first, its values are those of its last row.
+        # A series keeps the place where it first appears, and gets the values of its last row.
         last = {name: row for row, name in enumerate(rows["series"].to_pylist())}
         chosen = rows.take(pa.array(list(last.values()), pa.int64())).combine_chunks()
         merged.append(chosen.replace_schema_metadata(tables[-1].schema.metadata))
@@ -204,14 +205,14 @@ def _is_small_change(change: pa.Table) -> bool:
 
 
 def filter_series(change: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The rows of the series `names`; for these an index made of such changes is complete."""
+    """Return the rows of the series `names`; an index of such changes is complete for these."""
     # A name with an unpaired surrogate cannot exist, but may be looked up.
     texts = pa.array([name.encode(errors="replace") for name in names], pa.string())
     return change.filter(pc.is_in(change["series"], texts))
 
 
 def _default_values(*named: Collection[str]) -> dict[str, int]:
-    """The value of an unknown series in each column, floors included if `named` has them."""
+    """Return an unknown series' value in each column, including floors if `named` has them."""
     floors = {
         key: low
         for key, low in MIN_RETAINED_DEFAULTS.items()
@@ -221,7 +222,7 @@ def _default_values(*named: Collection[str]) -> dict[str, int]:
 
 
 def make_change(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
-    """A change with the series `names` and their values in `columns`, floors if there are any."""
+    """Return a change of the series `names` with their values in `columns`, floors included."""
     arrays = [pa.array(columns[name]).cast(kind) for name, (kind, _) in _INDEX_COLUMNS.items()]
     table = pa.Table.from_arrays([names.cast(pa.string()), *arrays], schema=_SCHEMA)
     for name in MIN_RETAINED_DEFAULTS:
@@ -231,7 +232,7 @@ def make_change(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
 
 
 def make_full_table(index: SeriesIndex) -> pa.Table:
-    """A table of all series that have events, with the metadata of `index` at depth 0."""
+    """Return a table of all series that have events, with the metadata of `index` at depth 0."""
     size = index.columns.rows
     table = make_change(pa.array(index.ids.names()[:size], pa.string()), index.columns)
     there = table.filter(pa.array(index.columns["last_sequence"] != NO_SEQUENCE))
@@ -239,7 +240,7 @@ def make_full_table(index: SeriesIndex) -> pa.Table:
 
 
 def min_retained_table(index: SeriesIndex) -> pa.Table | None:
-    """The floors of all series as a change that changes nothing else; None if there are none."""
+    """Return the floors of all series as a change of nothing else; None if there are none."""
     if "floor_sequence" not in index.columns:
         return None
     size = index.columns.rows
@@ -248,7 +249,7 @@ def min_retained_table(index: SeriesIndex) -> pa.Table | None:
 
 
 def needs_full_table(metadata: CommitMetadata, series: int) -> bool:
-    """True if the chain of changes is long, or has more rows than the store has `series`."""
+    """Return whether the chain of changes is long, or has more rows than the store has series."""
     most = max(MAX_CHANGES, series // SERIES_PER_CHANGE)
     return metadata.depth > most or metadata.rows > max(series, MIN_FULL_TABLE_ROWS)
 
@@ -261,7 +262,7 @@ def next_metadata(
     rows: int,
     marks: dict[str, int] | None = None,
 ) -> CommitMetadata:
-    """The metadata of the commit after that of `index`, whose head is `head_id`."""
+    """Return the metadata of the commit after `index`, the index of the head `head_id`."""
     metadata = index.metadata
     return dataclasses.replace(
         metadata,
@@ -277,7 +278,7 @@ def next_metadata(
 def advance_index(
     index: SeriesIndex, change: pa.Table, metadata: CommitMetadata
 ) -> tuple[SeriesIndex, pa.Table]:
-    """The head after a commit, and its table: `change`, or all series where it is due."""
+    """Return the index after a commit, and its table: `change`, or all series if that is due."""
     change = attach_metadata(change, metadata)
     after = apply_change(index, change)
     if not needs_full_table(metadata, len(index.ids)):
@@ -287,14 +288,14 @@ def advance_index(
 
 
 def attach_metadata(change: pa.Table, metadata: CommitMetadata) -> pa.Table:
-    """`change` with `metadata` in its schema's metadata."""
+    """Return `change` with `metadata` in its schema's metadata."""
     fields = {known.name: getattr(metadata, known.name) for known in dataclasses.fields(metadata)}
     text = json.dumps({**fields, "ctis": metadata.ctis.to_json()})
     return change.replace_schema_metadata({_METADATA_KEY: seal(text.encode())})
 
 
 def read_metadata(schema: pa.Schema) -> CommitMetadata:
-    """The commit metadata in a head file's schema; raises ValueError if absent or damaged."""
+    """Return the commit metadata in a head file's schema; raise ValueError if absent or damaged."""
     sealed = (schema.metadata or {}).get(_METADATA_KEY)
     if sealed is None:
         raise ValueError("it has no commit metadata")
@@ -308,7 +309,7 @@ def read_metadata(schema: pa.Schema) -> CommitMetadata:
 STATE_COLUMNS: Final = (
     *("series", "sequence", "timestamp", "original_sequence", "commit", "commit_time", "erasure"),
 )
-"""The columns of events that the state of a series is computed from."""
+"""`compute_state` computes the state of a series from these columns of events."""
 
 _EMPTY: Final = {
     "last_sequence": NO_SEQUENCE,
@@ -322,19 +323,20 @@ _EMPTY: Final = {
 
 
 def compute_state(events: pa.Table, horizon: int) -> pa.Table:
-    """The state of each series, one row each; NO_SEQUENCE or NEVER_US if no event counts.
+    """Return the state of each series, one row each; NO_SEQUENCE or NEVER_US if no event counts.
 
     `last_sequence`: of any event; `newest_us`: of any event that is not erased, an edit's time at
     most that of its commit; `original_sequence`, `original_us`: of originals that are not erased;
-    `edit_sequence`: of edits that are not; `horizon_sequence`, `horizon_us`: the last sequence and
-    the newest such original's timestamp among the commits up to `horizon`, inclusive.
+    `edit_sequence`: of edits that are not erased; `horizon_sequence`, `horizon_us`: the last
+    sequence, and the newest timestamp of an original that is not erased, in the commits up to
+    `horizon`, inclusive.
     """
     sequence = events["sequence"]
     us = events["timestamp"].cast(pa.int64())
     there = pc.is_null(events["erasure"])
     is_edit = pc.is_valid(events["original_sequence"])
     original, edit = pc.and_not(there, is_edit), pc.and_(there, is_edit)
-    # An edit may have its time from an original in the future, which is erased by now (18.8).
+    # An edit may have taken its time from an original in the future that is now erased (18.8).
     counted_us = pc.if_else(
         edit, pc.min_element_wise(us, events["commit_time"].cast(pa.int64())), us
     )
@@ -353,7 +355,7 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
 
 
 def combine_states(parts: Iterable[pa.Table]) -> pa.Table:
-    """The state of all events from the states of their parts."""
+    """Return the state of all events from the states of their parts."""
     held = list(parts)
     if not held:
         columns = {name: pa.array([], pa.int64()) for name in _EMPTY}
@@ -371,7 +373,7 @@ def _max_per_series(table: pa.Table) -> pa.Table:
 
 
 def state_to_change(table: pa.Table) -> pa.Table:
-    """States as the rows of a change, without commit metadata."""
+    """Return states as the rows of a change, without commit metadata."""
     names = table["series"].combine_chunks()
     return make_change(names, {name: to_int64(table[name]) for name in _EMPTY})
 
@@ -379,6 +381,6 @@ def state_to_change(table: pa.Table) -> pa.Table:
 def build_index(
     states: pa.Table, metadata: CommitMetadata, floors: pa.Table | None = None
 ) -> SeriesIndex:
-    """The index of series in these states, with `floors` as `min_retained_table` gives them."""
+    """Return the index of series in these states, with the `floors` from `min_retained_table`."""
     head = apply_change(SeriesIndex(), attach_metadata(state_to_change(states), metadata))
     return head if floors is None else apply_change(head, attach_metadata(floors, metadata))

@@ -1,8 +1,8 @@
-"""Files of events: what the log says of them, and how they are written.
+"""Describe files of events as the log does, and write new ones.
 
 Every file has a new name and is part of the store only once a commit names it, so a crash leaves
-unused files at worst. Files that another tool wrote may lack statistics and have any name; then
-the footer, or the rows, have the bounds.
+unused files at worst. A file of another tool may lack statistics and have any name; then its bounds
+come from the footer, or from the rows.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ from pyspark_tseries.storage.parquet import (
 
 MAX_CACHED_FILES: Final = 4096
 _LAST_NAME: Final = chr(0x10FFFF) * 64
-"""A name after all likely ones."""
+"""Sorts after all likely names."""
 
 _BOUNDED_COLUMNS: Final = tuple(field.name for field in (*EVENT_FIELDS[:3], COMMIT_FIELDS[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class FileStats:
-    """The bounds of events; pairs of lowest and highest, both inclusive and perhaps too wide."""
+    """The bounds of events: pairs of lowest and highest, both inclusive; they may be too wide."""
 
     rows: int
     series: tuple[str, str]
@@ -54,13 +54,13 @@ class FileStats:
     us: tuple[int, int]
 
     def extended_with(self, by: "FileStats") -> "FileStats":
-        """The bounds of these events and those of `by`, which come after them."""
+        """Return the bounds of these events together with `by`, which come after them."""
         pairs = ((self.sequence, by.sequence), (self.us, by.us))
         sequence, us = ((min(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
         return FileStats(self.rows + by.rows, (self.series[0], by.series[1]), sequence, us)
 
     def to_json(self) -> str:
-        """Delta's statistics."""
+        """Return the bounds as Delta's statistics."""
         least, most = (
             {
                 "series": self.series[end],
@@ -71,12 +71,12 @@ class FileStats:
         )
         nulls = dict.fromkeys(least, 0)
         said = {"numRecords": self.rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-        # Not escaped: deltalake 1.6 misreads escaped characters of even planes.
+        # Do not escape: deltalake 1.6 misreads escaped characters of even planes.
         return json.dumps(said, ensure_ascii=False)
 
 
 def compute_stats(table: pa.Table) -> FileStats:
-    """The bounds of at least one event, sorted by (series, sequence)."""
+    """Return the bounds of at least one event; the events are sorted by (series, sequence)."""
     ends = table["series"][0].as_py(), table["series"][table.num_rows - 1].as_py()
     sequence, us = (_bounds(table[name]) for name in ("sequence", "timestamp"))
     return FileStats(table.num_rows, ends, sequence, us)
@@ -88,7 +88,7 @@ def _bounds(column: pa.ChunkedArray) -> tuple[int, int]:
 
 
 Bounds = tuple[FileStats, tuple[int, int]]
-"""The bounds of a file, those of its commits too."""
+"""The bounds of a file's events and of its commits."""
 
 _UNKNOWN: Final[Bounds] = (
     FileStats(0, ("", _LAST_NAME), (0, 2**62), (-(2**62), 2**62)),
@@ -98,9 +98,9 @@ _UNKNOWN: Final[Bounds] = (
 
 @functools.lru_cache(maxsize=MAX_CACHED_FILES)
 def read_bounds(location: Location, path: str, size: int) -> Bounds:
-    """The bounds of the file at `path`, from its footer or its rows; a file never changes.
+    """Return the bounds of the file at `path`, from its footer or its rows; a file never changes.
 
-    A file that cannot be read gets the widest bounds, so that a query that needs it fails.
+    A file that cannot be read gets the widest bounds, so that a query that may need it fails.
     """
     try:
         metadata = pq.read_metadata(location.file(path), filesystem=location.filesystem)
@@ -117,7 +117,7 @@ def read_bounds(location: Location, path: str, size: int) -> Bounds:
 
 
 def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
-    """The bounds of a column from the footer; None if it lacks them."""
+    """Return the bounds of a column from the footer; None if it lacks them."""
     at = metadata.schema.names.index(column)
     groups = [metadata.row_group(group).column(at) for group in range(metadata.num_row_groups)]
     known = [group.statistics for group in groups]
@@ -151,7 +151,7 @@ def _row_bounds(
 
 
 SMALL_FILE_ROWS: Final = 64
-"""Smaller files grow when compressed, and take half a millisecond longer."""
+"""Files of fewer rows grow when they are compressed, and take half a millisecond longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class DataFile:
     """A file of events, sorted by (series, sequence).
 
     `first` and `last` are its first and last series, or names before and after them; `kind` is
-    `event` or `edit`; the pairs bound its sequences, timestamps and commits, inclusive.
+    `event` or `edit`; the other pairs are inclusive bounds of sequences, timestamps and commits.
     """
 
     path: str
@@ -177,17 +177,17 @@ class DataFile:
 
     @property
     def is_foreign(self) -> bool:
-        """True if another tool wrote it; then its rows may be in any order."""
+        """True if another tool wrote the file; then its rows may be in any order."""
         return EVENT_FILE_PATH.fullmatch(self.path) is None
 
     @property
     def run(self) -> str:
-        """The part of the name that files written together have in common."""
+        """The part of the name that files have in common if they were written together."""
         return os.path.basename(self.path).split(".")[0].partition("_")[0]
 
     @property
     def is_compacted(self) -> bool:
-        """True if compaction or another tool wrote it."""
+        """True if compaction or another tool wrote the file."""
         return "_" in os.path.basename(self.path) or self.is_foreign
 
 
@@ -217,7 +217,7 @@ def explain_read_errors(location: Location, file: DataFile) -> Iterator[None]:
 
 
 def describe_contents(file: DataFile) -> str:
-    """The contents of `file` according to the log, for people."""
+    """Describe the contents of `file` according to the log, for people."""
     if not file.rows:
         return "rows that only the file knows"
     least, most = (format_instant(clamp_instant(us)) for us in (file.min_us, file.max_us))
@@ -229,7 +229,7 @@ def describe_contents(file: DataFile) -> str:
 
 
 def compacted_path(kind: str, commits: tuple[int, int], run: int, number: int) -> str:
-    """The path of a file that compaction writes; its name sorts by the first commit.
+    """Return the path of a file that compaction writes; its name sorts by the first commit.
 
     >>> compacted_path("event", (3, 70), 10, 0)
     'kind=event/0000000003-0000000070-000000000000000a_0000.parquet'
@@ -238,7 +238,7 @@ def compacted_path(kind: str, commits: tuple[int, int], run: int, number: int) -
 
 
 def data_files(location: Location, actions: pa.Table) -> list[DataFile]:
-    """The files that Delta's flat add actions name, in the order of their commits.
+    """Return the files in Delta's flattened add actions, in the order of their commits.
 
     Raises:
         UnusableStore: one of them is outside of the store's directory.
@@ -254,7 +254,7 @@ def data_files(location: Location, actions: pa.Table) -> list[DataFile]:
 
 
 def _log_column(actions: pa.Table, name: str) -> list[Any]:
-    """A column of the add actions, instants in microseconds; all null if it is missing."""
+    """Return a column of the add actions, instants in microseconds; all null if it is missing."""
     if name not in actions.column_names:
         return [None] * actions.num_rows
     column = actions[name]
@@ -262,7 +262,7 @@ def _log_column(actions: pa.Table, name: str) -> list[Any]:
 
 
 def _logged_file(location: Location, file: tuple[Any, ...], logged: FileStats) -> DataFile:
-    """The file that the log names with the bounds `logged`, which may be null."""
+    """Return the file that the log names with the bounds `logged`, which may be null."""
     path, size, _ = file
     own = EVENT_FILE_PATH.fullmatch(path)
     if own is None and not is_inside_store(path):
@@ -275,7 +275,7 @@ def _logged_file(location: Location, file: tuple[Any, ...], logged: FileStats) -
 
 
 def to_data_file(file: "WrittenFile", commit: int) -> DataFile:
-    """The entry of `file` in the log after `commit`."""
+    """Return `file` as the log has it after `commit`."""
     return _make_data_file((file.path, file.size, file.kind), file.stats, (commit, commit))
 
 
@@ -285,13 +285,13 @@ def _make_data_file(file: tuple[Any, ...], stats: FileStats, commits: tuple[int,
 
 
 def outside_file_error(location: Location, path: str) -> UnusableStore:
-    """The error of a log that names a file outside of the store."""
+    """Return the error of a log that names a file outside of the store."""
     problem = f"the log of the store '{location.root}' names the file '{path}'"
     return damage_error("outside file", location.root, problem, path)
 
 
 def logged_series_bounds(actions: pa.Table) -> dict[str, tuple[str, str]]:
-    """The first and the last series of each file by its path, as deltalake reads the log."""
+    """Return the first and last series of each file, by path, as deltalake reads the log."""
     columns = (actions[name].to_pylist() for name in ("path", "min.series", "max.series"))
     return {path: (first, last) for path, first, last in zip(*columns, strict=True)}
 
@@ -301,10 +301,10 @@ class Snapshot:
     """The state of a store after a commit.
 
     Attributes:
-        location: of the store.
+        location: the location of the store.
         files: the files of its events, in the order of their commits.
-        head_id: the current head file; None before the first commit.
-        metadata: the last commit, and the counts.
+        head_id: the id of the current head file; None before the first commit.
+        metadata: the metadata of the last commit, with the counts.
         retained: the retained range.
         values: the value columns.
         as_of: the last commit that counts, if the files have later ones; None if all count.
@@ -333,7 +333,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A new file: its path relative to the store, its size in bytes, the bounds of its events."""
+    """A new file: its path relative to the store, its size in bytes, its events' bounds."""
 
     path: str
     size: int
@@ -384,7 +384,7 @@ def write_events(
 
 
 def drop_empty_erasure(table: pa.Table) -> pa.Table:
-    """`table` without the column `erasure` if no event of it is erased."""
+    """Return `table`, without the column `erasure` if no event is erased."""
     name = ERASURE_FIELD.name
     if name in table.column_names and table[name].null_count == table.num_rows:
         return table.drop_columns([name])
@@ -402,7 +402,7 @@ def _write_sealed(location: Location, full: str, content: bytearray, metadata: A
 def seal_file(location: Location, full: str, metadata: Any) -> int:
     """Complete a new event file at `full` with its checksums; return its size.
 
-    On a local path its writer has left a placeholder; `metadata` is Arrow's, of the file.
+    On a local path they replace the placeholder in the file; `metadata` is Arrow's, of this file.
     """
     if location.is_local:
         fill_in_checksums(full, metadata)

@@ -1,8 +1,8 @@
-"""Failures of the disk, mount or file system under a store, named once with the next step.
+"""Name failures of the disk, mount or file system under a store, with the next step.
 
-Storage code raises `OSError`, and Delta an error that quotes one. Where a call of a user or of
-Spark ends, `named_failures` turns these into `StorageFailed`, or into `NoSuchStore` if the store's
-directory is away; inside, retries still see the plain errors.
+Storage code raises `OSError`, and Delta an error that quotes one. Retries inside the package see
+these plain errors. At the end of a call from a user or from Spark, `named_failures` turns them into
+`StorageFailed`, or into `NoSuchStore` if the store's directory is missing.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from pyspark_tseries.errors import NoSuchStore, StorageFailed, TseriesError, Unu
 from pyspark_tseries.storage.location import Location
 
 _QUOTED_CODE: Final = re.compile(r"\((?:os error|errno) (\d+)\)|\[(?:os error|[Ee]rrno) (\d+)\]")
-"""How Rust, Python and Arrow quote the operating system's number in a text."""
+"""Matches the operating system's error number as Rust, Python and Arrow quote it in a text."""
 
 _QUOTED_PATH: Final = re.compile(r"'(/[^'\n]+)'|\"(/[^\"\n]+)\"|\b(?:at|path:?|file:?) (/[^\s,:]+)")
 
@@ -48,7 +48,7 @@ _NEXT_STEPS: Final = {
     **dict.fromkeys(_FULL, ""),
     **dict.fromkeys(_RIGHTS, ""),
 }
-"""Next steps by code; those of full disks and of rights depend on the place."""
+"""Next steps by code; for full disks and missing rights they depend on the place."""
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def named_failures(location: Location | None, *, is_new: bool = False) -> Iterat
     """Name a failure of the storage under the store at `location`, if it is known.
 
     Raises:
-        NoSuchStore: the store's directory was there, and is away.
+        NoSuchStore: the store's directory existed, and is missing now.
         StorageFailed: the storage failed in another way.
     """
     try:
@@ -75,8 +75,8 @@ def named_failures(location: Location | None, *, is_new: bool = False) -> Iterat
 def name_failure(
     location: Location | None, error: Exception, *, is_new: bool = False
 ) -> TseriesError | None:
-    """The failure of the storage that `error` tells of; None if it tells of none."""
-    # An object store answers in words of its own, and Delta and Arrow repeat requests.
+    """Return the storage failure that `error` reports; None if it reports none."""
+    # An object store has its own error messages, and Delta and Arrow already repeat requests.
     if location is not None and not location.is_local:
         return None
     code = find_code(error)
@@ -90,7 +90,7 @@ def name_failure(
 
 
 def away_error(location: Location) -> NoSuchStore:
-    """The error of an open store that is not at its location any more."""
+    """Return the error of an open store that is no longer at its location."""
     return NoSuchStore(
         f"the store '{location.root}' is not there any more: it was moved or removed, or its "
         "mount is away",
@@ -100,7 +100,7 @@ def away_error(location: Location) -> NoSuchStore:
 
 
 def find_code(error: BaseException) -> int | None:
-    """The operating system's number of the failure that `error` or a cause of it tells of."""
+    """Return the operating system's error number that `error` or one of its causes reports."""
     for each in walk_causes(error):
         if isinstance(each, OSError) and each.errno is not None:
             return each.errno
@@ -160,7 +160,7 @@ def _explain_rights(path: str | None, root: str | None) -> str:
     if not there:
         return "give this user the right to read and write there, then do it again"
     if os.path.isfile(there) and os.access(there, os.R_OK):
-        there = os.path.dirname(there)  # The directory decides who makes and removes files.
+        there = os.path.dirname(there)  # The directory decides who may make and remove files.
     entry = os.stat(there)
     return (
         f"'{there}' is {stat.filemode(entry.st_mode)} of user {_user(entry.st_uid)} and group "

@@ -1,9 +1,9 @@
-"""Head files, read back as one series index, and the records of erasures.
+"""Write head files and read them back as one series index; keep the records of erasures.
 
-Both are in use once a commit names them, so a crash leaves unused files at worst. The head names
-the last act of erasing, and each record the one before; a record outside of this chain does not
+Both kinds count once a commit names them, so a crash leaves unused files at worst. The head names
+the last act of erasing, and each record the previous one; a record outside of this chain does not
 count. Maintenance marks an act with `log` once no entry of the log has its values any more, and
-with `done` once nothing has.
+with `done` once no file has.
 """
 
 import contextlib
@@ -30,22 +30,22 @@ from pyspark_tseries.storage.location import Location
 
 _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 SMALL_FILE_ROWS: Final = 64
-"""Smaller tables are not worth compressing."""
+"""Tables of fewer rows are not worth compressing."""
 
 SMALL_INDEX_ROWS: Final = 10_000
-"""Up to this number of rows, an index is built in a few milliseconds."""
+"""An index of up to this many rows takes only a few milliseconds to build."""
 
 MAX_WHOLE_READ_BYTES: Final = 1024 * 1024
 
 _DAMAGE_ERRORS: Final = (FileNotFoundError, pa.ArrowException, ValueError)
-"""Errors of a missing or damaged file; other OSErrors may be temporary."""
+"""The errors of a missing or damaged file; other OSErrors may be temporary."""
 
 MAX_PARTIAL_LOADS: Final = 4
-"""After this many partial loads a process loads and keeps the index of all series."""
+"""After this many partial loads, a process loads and keeps the index of all series."""
 
 
 def head_path(location: Location, head_id: int) -> str:
-    """The path of the head file `head_id`."""
+    """Return the path of the head file `head_id`."""
     return location.file("_tseries", "head", f"{head_id:016x}.arrow")
 
 
@@ -62,7 +62,7 @@ def write_head(location: Location, head_id: int, table: pa.Table) -> str:
 
 
 def read_head_metadata(location: Location, head_id: int) -> CommitMetadata:
-    """The commit metadata of a head file, without its rows; raises as `load_index`."""
+    """Return the commit metadata of a head file, without its rows; raise as `load_index` does."""
     path = head_path(location, head_id)
     try:
         return _metadata_at(location, path)
@@ -71,13 +71,13 @@ def read_head_metadata(location: Location, head_id: int) -> CommitMetadata:
 
 
 def head_chain(location: Location, head_id: int | None, since_us: int) -> Iterator[str]:
-    """The paths of the head files of `head_id` and of all that were current since `since_us`."""
+    """Yield the paths of `head_id`'s head files and of all that were current since `since_us`."""
     while head_id is not None:
         path = head_path(location, head_id)
         try:
             metadata = _metadata_at(location, path)
         except FileNotFoundError:
-            return  # It was cleaned up, and so were all older ones.
+            return  # Maintenance has removed it, and all older ones.
         except _DAMAGE_ERRORS as error:
             raise unreadable_head_error(location, path, str(error)) from error
         yield path
@@ -85,7 +85,7 @@ def head_chain(location: Location, head_id: int | None, since_us: int) -> Iterat
 
 
 def readable_metadata(location: Location) -> dict[int, CommitMetadata]:
-    """The commit metadata of all head files that can be read, by head id."""
+    """Return the commit metadata of all head files that can be read, by head id."""
     found = {}
     heads = (path for path, _ in location.list_files(location.file("_tseries", "head")))
     for path in heads:
@@ -96,7 +96,7 @@ def readable_metadata(location: Location) -> dict[int, CommitMetadata]:
 
 
 def _metadata_at(location: Location, path: str) -> CommitMetadata:
-    """The commit metadata of a file; a large file is not read whole."""
+    """Return the commit metadata of a file; do not read all of a large one."""
     with location.read(path) as file:
         if file.size() > MAX_WHOLE_READ_BYTES:
             file.seek(CHECKSUM_DIGITS)
@@ -117,7 +117,7 @@ def _read_head(location: Location, path: str) -> pa.Table:
 
 
 def _parse(content: bytes) -> pa.Table:
-    """The table in a whole file; raises one of _DAMAGE_ERRORS."""
+    """Return the table in a whole file; raise one of _DAMAGE_ERRORS."""
     try:
         return pa.ipc.open_stream(pa.py_buffer(unseal(content))).read_all()
     except OSError as error:  # The content is in memory, so this means damage.
@@ -125,7 +125,7 @@ def _parse(content: bytes) -> pa.Table:
 
 
 def unreadable_head_error(location: Location, path: str, reason: str) -> UnusableStore:
-    """The error of a missing or damaged head file."""
+    """Return the error of a missing or damaged head file."""
     problem = f"the store's head file '{path}' cannot be read: {location.redact(reason)}"
     return damage_error("head", location.root, problem, path)
 
@@ -133,13 +133,13 @@ def unreadable_head_error(location: Location, path: str, reason: str) -> Unusabl
 def load_index(
     location: Location, head_id: int | None, known_id: int | None, known: SeriesIndex
 ) -> SeriesIndex:
-    """The index of the head `head_id`, None before the first commit.
+    """Return the index of the head `head_id`, which is None before the first commit.
 
-    It is built on top of `known`, the index of the head `known_id`, if that is in its chain.
+    Build it on top of `known`, the index of the head `known_id`, if that is in its chain.
 
     Raises:
         UnusableStore: a file is missing or damaged.
-        OSError: one cannot be read now.
+        OSError: a file cannot be read now.
     """
     index, changes = _collect_changes(location, head_id, known_id, known)
     for change in merge_changes(changes):
@@ -150,10 +150,10 @@ def load_index(
 def load_partial_index(
     location: Location, head_id: int | None, names: Sequence[str]
 ) -> tuple[SeriesIndex, bool]:
-    """The index of the head `head_id` for at least the series `names`; True if it is complete.
+    """Return the index of the head `head_id` for at least `names`, and True if it is complete.
 
-    It is complete if the store has few series. Otherwise all rows are read, but only those of
-    `names` are indexed, which saves most of the time and memory of a complete index.
+    It is complete if the store has few series. Otherwise it reads all rows, but indexes only those
+    of `names`, which saves most of the time and memory of a complete index.
     """
     index, changes = _collect_changes(location, head_id, None, SeriesIndex())
     whole = sum(change.num_rows for change in changes) <= SMALL_INDEX_ROWS
@@ -165,7 +165,7 @@ def load_partial_index(
 def _collect_changes(
     location: Location, head_id: int | None, known_id: int | None, known: SeriesIndex
 ) -> tuple[SeriesIndex, list[pa.Table]]:
-    """An index in memory, and the changes to apply to it, in order, for the head `head_id`."""
+    """Return an index in memory, and the changes that turn it, in order, into that of `head_id`."""
     changes: list[pa.Table] = []
     while head_id is not None and head_id != known_id:
         changes.append(_read_head(location, head_path(location, head_id)))
@@ -177,13 +177,13 @@ def _collect_changes(
 
 
 class LastIndex:
-    """The series index of a store that was loaded last: the next is that one and some changes.
+    """The most recently loaded series index of a store; a later one adds only changes to it.
 
-    A process that looks up few series, and not often, need not load the index of all: the first
-    `MAX_PARTIAL_LOADS` look-ups read the head files each time.
+    A process that seldom looks up series, and few of them, need not load the index of all: its
+    first `MAX_PARTIAL_LOADS` look-ups read the head files each time.
 
     Args:
-        location: of the store.
+        location: the location of the store.
     """
 
     def __init__(self, location: Location) -> None:
@@ -193,26 +193,26 @@ class LastIndex:
 
     @property
     def head_id(self) -> int | None:
-        """The head that the index was loaded from; None before the first."""
+        """The id of the head of `index`; None before the first load."""
         return self._last[0]
 
     @property
     def index(self) -> SeriesIndex:
-        """The index that was loaded last; an empty one before the first."""
+        """The most recently loaded index; empty before the first load."""
         return self._last[1]
 
     def remember(self, head_id: int | None, index: SeriesIndex) -> None:
-        """Take `index` as that of the head `head_id`."""
+        """Keep `index` as that of the head `head_id`."""
         self._last = head_id, index
 
     def load(self, head_id: int | None) -> SeriesIndex:
-        """The index of the head `head_id`; raises what `load_index` raises."""
+        """Return the index of the head `head_id`; raise what `load_index` raises."""
         if head_id != self.head_id:
             self.remember(head_id, load_index(self._location, head_id, *self._last))
         return self.index
 
     def load_series(self, head_id: int | None, names: Sequence[str]) -> SeriesIndex:
-        """As `load`; the result may lack all series but `names`."""
+        """Return the same as `load`, but the index may have only the series `names`."""
         if self.head_id is not None or self._partial_loads >= MAX_PARTIAL_LOADS:
             return self.load(head_id)
         index, whole = load_partial_index(self._location, head_id, names)
@@ -224,11 +224,11 @@ class LastIndex:
 
 
 LAST_INDEXES: Final[dict[Location, LastIndex]] = {}
-"""The indexes that tasks of this process loaded last, for its next tasks."""
+"""The indexes that tasks of this process loaded last; its next tasks reuse them."""
 
 
 def last_index(location: Location) -> LastIndex:
-    """The index of the store that a task of this process loaded last."""
+    """Return the index of the store that a task of this process loaded last."""
     return LAST_INDEXES.setdefault(location, LastIndex(location))
 
 
@@ -236,7 +236,7 @@ ERASURES: Final = ("_tseries", "erasures")
 
 
 def record_path(location: Location, act: str) -> str:
-    """The path of the record of `act`."""
+    """Return the path of the record of `act`."""
     return location.file(*ERASURES, f"{act}.json")
 
 
@@ -249,11 +249,11 @@ def write_record(location: Location, record: ErasureRecord) -> str:
 
 
 def read_records(location: Location, last: str | None) -> Iterator[ErasureRecord]:
-    """The records of the act `last` and all before it, newest first.
+    """Yield the records of the act `last` and of all before it, newest first.
 
     Raises:
-        UnusableStore: one is missing or damaged.
-        OSError: one cannot be read now.
+        UnusableStore: a record is missing or damaged.
+        OSError: a record cannot be read now.
     """
     while last is not None:
         path = record_path(location, last)
@@ -268,7 +268,7 @@ def read_records(location: Location, last: str | None) -> Iterator[ErasureRecord
 
 
 def list_records(location: Location) -> list[ErasureRecord]:
-    """All records that can be read, also those that are not in force."""
+    """Return all records that can be read, including those outside of the chain."""
     found = []
     for path, _ in location.list_files(location.file(*ERASURES)):
         if path.endswith(".json"):
@@ -283,12 +283,12 @@ def _read_record(location: Location, path: str) -> ErasureRecord:
 
 
 def mark_act(location: Location, act: str, mark: str) -> None:
-    """Note of `act` that no entry of the `log`, or nothing (`done`), has a value of it any more."""
+    """Mark `act`: no log entry has a value of it any more (`log`), or no file at all (`done`)."""
     with location.write(location.file(*ERASURES, f"{act}.{mark}")) as file:
         file.write(b"")
 
 
 def marked_acts(location: Location, mark: str) -> set[str]:
-    """The ids of the acts with the mark `log` or `done`."""
+    """Return the ids of the acts with the mark `log` or `done`."""
     names = (os.path.basename(path) for path, _ in location.list_files(location.file(*ERASURES)))
     return {name.removesuffix(f".{mark}") for name in names if name.endswith(f".{mark}")}

@@ -1,9 +1,9 @@
-"""The location of a store: a directory whose files are synced, or a prefix in an object store.
+"""Access the location of a store: a local directory, or a prefix in an object store.
 
-A local file survives a power loss once it is synced, and its name once its directory is
-(semantics 25). Syncing several at once costs hardly more than one. Object stores go through Arrow,
-with the options that Delta's log is opened with; they lack locks and renaming, so code that needs
-these asks `is_local`.
+A local file survives a power loss once it is synced, and its name once its directory is synced
+(semantics 25). To sync several at once costs hardly more than one. Arrow accesses object stores,
+with the same options as Delta. They lack locks and renaming, so code that needs these checks
+`is_local`.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from pyspark_timestream.errors import OptionError, compose_message
 
 MAX_SYNC_THREADS: Final = 16
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
-"""What file systems answer that have no hard links: FAT, some network and FUSE mounts."""
+"""File systems without hard links (FAT, some network and FUSE mounts) return these codes."""
 
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
@@ -49,14 +49,14 @@ def sync(paths: Iterable[str]) -> None:
             list(_sync_threads(os.getpid()).map(_sync, wanted))
             return
         except RuntimeError:
-            pass  # No more threads, or the interpreter is ending.
+            pass  # No thread is left, or the interpreter is ending.
     for path in wanted:
         _sync(path)
 
 
 @functools.lru_cache(maxsize=1)
 def _sync_threads(pid: int) -> ThreadPoolExecutor:
-    """The threads that sync; a fork, which has none of its parent's, gets its own."""
+    """Return the threads that sync, one pool for each `pid`: a fork has none of its parent's."""
     return ThreadPoolExecutor(MAX_SYNC_THREADS, thread_name_prefix=f"tseries-sync-{pid}")
 
 
@@ -73,7 +73,7 @@ def _sync(path: str) -> None:
 
 
 def list_directories(root: str, files: Sequence[str]) -> list[str]:
-    """The directories from each of `files`, which lie in `root`, up to `root` itself."""
+    """Return the directories above each of `files`, which lie in `root`, up to `root` itself."""
     found: dict[str, None] = {}
     for file in files:
         directory = os.path.dirname(file)
@@ -84,10 +84,10 @@ def list_directories(root: str, files: Sequence[str]) -> list[str]:
 
 
 def move_exclusively(path: str, to: str) -> None:
-    """Move a file unless there is one at `to`, as one step of the file system.
+    """Move a file atomically, unless there is one at `to`.
 
     Raises:
-        FileExistsError: there is one; nothing was changed.
+        FileExistsError: there is a file at `to`; nothing was changed.
         OSError: the file cannot be moved; with the code EMLINK if the file system has neither
             hard links nor exclusive renaming.
     """
@@ -98,7 +98,9 @@ def move_exclusively(path: str, to: str) -> None:
             raise
         _rename_exclusively(path, to)
     else:
-        os.remove(path)  # This fixes the file's time, from which a log entry's visibility is dated.
+        # Removing the first name sets the file's change time: the time from which a log entry is
+        # visible.
+        os.remove(path)
 
 
 def _rename_exclusively(path: str, to: str) -> None:
@@ -128,14 +130,14 @@ def make_directories(path: str) -> None:
 EVENT_FILE_PATH: Final = re.compile(
     r"kind=\w+/(?P<first>\d{10,})-((?P<last>\d{10,})-)?(?P<id>[0-9a-f]{16})([._]\d{4,})?[.]parquet"
 )
-"""The paths of event files that this package writes: their commits, an id, and a number."""
+"""Matches the paths of this package's event files: their commits, an id, and a number."""
 
 RANDOM_BITS: Final = 42
-"""The random bits of an id in the name of a file; those above are the mark of its store."""
+"""The number of random bits in the id in a file's name; the higher bits are the store's mark."""
 
 
 def marked_id(table_id: str, random_bits: int) -> int:
-    """An id for new files that says to which store they belong; has RANDOM_BITS random bits."""
+    """Return an id for new files: the mark of their store, then RANDOM_BITS random bits."""
     return _store_mark(table_id) << RANDOM_BITS | random_bits
 
 
@@ -144,7 +146,7 @@ def _store_mark(table_id: str) -> int:
 
 
 def bears_mark(path: str, table_id: str) -> bool:
-    """True if `path`, relative to the store, is that of an event file of this very store."""
+    """Return whether `path`, relative to the store, names an event file of this very store."""
     found = EVENT_FILE_PATH.fullmatch(path)
     return found is not None and int(found["id"], 16) >> RANDOM_BITS == _store_mark(table_id)
 
@@ -156,7 +158,7 @@ _S3_URI: Final = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)/(?P<
 _S3_PREFIX: Final = re.compile(r"[A-Za-z0-9_./=@:+,' -]+")
 
 _UNSAFE_IN_PATH: Final = re.compile(r"[%:\\\x00-\x1f]")
-"""Characters that make a path a URI, an escape, or ambiguous."""
+"""These characters make a path a URI, an escape, or ambiguous."""
 
 _OPTION_ALIASES: Final = {
     "AWS_DEFAULT_REGION": "AWS_REGION",
@@ -166,15 +168,15 @@ _OPTION_ALIASES: Final = {
 _SECRET_OPTIONS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _ENVIRONMENT_OPTIONS: Final = ("AWS_REGION", "AWS_ENDPOINT_URL")
 STORAGE_OPTIONS: Final = (*_SECRET_OPTIONS, "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
-"""Options of an object store; missing ones come from the environment."""
+"""The options of an object store; missing ones come from the environment."""
 
 MAX_SERVER_COPY_BYTES: Final = 2 * 1024**3
-"""So many bytes an object store copies by itself in one request: Amazon's limit is 5 GB, ours is
-what it copies in a minute."""
+"""Let the object store itself copy files up to this size. Amazon's limit for one request is 5 GB;
+ours is what it copies in a minute."""
 
 
 def local_path(location: str) -> str:
-    """The local path that `location`, a path or a `file:` URI, names; ValueError for any other.
+    """Return the local path that a path or `file:` URI names; raise ValueError for any other.
 
     >>> local_path("file:///tmp/a%20store"), local_path("/tmp/a store")
     ('/tmp/a store', '/tmp/a store')
@@ -183,7 +185,7 @@ def local_path(location: str) -> str:
     if not path.strip():
         raise ValueError("an empty text does not name a directory")
     if "%" in path:
-        # delta-rs 1.6 takes it for an escape, in a path and in a URI alike.
+        # delta-rs 1.6 takes '%' for an escape, both in a path and in a URI.
         raise ValueError(
             f"the path {path!r} has a '%', which libraries of Delta tables take for an escape; "
             "accepted: a path without it; next step: choose another directory"
@@ -206,7 +208,7 @@ def _decode_uri(location: str) -> str:
 
 
 def is_inside_store(path: str) -> bool:
-    """True if `path`, as a log names a file, cannot leave the store's directory.
+    """Return whether `path`, by which a log names a file, stays in the store's directory.
 
     >>> is_inside_store("kind=event/part-0.parquet")
     True
@@ -218,7 +220,7 @@ def is_inside_store(path: str) -> bool:
 
 
 def normalize_location(text: str) -> str:
-    """The local path, or `s3:` URI without a slash at its end, that `text` names; or ValueError.
+    """Return the local path, or `s3:` URI without a final slash, of `text`; or raise ValueError.
 
     >>> normalize_location("s3a://bucket/trips/"), normalize_location("file:///tmp/trips")
     ('s3://bucket/trips', '/tmp/trips')
@@ -231,7 +233,7 @@ def normalize_location(text: str) -> str:
     if named is None or not prefix:
         raise ValueError("an s3: URI names a bucket and a prefix in it: s3://bucket/prefix")
     if not _S3_PREFIX.fullmatch(prefix) or {"", ".", ".."} & set(prefix.split("/")):
-        # Delta, Arrow and Amazon escape other characters in ways of their own.
+        # Delta, Arrow and Amazon each escape other characters differently.
         raise ValueError(
             "a prefix is of letters A-Z, digits, spaces and _.=@:+,'- in parts between single '/'"
         )
@@ -241,13 +243,13 @@ def normalize_location(text: str) -> str:
 def parse_location(
     location: "str | os.PathLike[str] | Location", options: Mapping[str, str] | None = None
 ) -> "Location":
-    """The location named by a path or URI, opened with `options`; a Location is returned as it is.
+    """Return the location that a path or URI names, with `options`; return a Location unchanged.
 
-    A relative path becomes absolute. The options are among `STORAGE_OPTIONS`, in any case.
+    A relative path becomes absolute. The options are among `STORAGE_OPTIONS`; case does not matter.
 
     Raises:
-        ValueError: no such location.
-        OptionError: options that do not fit it; shows no value of theirs.
+        ValueError: there is no such location.
+        OptionError: the options do not fit the location; the error shows none of their values.
     """
     if isinstance(location, Location):
         return location
@@ -269,7 +271,7 @@ def parse_location(
 
 
 def _normalize_options(options: Mapping[str, str]) -> OptionPairs:
-    """Options by their names in capitals, in order; ValueError for unknown ones."""
+    """Return sorted options with names in capitals; raise ValueError if they are not valid."""
     found: dict[str, str] = {}
     for key, value in options.items():
         name = _OPTION_ALIASES.get(key.upper(), key.upper())
@@ -293,11 +295,11 @@ def _normalize_options(options: Mapping[str, str]) -> OptionPairs:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The location of a store, made by `parse_location`; pickles, and its repr hides secrets.
+    """The location of a store, from `parse_location`; pickle works, and its repr hides secrets.
 
     Attributes:
-        location: an absolute local path, or `s3://bucket/prefix`.
-        options: how an object store is reached, as Delta takes it.
+        root: an absolute local path, or `s3://bucket/prefix`.
+        options: the options of an object store, as Delta takes them.
     """
 
     root: str
@@ -309,60 +311,60 @@ class Location:
         return not self.root.startswith("s3://")
 
     def is_away(self) -> bool:
-        """True if no store is at a local path: it was moved, or its mount point is empty."""
+        """Return whether a local path has no store: it was moved, or its mount point is empty."""
         return self.is_local and not os.path.isdir(self.file("_delta_log"))
 
     @property
     def uri(self) -> str:
-        """As Delta takes it."""
+        """The location as a URI, for Delta."""
         # A bare path could look like a URI of another kind.
         return pathlib.Path(self.root).as_uri() if self.is_local else self.root
 
     @property
     def storage_options(self) -> dict[str, str] | None:
-        """As Delta takes them."""
+        """The options for Delta."""
         return dict(self.options) if self.options else None
 
     @property
     def filesystem(self) -> Any:
-        """As Arrow takes it: None stands for the local one."""
+        """The file system for Arrow; None stands for the local one."""
         return None if self.is_local else _s3_filesystem(self.options)
 
     def redact(self, text: str) -> str:
-        """`text`, which may quote the options, without the secrets among them."""
+        """Return `text`, which may quote the options, without their secrets."""
         for name, value in self.options:
             if name in _SECRET_OPTIONS and value:
                 text = text.replace(value, "[hidden]")
         return text
 
     def file(self, *names: str) -> str:
-        """The path of a file of the store, as the methods below and Arrow take it."""
+        """Return the path of a file of the store, for the methods below and for Arrow."""
         return os.path.join(self.root if self.is_local else self.root[5:], *names)
 
     def read(self, path: str) -> pa.NativeFile:
-        """A file to read from.
+        """Open a file to read from.
 
         Raises:
-            OSError: it cannot be read; FileNotFoundError: it is not there.
+            OSError: it cannot be read; FileNotFoundError: it is missing.
         """
         return pa.OSFile(path) if self.is_local else self.filesystem.open_input_file(path)
 
     def write(self, path: str) -> pa.NativeFile:
-        """A file to write to, in a directory that is made for it; it is there once it is closed."""
+        """Open a file to write to, and make its directory; it exists once it is closed."""
         if not self.is_local:
             return self.filesystem.open_output_stream(path)
         self.make_directories(os.path.dirname(path))
         return pa.OSFile(path, "wb")
 
     def make_directories(self, path: str) -> None:
-        """Make a directory below the store's own, which is never made here.
+        """Make a directory below the store's directory, but never that one itself.
 
-        A store that was moved away must not be there again as a directory: it could not be moved
-        back. What is made gets the rights of the store's directory, so that a group that may
-        write there may write below.
+        If the directory of a store that was moved away appeared again, the store could not be moved
+        back. New directories get the rights of the store's directory, so that a group that may
+        write there may also write below.
 
         Raises:
-            FileNotFoundError: the store's directory is not there.
+            FileNotFoundError: the store's directory is missing.
             OSError: the directory cannot be made.
         """
         if not self.is_local or os.path.isdir(path):
@@ -375,20 +377,21 @@ class Location:
                 self._share(made)
 
     def _share(self, path: str) -> None:
-        """Give a file or directory that was made the rights of the store's own directory."""
+        """Give a new file or directory the rights of the store's directory."""
         wanted, there = os.stat(self.root).st_mode, os.stat(path).st_mode
         shared = wanted & (stat.S_IWGRP | stat.S_IWOTH)
         if stat.S_ISDIR(there):
             shared |= wanted & (stat.S_ISGID | stat.S_IXGRP | stat.S_IXOTH)
         shared |= wanted & (stat.S_IRGRP | stat.S_IROTH)
         if there | shared != there:
-            with contextlib.suppress(OSError):  # A file system without rights, or another's file.
+            # Fails on a file system without rights, and for another user's file.
+            with contextlib.suppress(OSError):
                 os.chmod(path, stat.S_IMODE(there | shared))
 
     def open_lock(self, name: str) -> int | None:
-        """Open the local file whose lock keeps the processes of this host apart; None if it cannot.
+        """Open the local lock file `name` of this host's processes; return None if that fails.
 
-        A lock only saves work, so whoever may not open its file does without.
+        A lock only saves work, so a process that may not open the file goes on without it.
         """
         if self.is_away():
             return None
@@ -416,11 +419,11 @@ class Location:
         self.make_directories(os.path.dirname(to))
         try:
             os.link(path, to)
-        except OSError:  # A file system without hard links, or another one, or a missing file.
+        except OSError:  # No hard links, another file system, or a missing file.
             shutil.copyfile(path, to)
 
     def size(self, path: str) -> int:
-        """The bytes of a file; raises FileNotFoundError."""
+        """Return the size of a file in bytes; raise FileNotFoundError if it is missing."""
         if self.is_local:
             return os.path.getsize(path)
         found = self.filesystem.get_file_info(path)
@@ -429,7 +432,7 @@ class Location:
         return int(found.size)
 
     def identity(self, path: str) -> tuple[int, int] | None:
-        """Distinguishes a file from a later one of the same name; None if it is missing."""
+        """Return a value that differs for a later file of the same name; None if it is missing."""
         if self.is_local:
             try:
                 entry = os.stat(path)
@@ -440,9 +443,9 @@ class Location:
         return None if found.size is None else (int(found.size), int(found.mtime_ns))
 
     def clock_us(self) -> int | None:
-        """The time of the storage's own clock, in microseconds; None if unknown.
+        """Return the time of the storage's own clock, in microseconds; None if unknown.
 
-        For a local disk that is the kernel's clock, which a process cannot fake.
+        A local disk has the kernel's clock, which a process cannot fake.
         """
         path = self.file("_tseries", "clock")
         try:
@@ -461,14 +464,14 @@ class Location:
         return None if found is None else found[1] // 1000
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files; missing ones are ignored."""
+        """Remove files; ignore missing ones."""
         remove = os.remove if self.is_local else self.filesystem.delete_file
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 remove(path)
 
     def list_files(self, directory: str) -> Iterator[tuple[str, int]]:
-        """Each file in `directory`, which need not be there, and its time in nanoseconds."""
+        """Yield each file in `directory`, which need not exist, and its time in nanoseconds."""
         if not self.is_local:
             wanted = _file_selector(directory)
             for found in self.filesystem.get_file_info(wanted):
@@ -481,7 +484,7 @@ class Location:
                         yield entry.path, entry.stat().st_mtime_ns
 
     def list_folders(self, directory: str) -> list[str]:
-        """The names of the folders in `directory`, which need not be there."""
+        """Return the names of the folders in `directory`, which need not exist."""
         if not self.is_local:
             found = self.filesystem.get_file_info(_file_selector(directory))
             return [each.base_name for each in found if not each.is_file]
@@ -490,7 +493,7 @@ class Location:
         return [entry.name for entry in os.scandir(directory) if entry.is_dir()]
 
     def lock_path(self, name: str) -> str:
-        """A local file, not made yet, whose lock keeps the processes of this host apart."""
+        """Return the path of the local lock file `name`, shared by this host's processes."""
         if not self.is_local:
             which = hashlib.sha256(self.root.encode()).hexdigest()[:32]
             return os.path.join(tempfile.gettempdir(), f"tseries-{os.getuid()}-{which}-{name}")
@@ -506,10 +509,10 @@ def _file_selector(directory: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _s3_filesystem(options: OptionPairs) -> Any:
-    # Imported late: it starts the AWS library, with threads of its own.
+    # Import late: this starts the AWS library and its threads.
     from pyarrow.fs import S3FileSystem
 
-    # The environment's variables are those that Delta reads; Arrow would know only some of them.
+    # Read the environment variables that Delta reads; Arrow would know only some of them.
     given = {
         name: os.environ[name]
         for name in (*_OPTION_ALIASES, *_ENVIRONMENT_OPTIONS)
@@ -534,12 +537,12 @@ def _s3_filesystem(options: OptionPairs) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of events in the directory of a store, whether the log names it or not.
+    """A file of events in the directory of a store; the log need not name it.
 
     Attributes:
-        path: relative to the store.
+        path: the path relative to the store.
         full: the full path.
-        modified_ns: when it was last changed.
+        modified_ns: the time of its last change.
     """
 
     path: str
@@ -548,7 +551,7 @@ class StoredFile:
 
 
 def list_event_files(location: Location) -> Iterator[StoredFile]:
-    """All files in the folders of events and edits."""
+    """Yield all files in the folders of events and edits."""
     for kind in ("event", "edit"):
         for full, modified_ns in list(location.list_files(location.file(f"kind={kind}"))):
             yield StoredFile(f"kind={kind}/{os.path.basename(full)}", full, modified_ns)

@@ -1,10 +1,10 @@
-"""How events are laid out in Parquet, and the checksums in its footer.
+"""Choose the Parquet layout of events, and keep checksums in the footer.
 
-Parquet's own checksums cover the contents of pages, not page headers and the footer: one wrong bit
-there can shift values without an error. So the footer of a file on a local path has a key of ours,
-which is filled in last: eight hexadecimal digits for the footer, with zeros in their place, then
-eight for each column chunk, row group by row group. Other readers ignore it. An object store checks
-by itself what it keeps.
+Parquet's own checksums cover the contents of pages, but not page headers and the footer: one wrong
+bit there can shift values without an error. So we add a key to the footer of a file on a local
+path, and fill it in last. It has eight hexadecimal digits for the footer (with zeros in their
+place), then eight for each column chunk, row group by row group. Other readers ignore it. An object
+store checks its contents itself.
 """
 
 import os
@@ -19,22 +19,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 ROWS_PER_GROUP: Final = 10_000
-"""Small row groups let a reader of one series skip most of a file that holds them all."""
+"""With small row groups, a reader of one series can skip most of a file that has all series."""
 
 ENCODING_BATCH_BYTES: Final = 4 * 1024 * 1024
-"""The bytes encoded at once, about; after each, Arrow checks the size of the dictionary."""
+"""Encode about this many bytes at once; after each batch Arrow checks the dictionary's size."""
 
 _OFTEN_CONSTANT: Final = (
     *("author", "original_sequence", "original_timestamp", "original_author"),
     *("commit", "commit_time"),
 )
-"""Columns that are usually constant in the file of a commit."""
+"""These columns are usually constant in the file of a commit."""
 
 
 def choose_compression(events: pa.Table) -> str | dict[str, str]:
-    """The compression of each column: none for constant ones, where it costs more than it saves.
+    """Choose each column's compression: none for constant ones, where it costs more than it saves.
 
-    Nested columns would need the names of their leaves, so with these all are compressed.
+    Nested columns would need the names of their leaves, so a table with any has all compressed.
     """
     if any(pa.types.is_nested(field.type) for field in events.schema):
         return "zstd"
@@ -52,10 +52,10 @@ def _has_one_value(column: pa.ChunkedArray) -> bool:
 
 
 def split_dictionaries(events: pa.Table, group_rows: int) -> pa.Table:
-    """`events`, sorted by series, with the names of each row group in a dictionary of its own.
+    """Give the names of each row group of `events`, sorted by series, their own dictionary.
 
-    Parquet writes the whole dictionary into every group, so a shared one would be repeated.
-    A table whose `series` is not a dictionary stays as it is.
+    Parquet writes the whole dictionary into every group, so a shared one would be repeated. If
+    `series` is not a dictionary, the table stays as it is.
     """
     if not pa.types.is_dictionary(events.schema.field("series").type):
         return events
@@ -70,9 +70,9 @@ def split_dictionaries(events: pa.Table, group_rows: int) -> pa.Table:
 
 
 def has_raw_bounds(column: Any) -> bool:
-    """True if the bounds of a column of integers or times are integers, times in microseconds.
+    """Return whether the bounds of integers or times are integers, for times in microseconds.
 
-    Spark's Delta usually writes times as INT96, whose bounds are meaningless; other tools may use
+    Spark's Delta usually writes times as INT96, which has no meaningful bounds; other tools may use
     milliseconds.
     """
     if column.physical_type != "INT64":
@@ -83,15 +83,15 @@ def has_raw_bounds(column: Any) -> bool:
 
 
 def rows_for_bytes(rows: pa.Table, size: int, most: int) -> int:
-    """The number of rows like these in about `size` bytes, from 1 to `most`."""
+    """Return how many rows like these have about `size` bytes, from 1 to `most`."""
     return max(1, min(most, int(size * rows.num_rows // max(rows.nbytes, 1))))
 
 
 def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
-    """The leaves of which Parquet gets bounds: all (True) but floats that have, or may have, a NaN.
+    """Return the leaves that get bounds, or True for all; floats that may have a NaN get none.
 
-    Arrow leaves NaN out of bounds, but to Spark, DuckDB and Polars it is above all numbers: they
-    would skip a group for a filter that a NaN in it meets. `events` are the first rows of a file,
+    Arrow leaves NaN out of bounds, but Spark, DuckDB and Polars sort it above all numbers, so they
+    would skip a group with a NaN that passes their filter. `events` are the first rows of a file,
     or all of them if `is_whole`.
     """
     leaves = [leaf for field in events.schema for leaf in _leaves(field.name, field.type)]
@@ -105,7 +105,7 @@ def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
 
 
 def _leaves(path: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
-    """The leaves of a column in a Parquet file, by their paths, with their types."""
+    """Return the paths and types of a column's leaves in a Parquet file."""
     if pa.types.is_struct(kind):
         return [leaf for part in kind for leaf in _leaves(f"{path}.{part.name}", part.type)]
     if pa.types.is_map(kind):
@@ -123,7 +123,7 @@ def _has_nan(column: pa.ChunkedArray) -> bool:
 
 
 def writer_options(events: pa.Table, *, is_whole: bool) -> dict[str, Any]:
-    """The options to write events like these, the first of a file, or all if `is_whole`."""
+    """Return the options to write events like these, the first of a file, or all if `is_whole`."""
     schema = events.schema
     deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
@@ -136,7 +136,7 @@ def writer_options(events: pa.Table, *, is_whole: bool) -> dict[str, Any]:
         "use_dictionary": [name for name in schema.names if name not in encoding],
         "column_encoding": encoding,
         "write_statistics": choose_bounds(events, is_whole),
-        # The types are Delta's; Arrow's own would bring the dictionary of `series` back.
+        # Readers must see Delta's types; a stored Arrow schema would make `series` a dictionary.
         "store_schema": False,
         "write_page_checksum": True,
     }
@@ -154,11 +154,11 @@ _THRIFT_VALUE_FIELD: Final = b"\x18"
 """The Thrift header of the value after the key."""
 
 _TAIL_BYTES: Final = 64 * 1024
-"""The bytes at a file's end that are read first; a footer is rarely longer."""
+"""Read this many bytes at a file's end first; a footer is rarely longer."""
 
 
 def count_leaves(kind: pa.DataType) -> int:
-    """The number of column chunks of a column of the type `kind` in each row group."""
+    """Return how many chunks a column of the type `kind` has in each row group."""
     if pa.types.is_map(kind):
         return count_leaves(kind.key_type) + count_leaves(kind.item_type)
     if pa.types.is_list(kind):
@@ -169,13 +169,13 @@ def count_leaves(kind: pa.DataType) -> int:
 
 
 def checksum_placeholder(schema: pa.Schema, groups: int) -> dict[str, str]:
-    """The key for a file of `groups` row groups of `schema`, with zeros instead of checksums."""
+    """Return the key for a file of `groups` row groups, with zeros instead of checksums."""
     chunks = groups * sum(count_leaves(field.type) for field in schema)
     return {_KEY: "0" * _CHECKSUM_DIGITS * (1 + chunks)}
 
 
 def chunk_span(chunk: Any) -> tuple[int, int]:
-    """The offset and the size of a column chunk in its file, from Arrow's metadata."""
+    """Return the offset and size of a column chunk in its file, from Arrow's metadata."""
     start = chunk.data_page_offset
     if chunk.has_dictionary_page:
         start = min(start, chunk.dictionary_page_offset)
@@ -183,7 +183,7 @@ def chunk_span(chunk: Any) -> tuple[int, int]:
 
 
 def fill_in_checksums(path: str, metadata: Any) -> None:
-    """Fill the placeholder of a file that no commit names yet; `metadata` is Arrow's."""
+    """Fill in the placeholder of a file that no commit names yet; `metadata` is Arrow's."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         end = os.fstat(descriptor).st_size - _TRAILER_BYTES
@@ -196,7 +196,7 @@ def fill_in_checksums(path: str, metadata: Any) -> None:
 
 
 def fill_in_content(content: bytearray, metadata: Any) -> None:
-    """As `fill_in_checksums`, of a whole file that is in memory."""
+    """Do the same as `fill_in_checksums` for a whole file in memory."""
     end = len(content) - _TRAILER_BYTES
     length = int.from_bytes(content[end : end + 4], "little")
     whole = memoryview(content)
@@ -213,7 +213,7 @@ def _chunk_spans(metadata: Any) -> Iterator[tuple[int, int]]:
 
 
 def _compute_checksums(footer: bytes, sums: Iterable[int]) -> tuple[int, bytes]:
-    """The offset of the checksums in the footer, and the checksums."""
+    """Return the offset of the checksums in the footer, and the checksums."""
     found = _find_value(footer)
     assert found is not None, "the file was written without room for checksums"
     at, size = found
@@ -224,7 +224,7 @@ def _compute_checksums(footer: bytes, sums: Iterable[int]) -> tuple[int, bytes]:
 
 
 def _find_value(footer: bytes) -> tuple[int, int] | None:
-    """Offset and size of the key's value; None if the key is missing."""
+    """Return offset and size of the key's value; None if the key is missing."""
     at = footer.rfind(_KEY.encode())
     if at < 0:
         return None
@@ -242,10 +242,10 @@ def _find_value(footer: bytes) -> tuple[int, int] | None:
 
 
 def read_footer(source: Any, size: int) -> tuple[Any, Checksums | None]:
-    """Arrow's metadata of a file, and the checksums of its column chunks; None if it has none.
+    """Return Arrow's metadata of a file, and its column chunks' checksums; None if it has none.
 
     Raises:
-        OSError, pa.ArrowException: it cannot be read, or is broken.
+        OSError, pa.ArrowException: the footer cannot be read, or is broken.
     """
     tail = _read_tail(source, size, min(size, _TAIL_BYTES))
     if tail[-4:] != _MARK:

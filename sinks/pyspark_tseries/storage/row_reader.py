@@ -1,8 +1,8 @@
-"""Reads the needed rows of data files: by bounds of row groups, then row by row.
+"""Read the needed rows of data files: select row groups by their bounds, then rows.
 
-The columns with conditions are read first, the others only if a row is needed. A filter may pass
-too many rows, never too few: the query decides again on whole series. A data file never changes
-and its name is unique, so a cached footer stays valid.
+The reader reads the columns with conditions first, and the others only if a row is needed. A filter
+may pass too many rows, never too few: the query decides again on whole series. A data file never
+changes and its name is unique, so a cached footer stays valid.
 """
 
 import functools
@@ -45,22 +45,22 @@ from pyspark_tseries.storage.parquet import (
 )
 
 MAX_CACHED_BYTES: Final = 4 * 1024 * 1024
-"""The stored size of the footers kept; parsed they take some ten times as much memory."""
+"""The stored size of cached footers; in memory, parsed, they take about ten times as much."""
 
 _EXACT_BOUNDS: Final = frozenset(["author", "commit"])
-"""Columns whose bounds are exact values, never truncated."""
+"""These columns have exact bounds, which are never truncated."""
 
 _INTEGER_COLUMNS: Final = frozenset(["sequence", "timestamp", "commit"])
-"""Columns whose bounds are read as integers."""
+"""Read the bounds of these columns as integers."""
 
 
 class Footer:
     """The footer of a data file.
 
     Attributes:
-        metadata: Arrow's; saves a reader of the file from reading it again.
-        sums: the checksums of its column chunks; None if it has none.
-        names: of the file's columns.
+        metadata: Arrow's metadata; a reader that gets it does not read the footer again.
+        sums: the checksums of the column chunks; None if the file has none.
+        names: the names of the file's columns.
     """
 
     def __init__(self, metadata: Any, sums: Checksums | None = None) -> None:
@@ -84,7 +84,7 @@ class Footer:
         return int(self.metadata.num_row_groups)
 
     def rows(self, group: int) -> int:
-        """The number of rows of a row group."""
+        """Return the number of rows of a row group."""
         return self._group_rows[group]
 
     @functools.cached_property
@@ -92,13 +92,13 @@ class Footer:
         return [int(self.metadata.row_group(group).num_rows) for group in range(self.groups)]
 
     def has_dictionary(self, group: int, column: str) -> bool:
-        """True if a plain column of a row group is stored as a dictionary."""
+        """Return whether a row group stores a column, not nested, as a dictionary."""
         return bool(self.metadata.row_group(group).column(self._at[column]).has_dictionary_page)
 
     def chunks(
         self, groups: Iterable[int], columns: Iterable[str]
     ) -> Iterator[tuple[int, int, int]]:
-        """Offset, size and checksum of the chunks of some columns; empty without checksums."""
+        """Yield offset, size and checksum of the chunks of `columns`; nothing without checksums."""
         if self.sums is None:
             return
         which = [leaf for name in columns for leaf in self._leaves[name]]
@@ -112,15 +112,15 @@ class Footer:
                 yield *span, int(self.sums[group * width + leaf])
 
     def bounds(self, column: str) -> list[tuple[Any, Any] | None]:
-        """The lowest and the highest value of `column` in each row group; None if unknown."""
+        """Return the lowest and highest value of `column` in each row group; None if unknown."""
         if column not in self._ends:
             self._ends[column] = [self._bounds(group, column) for group in range(self.groups)]
         return self._ends[column]
 
     def constant(self, groups: Sequence[int], column: str) -> tuple[Any] | None:
-        """The one value of `column` in all rows of some `groups`; None if unknown.
+        """Return the one value of `column` in all rows of `groups`; None if unknown.
 
-        Known for texts and integers only, and for columns of nulls.
+        The value is known for columns of nulls and for those of `_EXACT_BOUNDS`.
         """
         if column not in self._at or "." in column:  # A dotted name may be a nested field.
             return None
@@ -155,10 +155,10 @@ class Footer:
 
 
 class FooterCache:
-    """The footers used last; safe for threads.
+    """The most recently used footers; safe for threads.
 
     Args:
-        max_bytes: how much is kept; the footer used last is kept in any case.
+        max_bytes: the stored size of the footers to keep; the last one is always kept.
     """
 
     def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
@@ -169,7 +169,7 @@ class FooterCache:
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of all footers that are kept, as they are stored."""
+        """The stored size of all cached footers, in bytes."""
         return self._bytes
 
     def __contains__(self, key: tuple[Location, DataFile]) -> bool:
@@ -177,10 +177,10 @@ class FooterCache:
         return (location, file.path, file.size) in self._kept
 
     def get(self, location: Location, file: DataFile) -> Footer:
-        """The footer of `file`.
+        """Return the footer of `file`.
 
         Raises:
-            OSError, pa.ArrowException: it must be read and cannot, or is broken.
+            OSError, pa.ArrowException: it is not cached, and cannot be read or is broken.
         """
         key = location, file.path, file.size
         with self._lock:
@@ -224,10 +224,9 @@ ANY_VALUE: Final = (MIN_NUMBER, MAX_NUMBER)
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Conditions on the rows that are needed; all must hold, and bounds are inclusive.
+    """Conditions on the needed rows; all must hold, and bounds are inclusive.
 
-    `names` are series, sorted and distinct, None allows all; `part` is the slice that the row is
-    in.
+    `names` are series, sorted and distinct; None allows all.
     """
 
     names: Sequence[str] | None = None
@@ -238,7 +237,7 @@ class RowFilter:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that conditions are on."""
+        """The columns with conditions."""
         wanted = {
             "series": self.names is not None or self.keys != ALL_KEYS,
             "sequence": self.keys != ALL_KEYS or self.sequences != ANY_VALUE,
@@ -248,7 +247,7 @@ class RowFilter:
         return [name for name, needed in wanted.items() if needed]
 
     def match_groups(self, count: int, ends: GroupBounds) -> list[int]:
-        """The numbers of a file's `count` row groups that may contain a needed row."""
+        """Return which of a file's `count` row groups may contain a needed row."""
         tests: dict[str, Callable[[Any, Any], bool]] = {
             "series": self._may_match_series,
             "sequence": lambda low, high: _overlaps(self.sequences, low, high),
@@ -273,7 +272,7 @@ class RowFilter:
         return bisect_left(self.names, first) < bisect_right(self.names, last)
 
     def match_rows(self, table: pa.Table, *, is_sorted: bool = True) -> tuple[int, BoolArray]:
-        """The needed rows of `table`: the offset of the first flag, and a flag for each row."""
+        """Return the needed rows of `table` as flags, after the row of the first flag."""
         start, end = self._names_range(table) if is_sorted else (0, table.num_rows)
         within = table.slice(start, end - start)
         needed = np.ones(end - start, bool)
@@ -293,7 +292,7 @@ class RowFilter:
         return start, needed
 
     def _names_range(self, table: pa.Table) -> tuple[int, int]:
-        """The range of rows from the first to the last of `names`."""
+        """Return the range of rows from the first to the last of `names`."""
         if self.names is None:
             return 0, table.num_rows
         if not self.names:
@@ -315,14 +314,14 @@ def _overlaps(wanted: tuple[int, int], low: int, high: int) -> bool:
 
 
 ROWS_PER_PIECE: Final = 100_000
-"""The rows that are read at once, about, before unneeded ones are dropped."""
+"""Read about this many rows at once, before unneeded ones are dropped."""
 
 JOBS_PER_THREAD: Final = 4
-"""The parts of a long read that a thread takes, so that no thread waits long for the last one."""
+"""A long read has this many jobs for each thread, so that none waits long for the last one."""
 
 CPU_COUNT: Final = os.cpu_count() or 1
 MAX_REMOTE_READS: Final = 16
-"""Files of an object store that are read at once."""
+"""Read this many files of an object store at once."""
 
 _From = TypeVar("_From")
 _To = TypeVar("_To")
@@ -340,10 +339,10 @@ class FilePiece:
 def read_files(
     location: Location, files: Sequence[DataFile], schema: pa.Schema, row_filter: RowFilter
 ) -> pa.Table:
-    """The rows of `files` that pass `row_filter`, in the order of files.
+    """Return the rows of `files` that pass `row_filter`, in the order of files.
 
     Raises:
-        UnusableStore: a file is missing or damaged; names it and its contents.
+        UnusableStore: a file is missing or damaged; the error names it and its contents.
         OSError: an object store cannot be reached.
     """
     width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
@@ -368,7 +367,7 @@ def read_files(
 def stream_file(
     location: Location, file: DataFile, schema: pa.Schema, row_filter: RowFilter
 ) -> Iterator[pa.Table]:
-    """As `read_files`, for one file, piece by piece."""
+    """Yield what `read_files` returns for one file, piece by piece."""
     for piece in plan_pieces(file, _footer(location, file), row_filter):
         for found in _read_pieces(location, [piece], schema, row_filter, alone=True):
             yield _assemble(found.fixed, [found], schema)
@@ -380,7 +379,7 @@ def _footer(location: Location, file: DataFile) -> Footer:
 
 
 def plan_pieces(file: DataFile, footer: Footer, row_filter: RowFilter) -> list[FilePiece]:
-    """The row groups of `file` to read, in pieces of limited size."""
+    """Return the row groups of `file` to read, in pieces of limited size."""
     pieces: list[FilePiece] = []
     room = 0
     for group in row_filter.match_groups(footer.groups, footer.bounds):
@@ -394,7 +393,7 @@ def plan_pieces(file: DataFile, footer: Footer, row_filter: RowFilter) -> list[F
 
 
 def _divide_pieces(pieces: Iterable[FilePiece], width: int) -> list[list[FilePiece]]:
-    """`pieces`, in their order, as jobs for `width` threads; a job is about one file."""
+    """Divide `pieces`, in their order, into jobs for `width` threads; a job is about one file."""
     pieces = list(pieces)
     most = max(1, len(pieces) // (JOBS_PER_THREAD * width))
     jobs: list[list[FilePiece]] = []
@@ -407,17 +406,17 @@ def _divide_pieces(pieces: Iterable[FilePiece], width: int) -> list[list[FilePie
 def _map_parallel(
     function: Callable[[_From], _To], items: Sequence[_From], width: int
 ) -> list[_To]:
-    """Apply `function` to each of `items`, several at once."""
+    """Apply `function` to each of `items`, `width` at once."""
     width = min(width, len(items))
     if width < 2:
         return [function(item) for item in items]
-    # Not a shared pool: after a fork it would have no threads.
+    # Each call has its own pool, because a shared one would have no threads after a fork.
     with ThreadPoolExecutor(width) as pool:
         return list(pool.map(function, items))
 
 
 class _PieceRows(NamedTuple):
-    """The needed rows of a piece: constant columns by value, and the others."""
+    """The needed rows of a piece: `fixed` has the values of constant columns."""
 
     fixed: dict[str, Any]
     columns: pa.Table
@@ -431,7 +430,7 @@ def _read_pieces(
     row_filter: RowFilter,
     alone: bool,
 ) -> list[_PieceRows]:
-    """The needed rows of some pieces of one file, which is opened once for all of them."""
+    """Return the needed rows of some pieces of one file; open the file once."""
     first = pieces[0]
     with (
         explain_read_errors(location, first.file),
@@ -470,7 +469,7 @@ def _read_piece(
 def _select_groups(
     groups: Sequence[int], sizes: Int64Array, needed: BoolArray
 ) -> tuple[list[int], BoolArray]:
-    """Those of `groups`, of `sizes` rows, that have a needed row, and the flags of their rows."""
+    """Return the `groups` with a needed row, and the flags of their rows; `sizes` are in rows."""
     ends = np.cumsum(sizes)
     there = [bool(needed[end - size : end].any()) for size, end in zip(sizes, ends, strict=True)]
     kept = [group for group, is_there in zip(groups, there, strict=True) if is_there]
@@ -487,7 +486,7 @@ def _filter_columns(columns: dict[str, Any], needed: BoolArray) -> dict[str, Any
 def _constant_columns(
     footer: Footer, groups: Sequence[int], names: Iterable[str]
 ) -> dict[str, Any]:
-    """The columns that are constant in some row groups."""
+    """Return the values of the columns that are constant in all of `groups`."""
     fixed: dict[str, Any] = {}
     for name in names:
         if name not in footer.names:
@@ -498,7 +497,7 @@ def _constant_columns(
 
 
 class OpenFile:
-    """An open file: columns of its row groups, as they were written."""
+    """An open file, which reads columns of its row groups and verifies their checksums."""
 
     def __init__(self, location: Location, file: Any, footer: Footer) -> None:
         self._file, self.footer = file, footer
@@ -508,21 +507,21 @@ class OpenFile:
             metadata=footer.metadata,
             pre_buffer=not location.is_local,
             page_checksum_verification=footer.sums is None,
-            coerce_int96_timestamp_unit="us",  # As nanoseconds they would end in the year 2262.
+            coerce_int96_timestamp_unit="us",  # Nanoseconds would end in the year 2262.
         )
         self._parquet = self._open()
 
     @functools.cached_property
     def _encoded(self) -> Any:
-        """The file with the names of series as they are stored, each once in a row group."""
+        """The file, opened to read `series` as a dictionary, with each name once a row group."""
         return self._open(read_dictionary=["series"])
 
     def columns(
         self, groups: Sequence[int], names: Sequence[str], alone: bool, encoded: bool = False
     ) -> dict[str, Any]:
-        """Some columns of some row groups by name; `alone`: with all cores.
+        """Read columns of row groups, by name; `alone` lets Arrow use all cores.
 
-        `encoded`: `series` may be a dictionary, which pays where many rows are dropped.
+        With `encoded`, `series` may be a dictionary, which pays if many rows are dropped.
 
         Raises:
             OSError, pa.ArrowException: they cannot be read, or are not as they were written.
@@ -542,7 +541,7 @@ class OpenFile:
 
 
 def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times as a store has them; those of another tool's file may count otherwise."""
+    """Convert times to microseconds; files of other tools may have another unit."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.unit != "us":
         return column.cast(pa.timestamp("us", kind.tz))
@@ -550,7 +549,7 @@ def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _cast_columns(found: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns that are in `schema`, as it has them; a file has them so as a rule."""
+    """Cast the columns that are in `schema` to its types; usually the file already has these."""
     names = [name for name in found.column_names if name in schema.names]
     kinds = [schema.field(name).type for name in names]
     columns = [
@@ -575,11 +574,11 @@ def _assemble(fixed: Mapping[str, Any], parts: Sequence[_PieceRows], schema: pa.
 ROWS_PER_SAMPLE: Final = 1000
 
 BASE_SCHEMA: Final = file_schema([])
-"""The columns that every store has; files without erased events lack `erasure`."""
+"""The columns of every store; files without erased events lack `erasure`."""
 
 
 def sample_sizes(keys: pa.Table, row_bytes: int) -> list[Sample]:
-    """One of every ROWS_PER_SAMPLE rows, with the bytes that it represents."""
+    """Return one of every ROWS_PER_SAMPLE rows, with the number of bytes for which it stands."""
     some = keys.take(np.arange(0, keys.num_rows, ROWS_PER_SAMPLE))
     sizes = np.full(some.num_rows, ROWS_PER_SAMPLE * row_bytes)
     if some.num_rows:
@@ -595,7 +594,7 @@ def read_key_range(
     schema: pa.Schema,
     columns: Sequence[str],
 ) -> pa.Table:
-    """The rows of a range of keys, in the order of files; columns that a file lacks are null."""
+    """Return the rows of a key range, in the order of files; columns that a file lacks are null."""
     return read_rows(location, data, schema, columns, RowFilter(keys=part))
 
 
@@ -607,9 +606,9 @@ def read_rows(
     row_filter: RowFilter,
     wanted: pc.Expression | None = None,
 ) -> pa.Table:
-    """As `read_files`, but only the columns `columns` of rows that `wanted` passes, too.
+    """Return `columns` of the rows that pass `row_filter` and `wanted`; see `read_files`.
 
-    `schema` has all columns of `row_filter` and `wanted` as well.
+    `columns` includes the columns that `wanted` tests.
     """
     touched = [file for file in data if row_filter.keys.overlaps(file.first, file.last)]
     found = read_files(location, touched, _select_fields(schema, columns), row_filter)
@@ -624,7 +623,7 @@ def scan_file(
     row_filter: RowFilter = ALL_ROWS,
     wanted: pc.Expression | None = None,
 ) -> Iterator[pa.Table]:
-    """As `read_rows`, of one file, a part at a time; none is empty."""
+    """Yield what `read_rows` returns for one file, in parts that are not empty."""
     for rows in stream_file(location, file, _select_fields(schema, columns), row_filter):
         left = rows if wanted is None else rows.filter(wanted)
         if left.num_rows:
@@ -642,7 +641,7 @@ def scan_state(
     row_filter: RowFilter = ALL_ROWS,
     wanted: pc.Expression | None = None,
 ) -> tuple[pa.Table, int]:
-    """The state of series from the events that pass, and the time of the newest commit."""
+    """Return the state of series from the events that pass, and the time of their newest commit."""
     whole, newest_us = [], 0
     for file in data:
         parts = []

@@ -1,6 +1,6 @@
-"""Commits without new events: another head, retained range, policy, columns, or compacted files.
+"""Commit changes without new events: of head, retained range, policy, columns, or files.
 
-A new head competes with appends for the head of the store, so it is atomic like them.
+A new head competes with appends for the head of the store, so it is as atomic as they are.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ from pyspark_tseries.write.batch import PreparedCommit
 
 
 def require_owner(store: Store, principal: str | None, to_do: str) -> None:
-    """Raise unless the principal (None: the OS user) is an owner, if the store has a policy.
+    """Raise if the store has a policy and the principal (None: the OS user) is not an owner.
 
-    If the head cannot be read, the newest readable one counts, as when it is rebuilt.
+    If the head cannot be read, the newest readable one counts, as in a rebuild.
 
     Raises:
         PermissionDenied: the principal is not an owner.
@@ -49,7 +49,7 @@ def require_owner(store: Store, principal: str | None, to_do: str) -> None:
 
 
 def require_owner_of_damaged(location: Location, principal: str | None, to_do: str) -> None:
-    """As `require_owner`; if even the log cannot be read, the newest readable head decides."""
+    """Like `require_owner`; if even the log cannot be read, the newest readable head decides."""
     try:
         store = Store.open_damaged(location)
     except UnusableStore:
@@ -76,7 +76,7 @@ def replace_index(
 ) -> SeriesIndex:
     """Commit the index that `make` returns for the current head's id and the log's version.
 
-    `make` is called again after a lost race; it may read the store, which is up to date.
+    After a lost race, call `make` again; it may read the store, which is up to date.
 
     Args:
         store: the store.
@@ -85,7 +85,7 @@ def replace_index(
 
     Raises:
         WrongClock: the clock is far ahead, or was when the last commit was made.
-        StoreBusy: other writers won all attempts.
+        StoreBusy: other clients won all attempts.
         NoSuchStore: the store was removed.
         OSError: the storage failed.
     """
@@ -104,10 +104,10 @@ def replace_index(
             try:
                 store.publish(PreparedCommit(new_id, index, [], []), {}, synced=True)
             except DeltaError as error:
-                # The commit may have succeeded nevertheless, so its file stays for cleaning.
+                # The commit may have succeeded nevertheless, so leave its file to maintenance.
                 lost = error
             except OSError:
-                # It has succeeded if only the checkpoint after it failed.
+                # The commit has succeeded if only the checkpoint after it failed.
                 if not (store.refresh() and store.head_id() == new_id):
                     raise
                 return index
@@ -124,9 +124,9 @@ def replace_files(
     horizon: int | None,
     now_us: int,
 ) -> bool:
-    """Commit `written` instead of `removed`; False if one of these was removed before.
+    """Replace `removed` with `written` in a commit; return False if one was already removed.
 
-    `horizon` is the last commit that lost events to compaction, None if none was left out.
+    `horizon` is the last commit that lost events to this compaction, None if none did.
 
     Raises:
         DeltaError: a competing commit was first, or the storage failed.
@@ -146,7 +146,7 @@ def replace_files(
 
 
 def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
-    """Add the columns among `wanted` that the store lacks, null in existing events.
+    """Add those columns of `wanted` that the store lacks; existing events have nulls there.
 
     Raises:
         StoreBusy: other clients won all attempts.
@@ -163,7 +163,7 @@ def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
 
 
 def _change_table(store: Store, change: Callable[[Log], bool]) -> None:
-    """Let `change`, which returns True if it has committed, change the table."""
+    """Call `change`, again after a lost race; it returns True if it has committed."""
     lost: DeltaError | None = None
     for attempt in range(MAX_ATTEMPTS):
         with store.commit_lock() as log:
@@ -185,9 +185,9 @@ def set_retained_range(
 
     Args:
         store: the store.
-        retained: whole milliseconds, as `parse_range` makes it.
+        retained: the new range, in whole milliseconds, as from `parse_range`.
         now_us: the wall clock.
-        principal: the one who sets it; None skips the check of the policy.
+        principal: who sets it; None skips the check of the policy.
 
     Raises:
         PermissionDenied: the principal is not an owner.
@@ -206,7 +206,7 @@ def set_retained_range(
 
 
 def set_policy(store: Store, policy: Policy, now_us: int, principal: str | None = None) -> None:
-    """Set the store's policy, which names an owner; else as `set_retained_range`."""
+    """Set the store's policy, which names an owner; the rest is as in `set_retained_range`."""
     text = format_policy(policy)
 
     def change(index: SeriesIndex, metadata: CommitMetadata) -> SeriesIndex:
@@ -216,11 +216,11 @@ def set_policy(store: Store, policy: Policy, now_us: int, principal: str | None 
 
 
 def forget_writer(store: Store, writer: str, now_us: int, principal: str | None = None) -> None:
-    """Let a writer hold back the store's CTI no more; if it appends again it is one again.
+    """Remove a writer, so that it no longer holds back the store's CTI, until it appends again.
 
     Raises:
         ValueError: `describe` names no such writer.
-        Exception: as `set_retained_range`.
+        Exception: as in `set_retained_range`.
     """
 
     def change(index: SeriesIndex, metadata: CommitMetadata) -> SeriesIndex:
@@ -241,7 +241,7 @@ def _change_head(
     to_do: str,
     change: Callable[[SeriesIndex, CommitMetadata], SeriesIndex],
 ) -> None:
-    """Commit what `change` makes of the current index and the metadata of the next commit."""
+    """Commit the index that `change` returns for the current one and the next metadata."""
 
     def changed(head_id: int | None, version: int) -> SeriesIndex:
         _require_owner(store, principal, to_do)
@@ -257,7 +257,7 @@ def _require_owner(store: Store, principal: str | None, to_do: str) -> None:
 
 
 def raise_min_retained(index: SeriesIndex, retained: RetainedRange) -> dict[str, Int64Array]:
-    """The floors of all series of `index` when `retained` ceases to be their range."""
+    """Return the floors of all series of `index` for a change from the range `retained`."""
     floors = index.min_retained(index.ids.names()[: index.columns.rows])
     newest = index.columns["last_sequence"], index.columns["original_us"]
     return dict(zip(floors, min_retained(retained, *newest, floors), strict=True))

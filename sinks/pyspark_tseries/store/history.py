@@ -1,8 +1,8 @@
-"""Which commits a store has, by number and id: the commits of its log, and those before (19.5).
+"""Find which commits a store has, by number and id: those in its log and older ones (19.5).
 
-The log has the ids of its entries' commits, until maintenance removes the entries. So maintenance
-first keeps the ids in files of 1024 commits, `_tseries/history/N`. What the log says comes first:
-after an older log was put back, such a file may still have ids of commits that are no more.
+The log has the ids of its entries' commits until maintenance removes the entries. So maintenance
+first keeps the ids in files of 1024 commits, `_tseries/history/N`. The log takes precedence: after
+an older log was put back, such a file may still have ids of commits that no longer exist.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from pyspark_tseries.store.store import Store
 
 LOST_FILE: Final = "lost.json"
-"""In a folder of `_tseries/lost`: the commits that a repair has given up."""
+"""This file in a folder of `_tseries/lost` lists the commits that a repair has given up."""
 
 MAX_PROVEN: Final = 1000
-"""So many commits an open store remembers to have found in its log."""
+"""An open store remembers up to this many commits that it has found in its log."""
 
 _ENTRY: Final = re.compile(r"(\d{20})[.]json")
 
 
 def last_mark(store: "Store") -> CommitMark | None:
-    """The last commit of the log as it was last refreshed; None before the first."""
+    """Return the last commit of the log as last refreshed; None before the first."""
     head_id = store.head_id()
     return None if head_id is None else CommitMark(store.metadata().commit, head_id)
 
 
 def find_mark(store: "Store", number: int) -> CommitMark | None:
-    """The commit `number`, or the one before it if there is none; None if that is not known."""
+    """Return the commit `number`, or the last one before it; None if that is not known."""
     last = last_mark(store)
     if last is None or number >= last.number:
         return last
@@ -48,9 +48,9 @@ def find_mark(store: "Store", number: int) -> CommitMark | None:
 
 
 def describe_change(store: "Store", mark: CommitMark) -> str | None:
-    """What the store has in place of a commit that it had before; None if it has it still.
+    """Describe what the store has in place of an earlier commit; None if it still has that commit.
 
-    A commit whose id nobody has kept, because another tool removed its log entry, counts as there.
+    If nobody kept a commit's id, because another tool removed its log entry, it counts as there.
     """
     proven = store.log.proven
     if proven.get(mark.number) == mark.id:
@@ -72,7 +72,7 @@ def describe_change(store: "Store", mark: CommitMark) -> str | None:
 
 
 def is_given_up(location: Location, mark: CommitMark) -> bool:
-    """True if a repair has given up this commit after damage, and skipped its number since."""
+    """Return whether a repair has given up this commit after damage, and skipped its number."""
     if not location.is_local:
         return False
     found = os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE)
@@ -81,14 +81,14 @@ def is_given_up(location: Location, mark: CommitMark) -> bool:
             with open(path, encoding="utf-8") as file:
                 lost = json.load(file)
             ids = {commit["head"] for commit in lost["commits"]}
-            # The id of a commit whose entry is torn may be unknown.
+            # The id of a commit may be unknown if its entry is torn.
             if mark.id in ids or (None in ids and mark.number <= lost["highest_commit"]):
                 return True
     return False
 
 
 def keep_history(store: "Store") -> None:
-    """Keep the ids of the log's commits, before entries of it are removed."""
+    """Keep the ids of the log's commits, before maintenance removes entries."""
     last = last_mark(store)
     if last is None:
         return
@@ -98,7 +98,7 @@ def keep_history(store: "Store") -> None:
         first = _first_of(mark.number)
         if first not in kept:
             kept[first] = _read_kept(location, first)
-        # What is kept of numbers between two commits of the log is of an older log.
+        # Kept ids of numbers between two commits of the log come from a log that was replaced.
         gone = range(mark.number + 1, above)
         for number in gone:
             if kept.get(_first_of(number), {}).pop(number, None) is not None:
@@ -107,20 +107,21 @@ def keep_history(store: "Store") -> None:
             break
         kept[first][mark.number], above = mark.id, mark.number
         changed.add(first)
-    # The oldest first: the next round ends at the first commit that is kept already.
+    # Write the oldest first: the next run goes back only to the first commit that is already kept,
+    # so after a crash no older one may be missing.
     for first in sorted(changed):
         _write_kept(location, first, kept[first])
 
 
 def _find_in_log(location: Location, number: int, newest: int) -> CommitMark | None:
-    """The commit `number`, or the last one before it, in the log's entries up to `newest`."""
+    """Return the commit `number`, or the last one before it, in the log's entries to `newest`."""
     versions = _list_versions(location, newest)
     low, high, best = 0, len(versions), None
     while low < high:
         middle = at = (low + high) // 2
         found = None
         while at >= low and (found := _read_mark(location, versions[at])) is None:
-            at -= 1  # A compaction, or another tool's entry.
+            at -= 1  # The entry is of a compaction or of another tool.
         if found is None:
             low = middle + 1
         elif found.number <= number:
@@ -131,7 +132,7 @@ def _find_in_log(location: Location, number: int, newest: int) -> CommitMark | N
 
 
 def _list_versions(location: Location, newest: int) -> list[int]:
-    """The versions of the log's entries up to `newest`, rising."""
+    """Return the versions of the log's entries up to `newest`, rising."""
     log = location.file("_delta_log")
     if location.is_local:
         names = os.listdir(log)
@@ -149,7 +150,7 @@ def _marks_from_end(location: Location, newest: int) -> Iterator[CommitMark]:
 
 
 def _read_mark(location: Location, version: int) -> CommitMark | None:
-    """The commit of a log entry; None if it is of none, was removed, or is damaged."""
+    """Return the commit of a log entry; None if the entry has none, was removed, or is damaged."""
     try:
         entry = read_entry(location, version)
     except TornEntry:
@@ -161,7 +162,7 @@ def _read_mark(location: Location, version: int) -> CommitMark | None:
 
 
 def _first_of(number: int) -> int:
-    """The first commit in the file that has the id of commit `number`."""
+    """Return the first commit in the file that keeps the id of commit `number`."""
     return number // COMMITS_PER_FILE * COMMITS_PER_FILE
 
 

@@ -1,4 +1,4 @@
-"""The log of a store: its Delta table kept up to date, and the one way to add an entry to it."""
+"""Keep a store's log, its Delta table, up to date; only this module adds entries to it."""
 
 import contextlib
 import glob
@@ -55,13 +55,13 @@ from pyspark_tseries.store.log_writer import capture_entry, copy_log, publish, w
 PROBE_WRITERS: Final = 4
 PROBE_ROUNDS: Final = 3
 PROBE_WAIT_S: Final = 5.0
-"""Commits that race, four at a time: in three rounds a service that overwrites loses one."""
+"""Four commits race at a time; within three rounds, a service that overwrites loses one."""
 
 _COLOUR_CODES: Final = re.compile("\x1b\\[[0-9;]*m")
 
 
 def open_table(location: Location) -> DeltaTable | None:
-    """The table at `location`; None if there is none.
+    """Return the table at `location`; None if there is none.
 
     Raises:
         UnusableStore: it is not a store, is damaged, or cannot be reached.
@@ -85,14 +85,14 @@ def open_table(location: Location) -> DeltaTable | None:
 
 
 def load_table(location: Location) -> DeltaTable:
-    """The table at `location`; raises Delta's errors."""
+    """Return the table at `location`; raise Delta's errors."""
     try:
         return DeltaTable(location.uri, storage_options=location.storage_options)
     except TableNotFoundError:
         raise
     except DeltaError:
-        # Delta fails if `_last_checkpoint` names a checkpoint that is missing, but not if it opens
-        # a version before that one first.
+        # Delta fails if `_last_checkpoint` names a missing checkpoint. It succeeds if it first
+        # opens an older version, and then updates.
         before = _missing_checkpoint(location) - 1
         if before < 0:
             raise
@@ -102,14 +102,14 @@ def load_table(location: Location) -> DeltaTable:
 
 
 def _missing_checkpoint(location: Location) -> int:
-    """The version of the last checkpoint if that is missing; else -1."""
+    """Return the version of the last checkpoint if that is missing; else -1."""
     version = read_mark(location).version if location.is_local else -1
     there = os.path.join(glob.escape(location.file("_delta_log")), f"{version:020d}.checkpoint*")
     return -1 if glob.glob(there) else version
 
 
 def load_table_at(location: Location, version: int) -> DeltaTable:
-    """The table at `location` as it was with the entry `version` of its log.
+    """Return the table at `location` as of the entry `version` of its log.
 
     Raises:
         UnusableStore: the log does not reach back so far, or it cannot be read.
@@ -135,7 +135,7 @@ def load_table_at(location: Location, version: int) -> DeltaTable:
 
 
 def _load_copy(location: Location, version: int) -> DeltaTable:
-    """The table of a copy of the log up to `version`, without `_last_checkpoint`."""
+    """Return the table of a copy of the log up to `version`, without `_last_checkpoint`."""
     copy = tempfile.mkdtemp()
     try:
         copy_log(location, version, copy)
@@ -148,11 +148,11 @@ def _load_copy(location: Location, version: int) -> DeltaTable:
 
 
 def create_table(location: Location, schema: pa.Schema, properties: dict[str, str]) -> None:
-    """Create the table at `location`, unless another writer has just done it.
+    """Create the table at `location`, unless another client has just created it.
 
     Raises:
         UnusableStore: there are files of another table, or of a store without its log; or the
-            directory cannot be written, or the object store not be reached.
+            directory cannot be written, or the object store cannot be reached.
     """
     try:
         stray = _find_data_file(location)
@@ -169,12 +169,12 @@ def create_table(location: Location, schema: pa.Schema, properties: dict[str, st
 
 
 def _require_exclusive_writes(location: Location) -> None:
-    """Refuse an object store that overwrites where it must refuse (a PUT with If-None-Match).
+    """Refuse an object store that overwrites files in spite of the header If-None-Match.
 
-    Commits that race in a table beside the store show it: each must come after the others. Amazon,
-    MinIO and R2 pass; some older and emulated services ignore the header, and there two writers
-    lose commits without an error. Delta looks for the newest entry before it writes its own, so
-    only a race makes it depend on the header.
+    The check lets commits race in a table below the store: every commit must get its own version.
+    Amazon, MinIO and R2 pass. Some older and emulated services ignore the header, so that two
+    clients lose commits without an error. The check needs a race, because Delta looks for the
+    newest entry before it writes its own.
     """
     probe = Location(f"{location.root}/_tseries/probe-{secrets.token_hex(8)}", location.options)
     schema = pa.schema([("kind", pa.string())])
@@ -208,23 +208,23 @@ def _require_exclusive_writes(location: Location) -> None:
 _DATA_FILE: Final = re.compile(r"[^_.].*[.](?:parquet|orc|avro)", re.IGNORECASE)
 _EVENT_DIRECTORIES: Final = ("kind=event", "kind=edit")
 MAX_FOLDERS_SEARCHED: Final = 1000
-"""Somebody may create a store in a directory of anything."""
+"""The search ends there, because somebody may create a store in a directory of anything."""
 
 
 def _find_data_file(location: Location) -> str | None:
-    """The path of a file of data below `location`, relative to it; None if there is none.
+    """Return the relative path of a data file below `location`; None if there is none.
 
-    Names that begin with `_` or `.` are not looked at: such are Delta's log and our own directory.
+    Skip names that begin with `_` or `.`, such as those of Delta's log and our own directory.
     """
     folders = [*_EVENT_DIRECTORIES, ""]
-    for folder in folders:  # It grows meanwhile.
+    for folder in folders:  # The loop appends the folders that it finds.
         full = location.file(folder) if folder else location.file()
         try:
             files, names = list(location.list_files(full)), location.list_folders(full)
         except PermissionError:
             if folder in ("", *_EVENT_DIRECTORIES):
                 raise
-            continue  # Another user's, such as the `lost+found` of a file system.
+            continue  # The folder is another user's, such as a file system's `lost+found`.
         for path, _ in files:
             name = os.path.basename(path)
             if _DATA_FILE.fullmatch(name):
@@ -273,7 +273,7 @@ def _create_local(location: Location, schema: pa.Schema, properties: dict[str, s
 
 
 def unreachable_error(location: Location, done: str, error: Exception) -> UnusableStore:
-    """An error without secrets, which the storage's answer, its cause, may contain."""
+    """Return an error without the secrets that `error`, the storage's answer, may contain."""
     said = " ".join(_COLOUR_CODES.sub("", location.redact(str(error))).split())
     there, given = "a directory that can be written", ""
     if not location.is_local:
@@ -290,23 +290,23 @@ DEFAULT_CHECKPOINT_INTERVAL: Final = 10
 """Commits from one checkpoint to the next, unless the table sets it."""
 
 _SUPPORTED_FEATURES: Final = frozenset(["appendOnly", "invariants", "timestampNtz"])
-"""Table features that this package can write."""
+"""The table features that this package can write."""
 
 
 class Log:
     """A table and its last known version; not safe for threads by itself.
 
     Args:
-        location: of the store.
+        location: the location of the store.
         table: the open table.
-        skip_checks: skip the check for other tools' changes; repair needs this.
+        skip_checks: skip the checks for damage and other tools' changes; repair needs this.
     """
 
     def __init__(self, location: Location, table: DeltaTable, *, skip_checks: bool = False) -> None:
         self.location = location
         self._table = table
         self.table_id = str(table.metadata().id)
-        """No other store has it."""
+        """The id of the table; no other store has it."""
         self._version = int(table.version())
         self._trusting = skip_checks
         self._checked = self._synced = self._verified = -1
@@ -317,7 +317,7 @@ class Log:
         self._properties: dict[str, str] | None = None
         self._is_writable = False
         self.proven: dict[int, int] = {}
-        """The ids of commits that are in this log, by number; empty again once it was replaced."""
+        """The ids of commits in this log, by number; cleared if the log is replaced."""
         self._identity = self._entry_identity(self._version)
         if not skip_checks:
             self._check_undamaged()
@@ -325,12 +325,12 @@ class Log:
 
     @property
     def written_us(self) -> int | None:
-        """When the storage got the newest known entry, by its own clock; None if unknown."""
+        """The time, by the storage's clock, of the newest known entry; None if unknown."""
         return None if self._identity is None else self._identity[1] // 1000
 
     @property
     def table(self) -> DeltaTable:
-        """The table, at the newest version that is known."""
+        """The table, at the newest known version."""
         if self._table.version() != self._version and not self._refresh_table():
             raise UnusableStore(
                 f"the store '{self.location.root}' was removed or replaced while it was in use",
@@ -342,9 +342,9 @@ class Log:
         """Bring the log up to date; False if the table was removed or replaced.
 
         Args:
-            whole: False if only the version and the transactions asked for before are needed. Then
-                the new entries are read, but the table is left as it is until it is asked for:
-                listing its files takes longer than a small commit.
+            whole: False if the caller needs only the version and transactions it has requested
+                before. Then the log reads new entries, but updates the table only when it is
+                requested: listing its files takes longer than a small commit.
 
         Raises:
             UnusableStore: another tool has changed rows; see `check_entries`.
@@ -352,7 +352,7 @@ class Log:
         return (not whole and self._read_new_entries()) or self._refresh_table()
 
     def _read_new_entries(self) -> bool:
-        """Take in new entries; False if one has more than files and transactions."""
+        """Read new entries; return False if one has more than files and transactions."""
         if not self.location.is_local or self._trusting:
             return False
         if not self._version == self._checked == self._transactions_version:
@@ -374,9 +374,9 @@ class Log:
         return True
 
     def _refresh_table(self) -> bool:
-        """Bring the table up to date; False if it was removed or replaced."""
+        """Bring the table up to date; return False if it was removed or replaced."""
         if not self._update_table():
-            # The last known entry was cleaned up, or the directory was replaced.
+            # Maintenance removed the last known entry, or the directory was replaced.
             table = open_table(self.location)
             if table is None or table.metadata().id != self.table_id:
                 return False
@@ -393,20 +393,20 @@ class Log:
         return True
 
     def _update_table(self) -> bool:
-        """Read new entries; False if the log was cleaned up beyond the last known one."""
+        """Read new entries; return False if the last known one was removed or replaced."""
         version = self._version
         if self._entry_identity(version) != self._identity:
             return False
         if self._table.version() == version and self._entry_identity(version + 1) is None:
-            return True  # Cheap, because subscribers poll up to a hundred times a second.
+            return True  # This must be cheap: subscribers poll up to a hundred times a second.
         try:
             self._table.update_incremental()
         except (DeltaError, OSError):
-            return False  # Cleaned up at this moment; opening the table reports anything else.
+            return False  # Entries were just removed; opening the table reports anything else.
         return bool(self._table.version() >= version)
 
     def _entry_identity(self, version: int) -> tuple[int, int] | None:
-        """Distinguishes the log's entry `version` from a later one of the same number."""
+        """Return a value that differs for a later entry of the same `version`; None if missing."""
         return self.location.identity(entry_path(self.location, version))
 
     def _check_undamaged(self) -> None:
@@ -422,10 +422,10 @@ class Log:
         self._checked = self.version()
 
     def check(self) -> None:
-        """Check the entries since the last check for changes of rows by other tools.
+        """Check whether other tools changed rows in the entries since the last check.
 
         Raises:
-            UnusableStore: there is one; see `check_entries`.
+            UnusableStore: another tool did; see `check_entries`.
         """
         newest = self.version()
         if newest <= self._checked:
@@ -451,17 +451,17 @@ class Log:
             self._verified = self._version
 
     def _remember_transactions(self, version: int, transactions: Mapping[str, int]) -> None:
-        """Add the transactions of the entry `version`, if all before it are known."""
+        """Add the transactions of the entry `version`, if all earlier ones are known."""
         if self._transactions_version == version - 1:
             self._transactions.update(transactions)
             self._transactions_version = version
 
     def version(self) -> int:
-        """The newest version that is known."""
+        """Return the newest known version."""
         return self._version
 
     def transaction(self, name: str) -> int | None:
-        """The last version of the transaction `name`; None if there is none."""
+        """Return the last version of the transaction `name`; None if there is none."""
         if self._transactions_version == self._version and name in self._transactions:
             return self._transactions[name]
         table = self.table  # This may bring the log up to date.
@@ -471,22 +471,22 @@ class Log:
         return self._transactions[name]
 
     def has_token(self, token: tuple[str, int] | None) -> bool:
-        """True if the log has the transaction of `token` with its version or a higher one."""
+        """Return whether the log has the transaction of `token`, with this or a higher version."""
         done = None if token is None else self.transaction(token[0])
         return token is not None and done is not None and done >= token[1]
 
     def properties(self) -> dict[str, str]:
-        """The table's properties."""
+        """Return the table's properties."""
         if self._properties is None:
             self._properties = dict(self._table.metadata().configuration)
         return dict(self._properties)
 
     def commit(self, change: Change, files: Sequence[str] = (), *, synced: bool = True) -> None:
-        """Commit `change` atomically, unless another writer has set one of its transactions.
+        """Commit `change` atomically, unless another client has set one of its transactions.
 
         Args:
             change: the commit.
-            files: full paths of all files that it depends on.
+            files: the full paths of all files that it depends on.
             synced: True if a commit on a local path must survive a power loss once this returns.
 
         Raises:
@@ -499,8 +499,8 @@ class Log:
             self._commit_remote(change)
 
     def _commit_remote(self, change: Change) -> None:
-        # Delta's own retries stay on: commits without a head do not conflict, while appends
-        # conflict over the head.
+        # Keep Delta's own retries: only appends conflict, over the head; commits without a head
+        # succeed in a retry.
         self.table.create_write_transaction(
             [_delta_action(action) for action in change.actions],
             "append",
@@ -528,7 +528,8 @@ class Log:
             if self._publish(version + 1, entry, files, synced):
                 self._own_entry = version + 1, change.transactions
                 break
-            # Commits without a head do not conflict, while appends conflict over the head.
+            # Appends conflict over the head. A commit without a head may try again, unless another
+            # client has set one of its transactions or removed one of its files.
             if any(self.transaction(name) != known for name, known in before.items()) or not (
                 gone <= set(self.paths())
             ):
@@ -536,7 +537,7 @@ class Log:
         self._checkpoint(version + 1)
 
     def _publish(self, version: int, entry: bytes, files: Sequence[str], synced: bool) -> bool:
-        """Make `entry` the next one; False, with the log up to date, if that exists."""
+        """Make `entry` the next one; if there is one, bring the log up to date and return False."""
         try:
             publish(self.location, version, entry, files, synced=synced, known=self._directories)
         except FileExistsError:
@@ -554,11 +555,11 @@ class Log:
             write_checkpoint(self.location, version)
 
     def paths(self) -> list[str]:
-        """The paths of the table's files, relative to it."""
+        """Return the paths of the table's files, relative to it."""
         return [path for path, _ in self.sizes()]
 
     def sizes(self) -> list[tuple[str, int]]:
-        """The paths of the table's files, relative to it, with their sizes in bytes."""
+        """Return the paths of the table's files, relative to it, with their sizes in bytes."""
         files = pa.table(self.table.get_add_actions())
         return list(zip(*(files[name].to_pylist() for name in ("path", "size_bytes")), strict=True))
 
@@ -579,20 +580,20 @@ class Log:
         self._checkpoint(version + 1)
 
     def sync_entries(self) -> None:
-        """Make sure that all entries on a local path survive a power loss."""
+        """Sync all entries on a local path, so that they survive a power loss."""
         if self.location.is_local:
             self._sync_before(self.version())
             sync([self.location.file("_delta_log")])
 
     def _sync_before(self, version: int) -> None:
-        """Sync the files of the entries up to `version`, if their writers have not."""
+        """Sync the files of the entries up to `version`, if their clients have not."""
         if self._synced < version:
             sync(unsynced_files(self.location, version, self._synced, self.paths))
             self._synced = version
 
 
 def _check_table(table: DeltaTable, location: Location) -> None:
-    """Refuse a table whose columns or properties another tool has changed for the worse."""
+    """Raise UnusableStore if another tool changed the table so that it is no store any more."""
     check_version(table.metadata().configuration, location.root)
     there = pa.schema(table.schema())
     for column in table_schema([]):
@@ -607,7 +608,7 @@ def _check_table(table: DeltaTable, location: Location) -> None:
 
 
 def _check_writable(table: DeltaTable, location: Location) -> None:
-    """Refuse to write to a table that asks more of its writers than this package can do."""
+    """Raise UnusableStore if the table requires features that this package cannot write."""
     protocol = table.protocol()
     asked = set(protocol.writer_features or ()) - _SUPPORTED_FEATURES
     if protocol.min_writer_version > 2 and (asked or protocol.min_writer_version < 7):
@@ -624,9 +625,9 @@ def _check_writable(table: DeltaTable, location: Location) -> None:
 
 
 def _version_before_protocol(table: DeltaTable, location: Location) -> int | None:
-    """The last version before other tools changed the protocol; None if the log no longer has it.
+    """Return the last version before other tools changed the protocol; None if unknown.
 
-    Since then nothing was written through this package, which would have refused it.
+    This package wrote nothing after that change, because it would have refused.
     """
     before = None
     for version in range(table.version(), 0, -1):

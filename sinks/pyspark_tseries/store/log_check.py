@@ -1,9 +1,9 @@
-"""Checks of a store's log: for damage by a power loss, and for changes of rows by other tools.
+"""Check a store's log for damage by a power loss, and for changes of rows by other tools.
 
-A commit of this package records the version up to which its client had checked for changes by
-others, so usually only the newest entry is parsed. But every entry that Delta reads is read here as
-well, for its checksum: those after the last checkpoint, whose checksum is in `_last_checkpoint`,
-and then those that are new.
+A commit of this package records the version up to which its client had checked for changes by other
+tools, so usually only the newest entry is parsed. But to verify checksums, this module reads every
+entry that Delta reads: those after the last checkpoint, and later each new one. The checksum of the
+checkpoint is in `_last_checkpoint`.
 """
 
 import os
@@ -36,22 +36,22 @@ from pyspark_tseries.store.log_entries import (
 
 _ENTRY: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:.+\.)?(?:parquet|json)")
-"""Of other tools they may have several parts, or other names."""
+"""Other tools' checkpoints may have several parts, or other names."""
 
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
-"""The end of a head file, which is a stream of Arrow."""
+"""The end of an Arrow stream, and so of a head file."""
 
 _LOG_FILE: Final = re.compile(r"(\d{20})\.(?:json|checkpoint[^/]*\.parquet)")
 
 HEAD_TRANSACTION: Final = "tseries:head"
-"""The transaction whose version is the id of the current head."""
+"""The version of this transaction is the id of the current head."""
 
 MAX_UNSYNCED_ENTRIES: Final = 64
-"""The entries searched for unsynced files; if there are more, all files are synced."""
+"""Search up to this many entries for unsynced files; if there are more, sync all files."""
 
 
 def read_entry(location: Location, version: int) -> Entry | None:
-    """The log's entry `version`; None if it was cleaned up. Raises TornEntry and OSError."""
+    """Return the log's entry `version`, None if it was removed; raise TornEntry or OSError."""
     try:
         with location.read(entry_path(location, version)) as file:
             return parse_entry(version, file.read())
@@ -60,7 +60,7 @@ def read_entry(location: Location, version: int) -> Entry | None:
 
 
 def read_plain_entry(location: Location, version: int) -> Entry | None:
-    """As `read_entry`; None unless it is whole, of this package, and about files alone."""
+    """Return an entry if it is whole, of this package, and only about files; else None."""
     try:
         entry = read_entry(location, version)
     except TornEntry:
@@ -74,26 +74,26 @@ def check_checksums(location: Location, first: int, last: int) -> None:
     """Check that the entries from `first` to `last` of a local log are as they were written.
 
     Raises:
-        UnusableStore: one is not; names it.
-        OSError: one cannot be read.
+        UnusableStore: an entry is not; the error names it.
+        OSError: an entry cannot be read.
     """
     for version in range(first, last + 1):
         try:
             with open(entry_path(location, version), "rb") as file:
                 content = file.read()
-            if has_wrong_checksum(content) is not False:  # Or it has none: another tool's.
+            if has_wrong_checksum(content) is not False:  # It is wrong, or missing: another tool's.
                 parse_entry(version, content)
         except FileNotFoundError:
-            continue  # Cleaned up after Delta has read it.
+            continue  # Maintenance removed it after Delta had read it.
         except TornEntry as error:
             raise _torn_entry_error(location, version, str(error)) from None
 
 
 def check_log_at(location: Location, version: int) -> None:
-    """Check what Delta reads of a local log to open `version`: a checkpoint, and entries after it.
+    """Check what Delta reads to open `version` of a local log: a checkpoint and later entries.
 
     Raises:
-        UnusableStore: one is not as it was written; names it.
+        UnusableStore: one is not as it was written; the error names it.
         OSError: one cannot be read.
     """
     mark = read_mark(location)
@@ -109,12 +109,12 @@ def check_log_at(location: Location, version: int) -> None:
 
 
 def _checkpoint_name(version: int) -> str:
-    """The name of a checkpoint that this package writes."""
+    """Return the name of a checkpoint that this package writes."""
     return f"{version:020d}.checkpoint.parquet"
 
 
 def _is_as_marked(path: str, mark: CheckpointMark) -> bool:
-    """False if a checkpoint is not what its writer has noted; others have no note."""
+    """Return False if a checkpoint differs from its checksum in `mark`; True if it has none."""
     name = os.path.basename(path)
     noted = mark.checksums.get(int(name[:20]))
     if noted is None or name != _checkpoint_name(int(name[:20])):
@@ -124,7 +124,7 @@ def _is_as_marked(path: str, mark: CheckpointMark) -> bool:
 
 
 def check_entries(location: Location, newest: int, checked: int) -> list[Entry]:
-    """The unchecked entries up to `newest` and after `checked`, rising by version.
+    """Return the unchecked entries after `checked` and up to `newest`, rising by version.
 
     Raises:
         UnusableStore: an entry is torn, or names a file outside of the store; or another tool
@@ -147,10 +147,10 @@ def check_entries(location: Location, newest: int, checked: int) -> list[Entry]:
 def unchecked_entries(
     location: Location, newest: int, checked: int
 ) -> tuple[list[Entry], int | None]:
-    """The unchecked entries after `checked`, rising by version.
+    """Return the unchecked entries after `checked`, rising by version.
 
     Returns:
-        The entries; and the first unchecked version if the log does not contain it any more,
+        The entries; and the newest unchecked version that the log does not contain any more,
         usually None.
 
     Raises:
@@ -174,7 +174,7 @@ def unchecked_entries(
 
 
 def unknown_changes_error(location: Location, version: int, newest: int) -> UnusableStore:
-    """The error of a log whose unchecked entry `version` was cleaned up."""
+    """Return the error of a log without its unchecked entry `version`, which was removed."""
     return damage_error(
         "unknown changes",
         location.root,
@@ -199,15 +199,15 @@ def _foreign_change_error(location: Location, change: ForeignChange) -> Unusable
 
 
 def find_log_damage(location: Location) -> UnusableStore | None:
-    """The error of a log on a local path that is torn; None if it is whole, or missing.
+    """Return the error of a torn log on a local path; None if it is whole, or missing.
 
-    Reads the newest checkpoint and the entries after it.
+    Read the newest checkpoint and the entries after it.
     """
     newest = newest_version(location)
     reach = find_readable_log(location, newest)
     if 0 <= reach.last < newest:
         return _torn_entry_error(location, reach.last + 1, reach.reason)
-    # Where no entry can be read, it is not a store, unless only its last checkpoint is torn.
+    # If no entry can be read, this is not a store, unless only its last checkpoint is torn.
     return _torn_checkpoint_error(location, reach.torn[0]) if reach.torn else None
 
 
@@ -215,8 +215,8 @@ def find_log_damage(location: Location) -> UnusableStore | None:
 class ReadableLog:
     """The readable part of a log.
 
-    `last` is the last version whose state is known, -1 for none, and `reason` the damage of the
-    next entry; `torn` are names of torn checkpoints, or of a file that names one; `base` is the
+    `last` is the last version with a known state, -1 for none; `reason` is the damage of the next
+    entry; `torn` has the names of torn checkpoints, or of a file that names one; `base` is the
     version of the last whole checkpoint, -1 for none.
     """
 
@@ -227,15 +227,15 @@ class ReadableLog:
 
 
 def newest_version(location: Location) -> int:
-    """The highest version in the log of a store on a local path; -1 for none."""
+    """Return the highest version in the log of a store on a local path; -1 for none."""
     names = _log_names(location)
     return max((int(name[:20]) for name in names if name[:20].isdigit()), default=-1)
 
 
 def find_readable_log(location: Location, upto: int) -> ReadableLog:
-    """The readable part of the log of a store on a local path, `upto` a version.
+    """Return the readable part of a local store's log, up to the version `upto`.
 
-    Entries are read from the last whole checkpoint on, or from the first entry.
+    Read entries from the last whole checkpoint on, or from the first entry.
     """
     names, torn, base = _log_names(location), [], -1
     mark = read_mark(location)
@@ -256,7 +256,7 @@ def find_readable_log(location: Location, upto: int) -> ReadableLog:
 
 
 def entry_damage(location: Location, version: int) -> str | None:
-    """The damage of the log's entry `version`; None if it is whole."""
+    """Return the damage of the log's entry `version`; None if it is whole."""
     try:
         return "it is missing" if read_entry(location, version) is None else None
     except TornEntry as error:
@@ -309,13 +309,13 @@ def check_undamaged(
     index: str | None,
     live: Callable[[], Iterable[tuple[str, int]]],
 ) -> None:
-    """Refuse a store on a local path with a file that a power loss has torn.
+    """Refuse a store on a local path if a power loss has torn a file.
 
-    Checks the newest entry, its files and the head file `index`; if these were not synced, all
-    files in use, whose paths and sizes `live` returns.
+    Check the newest entry, its files and the head file `index`; if these were not synced, check all
+    files in use. `live` returns their paths and sizes.
 
     Raises:
-        UnusableStore: a file is torn; names it.
+        UnusableStore: a file is torn; the error names it.
         OSError: a file cannot be read.
     """
     try:
@@ -340,10 +340,10 @@ def check_undamaged(
 def torn_files(
     location: Location, files: Iterable[tuple[str, int | None]]
 ) -> Iterator[tuple[str, str]]:
-    """Each torn file among `files`, which are paths and sizes, and its damage.
+    """Yield the path and the damage of each torn file among `files`, which are paths and sizes.
 
     Raises:
-        UnusableStore: one of them lies outside of the store.
+        UnusableStore: a file lies outside of the store.
     """
     for path, size in files:
         if not is_inside_store(path):
@@ -358,7 +358,7 @@ def _is_file_inside(location: Location, path: str) -> bool:
 
 
 def _torn_reason(path: str, size: int | None) -> str | None:
-    """The damage of a file, from its size and its last bytes; None if it seems whole."""
+    """Return the damage of a file, from its size and its last bytes; None if it seems whole."""
     mark = b"PAR1" if path.endswith(".parquet") else _END_OF_STREAM
     try:
         with open(path, "rb") as file:
@@ -375,15 +375,15 @@ def _torn_reason(path: str, size: int | None) -> str | None:
 def unsynced_files(
     location: Location, newest: int, synced: int, live: Callable[[], Iterable[str]]
 ) -> list[str]:
-    """The paths to sync so that a local log up to `newest` survives a power loss.
+    """Return the paths to sync so that a local log up to `newest` survives a power loss.
 
-    Up to `synced` all is known to survive one; `live` returns the paths of the store's files.
+    All entries up to `synced` survive one; `live` returns the paths of the store's files.
     """
     files: list[str] = []
     for version in range(newest, synced, -1):
         entry = None if newest - version > MAX_UNSYNCED_ENTRIES else read_entry(location, version)
         if entry is None:
-            # Nobody knows whether that was synced: sync everything, once.
+            # Nobody knows whether the older entries were synced, so sync everything, once.
             files = [location.file(path) for path in live()]
             for directory in ("_delta_log", "_tseries/head"):
                 files += (path for path, _ in location.list_files(location.file(directory)))
@@ -410,17 +410,17 @@ class LogFile:
 
     @property
     def name(self) -> str:
-        """Its name in the directory of the log."""
+        """The name of the file in the directory of the log."""
         return os.path.basename(self.full)
 
     @property
     def is_plain(self) -> bool:
-        """False for a checkpoint in several parts, or of another name, which only others write."""
+        """False for a checkpoint with several parts or another name, as only other tools write."""
         return self.full.endswith((".json", ".checkpoint.parquet"))
 
 
 def list_log_files(location: Location) -> list[LogFile]:
-    """The entries and checkpoints of the log, rising by version."""
+    """Return the entries and checkpoints of the log, rising by version."""
     found = []
     for full, modified_ns in location.list_files(location.file("_delta_log")):
         name = _LOG_FILE.fullmatch(os.path.basename(full))
@@ -430,10 +430,10 @@ def list_log_files(location: Location) -> list[LogFile]:
 
 
 def read_entries_back(location: Location, newest: int) -> Iterator[tuple[int, Entry | None]]:
-    """The log's entries from `newest` back to the first that was cleaned up; None for a torn one.
+    """Yield the log's entries from `newest` back to the first removed one; None for a torn one.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: an entry cannot be read.
     """
     for version in range(newest, -1, -1):
         try:

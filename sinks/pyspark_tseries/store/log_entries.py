@@ -1,15 +1,15 @@
-"""Entries of a store's Delta log as lines of JSON, and changes of rows by other tools.
+"""Read and write entries of a store's Delta log, and find changes of rows by other tools.
 
 A commit of this package has an object `tseries` in its `commitInfo`: `commit`, its number;
-`checked`, the version up to which its client had checked for changes by other tools; `synced`,
-true if it and everything before survives a power loss; `lines`, how many the entry has; `crc32`,
-the checksum of all its bytes with zeros in the place of these digits. In an object store Delta
-writes the entry: there `lines` is missing, and the checksum is of the actions and of the object
-itself, whatever their form. Entries of other tools have no such object.
+`checked`, the version up to which its client had checked for changes by other tools; `synced`, true
+if the commit and everything before it survives a power loss; `lines`, the number of lines; `crc32`,
+the checksum of all bytes with zeros in the place of its digits. In an object store Delta writes the
+entry: there `lines` is missing, and the checksum covers the actions and the object itself,
+independent of their formatting. Entries of other tools have no such object.
 
-A state of the table is the set of its files. It is *sound* if a commit of this package made it from
-a sound one, if a commit that changes no rows (OPTIMIZE, z-order, VACUUM) did, or if a RESTORE
-returned to a sound one. A commit of this package on an unsound state leaves it unsound.
+A state of the table is the set of its files. It is *sound* if it comes from a sound one by a commit
+of this package or by one that changes no rows (OPTIMIZE, z-order, VACUUM), or if a RESTORE returned
+to a sound one. A commit of this package on an unsound state leaves it unsound.
 """
 
 import json
@@ -28,11 +28,11 @@ CHECKSUM_KEY: Final = "crc32"
 """The key of the checksum in the object `tseries`."""
 
 NO_CHECKSUM: Final = "0" * 8
-"""The checksum's place, before it is known."""
+"""Holds the checksum's place until it is known."""
 
 _CHECKSUM: Final = re.compile(rb'"lines":\d+,"crc32":"([0-9a-f]{8})"')
-"""It is not in a text within the entry, whose quotes are escaped."""
-"""Only an entry on a local path has the number of its lines."""
+"""Matches only the object's own checksum: a text in the entry has escaped quotes. Only entries on a
+local path have `lines`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class FileAction:
     """A file that an entry adds or removes.
 
     Attributes:
-        path: relative to the store.
-        size: in bytes.
-        kind: `event` or `edit`, its partition.
-        time_ms: when it was written or removed.
-        changes_rows: True if the table has other rows then.
-        statistics: Delta's, as JSON; None if the file is removed.
+        path: the path relative to the store.
+        size: the size in bytes.
+        kind: the partition, `event` or `edit`.
+        time_ms: the time at which the file was written or removed.
+        changes_rows: True if the action changes the table's rows.
+        statistics: Delta's statistics, as JSON; None if the action removes the file.
     """
 
     path: str
@@ -56,7 +56,7 @@ class FileAction:
     statistics: str | None = None
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """The action as a line of an entry has it."""
+        """Return the action as a line of an entry."""
         common = {
             "path": self.path,
             "partitionValues": {"kind": self.kind},
@@ -72,7 +72,7 @@ class FileAction:
 def add_files(
     files: Iterable[WrittenFile], now_ms: int, changes_rows: bool = True
 ) -> list[FileAction]:
-    """The actions that add new files."""
+    """Return the actions that add new files."""
     return [
         FileAction(file.path, file.size, file.kind, now_ms, changes_rows, file.stats.to_json())
         for file in files
@@ -82,38 +82,39 @@ def add_files(
 def remove_files(
     files: Iterable[DataFile], now_ms: int, changes_rows: bool = True
 ) -> list[FileAction]:
-    """The actions that remove files of the table."""
+    """Return the actions that remove files of the table."""
     return [FileAction(file.path, file.size, file.kind, now_ms, changes_rows) for file in files]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an entry of this package says; `number` is that of a commit with events, else None."""
+    """The contents of an entry of this package; `number` is that of a commit, or None."""
 
     actions: Sequence[FileAction] = ()
     transactions: Mapping[str, int] = field(default_factory=dict)
     number: int | None = None
 
     def lines(self) -> list[dict[str, Any]]:
-        """The actions as lines of an entry have them."""
+        """Return the actions and transactions as lines of an entry."""
         marks = ({"appId": name, "version": mark} for name, mark in self.transactions.items())
         return [*(action.to_json() for action in self.actions), *({"txn": mark} for mark in marks)]
 
     def info(self, checked: int, *, synced: bool = True) -> dict[str, Any]:
-        """The `tseries` object of the entry; see `Entry`."""
+        """Return the `tseries` object of the entry."""
         return {"commit": self.number, "checked": checked, "synced": synced}
 
 
 class TornEntry(ValueError):
-    """An entry that is not as it was written."""
+    """Raised for an entry that is not as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The contents of an entry; `added` and `removed` are its actions by path.
 
-    `own` is the `tseries` object of its `commitInfo`, None if another tool made it. `changes_rows`:
-    a file changes the table's rows; `changes_table`: it sets columns, properties or the protocol.
+    `own` is the `tseries` object of its `commitInfo`, None if another tool made it. `changes_rows`
+    is True if a file changes the table's rows, `changes_table` if the entry sets columns,
+    properties or the protocol, and `changes_protocol` if it sets the protocol.
     """
 
     version: int
@@ -129,24 +130,24 @@ class Entry:
 
     @property
     def checked(self) -> int:
-        """The version up to which its writer had checked the log; -1 if it had not."""
+        """The version up to which the entry's client had checked the log; -1 if it had not."""
         if self.own is None:
             return -1
         return int(self.own["checked"])
 
     @property
     def synced(self) -> bool:
-        """True if it and everything before was synced before it was published."""
+        """True if the entry and everything before it was synced before it was published."""
         return self.own is not None and bool(self.own["synced"])
 
 
 def entry_path(location: Location, version: int) -> str:
-    """The path of the log's entry `version`."""
+    """Return the path of the log's entry `version`."""
     return location.file("_delta_log", f"{version:020d}.json")
 
 
 def format_entry(change: Change, own_info: Mapping[str, Any], now_ms: int) -> bytes:
-    """An entry of this package; `own_info` is the info of `change`."""
+    """Return an entry of this package; `own_info` is the info of `change`."""
     lines = change.lines()
     info = {
         "timestamp": now_ms,
@@ -161,7 +162,7 @@ def format_entry(change: Change, own_info: Mapping[str, Any], now_ms: int) -> by
 def adopt_entry(entry: bytes, checked: int, location: str) -> bytes:
     """Mark an entry that Delta has written elsewhere as one of this package.
 
-    `checked` is that of `Entry`, `location` the table's.
+    `checked` is as in `Entry`; `location` is the table's location.
     """
     lines = [json.loads(line) for line in entry.splitlines()]
     for line in lines:
@@ -174,7 +175,7 @@ def adopt_entry(entry: bytes, checked: int, location: str) -> bytes:
 
 
 def seal(content: bytes) -> bytes:
-    """`content`, which has a place for it, with its checksum."""
+    """Return `content` with its checksum in the place that it has for it."""
     found = _CHECKSUM.search(content)
     assert found is not None, "there is no room for a checksum"
     crc = _checksum_around(content, *found.span(1))
@@ -182,21 +183,21 @@ def seal(content: bytes) -> bytes:
 
 
 def has_wrong_checksum(content: bytes) -> bool | None:
-    """True if `content` is not as `seal` returned it; None if it has no checksum."""
+    """Return whether `content` is not as `seal` returned it; None if it has no checksum."""
     found = _CHECKSUM.search(content)
     return None if found is None else _checksum_around(content, *found.span(1)) != int(found[1], 16)
 
 
 def _checksum_around(content: bytes, start: int, end: int) -> int:
-    """The checksum of `content` with zeros from `start` to `end`."""
+    """Return the checksum of `content` with zeros from `start` to `end`."""
     before = zlib.crc32(content[:start])
     return zlib.crc32(content[end:], zlib.crc32(NO_CHECKSUM.encode(), before))
 
 
 def correct_bit(content: bytes) -> bytes | None:
-    """`content` as `seal` returned it, if one bit, or one byte of its checksum's key, changed.
+    """Return the original `content` if one bit, or one byte of the checksum's key, has changed.
 
-    The checksum tells which bit: those of two single bits differ.
+    Every single bit changes the checksum differently, so the checksum shows which bit it was.
     """
     candidates = [content]
     for at in range(len(_CHECKSUM_KEY)):
@@ -220,7 +221,7 @@ _CRC_POLYNOMIAL: Final = 0xEDB88320
 
 
 def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
-    """`content`, whose checksum is from `start` to `end`, with that bit flipped that is wrong."""
+    """Return `content`, with its checksum from `start` to `end`, after flipping the wrong bit."""
     right = b"%08x" % _checksum_around(content, start, end)
     wrong = [at for at in range(start, end) if content[at] != right[at - start]]
     if not wrong:
@@ -231,7 +232,7 @@ def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
         difference = int(content[start:end], 16) ^ int(right, 16)
     except ValueError:
         return None
-    # What each bit of a byte changes in the checksum, the last byte first.
+    # Go from the last byte to the first; `changes` has what each bit of it changes in the checksum.
     table = [_shift(byte) for byte in range(256)]
     changes = [table[1 << bit] for bit in range(8)]
     for at in range(len(content) - 1, -1, -1):
@@ -244,14 +245,14 @@ def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
 
 
 def _shift(change: int) -> int:
-    """What `change` in a byte changes in the checksum of a text that ends with that byte."""
+    """Return how `change` in the last byte of a text changes the text's checksum."""
     for _ in range(8):
         change = change >> 1 ^ (_CRC_POLYNOMIAL if change & 1 else 0)
     return change
 
 
 def seal_info(change: Change, own_info: Mapping[str, Any]) -> dict[str, Any]:
-    """`own_info` with the checksum of an entry that Delta writes into an object store."""
+    """Return `own_info` with the checksum of an entry that Delta writes into an object store."""
     return {**own_info, CHECKSUM_KEY: _content_checksum(change.lines(), own_info)}
 
 
@@ -260,11 +261,11 @@ _COVERED: Final = {
     "remove": ("path", "partitionValues", "size", "deletionTimestamp", "dataChange"),
     "txn": ("appId", "version"),
 }
-"""The fields of actions that Delta writes as they are given."""
+"""Delta writes these fields of actions unchanged."""
 
 
 def _content_checksum(lines: Iterable[Mapping[str, Any]], own_info: Mapping[str, Any]) -> str:
-    """The checksum of an entry's actions and its object `tseries`, in any order and form."""
+    """Return the checksum of an entry's actions and its object `tseries`, in any order and form."""
     said = [
         [kind, [line[kind].get(field) for field in fields]]
         for line in lines
@@ -284,7 +285,7 @@ def parse_entry(version: int, data: bytes) -> Entry:
     """Parse the entry `version`.
 
     Raises:
-        TornEntry: it is empty, incomplete or not as it was written.
+        TornEntry: the entry is empty, incomplete or not as it was written.
     """
     lines = _parse_lines(data)
     infos = [line["commitInfo"] for line in lines if "commitInfo" in line]
@@ -321,13 +322,13 @@ _FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
     "metaData": {},
     "protocol": {},
 }
-"""The fields that every action has, and their types."""
+"""The required fields of each action, and their types."""
 
 _OWN_FIELDS: Final = {"commit": int | None, "checked": int, "synced": bool, CHECKSUM_KEY: str}
 
 
 def _parse_lines(data: bytes) -> list[dict[str, Any]]:
-    """The actions of an entry, with those fields that this package needs."""
+    """Return the actions of an entry, which have the fields that this package needs."""
     try:
         lines = [json.loads(line) for line in data.splitlines() if line.strip()]
     except (ValueError, RecursionError):
@@ -367,20 +368,20 @@ def _check_own(data: bytes, lines: Sequence[Mapping[str, Any]], own: Mapping[str
 
 FileSet = frozenset[str]
 TableState = tuple[FileSet, FileSet]
-"""The files added and removed since the first entry considered."""
+"""The files added and removed since the first examined entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignChange:
-    """A change of rows that another tool has made, and that was not undone.
+    """A change of rows by another tool that was not undone.
 
     Attributes:
-        first: the first entry of it.
+        first: the first entry of the change.
         last: the last entry that another tool made.
         sound: the version of the last sound state.
         followed: True if commits of this package came after `first`.
-        missing: paths of files of the sound state that the table lacks.
-        extra: paths of files of the table that the sound state lacks.
+        missing: the paths of files of the sound state that the table lacks.
+        extra: the paths of files of the table that the sound state lacks.
     """
 
     first: Entry
@@ -392,10 +393,10 @@ class ForeignChange:
 
 
 def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
-    """The change of rows that other tools have made in `entries`; None if there is none.
+    """Return the change of rows that other tools have made in `entries`; None if there is none.
 
     Args:
-        entries: rising by version; the state before the first one is sound.
+        entries: the entries, rising by version; the state before the first one is sound.
     """
     state: TableState = (frozenset(), frozenset())
     sound: dict[TableState, int] = {}
@@ -443,7 +444,7 @@ def _apply(state: TableState, entry: Entry) -> TableState:
 
 
 LAST_CHECKPOINT: Final = "_last_checkpoint"
-"""The name of the file."""
+"""The name of the file in which Delta names the last checkpoint."""
 
 
 _KEY: Final = "tseries"
@@ -451,12 +452,12 @@ _KEY: Final = "tseries"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMark:
-    """The contents of the file.
+    """The contents of `_last_checkpoint`.
 
     Attributes:
-        version: of the last checkpoint; -1 if the file is missing or damaged.
-        checksums: of checkpoints, by version.
-        damaged: True if the file is there, but is not what was written.
+        version: the version of the last checkpoint; -1 if the file is missing or damaged.
+        checksums: the checksums of checkpoints, by version.
+        damaged: True if the file exists, but is not what was written.
     """
 
     version: int = -1
@@ -465,14 +466,14 @@ class CheckpointMark:
 
 
 def read_mark(location: Location) -> CheckpointMark:
-    """The mark of a store.
+    """Read the `_last_checkpoint` of a store.
 
     Raises:
-        OSError: the file is there, but cannot be read.
+        OSError: the file exists, but cannot be read.
     """
     path = location.file("_delta_log", LAST_CHECKPOINT)
     try:
-        # Not through Arrow on a local path: every opening of a store reads this small file.
+        # On a local path avoid Arrow, because every opening of a store reads this small file.
         with open(path, "rb") if location.is_local else location.read(path) as file:
             content = file.read()
     except (FileNotFoundError, IsADirectoryError):
@@ -495,9 +496,9 @@ def _parse_mark(content: bytes) -> CheckpointMark:
 
 
 def format_mark(content: bytes, checksums: Mapping[int, int]) -> bytes:
-    """The contents of the file as Delta has written it, with checksums of checkpoints."""
+    """Return `content`, a `_last_checkpoint` from Delta, with checksums of checkpoints."""
     said: dict[str, Any] = json.loads(content)
     known = {str(version): f"{crc:08x}" for version, crc in sorted(checksums.items())}
-    # `lines` is where the checksum of a log entry is looked for, too.
+    # `seal` looks for the checksum after `lines`, as in a log entry.
     said[_KEY] = {"checkpoints": known, "lines": 1, CHECKSUM_KEY: NO_CHECKSUM}
     return seal(json.dumps(said, separators=(",", ":")).encode())

@@ -1,12 +1,13 @@
-"""Writes log entries and checkpoints on a local path, safe against a power loss.
+"""Write log entries and checkpoints on a local path, so that they survive a power loss.
 
-An entry is written under a temporary name and synced together with the files that it names. Only
-then it is linked to its own name, which fails if another client was first. Checkpoints, and entries
-that Delta writes, go to a copy of the log's end first, a *shadow*, and are moved over.
+`publish` writes an entry under a temporary name and syncs it together with the files that it names.
+Only then does it link the entry to its own name, which fails if another client was first. Delta
+writes checkpoints, and some entries, into a *shadow*, a copy of the end of the log; then they are
+moved or published.
 
 `_last_checkpoint` gets an object `tseries` with the checksums of the file and of the checkpoints.
-Another tool that writes a checkpoint leaves it out; then nothing is known of the checkpoints until
-this package writes one again.
+Another tool that writes a checkpoint drops this object; then the checksums are unknown until this
+package writes a checkpoint again.
 """
 
 import contextlib
@@ -46,15 +47,15 @@ def publish(
     """Make `entry` the log's entry `version`.
 
     Args:
-        location: of the store, a local path.
-        version: of the entry.
-        entry: its lines.
+        location: the location of the store, a local path.
+        version: the version of the entry.
+        entry: the lines of the entry.
         files: the full paths of all files that the entry depends on.
-        synced: True if it and `files` must survive a power loss once this returns.
-        known: directories whose names are known to survive a power loss; it is extended.
+        synced: True if the entry and `files` must survive a power loss once this returns.
+        known: directories that are known to survive a power loss; the call adds to them.
 
     Raises:
-        FileExistsError: there is an entry of this version; nothing was changed.
+        FileExistsError: there is already an entry of this version; nothing was changed.
         OSError: a file could not be written, or is missing.
     """
     log, staging = location.file(_LOG_DIRECTORY), location.file("_tseries", "staging")
@@ -81,7 +82,7 @@ def publish(
 def capture_entry(
     location: Location, version: int, change: Callable[[DeltaTable], object]
 ) -> bytes:
-    """The entry that `change` would add to the log at `version`; the log is not changed."""
+    """Return the entry that `change` would add after `version`; do not change the log."""
     with shadow_log(location, version) as copy:
         change(DeltaTable(pathlib.Path(copy).as_uri()))
         with open(os.path.join(copy, _LOG_DIRECTORY, f"{version + 1:020d}.json"), "rb") as file:
@@ -89,7 +90,7 @@ def capture_entry(
 
 
 def write_checkpoint(location: Location, version: int) -> None:
-    """Make a checkpoint of `version`, synced before it becomes visible."""
+    """Write a checkpoint of `version`; sync it before it becomes visible."""
     log = location.file(_LOG_DIRECTORY)
     with shadow_log(location, version) as copy:
         DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
@@ -105,7 +106,7 @@ def write_checkpoint(location: Location, version: int) -> None:
 
 
 def _mark_checkpoint(location: Location, made: str, parts: Sequence[str]) -> None:
-    """Note the checksums of new checkpoints, the files `parts` of the directory `made`."""
+    """Record the checksums of new checkpoints, the files `parts` of the directory `made`."""
     known = {
         version: crc
         for version, crc in read_mark(location).checksums.items()
@@ -121,7 +122,7 @@ def _mark_checkpoint(location: Location, made: str, parts: Sequence[str]) -> Non
 
 
 def sync_checkpoint(location: Location) -> None:
-    """Sync the last checkpoint of a local store, before entries that precede it are removed."""
+    """Sync the last checkpoint of a local store, before maintenance removes entries before it."""
     if location.is_local:
         log = location.file(_LOG_DIRECTORY)
         numbered = [name for name in os.listdir(log) if _NUMBERED.fullmatch(name)]
@@ -131,7 +132,7 @@ def sync_checkpoint(location: Location) -> None:
 
 
 def remove_shadows(location: Location, before_us: int) -> None:
-    """Remove shadows that killed writers left before `before_us`."""
+    """Remove shadows that killed clients left before `before_us`."""
     staging = location.file("_tseries", "staging")
     if location.is_local and os.path.isdir(staging):
         for entry in os.scandir(staging):
@@ -142,16 +143,16 @@ def remove_shadows(location: Location, before_us: int) -> None:
 
 @contextlib.contextmanager
 def shadow_log(location: Location, version: int, without: Collection[str] = ()) -> Iterator[str]:
-    """A directory whose log is the end of the store's, from its last checkpoint to `version`.
+    """Yield a directory with a copy of the log from its last checkpoint to `version`.
 
-    Log files of the names `without` are left out.
+    Leave out log files with the names `without`.
     """
     name = f"{secrets.token_hex(8)}.shadow"
     copy = location.file("_tseries", "staging", name)
     try:
         location.make_directories(copy)
     except OSError:
-        # A store that can only be read; if it is away, its log cannot be listed either.
+        # The store is read-only, or missing; if it is missing, listing its log fails below.
         copy = os.path.join(tempfile.gettempdir(), f"tseries-{name}")
         os.makedirs(copy)
     try:
@@ -162,18 +163,18 @@ def shadow_log(location: Location, version: int, without: Collection[str] = ()) 
 
 
 def copy_log(location: Location, version: int, to: str, without: Collection[str] = ()) -> None:
-    """As `shadow_log`, in the directory `to`."""
+    """Copy the log as `shadow_log` does, into the directory `to`."""
     log = os.path.join(to, _LOG_DIRECTORY)
     os.makedirs(log)
     names = set(os.listdir(location.file(_LOG_DIRECTORY))).difference(without)
     for name in log_tail(names, version):
-        # A link would change the entry's time, from which its visibility is dated.
+        # A link would change the entry's change time: the time from which it is visible.
         take = shutil.copyfile if name.endswith(".json") else location.copy
         take(location.file(_LOG_DIRECTORY, name), os.path.join(log, name))
 
 
 def log_tail(names: Iterable[str], version: int) -> list[str]:
-    """The last checkpoint that is not after `version`, and the entries from it up to `version`."""
+    """Return names: the last checkpoint up to `version`, and the entries from it to `version`."""
     numbered = [
         (int(found[1]), found[2], found[0])
         for name in names

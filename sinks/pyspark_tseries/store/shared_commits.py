@@ -1,19 +1,14 @@
-"""Group commit: threads of one process that append single events share commits (semantics 16.9).
+"""Let threads of one process that append single events share commits (semantics 16.9).
 
-The callers wait for the commit lock. One of them, the leader, commits for all that wait by the time
-it has the lock, so that they pay once for the files of a commit and for syncing them. The others
-sleep until their event is stored or refused; then the leader passes the lead on to one that has
-come meanwhile. The result is one that the callers could have got one after the other: within a
-batch the events of a series are in the order of their timestamps, and none makes another late.
+The leader, one of the waiting callers, commits for all that are waiting when it gets the commit
+lock, so that they pay once for writing and syncing the files. The others sleep until their event is
+stored or refused; then the leader makes a new caller the leader. The callers could have got the
+same result one after the other: within a batch the events of a series are in the order of their
+timestamps, and none makes another late.
 
-If the batch fails, every row is checked alone on top of the same index: its caller gets the error
-that the row would have got alone, and the rest is committed. A row that is accepted alone is
-accepted with others, too: lateness depends on the index alone, and others of the batch only raise
-an assigned timestamp.
-
-A leader may be interrupted (Ctrl-C) in the middle of a commit, without knowing whether that is in
-the log. Another caller of the same commit then takes over with the same attempts, and looks whether
-one of them is in the log before it makes a new one.
+A leader may be interrupted (Ctrl-C) in the middle of a commit, without knowing whether it is in the
+log. Then another caller of the same commit takes over the attempts; before it makes a new one, it
+checks whether one of them is in the log.
 """
 
 import contextlib
@@ -33,7 +28,7 @@ from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
 
 
 class Refused(Exception):
-    """No row of a shared batch may be appended.
+    """Raised if no row of a shared batch may be appended.
 
     Attributes:
         reasons: the error of each row.
@@ -54,15 +49,20 @@ class AppendedEvent:
 
 
 def can_share(first: Batch, other: Batch) -> bool:
-    """True if `other` may be in one commit with `first`; both have one row, and no edit."""
+    """Return whether two batches may share a commit; each has one row, which is not an edit."""
     return other.rows.schema.equals(first.rows.schema) and other == replace(first, rows=other.rows)
 
 
 class SharedBatch:
-    """Batches of one row each as one batch that a store can append.
+    """Joins batches of one row each into one batch that a store can append.
+
+    If that batch fails, it checks each row separately on top of the same index. A refused row's
+    caller gets the error it would have got alone; the rest is committed. Rows that are accepted
+    separately are accepted together: lateness depends only on the index, and other rows of the
+    batch can only raise an assigned timestamp.
 
     Args:
-        draw: returns the batches, at least one, which can share a commit; called once, when the
+        draw: returns at least one batch, all of which can share a commit; called once, when the
             first attempt begins.
     """
 
@@ -70,7 +70,7 @@ class SharedBatch:
     """Only batches without a token share a commit."""
 
     has_edits = is_slow = False
-    """Its rows are few, and no edits: whether an original exists is not checked row by row."""
+    """A shared batch has few rows and no edits, because originals are not looked up row by row."""
 
     def __init__(self, draw: Callable[[], Sequence[Batch]]) -> None:
         self._draw = draw
@@ -78,10 +78,10 @@ class SharedBatch:
         self._refused: dict[int, dict[int, TseriesError]] = {}
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
-        """Write the files of a commit of the rows that may be appended.
+        """Write the files of a commit with the rows that may be appended.
 
         Raises:
-            Refused: none may; nothing has been written.
+            Refused: no row may be appended; nothing has been written.
         """
         self._batches = self._batches or self._draw()
         refused: dict[int, TseriesError] = {}
@@ -97,7 +97,7 @@ class SharedBatch:
         return commit
 
     def _find_refused(self, context: CommitContext) -> dict[int, TseriesError]:
-        """The rows that may not be appended, and the error of each."""
+        """Return the error of each row that may not be appended."""
         refused = {}
         for row, batch in enumerate(self._batches):
             try:
@@ -107,7 +107,7 @@ class SharedBatch:
         return refused
 
     def outcomes(self, commit: PreparedCommit) -> list[AppendedEvent | TseriesError]:
-        """The outcome of each batch by `commit`, which `prepare` has returned."""
+        """Return the outcome of each batch in `commit`, which `prepare` has returned."""
         refused, (events,) = self._refused[commit.head_id], commit.numbered
         place = np.argsort(events.order)
         sequence, us = events.sequence[place].tolist(), events.timestamp_us[place].tolist()
@@ -124,14 +124,14 @@ def _join(batches: Sequence[Batch]) -> Batch:
 
 
 MAX_SHARED_EVENTS: Final = 1000
-"""The events of a shared commit at most; as many are numbered and written in a few ms."""
+"""The most events of a shared commit; so many are numbered and written in a few ms."""
 
 Append = Callable[..., PreparedCommit | None]
 """`Store.append`."""
 
 
 class SharedCommits:
-    """Appends single events of any number of threads, with as few commits as there can be.
+    """Appends single events of any number of threads in as few commits as possible.
 
     Args:
         append: appends a batch; called by one thread at a time.
@@ -150,9 +150,9 @@ class SharedCommits:
         self._current = _SharedCommit()
 
     def append(self, batch: Batch, *, synced: bool) -> tuple[AppendedEvent, bool]:
-        """As `Store.append_event`."""
+        """Do what `Store.append_event` describes."""
         if self._pid != os.getpid():
-            self._start()  # A fork has the callers of its parent, but not their threads.
+            self._start()  # A fork has its parent's callers, but not their threads.
         thread, caller = threading.get_ident(), _Caller(batch, synced)
         if thread in self._inside:
             return self._append_alone(caller)
@@ -174,7 +174,7 @@ class SharedCommits:
         raise caller.outcome
 
     def _append_alone(self, caller: "_Caller") -> tuple[AppendedEvent, bool]:
-        """Append without waiting for others: a signal has interrupted an append of this thread."""
+        """Append without the others: a signal handler runs in a thread that is appending."""
         batch = SharedBatch(lambda: [caller.batch])
         try:
             commit = self._append(batch, synced=caller.synced)
@@ -186,7 +186,7 @@ class SharedCommits:
         return event, True
 
     def _lead(self, leader: "_Caller") -> None:
-        """Commit for the callers that wait; or end the commit that another leader has begun."""
+        """Commit for the waiting callers, or finish the commit that another leader has begun."""
         if not self._current.remaining():
             self._current = _SharedCommit()
         shared = self._current
@@ -199,14 +199,14 @@ class SharedCommits:
             except Refused as refused:
                 shared.outcomes = refused.reasons
             except Exception as error:
-                if not shared.callers:  # It failed before any was drawn.
+                if not shared.callers:  # The commit failed before it drew any caller.
                     leader.outcome = error
                     return
                 shared.outcomes = [_copy_error(error) for _ in shared.callers]
         shared.settle()
 
     def _draw(self, leader: "_Caller", shared: "_SharedCommit") -> Sequence[Batch]:
-        """Take the leader, and those of the waiting that can share its commit, into it."""
+        """Move the leader, and the waiting callers that can share its commit, into the commit."""
         if not shared.callers:
             with self._mutex:
                 others = (each for each in self._waiting if leader.can_share(each))
@@ -217,7 +217,7 @@ class SharedCommits:
         return [each.batch for each in shared.callers]
 
     def _leave(self, caller: "_Caller") -> None:
-        """Pass on the lead if `caller` has it; it may have been interrupted at any moment."""
+        """Make another caller the leader if `caller` is; it may be interrupted at any moment."""
         with self._mutex:
             caller.has_left = True
             self._waiting = [each for each in self._waiting if each is not caller]
@@ -229,7 +229,7 @@ class SharedCommits:
 
 
 class _Caller:
-    """A thread that appends an event, and waits."""
+    """A thread that waits for the result of appending an event."""
 
     __slots__ = ("batch", "has_left", "is_first", "outcome", "signal", "synced")
 
@@ -241,7 +241,7 @@ class _Caller:
         self.signal = threading.Semaphore(0)
 
     def can_share(self, other: "_Caller") -> bool:
-        """True if another caller's event may be in one commit with this one's."""
+        """Return whether another caller's event may share a commit with this one's."""
         same = other is not self and other.synced == self.synced
         return same and can_share(self.batch, other.batch)
 
@@ -250,10 +250,10 @@ class _SharedCommit:
     """A commit for several callers.
 
     Attributes:
-        callers: in the order of the batch; empty until they are drawn.
-        batch: of their rows.
-        attempts: to commit it.
-        outcomes: of the callers; None until they are known.
+        callers: the callers in the order of the batch; empty until they are drawn.
+        batch: the batch of their rows.
+        attempts: the attempts to commit the batch.
+        outcomes: the outcomes of the callers; None until they are known.
     """
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ class _SharedCommit:
         self.outcomes: Sequence[AppendedEvent | Exception] | None = None
 
     def remaining(self) -> list[_Caller]:
-        """The callers that still wait for their outcome."""
+        """Return the callers that still wait for their outcome."""
         return [each for each in self.callers if each.outcome is None and not each.has_left]
 
     def settle(self) -> None:
@@ -276,7 +276,7 @@ class _SharedCommit:
 
 
 def _copy_error(error: Exception) -> Exception:
-    """A copy of `error`, since each thread that raises one adds its own traceback."""
+    """Copy `error`, because each thread that raises it adds its own traceback."""
     with contextlib.suppress(Exception):
         return copy.copy(error)
     return error

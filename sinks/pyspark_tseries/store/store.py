@@ -1,12 +1,12 @@
-"""A store: opened, created, and the one way to append to it (semantics 19.2).
+"""Open and create stores, and append to them; there is no other way to append (semantics 19.2).
 
 A commit is one Delta commit that names the event files, the new head (transaction `tseries:head`)
-and the batch's token. Delta rejects it if another client has set a head in the meantime: compare
-and swap. The loser discards its files and tries again on top of the winner's index.
+and the batch's token. Delta rejects it if another client has set a head in the meantime (compare
+and swap). The loser discards its files and tries again on top of the winner's index.
 
-A commit may also fail without a competing one: the storage failed, or only its answer was lost.
-So before each new attempt the log is read to see whether an earlier attempt is in it. A token
-makes the batch idempotent beyond that, across processes.
+A commit may also fail without a competing one: the storage failed, or only its answer was lost. So
+before each new attempt the store reads the log to see whether it has an earlier attempt. A token
+also makes the batch idempotent across processes.
 """
 
 import contextlib
@@ -56,15 +56,15 @@ from pyspark_tseries.write.batch import (
 )
 
 HORIZON_TRANSACTION: Final = "tseries:horizon"
-"""The transaction whose version is one more than the last commit that lost events to compaction."""
+"""Its version is one more than the last commit that lost events to compaction."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 200
-"""With backoff about half a minute, far longer than a race of a few writers lasts."""
+"""With backoff this takes about half a minute, far longer than a race of a few clients."""
 
 MAX_STORAGE_FAILURES: Final = 5
-"""Consecutive failures without a competing commit before the storage is considered faulty."""
+"""After this many consecutive failures without a competing commit, the storage counts as faulty."""
 
 _CONTENTION_TEXTS: Final = (
     "nothing of the batch is stored",
@@ -73,12 +73,12 @@ _CONTENTION_TEXTS: Final = (
 
 
 def backoff(attempt: int) -> None:
-    """Sleep after the attempt `attempt` for a random time, on average longer after each."""
+    """Sleep for a random time after the attempt `attempt`, on average longer after each."""
     time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(attempt, 8))))
 
 
 def contention_error(root: str, attempts: int, consequence: str, next_step: str) -> StoreBusy:
-    """The error after losing all `attempts`; `consequence` ends the description of the problem."""
+    """Return the error after losing all `attempts`; `consequence` ends the problem's text."""
     return StoreBusy(
         f"store '{root}': other writers won all of {attempts} attempts to commit; {consequence}",
         next_step=next_step,
@@ -86,22 +86,22 @@ def contention_error(root: str, attempts: int, consequence: str, next_step: str)
 
 
 def now_us() -> int:
-    """The wall clock, in microseconds."""
+    """Return the wall clock, in microseconds."""
     return time.time_ns() // 1000
 
 
 class Store:
     """An open store; one object per location and process, safe for threads.
 
-    It keeps the log, the index loaded last and the last snapshot between calls; all are brought
-    up to date before use.
+    Between calls it keeps the log, the last index and the last snapshot, and brings them up to date
+    before use.
 
     Args:
-        location: of the store.
+        location: the location of the store.
         table: the Delta table there.
-        skip_checks: whether foreign changes and torn files are passed over.
-        host_lock: keeps the clients of this host apart; those of other hosts meet in the log.
-        pause: waits after a failed attempt, which it is given the number of.
+        skip_checks: True to ignore foreign changes and torn files.
+        host_lock: lets only one client of this host commit at a time; the log separates hosts.
+        pause: waits after a failed attempt; it gets the attempt's number.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Store:
 
     @staticmethod
     def find(path: str | Location) -> "Store | None":
-        """The store at `path`, up to date; None where there is none.
+        """Return the store at `path`, up to date; None if there is none.
 
         Raises:
             UnusableStore: it is of another version, not a store, or damaged (`repair` mends that).
@@ -144,7 +144,7 @@ class Store:
 
     @staticmethod
     def open(path: str | Location) -> "Store":
-        """The store at `path`, up to date; raises NoSuchStore, and what `find` raises."""
+        """Return the store at `path`, up to date; raise NoSuchStore, or what `find` raises."""
         store = Store.find(path)
         if store is None:
             raise _no_store_error(path)
@@ -152,13 +152,13 @@ class Store:
 
     @staticmethod
     def forget_all() -> None:
-        """Forget all open stores: whoever opens one next reads it anew, as a new process does."""
+        """Forget all open stores, so that the next opening reads a store as a new process does."""
         with _opening_lock:
             _open_stores.clear()
 
     @staticmethod
     def open_damaged(path: str | Location) -> "Store":
-        """As `open`, also where files are torn or another tool has changed rows.
+        """Like `open`, but accept torn files and changes of rows by other tools.
 
         The object is not shared, and starts without caches.
         """
@@ -179,7 +179,7 @@ class Store:
         *,
         policy: Policy | None = None,
     ) -> "Store":
-        """The new store at `path`, or the one that another writer has just created there."""
+        """Return a new store at `path`, or the one that another client has just created there."""
         location = parse_location(path)
         asked = retained, min_retention_us, subscription, policy
         fixed = properties.new_properties(*asked, is_local=location.is_local)
@@ -216,16 +216,16 @@ class Store:
         return self.log.table_id
 
     def new_id(self) -> int:
-        """A random id for the names of new files, which bears the mark of this store."""
+        """Return a random id for the names of new files, with the mark of this store."""
         return marked_id(self.id, secrets.randbits(RANDOM_BITS))
 
     def version(self) -> int:
-        """The version of the log as it was last refreshed."""
+        """Return the version of the log as last refreshed."""
         return self.log.version()
 
     @property
     def policy(self) -> Policy | None:
-        """The policy of the log as it was last refreshed; None if there is none."""
+        """The policy in the log as last refreshed; None if there is none."""
         return self._settings()[1]
 
     def _settings(self) -> tuple[RetainedRange, Policy | None]:
@@ -239,7 +239,7 @@ class Store:
             return self._known_settings[1]
 
     def metadata(self) -> CommitMetadata:
-        """The metadata of the last commit; the rows of the head file are not read."""
+        """Return the metadata of the last commit, without reading the rows of the head file."""
         head_id = self.head_id()
         if head_id is None:
             return NO_COMMIT
@@ -253,42 +253,42 @@ class Store:
         return properties.subscription_range(self.log.properties())
 
     def horizon(self) -> int:
-        """The last commit whose events compaction may have removed; -1 if it removed none."""
+        """Return the last commit that may have lost events to compaction; -1 if none has."""
         with self._lock:
             beyond = self.log.transaction(HORIZON_TRANSACTION)
             return -1 if beyond is None else beyond - 1
 
     def refresh(self) -> bool:
-        """Bring the log up to date; False if the table was removed or replaced."""
+        """Bring the log up to date; return False if the table was removed or replaced."""
         with self._lock:
             return self.log.refresh()
 
     def head_id(self) -> int | None:
-        """The id of the head of the log as it was last refreshed; None before the first commit."""
+        """Return the head's id in the log as last refreshed; None before the first commit."""
         with self._lock:
             return self.log.transaction(HEAD_TRANSACTION)
 
     def last_commit(self) -> int:
-        """The number of the last commit that this object has seen; -1 before the first."""
+        """Return the number of the last commit that this object has seen; -1 before the first."""
         return self._last.index.metadata.commit
 
     def index(self) -> tuple[int | None, SeriesIndex]:
-        """The id and the state of the head of the log as it was last refreshed."""
+        """Return the id and the index of the head in the log as last refreshed."""
         with self._lock:
             head_id = self.log.transaction(HEAD_TRANSACTION)
             return head_id, self._last.load(head_id)
 
     def snapshot(self) -> Snapshot:
-        """The current state of the store; raises NoSuchStore if it was removed.
+        """Return the current state of the store; raise NoSuchStore if it was removed.
 
-        The rows of the head file are not read.
+        This does not read the rows of the head file.
         """
         with self._lock:
             self._refresh_or_fail()
             return self._current_snapshot()
 
     def at(self, version: int) -> Snapshot:
-        """The store as it was with the entry `version` of its log, not after the one last seen.
+        """Return the store as of the entry `version` of its log, at most the last one seen.
 
         Raises:
             UnusableStore: the log does not reach back so far.
@@ -300,18 +300,18 @@ class Store:
         return Store(self.location, table, skip_checks=True)._current_snapshot()
 
     def snapshot_with_index(self) -> tuple[Snapshot, SeriesIndex]:
-        """The current state of the store, and its series index."""
+        """Return the current state of the store, and its series index."""
         with self._lock:
             self._refresh_or_fail()
             if self._last_snapshot is None or not self._is_current(*self._last_snapshot[:2]):
-                self.index()  # Saves reading the metadata separately.
+                self.index()  # This saves reading the metadata separately.
             snapshot = self._current_snapshot()
             if self._last_with_index is None or self._last_with_index[0] is not snapshot:
                 self._last_with_index = snapshot, self.index()[1]
             return self._last_with_index
 
     def snapshot_with_series(self, names: Sequence[str]) -> tuple[Snapshot, SeriesIndex]:
-        """As `snapshot_with_index`, with an index that may lack all series but `names`.
+        """Like `snapshot_with_index`, but the index may have only the series `names`.
 
         So a process with a single query need not load the index of all series.
         """
@@ -324,7 +324,7 @@ class Store:
             return self.snapshot_with_index()
 
     def _current_snapshot(self) -> Snapshot:
-        """The snapshot of the log as it was last refreshed."""
+        """Return the snapshot of the log as last refreshed."""
         if self._last_snapshot is None or not self._is_current(*self._last_snapshot[:2]):
             retained, policy = self._settings()
             snapshot = Snapshot(
@@ -343,12 +343,12 @@ class Store:
         return table is self.log.table and version == self.version()
 
     def data_files(self) -> list[DataFile]:
-        """The files of the log as it was last refreshed, in the order of their commits."""
+        """Return the files in the log as last refreshed, in the order of their commits."""
         with self._lock:
             return data_files(self.location, pa.table(self.log.table.get_add_actions(flatten=True)))
 
     def _refresh_or_fail(self, *, whole: bool = True) -> None:
-        """Bring the log up to date, without its table unless `whole`; see `Log.refresh`."""
+        """Bring the log up to date, with its table if `whole`; see `Log.refresh`."""
         with self._lock:
             there = self.log.refresh(whole=whole)
         if not there:
@@ -359,19 +359,19 @@ class Store:
 
     @contextlib.contextmanager
     def commit_lock(self, *, whole: bool = True) -> Iterator[Log]:
-        """The log, up to date, while no other client of this host commits; see `Log.refresh`."""
+        """Yield the current log while no other client of this host commits; see `Log.refresh`."""
         with self._lock, self._host_lock(self.location):
             self._refresh_or_fail(whole=whole)
             yield self.log
 
     def read_clock(self, clock: Callable[[], int] = now_us) -> int:
-        """The wall clock, in microseconds; WrongClock if it is, or last was, far ahead."""
+        """Return the wall clock in microseconds; raise WrongClock if it is, or was, far ahead."""
         us = clock()
         self.check_time(us)
         return us
 
     def check_time(self, us: int) -> None:
-        """Refuse the time `us` if it, or the last commit's, is far ahead of other clocks."""
+        """Raise WrongClock if the time `us`, or the last commit's, is far ahead of other clocks."""
         last_us = self.metadata().commit_us
         if is_clock_suspicious(last_us, us, self.log.written_us):
             storage_us = self.location.clock_us()
@@ -380,9 +380,9 @@ class Store:
             )
 
     def append_event(self, batch: Batch, *, synced: bool = True) -> tuple[AppendedEvent, bool]:
-        """Append a batch of one row, no edit, without a token; threads share commits.
+        """Append a batch without a token and of one row, no edit; threads share commits.
 
-        Returns the event, and True for one of the callers of each commit; raises as `append`.
+        Return the event, and True for one of the callers of each commit; raise as `append` does.
         """
         return self._shared.append(batch, synced=synced)
 
@@ -400,19 +400,19 @@ class Store:
             batch: the rows to append.
             clock: the wall clock, in microseconds; read once per attempt.
             synced: True if a commit on a local path must survive a power loss once this returns.
-            attempts: those of a call that was interrupted; this call adds its own.
+            attempts: the attempts of an interrupted call; this call adds its own.
 
         Returns:
             The commit; None if the store already has the batch.
 
         Raises:
             UpdateFailed: a row may not be added.
-            ReplayDiffers: the batch lies before the last one with its token's name, or has other
-                rows than it.
-            NoSuchEvent: an edit may not.
+            ReplayDiffers: the batch is older than the last one with its token's name, or repeats it
+                with other rows.
+            NoSuchEvent: an edit names no original that may be edited.
             PermissionDenied: the batch's principal may not do this.
             WrongClock: `clock` is far ahead, or was when the last commit was made.
-            StoreBusy: other writers won all attempts.
+            StoreBusy: other clients won all attempts.
             OSError, DeltaError, UnusableStore: the storage failed again and again.
         """
         attempts = [] if attempts is None else attempts
@@ -441,7 +441,7 @@ class Store:
         raise lost if self.location.is_local else unreachable_error(self.location, "written", lost)
 
     def is_replay(self, token: tuple[str, int] | None, digest: int | None) -> bool:
-        """As `write.batch.is_replay`, by the log as last refreshed; False without a token."""
+        """Call `write.batch.is_replay` for the log as last refreshed; False without a token."""
         if token is None:
             return False
         last = self.log.transaction(token[0])
@@ -455,7 +455,7 @@ class Store:
         attempts: list[PreparedCommit],
         synced: bool,
     ) -> PreparedCommit:
-        """Make one attempt to commit, added to `attempts` before it is published."""
+        """Make one attempt to commit; add it to `attempts` before it is published."""
         head_id, index = self.index()
         retained, policy = self._settings()
         edits = EditContext(self.data_files(), retained) if batch.has_edits else None
@@ -468,16 +468,16 @@ class Store:
             attempt = batch.prepare(context)
             attempts.append(attempt)
             if self.head_id() != head_id:
-                # By this very thread: the handler of a signal may have committed meanwhile.
+                # A signal handler in this very thread may have committed in the meantime.
                 raise CommitFailedError("a competing commit was first")
             self.publish(attempt, make_marks(batch.token, batch.digest), synced)
         return attempt
 
     def _discard_lost(self, attempts: list[PreparedCommit]) -> bool:
-        """True if a competing commit was first; discards attempts that cannot succeed any more.
+        """Discard attempts that can no longer succeed; return whether a competing commit was first.
 
-        An object store may still carry out a request that failed, unless a competing commit is
-        in its way. Until then the files of the attempt stay; cleaning removes them in the end.
+        An object store may still carry out a failed request, unless a competing commit prevents it.
+        Until then keep the files of the attempt; maintenance finally removes them.
         """
         head_id, _ = self.index()
         beaten = [attempt for attempt in attempts if attempt.index.metadata.parent != head_id]
@@ -487,7 +487,7 @@ class Store:
         return bool(beaten)
 
     def _is_committed(self, attempt: PreparedCommit) -> bool:
-        """True if a commit is in the log although publishing it failed."""
+        """Return whether a commit is in the log although publishing it failed."""
         head_id, _ = self.index()
         while head_id is not None and head_id != attempt.head_id:
             metadata = read_head_metadata(self.location, head_id)
@@ -501,11 +501,13 @@ class Store:
         return any(file.path in live for file in attempt.written)
 
     def publish(self, attempt: PreparedCommit, marks: Mapping[str, int], synced: bool) -> None:
-        """Add a prepared commit to the log, if no other is there by now; the commit lock is held.
+        """Add a prepared commit to the log, unless a competing one was first.
+
+        The caller holds the commit lock.
 
         Args:
-            attempt: the commit, whose files are written.
-            marks: transactions that name the batch.
+            attempt: the commit; its files are written.
+            marks: the transactions that name the batch.
             synced: as in `append`.
 
         Raises:

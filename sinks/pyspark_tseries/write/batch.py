@@ -1,17 +1,13 @@
-"""A batch of rows as one commit: its rows numbered from the current index, its files written.
+"""Prepare a batch of rows as one commit: number its rows, write its files (semantics 16.5, 16.7).
 
-The rows lie in memory, or in files that tasks with many rows have written (`task_output`). Tasks
-with a series in common form a group. A group that is the file of one task, numbered for the very
-commit that is made now, is published unchanged. The rows of any other group are numbered here and
-written, in memory or by merging sorted files. Edits come last; they are in memory all at once.
+The rows are in memory, or in files that tasks with many rows have written (`task_output`). Tasks
+with a series in common form a group. If a group is one task with a file that it numbered for this
+very commit, the commit publishes the file unchanged. It numbers and writes the rows of all other
+groups, in memory or by merging sorted files. Edits come last, all in memory at once. The files are
+not part of the store until a Delta commit names them.
 
-The files are not part of the store until a Delta commit names them. After a lost race the attempt
-is discarded, and the next one starts from the index of the winner.
-
-The store keeps, of each query and application, the number of its last batch and a digest of that
+For each query and application, the store keeps the number of its last batch and a digest of that
 batch's rows (`model/row_digest.py`), as transactions of its Delta log.
-
-The rules are semantics 16.5 and 16.7.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,21 +58,21 @@ from pyspark_tseries.write.task_output import (
 )
 
 QUERY_PREFIX: Final = "tseries:q:"
-"""The prefix of a streaming query's mark, before its id."""
+"""A streaming query's mark is this prefix and the query's id."""
 
 APPLICATION_PREFIX: Final = "tseries:app:"
-"""The prefix of the mark of a `txnAppId`."""
+"""The mark of a batch write with `txnAppId` is this prefix and the id."""
 
 _DIGEST_PREFIX: Final = "tseries:rows:"
 
 
 def digest_mark(mark: str) -> str:
-    """The transaction with the digest of the last batch of the writer `mark`."""
+    """Return the transaction with the digest of the last batch under `mark`."""
     return _DIGEST_PREFIX + mark.removeprefix("tseries:")
 
 
 def make_marks(token: tuple[str, int] | None, digest: int | None) -> dict[str, int]:
-    """The transactions of a batch: its number, and the digest of its rows if that is known."""
+    """Return the transactions of a batch: its number, and the digest of its rows if known."""
     if token is None:
         return {}
     return {token[0]: token[1], **({} if digest is None else {digest_mark(token[0]): digest})}
@@ -85,17 +81,17 @@ def make_marks(token: tuple[str, int] | None, digest: int | None) -> dict[str, i
 def is_replay(
     root: str, token: tuple[str, int], digest: int | None, last: int | None, stored: int | None
 ) -> bool:
-    """True if a batch is the last one of its writer again, False if it is new.
+    """Return True if a batch repeats the last one with its mark, False if it is new.
 
     Args:
         root: the store's location, for people.
-        token: the writer's mark, and the number of the batch.
-        digest: of its rows; None: unknown.
-        last: the number of the writer's last batch in the store; None if it has none.
-        stored: the digest of that batch; None: unknown.
+        token: the mark, and the number of the batch.
+        digest: the digest of its rows; None if unknown.
+        last: the number of the last batch with this mark in the store; None if there is none.
+        stored: the digest of that batch; None if unknown.
 
     Raises:
-        ReplayDiffers: it lies before that batch, or is that batch with other rows.
+        ReplayDiffers: the batch is older than that one, or repeats it with other rows.
     """
     mark, batch = token
     if last is None or batch > last:
@@ -161,11 +157,11 @@ class Appendable(Protocol):
 
     @property
     def token(self) -> tuple[str, int] | None:
-        """Identifies the batch, so that it is committed once."""
+        """The mark and number of the batch, so that it is committed only once."""
 
     @property
     def digest(self) -> int | None:
-        """A digest of the rows; it recognizes a repeated batch. None: not computed."""
+        """A digest of the rows, to recognize a repeated batch; None if it was not computed."""
 
     @property
     def has_edits(self) -> bool:
@@ -173,7 +169,7 @@ class Appendable(Protocol):
 
     @property
     def is_slow(self) -> bool:
-        """True if `prepare` needs a heartbeat, so that other writers of the host go on waiting."""
+        """True if `prepare` needs a heartbeat, so that other clients of the host go on waiting."""
 
     def prepare(self, context: "CommitContext") -> "PreparedCommit":
         """Write the files of a commit, which stay invisible until it is published."""
@@ -184,23 +180,26 @@ class Batch:
     """Rows to append atomically.
 
     Attributes:
-        rows: in memory: columns of `RowPlan.staged`, one chunk each; none if `tasks` have them.
+        rows: the rows in memory, with the columns `RowPlan.staged`, one chunk each; no rows if
+            `tasks` have them.
         out_of_order: the policy for late rows: `fail`, `drop` or `adjust`.
-        token: (application, version): the batch is skipped if the store's last version of the
-            application is this one, and refused if it is a higher one; None always appends.
-        principal: the one who appends; None: the author.
+        author: the author of rows that name none.
+        token: (application, version): the store skips the batch if its last version of the
+            application is this one, and refuses it if that is higher; None always appends.
+        principal: who appends; None stands for the author.
         missing_original: the policy for edits without an original: `fail` or `drop`.
         clock: the source of missing timestamps: `wall`, the time of the commit, or `event`, the
             newest timestamp of the series.
         cti_us: the CTI of the writer once the batch is stored; None if it gives none.
-        joins: this batch registers its query as a writer, even if it appends nothing.
-        is_correction: its originals may lie before the store's CTI, and make nobody a writer.
-        digest: of its rows, as `digest_rows` makes it; None: they are not compared with those that
-            the store has of the same token.
+        joins: True if this batch registers its query as a writer, even if it appends nothing.
+        is_correction: True if its originals may lie before the store's CTI; then the batch makes
+            nobody a writer.
+        digest: the digest of its rows, from `digest_rows`; None skips the comparison with the rows
+            that the store has for the same token.
         future: how far ahead of the commit a timestamp may be.
-        tasks: which have written the rows, in the order of the input; the caller removes their
-            files once the batch is committed or given up.
-        limits: how much of these is sorted in memory at once.
+        tasks: the tasks that have written the rows, in the order of the input; the caller removes
+            their files once the batch is committed or given up.
+        limits: how many bytes of their rows are sorted in memory at once.
     """
 
     rows: pa.Table
@@ -226,16 +225,18 @@ class Batch:
 
     @property
     def is_slow(self) -> bool:
-        """True if all files of tasks may have to be rewritten."""
+        """True if the commit may have to rewrite the files of tasks."""
         return bool(self.tasks)
 
     def prepare(self, context: "CommitContext") -> "PreparedCommit":
         """Number the rows on top of the context's index and write the files of the commit.
 
+        After an error, none of these files remains.
+
         Raises:
-            UpdateFailed: a row may not be added; nothing that was written remains.
-            NoSuchEvent: an edit may not; the same.
-            PermissionDenied: the policy does not allow it; the same.
+            UpdateFailed: a row may not be added.
+            NoSuchEvent: an edit names no original that may be edited.
+            PermissionDenied: the policy does not allow the batch.
         """
         commit = _Commit(self, context)
         try:
@@ -248,7 +249,7 @@ class Batch:
             commit.discard_temporary()
 
     def number_appends(self, context: "CommitContext") -> NumberedRows:
-        """Number the rows, all in memory and none an edit, as `prepare` does, with its errors."""
+        """Number the rows as `prepare` does, with its errors; they are in memory, without edits."""
         commit = _Commit(self, context)
         commit.check_access()
         return commit.number(self.rows)
@@ -256,7 +257,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class EditContext:
-    """The files and the retained range of a store: they decide which originals may be edited."""
+    """A store's files and retained range, which decide which originals may be edited."""
 
     files: list[DataFile]
     retained: RetainedRange
@@ -264,15 +265,17 @@ class EditContext:
 
 @dataclass(frozen=True, slots=True)
 class CommitContext:
-    """The state of a store that a commit is prepared on top of.
+    """The state of a store before a commit.
 
     Attributes:
-        head_id: names the head file of `index`; None before the first commit.
+        location: the location of the store.
+        head_id: the id of the head file of `index`; None before the first commit.
         index: the series index after the last commit.
         now_us: the wall clock; the commit's time unless the last commit's is later.
         new_id: a unique id for the new head file.
-        edits: as of `index`; needed where the batch has edits.
-        policy: the store's; None allows everything.
+        edits: the context of edits, as of `index`; required if the batch has edits.
+        policy: the store's policy; None allows everything.
+        retained: the store's retained range.
     """
 
     location: Location
@@ -291,12 +294,12 @@ class PreparedCommit:
 
     Attributes:
         head_id: the id of the new head.
-        index: the store as it is after the commit.
-        written: the files of events and edits; empty where all rows were dropped.
-        paths: full paths of all files, to remove if the commit fails.
-        numbered: of rows in memory the appends, then the edits if there are any.
-        replaced: files of the store whose events are in `written` from now on.
-        beside: full paths of other files that the commit depends on.
+        index: the series index after the commit.
+        written: the files of events and edits; empty if all rows were dropped.
+        paths: the full paths of all files, to remove if the commit fails.
+        numbered: for rows in memory, the numbered appends, then the edits if there are any.
+        replaced: files of the store; the commit moves their events to `written`.
+        beside: the full paths of other files that the commit depends on.
     """
 
     head_id: int
@@ -318,14 +321,14 @@ class _WithoutCti:
 
 
 MAX_OPTIMISTIC_TIME_ERROR_US: Final = 60_000_000
-"""How far the time of an optimistic number may be from the clock; `asOf` counts from that time."""
+"""An optimistic number's time may differ from the clock by this; `asOf` counts from that time."""
 
 
 class _Commit:
     """One attempt to commit a batch.
 
     Attributes:
-        paths: full paths of the files of the commit that were begun so far.
+        paths: the full paths of the commit's files that were begun so far.
     """
 
     def __init__(self, batch: Batch, context: CommitContext) -> None:
@@ -361,7 +364,7 @@ class _Commit:
             self._lookup = _WithoutCti(context.index)
 
     def check_access(self) -> None:
-        """Raise PermissionDenied where the policy does not allow the batch."""
+        """Raise PermissionDenied if the policy does not allow the batch."""
         access = self._access
         if access.policy is None:
             return
@@ -400,7 +403,7 @@ class _Commit:
         return self._rules.number(series, given, self._lookup)
 
     def discard_temporary(self) -> None:
-        """Remove what was written only for this attempt's sorting."""
+        """Remove the files that were written only for sorting in this attempt."""
         self._temp_paths.discard()
 
     def _path(self, kind: str, number: int) -> str:
@@ -411,7 +414,7 @@ class _Commit:
         return path
 
     def _confirm_optimistic(self) -> OptimisticNumber | None:
-        """The commit that the tasks took their optimistic number for, where this is it."""
+        """Return the tasks' optimistic number if it is that of this commit; else None."""
         context, last = self._context, self._index.metadata
         given = (task.optimistic for task in self._batch.tasks if task.optimistic is not None)
         optimistic = next(given, None)
@@ -419,14 +422,14 @@ class _Commit:
             return None
         if (optimistic.head_id, optimistic.commit) != (context.head_id, last.commit + 1):
             return None
-        # Absolute, because the clock may have been set back since the tasks began.
+        # Use the absolute value, because the clock may have been set back since the tasks began.
         error_us = abs(max(context.now_us, last.commit_us) - optimistic.commit_us)
         if error_us > MAX_OPTIMISTIC_TIME_ERROR_US or optimistic.commit_us < last.commit_us:
             return None
         return optimistic
 
     def _is_published(self, group: Sequence[TaskOutput]) -> bool:
-        """True if a group is a task's file that is published unchanged."""
+        """Return whether the commit publishes a group, one task's file, unchanged."""
         output, future = group[0], self._future
         if len(group) > 1 or output.file is None or self._optimistic != output.optimistic:
             return False
@@ -457,7 +460,7 @@ class _Commit:
         return write_sorted(self._location, path, tables, self._index, self._rules)
 
     def _chunks(self, group: Sequence[TaskOutput]) -> list[str]:
-        """The sorted chunks of some tasks, in the order of the input."""
+        """Return the sorted chunks of some tasks, in the order of the input."""
         chunks: list[str] = []
         sorter: SpillSorter | None = None
         for output in group:
@@ -523,7 +526,7 @@ class _Commit:
 def _group_by_series(
     outputs: Sequence[TaskOutput], series: Sequence[pa.Array]
 ) -> list[list[TaskOutput]]:
-    """Groups of tasks that have no series in common; all tasks with few rows are in one group.
+    """Group tasks so that no two groups share a series; all tasks with few rows share a group.
 
     Groups, and the tasks in each, are in the order of the input.
     """
@@ -550,8 +553,8 @@ def _group_by_series(
 
 
 def _overlapping_pairs(series: Sequence[pa.Array]) -> list[tuple[int, int]]:
-    """Enough pairs of lists to connect all that have a name in common; a list repeats no name."""
-    # Encoded part by part, with one dictionary: all names in one array may be too large for it.
+    """Return enough pairs of lists to connect all that share a name; a list repeats no name."""
+    # Encode the lists separately, with one dictionary: one array of all names could be too large.
     parts = pa.chunked_array(list(series), pa.string()).dictionary_encode().chunks
     codes = np.concatenate([np.empty(0, np.int32), *(part.indices.to_numpy() for part in parts)])
     last = np.full(codes.max(initial=-1) + 1, -1)  # The last list so far that has each name.

@@ -1,10 +1,8 @@
-"""A batch's edits as events: each is checked against its original.
+"""Check a batch's edits against their originals, and number them as events (semantics 18).
 
 An edit is an ordinary event at the end of its series that also carries sequence, timestamp and
 author of the original it overrides. As in `numbering`, nothing is kept between attempts: after a
 lost race the edits are checked again.
-
-The rules are semantics 18.
 """
 
 from collections.abc import Iterable
@@ -36,10 +34,10 @@ class EditTargets:
 
     Attributes:
         names: the distinct series, sorted.
-        codes: each edit's position in `names`.
-        sequence: of the original that each edit names.
-        us: the original's timestamp, NEVER_US if there is none.
-        author: the original's, null if there is none.
+        codes: the position in `names` of each edit's series.
+        sequence: the sequence of the original that each edit names.
+        us: the original's timestamp, NEVER_US if there is no original.
+        author: the original's author, null if there is no original.
         erased: flags of the originals that were erased.
     """
 
@@ -53,7 +51,7 @@ class EditTargets:
 
 @dataclass(frozen=True, slots=True)
 class NumberedEdits:
-    """A batch's edits as events, sorted by (series, sequence), and the counts of the others.
+    """A batch's edits as events, sorted by (series, sequence), and the counts of dropped ones.
 
     Attributes:
         events: `order` is the position among the batch's edits; `change` also covers the series of
@@ -66,7 +64,7 @@ class NumberedEdits:
 
 
 def lookup_after(names: pa.Array, index: SeriesIndex, change: pa.Table) -> dict[str, Int64Array]:
-    """As `SeriesIndex.lookup`, with the values of `change` for the series that it has."""
+    """Do the same as `SeriesIndex.lookup`, with the values of `change` for the series it has."""
     columns = index.lookup(names.to_pylist())
     position = pc.index_in(names, change["series"].combine_chunks()).fill_null(-1).to_numpy()
     touched = position >= 0
@@ -87,8 +85,8 @@ def number_edits(
 ) -> NumberedEdits:
     """Check and number a batch's edits, which follow its appends in the order of the input.
 
-    An original is as it was before the batch's retention: inside `retained` by `index`, or of the
-    batch itself. An edit gets the timestamp `now_us`, or its series' newest where that is later.
+    An original may be edited if it is inside `retained` before the batch (by `index`), or in the
+    batch itself. An edit gets the timestamp `now_us`, or its series' newest if that is later.
     """
     there = _find_editable(targets, index, retained)
     before = lookup_after(targets.names, index, appended)
@@ -176,10 +174,10 @@ EVENT_NAMES: Final = tuple(field.name for field in (*EVENT_FIELDS, ERASURE_FIELD
 def find_originals(
     location: Location, files: Iterable[DataFile], series: pa.Array, sequence: pa.Array
 ) -> EditTargets:
-    """The originals in `files` that edits of `series` and `sequence`, without nulls, name.
+    """Return the originals in `files` that edits name by `series` and `sequence`, without nulls.
 
-    Opens the files of originals whose series and sequences reach one of them, and reads the row
-    groups that may hold one.
+    Open only the files of originals with overlapping bounds of series and sequences, and read only
+    the row groups that may have one.
     """
     names, codes = encode_names(series)
     wanted = sequence.to_numpy(zero_copy_only=False)

@@ -1,6 +1,6 @@
-"""One file of events from sorted rows: numbered and written part by part.
+"""Number sorted rows and write them to one file of events, part by part.
 
-Tasks use it with the index that the driver expects, commits with the current one.
+Tasks use the index that the driver expects, commits the current one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,12 +39,12 @@ from pyspark_tseries.write.numbering import (
 from pyspark_tseries.write.rows import build_events
 
 MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
-"""The uncompressed size at which a row group of large rows ends."""
+"""A row group of large rows ends at this uncompressed size."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteRules:
-    """The commit and a batch's options, see `Batch`; the last two are for `number_rows`."""
+    """The commit's metadata and a batch's options; for the last two see `number_rows`."""
 
     metadata: CommitMetadata
     author: str
@@ -53,14 +53,14 @@ class WriteRules:
     future: FutureRule | None = None
 
     def number(self, series: pa.Array, given: pa.Array, index: SeriesLookup) -> NumberedRows:
-        """As `number_rows`."""
+        """Call `number_rows` with these rules."""
         choices = self.out_of_order, self.assigned_us
         return number_rows(series, given, index, *choices, future=self.future)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """A file of events, None if every row was dropped, with the results of `NumberedRows`."""
+    """A file of events, None if all rows were dropped, with `change` and `counts` of its rows."""
 
     file: WrittenFile | None
     change: pa.Table
@@ -68,7 +68,7 @@ class WriteResult:
 
 
 def _group_rows(rows: pa.Table) -> int:
-    """The rows of a row group, if they are like these."""
+    """Return how many rows like these a row group has."""
     return rows_for_bytes(rows, MAX_GROUP_BYTES, ROWS_PER_GROUP)
 
 
@@ -77,7 +77,7 @@ def write_sorted(
 ) -> WriteResult:
     """Number rows on top of `index` and write them to `path`, relative to the store.
 
-    The rows come in parts as `merge_sorted` gives them. No file is written if all are dropped.
+    `tables` come from `merge_sorted`. If all rows are dropped, write no file.
     """
     file = _EventFile(location, path)
     stood = _MovingIndex(index)
@@ -98,7 +98,7 @@ def write_sorted(
 def write_numbered(
     location: Location, path: str, rows: pa.Table, events: NumberedRows, rules: WriteRules
 ) -> WriteResult:
-    """As `write_sorted`, of rows in memory that `number_rows` has numbered."""
+    """Like `write_sorted`, for rows in memory that `number_rows` has numbered."""
     file = None
     if len(events.order):
         table = build_events(rows, events, rules.metadata, rules.author)
@@ -107,18 +107,18 @@ def write_numbered(
 
 
 def sum_results(results: Sequence[WriteResult]) -> WriteResult:
-    """All results together, without their files; no two have a series in common."""
+    """Combine results without their files; no two have a series in common."""
     if len(results) == 1:
         return replace(results[0], file=None)
     empty = make_change(pa.array([], pa.string()), SeriesIndex().lookup([]))
     change = pa.concat_tables([empty, *(result.change for result in results)]).combine_chunks()
-    # The example is that of the first series, as if the rows were numbered in one go.
+    # Use the first series' example, as if the rows had been numbered in one go.
     counts = sorted((result.counts for result in results), key=Counts.first_series)
     return WriteResult(None, change, sum(counts, Counts()))
 
 
 class _MovingIndex:
-    """An index that follows parts in rising order: only the last series may continue."""
+    """An index that follows parts in rising order; only a part's last series may continue."""
 
     def __init__(self, index: SeriesIndex) -> None:
         self._index = index
@@ -140,7 +140,7 @@ class _MovingIndex:
             self._last = change.slice(change.num_rows - 1).combine_chunks()
 
     def change(self) -> pa.Table:
-        """The index change of all parts; the later part counts for a series in two."""
+        """Return the index change of all parts; for a series in two parts, the later one counts."""
         if not self._changes:
             return make_change(pa.array([], pa.string()), self._index.lookup([]))
         whole = pa.concat_tables(self._changes).combine_chunks()
@@ -151,7 +151,7 @@ class _MovingIndex:
 
 @dataclass
 class _EventFile:
-    """A file of events that is written in row groups as its rows come."""
+    """A file of events that writes row groups as its rows come."""
 
     location: Location
     path: str
@@ -191,7 +191,7 @@ class _EventFile:
         self._held = [whole.slice(rows)] if whole.num_rows > rows else []
 
     def close(self) -> WrittenFile | None:
-        """End the file; None, without a file, if there were no events."""
+        """Complete the file; return None, and write no file, if there were no events."""
         if self._held:
             rows = sum(table.num_rows for table in self._held)
             self._write(rows, max(rows, 1))

@@ -1,10 +1,8 @@
-"""A batch as events: sorted, checked against the series index, numbered without gaps.
+"""Sort a batch, check it against the series index, number its events (semantics 16 and 17).
 
 `number_rows` is a pure function of the rows and the index. It decides which rows are stored, in
-which order, with which sequence and timestamp, and returns the new state of their series as a
+which order, and with which sequence and timestamp, and returns the new state of their series as an
 index change. After a lost race it is called again with the winner's index.
-
-The rules are semantics 16 and 17.
 """
 
 import dataclasses
@@ -37,7 +35,7 @@ from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import CommitMetadata, make_change
 
 MIN_DEFAULT_FUTURE_US: Final = DAY_US
-"""In a `last` range shorter than a day a timestamp may still lie a day ahead by default."""
+"""The default limit is at least a day, even if the `last` of the retained range is shorter."""
 
 
 class SeriesLookup(Protocol):
@@ -45,21 +43,21 @@ class SeriesLookup(Protocol):
 
     @property
     def cti_us(self) -> int:
-        """As `SeriesIndex.cti_us`."""
+        """The same as `SeriesIndex.cti_us`."""
 
     def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
-        """As `SeriesIndex.lookup`."""
+        """Do the same as `SeriesIndex.lookup`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The rows of a batch that were not stored as they were given.
+    """The counts of a batch's rows that were not stored as they were given.
 
     Attributes:
         dropped: late rows that were left out, or edits without an original.
-        adjusted: events whose timestamp was raised.
-        example: one of the rows counted so far, or None.
-        future: rows too far ahead that were left out.
+        adjusted: events with a raised timestamp.
+        example: one of these rows, or None.
+        future: rows that were left out because they were too far ahead.
         future_example: one of these, or None.
     """
 
@@ -79,22 +77,22 @@ class Counts:
         )
 
     def first_series(self) -> str:
-        """The series of the example; empty without one."""
+        """Return the series of the example; empty without one."""
         return "" if self.example is None else str(self.example["series"])
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedRows:
-    """A batch's events, sorted by (series, sequence), and the counts of the others.
+    """A batch's events, sorted by (series, sequence), and the counts of other rows.
 
     Attributes:
         order: each event's row in the batch.
         names: the distinct series of the events, sorted.
-        codes: each event's position in `names`.
-        sequence: each event's.
-        timestamp_us: each event's.
-        change: the index change: the state of the series of `names` afterwards, without metadata.
-        counts: of the others.
+        codes: the position in `names` of each event's series.
+        sequence: each event's sequence.
+        timestamp_us: each event's timestamp.
+        change: the index change: the state of the series `names` afterwards, without metadata.
+        counts: the counts of rows that were not stored as they were given.
     """
 
     order: Int64Array
@@ -111,15 +109,15 @@ class FutureLimit:
     """How far a given timestamp may lie after the time of its commit (semantics 17.6).
 
     Attributes:
-        max_us: so many microseconds; None: the default of the store's retained range.
-        policy: for rows further ahead: `fail` or `drop`.
+        max_us: the limit in microseconds; None: the default of the store's retained range.
+        policy: the policy for rows further ahead: `fail` or `drop`.
     """
 
     max_us: int | None = None
     policy: str = "fail"
 
     def rule(self, retained: RetainedRange, commit_us: int) -> "FutureRule | None":
-        """The rule for a commit at `commit_us`; None allows every timestamp."""
+        """Return the rule for a commit at `commit_us`; None allows every timestamp."""
         allowed_us = self.max_us
         if allowed_us is None and retained.last_us is not None:
             allowed_us = max(retained.last_us, MIN_DEFAULT_FUTURE_US)
@@ -152,11 +150,11 @@ def number_rows(
 ) -> NumberedRows:
     """Number a batch.
 
-    Events of a series are in the order of (timestamp, row); rows without a timestamp follow, in
-    the order of rows, at `now_us` or their series' newest timestamp where that is later. A row is
-    late where its timestamp is before that of its series' newest original in `index`, or before the
-    store's CTI; then `out_of_order` applies. Late rows keep their order among themselves when they
-    are adjusted. To rows that are too far ahead, and not late, `future` applies.
+    Events of a series are in the order of (timestamp, row). Rows without a timestamp follow, in the
+    order of rows, at `now_us` or their series' newest timestamp if that is later. A row is late if
+    its timestamp is before that of its series' newest original in `index`, or before the store's
+    CTI; then `out_of_order` applies. Adjusted rows keep their order among themselves. `future`
+    applies to rows that are too far ahead, but not late.
     """
     rows = sort_rows(series, given)
     _check_legal(rows)
@@ -182,7 +180,7 @@ def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -
 
 
 def _apply_future_policy(ahead: BoolArray, rows: "SortedRows", future: FutureRule | None) -> Counts:
-    """The rows that are left out; raises FutureEvent if there are some under `fail`."""
+    """Count the rows to leave out; raise FutureEvent if there are any under `fail`."""
     found = np.flatnonzero(ahead)
     if future is None or not len(found):
         return Counts()
@@ -211,8 +209,8 @@ class SortedRows(NamedTuple):
     Attributes:
         order: the rows.
         names: the distinct series, sorted.
-        codes: each row's position in `names`.
-        us: each row's timestamp, UNTIMED where it has none.
+        codes: the position in `names` of each row's series.
+        us: each row's timestamp, UNTIMED if it has none.
     """
 
     order: Int64Array
@@ -222,7 +220,7 @@ class SortedRows(NamedTuple):
 
 
 def sort_rows(series: pa.Array, given: pa.Array) -> SortedRows:
-    """Sort rows; raises UpdateFailed if a given timestamp is UNTIMED."""
+    """Sort rows; raise UpdateFailed if a given timestamp is UNTIMED."""
     names, codes = encode_names(series)
     given = given.cast(pa.int64())
     if (row := pc.index(given, UNTIMED).as_py()) >= 0:
@@ -234,8 +232,8 @@ def sort_rows(series: pa.Array, given: pa.Array) -> SortedRows:
 
 
 def series_column(names: pa.Array, codes: Int64Array) -> pa.Array:
-    """The column of series from positions among the distinct `names`, in the cheaper encoding."""
-    # A dictionary pays only while names repeat.
+    """Return the column of series from positions in distinct `names`, in the cheaper encoding."""
+    # A dictionary pays only if names repeat often.
     if len(names) > len(codes) * 0.2:
         return names.take(pa.array(codes))
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), names)
@@ -262,7 +260,7 @@ def _illegal_timestamp_error(series: pa.Scalar, us: int) -> UpdateFailed:
 def _assign_sequences(
     rows: SortedRows, before: dict[str, Int64Array], now_us: int, cti_us: int, counts: Counts
 ) -> NumberedRows:
-    """Sequences and assigned timestamps of rows; NEVER_US stands for those without one."""
+    """Assign sequences, and timestamps to the rows that have none (NEVER_US)."""
     order, names, codes, timed_us = rows
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
     sizes = np.diff(starts, append=len(codes))
@@ -331,7 +329,7 @@ def _apply_late_policy(
 
 
 BEFORE_NEWEST: Final = "before newest"
-"""The kind of an `OutOfOrder` that is not about the store's CTI."""
+"""The kind of an `OutOfOrder` error that does not concern the store's CTI."""
 
 
 def _out_of_order_error(example: dict[str, Any], count: int) -> OutOfOrder:
@@ -361,7 +359,7 @@ def _before_cti_error(series: str, us: int, cti_us: int) -> OutOfOrder:
 def record_cti(
     metadata: CommitMetadata, token: tuple[str, int] | None, cti_us: int | None, *, appends: bool
 ) -> CommitMetadata:
-    """`metadata` with the CTI that a batch commits with."""
+    """Return `metadata` with the CTI that a batch commits."""
     if cti_us is None and not appends:
         return metadata
     ctis = metadata.ctis.advance(name_writer(token), cti_us, metadata.commit)
@@ -369,7 +367,7 @@ def record_cti(
 
 
 def add_counts(metadata: CommitMetadata, counts: Counts) -> CommitMetadata:
-    """`metadata` with the counts of a batch added to its own."""
+    """Return `metadata` with the counts of a batch added to its own."""
     example = counts.example and {**counts.example, "commit": metadata.commit}
     future = counts.future_example and {**counts.future_example, "commit": metadata.commit}
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The mapping of a DataFrame's columns to those of a store, and the conversion of rows."""
+"""Map a DataFrame's columns to those of a store, and convert its rows."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -25,13 +25,13 @@ from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.write.numbering import NumberedRows, series_column
 
 EDIT_OF: Final = ORIGINAL_FIELDS[0]
-"""The column of a batch that names the edited originals; null in appends."""
+"""The column with the sequences of edited originals; null in appends."""
 
 _CTI: Final = "cti"
-"""The column of CTIs in the frames of timestream's sources."""
+"""The default column of CTIs, as in the DataFrames of timestream's sources."""
 
 MAX_REPEATED_ROWS: Final = 10_000
-"""The rows of a constant column that are in memory; longer columns repeat them."""
+"""A constant column keeps at most this many rows in memory; a longer one repeats them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class RowPlan:
 
     Attributes:
         series: the column with the series' names.
-        series_name: the one series of all rows, where `series` is None.
+        series_name: the one series of all rows, if `series` is None.
         timestamp: the column with the event times.
         author: the column with the authors.
         edit_of: the column with the sequences of the edited originals.
-        cti: the column with CTIs; a row in which it is set has nothing else, and is not stored.
+        cti: the column with CTIs; a row with a CTI has nothing else, and is not stored.
         values: pairs of incoming column and stored field.
     """
 
@@ -58,29 +58,29 @@ class RowPlan:
 
     @property
     def staged(self) -> pa.Schema:
-        """The columns between task and commit."""
+        """The columns of rows on their way from a task to the commit."""
         return staged_schema([field for _, field in self.values])
 
 
 def staged_schema(values: list[pa.Field]) -> pa.Schema:
-    """The columns between task and commit of a store with these value columns."""
+    """Return the columns of rows on their way from a task to the commit, for these values."""
     stamp, author = (EVENT_FIELDS[i].with_nullable(True) for i in (2, 3))
     return pa.schema([EVENT_FIELDS[0], stamp, author, EDIT_OF, *values])
 
 
 def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field] | None) -> RowPlan:
-    """Find the columns that `options` name and check the others against the store.
+    """Find the columns that `options` name, and check the others against the store.
 
-    Names match in any case, as in Spark. A store column that is not among them is null.
+    Names match in any case, as in Spark. Store columns that are not among them become null.
 
     Args:
         incoming: the DataFrame's columns.
-        options: name the metadata columns.
+        options: the options that name the metadata columns.
         stored: the store's value columns; None creates them from `incoming`.
 
     Raises:
         OptionError: a column that an option names is missing.
-        IncompatibleValue: a column of a wrong type or name.
+        IncompatibleValue: a column has a wrong type or name.
     """
     by_name = _by_name(incoming)
     constant = options.series_name is not None
@@ -203,10 +203,10 @@ def _check_value(field: pa.Field, known: pa.Field | None, stored: list[pa.Field]
 
 
 def split_ctis(batch: pa.RecordBatch, plan: RowPlan) -> tuple[pa.RecordBatch, int | None]:
-    """The rows to store, and the greatest CTI of the others, in microseconds.
+    """Return the rows to store, and the greatest CTI of the other rows, in microseconds.
 
     Raises:
-        UpdateFailed: a row with a CTI has something in another column.
+        UpdateFailed: a row with a CTI has a value in another column.
     """
     if plan.cti is None:
         return batch, None
@@ -225,10 +225,10 @@ def split_ctis(batch: pa.RecordBatch, plan: RowPlan) -> tuple[pa.RecordBatch, in
 
 
 def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
-    """The rows of a task, in their order, as columns of `plan.staged`.
+    """Return the rows of a task, in their order, with the columns `plan.staged`.
 
     Raises:
-        UpdateFailed: a row without a series, or an edit with a timestamp.
+        UpdateFailed: a row has no series, or an edit has a timestamp.
         IncompatibleValue: a text is not UTF-8.
     """
     named = [plan.series, plan.author, *(name for name, _ in plan.values)]
@@ -277,7 +277,10 @@ def build_events(
     author: str,
     originals: list[pa.Array] | None = None,
 ) -> pa.Table:
-    """The rows of a commit's file, sorted by (series, sequence): `table_schema` without `kind`."""
+    """Return the rows of a commit's file, with the columns of `table_schema` without `kind`.
+
+    They are sorted by (series, sequence).
+    """
     taken = rows.drop_columns(["series", "timestamp", "author", EDIT_OF.name]).take(
         pa.array(events.order)
     )
@@ -296,7 +299,7 @@ def build_events(
 def author_column(
     given: pa.ChunkedArray, events: NumberedRows, author: str
 ) -> pa.Array | pa.ChunkedArray:
-    """The author of each of `events`: as `given` by its row, else `author`."""
+    """Return the author of each event: the one `given` in its row, else `author`."""
     if given.null_count < len(given):
         return given.take(pa.array(events.order)).combine_chunks().fill_null(author)
     name = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([author]))
@@ -304,7 +307,7 @@ def author_column(
 
 
 def _constant_column(value: pa.Scalar, size: int) -> pa.ChunkedArray:
-    """A column of `value` whose memory does not grow with its rows."""
+    """Return a column of `size` times `value`; its memory does not grow with its rows."""
     part = pa.repeat(value, min(size, MAX_REPEATED_ROWS))
     parts = [part] * (size // MAX_REPEATED_ROWS)
     return pa.chunked_array([*parts, part.slice(0, size % MAX_REPEATED_ROWS)])

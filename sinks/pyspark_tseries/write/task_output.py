@@ -1,17 +1,12 @@
-"""A task's output for a batch: few rows are only staged; many are sorted and written as events.
+"""Write a task's output for a batch: stage few rows; sort many and write them as events.
 
-Many rows are gathered up to a budget, sorted, and written as a *sorted chunk*; `merge_sorted`
-merges chunks in bounded memory. The order is that of `numbering`: series, timestamp, untimed rows
-last; equal rows keep the order of the chunks, and within a chunk that of its rows.
+A task with many rows collects them up to a budget, sorts them and writes them as a *sorted chunk*;
+`merge_sorted` merges chunks in bounded memory. The order is that of `numbering`: series, timestamp,
+untimed rows last; equal rows keep the order of chunks, and of rows in a chunk. The task then writes
+all rows as events, with the `OptimisticNumber`.
 
-Staged files have new names and are not part of the store. The commit removes them; a crash leaves
-unused files at worst.
-
-The number and the time of a commit, and the last sequence of each series, are known only when the
-commit is made. A task with many rows takes the *optimistic number*, from what the driver saw when
-the batch began: it numbers its rows by that and writes them as a file of the store. If no other
-commit came between, and no other task has rows of the same series, the commit publishes the file
-unchanged; otherwise it rewrites the rows.
+Staged files have new names and are not part of the store. They are removed after the commit; a
+crash leaves unused files at worst.
 """
 
 import io
@@ -38,10 +33,10 @@ from pyspark_tseries.write.numbering import SeriesLookup, sort_rows
 from pyspark_tseries.write.rows import EDIT_OF
 
 MAX_PART_ROWS: Final = 10_000
-"""The rows of a chunk that are read at once; fewer if they are large."""
+"""Read this many rows of a chunk at once; fewer if they are large."""
 
 MAX_MERGED_CHUNKS: Final = 64
-"""The chunks merged at once; each has this fraction of the memory budget for its current part."""
+"""Merge up to this many chunks at once; each gets this fraction of the memory for one part."""
 
 Key = tuple[str, int]
 
@@ -54,20 +49,20 @@ class TempPaths:
         self._paths: list[str] = []
 
     def new_path(self, kind: str = "arrow") -> str:
-        """The next path, relative to the store."""
+        """Return the next path, relative to the store."""
         path = f"_tseries/staging/{self._unique_name}-{next(self._number)}.{kind}"
         self._paths.append(path)
         return path
 
     def discard(self, but: Iterable[str] = ()) -> None:
-        """Remove the files of all paths, as far as there are any, `but` for some full paths."""
+        """Remove existing files of all paths, except those with the full paths `but`."""
         full = {self._location.file(path) for path in self._paths}
         self._location.remove(full.difference(but))
 
 
 @dataclass(frozen=True, slots=True)
 class _ChunkStats:
-    """A chunk's series, the earliest timestamp of each, and whether a row lacks a timestamp."""
+    """A chunk's series, each one's earliest timestamp, and True if a row has no timestamp."""
 
     names: pa.Array
     min_us: Int64Array
@@ -75,7 +70,7 @@ class _ChunkStats:
 
 
 class SpillSorter:
-    """Sorts rows, which are columns of `RowPlan.staged` without edits, into chunks."""
+    """Sorts rows with the columns `RowPlan.staged`, without edits, into chunks."""
 
     def __init__(self, location: Location, temp_paths: TempPaths, budget: int) -> None:
         self._location, self._temp_paths, self._budget = location, temp_paths, budget
@@ -92,7 +87,7 @@ class SpillSorter:
         self._size += rows.nbytes
 
     def buffered(self) -> pa.Table:
-        """The rows that are not written yet, at least one, unsorted, a chunk of Arrow a column."""
+        """Return the rows not written yet, at least one, unsorted, in one Arrow chunk a column."""
         return pa.Table.from_batches(self._buffered).combine_chunks()
 
     def spill(self) -> list[str]:
@@ -111,7 +106,7 @@ class SpillSorter:
         return self.chunks
 
     def is_on_time(self, index: SeriesLookup) -> bool:
-        """True if every row of the chunks has a timestamp and none is late (semantics 17.1)."""
+        """Return whether all rows in chunks have a timestamp and none is late (semantics 17.1)."""
         return all(
             not chunk.untimed
             and not (chunk.min_us < index.lookup(chunk.names.to_pylist())["original_us"]).any()
@@ -120,12 +115,12 @@ class SpillSorter:
         )
 
     def series(self) -> pa.Array:
-        """The distinct series of the chunks."""
+        """Return the distinct series of the chunks."""
         return pa.chunked_array([chunk.names for chunk in self._chunk_stats], pa.string()).unique()
 
 
 def _sort_columns(rows: pa.Table | pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-    """Series and timestamps of rows that are one chunk a column."""
+    """Return series and timestamps of rows that have one chunk a column."""
     series, given = rows["series"], rows["timestamp"]
     return (series.chunk(0), given.chunk(0)) if isinstance(rows, pa.Table) else (series, given)
 
@@ -149,7 +144,7 @@ def _write_chunk(
 
 
 def read_chunk(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A chunk a part at a time; a file of events is one as well."""
+    """Yield the parts of a chunk, which may also be a file of events."""
     if not path.endswith(".parquet"):
         with location.read(location.file(path)) as file:
             yield from pa.ipc.open_stream(file)
@@ -170,7 +165,7 @@ def read_chunk(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.
 
 
 class _ChunkCursor:
-    """A chunk being merged; `part` has the next rows, None at the chunk's end."""
+    """A position in a chunk; `part` has the next rows, None at the chunk's end."""
 
     def __init__(self, chunk: Iterator[pa.RecordBatch]) -> None:
         self._chunk = chunk
@@ -187,12 +182,12 @@ class _ChunkCursor:
         return self._series[row].as_py(), int(self._us[row])
 
     def last(self) -> Key:
-        """The key of the last row of the part."""
+        """Return the key of the last row of the part."""
         assert self.part is not None
         return self._key(self.part.num_rows - 1)
 
     def take_until(self, bound: Key, *, inclusive: bool) -> pa.RecordBatch:
-        """Take the part's rows before `bound`, or up to it."""
+        """Take the part's rows before `bound`, and those equal to it if `inclusive`."""
         assert self.part is not None
         bisect = bisect_right if inclusive else bisect_left
         end = bisect(range(self.part.num_rows), bound, key=self._key)
@@ -206,18 +201,18 @@ class _ChunkCursor:
 
 
 def merge_sorted(chunks: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Table]:
-    """The rows of all chunks, as tables in rising order: no row belongs before an earlier table.
+    """Yield the rows of all chunks as tables; no row belongs before an earlier table.
 
-    Within a table the rows are chunk after chunk; `sort_rows` sorts them and keeps the order of
-    equal ones. Memory: one part of each chunk.
+    A table is not sorted: it has the rows of each chunk in turn. `sort_rows` sorts them and keeps
+    the order of equal ones. At most one part of each chunk is in memory.
     """
     reading = [_ChunkCursor(chunk) for chunk in chunks]
     while True:
         there = [(chunk.last(), at) for at, chunk in enumerate(reading) if chunk.part is not None]
         if not there:
             return
-        # No row before this key is still to come. Equal keys of later chunks wait until this one is
-        # past the key, so that equal rows keep the order of the chunks.
+        # After this part, no row before `bound` can come. Equal keys of later chunks wait until
+        # this chunk is past the key, so that equal rows keep the order of the chunks.
         bound, whose = min(there)
         parts = [reading[at].take_until(bound, inclusive=at <= whose) for _, at in there]
         yield pa.Table.from_batches([part for part in parts if part.num_rows]).combine_chunks()
@@ -226,7 +221,7 @@ def merge_sorted(chunks: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Tabl
 def reduce_chunks(
     location: Location, temp_paths: TempPaths, chunks: list[str], schema: pa.Schema, budget: int
 ) -> list[str]:
-    """Merge chunks until at most MAX_MERGED_CHUNKS remain; remove none."""
+    """Merge chunks until at most MAX_MERGED_CHUNKS are left; keep the files of merged ones."""
     while len(chunks) > MAX_MERGED_CHUNKS:
         groups = [
             chunks[at : at + MAX_MERGED_CHUNKS] for at in range(0, len(chunks), MAX_MERGED_CHUNKS)
@@ -250,14 +245,14 @@ def _merge_chunks(
 
 
 INLINE_BYTES: Final = 64 * 1024
-"""Spark carries messages of up to this size faster than a file is written and read."""
+"""Up to this size, Spark carries a message faster than a file can be written and read."""
 
 _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """Rows on their way to the commit: a file, inline as an Arrow stream, or in memory."""
+    """Rows on their way to the commit: inline as an Arrow stream, in a file, or in memory."""
 
     rows: int
     inline: bytes = b""
@@ -295,12 +290,12 @@ def _write_stream(sink: io.IOBase, schema: pa.Schema, batches: Iterable[pa.Recor
 
 
 def read_staged(location: Location, staged: Iterable[StagedRows]) -> pa.Table:
-    """The rows of all tasks, in the order given, as one chunk a column."""
+    """Return the rows of all tasks, in the given order, in one chunk a column."""
     return pa.concat_tables([read_staged_task(location, one) for one in staged]).combine_chunks()
 
 
 def read_staged_task(location: Location, staged: StagedRows) -> pa.Table:
-    """The rows of one task."""
+    """Return the rows of one task."""
     if staged.table is not None:
         return staged.table
     if staged.path is None:
@@ -311,12 +306,12 @@ def read_staged_task(location: Location, staged: StagedRows) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class SpillLimits:
-    """The limits of memory of a task, in rows and bytes.
+    """The limits of a task's memory, in rows and bytes.
 
     Attributes:
         rows: a task with more rows writes events.
         size: a task with more bytes of rows writes events.
-        memory: the bytes of rows that are sorted in memory at once.
+        memory: the most bytes of rows that a task sorts in memory at once.
     """
 
     rows: int = 50_000
@@ -329,12 +324,18 @@ DEFAULT_LIMITS: Final = SpillLimits()
 
 @dataclass(frozen=True, slots=True)
 class OptimisticNumber:
-    """The commit that a batch gets if no other writer commits before it.
+    """The commit that a batch gets if no other client commits before it.
+
+    The real number, time and last sequence of each series are known only when the commit is made.
+    A task with many rows numbers them by this commit, from what the driver saw when the batch
+    began, and writes a file of events. If there was no other commit since, and no other task has
+    rows of the same series, the commit publishes the file unchanged; otherwise it rewrites the
+    rows.
 
     Attributes:
-        head_id: the head before it; None before the first commit.
-        commit: its number.
-        commit_us: its time, not before the last commit's.
+        head_id: the id of the head before it; None before the first commit.
+        commit: the number of the commit.
+        commit_us: the time of the commit, not before the last commit's.
     """
 
     head_id: int | None
@@ -343,7 +344,7 @@ class OptimisticNumber:
 
     @property
     def metadata(self) -> CommitMetadata:
-        """The metadata that its events show."""
+        """The metadata of the commit, as its events show it."""
         return CommitMetadata(self.head_id, self.commit, self.commit_us)
 
 
@@ -353,13 +354,13 @@ class TaskOutput:
 
     Attributes:
         rows: the number of rows.
-        size: their bytes.
+        size: the size of the rows in bytes.
         inline: all rows in the order of the input, if they are few.
-        chunks: the appends, sorted; paths relative to the store.
-        file: the only chunk, if it holds events numbered optimistically.
-        edits: in the order of the input; None if there are none.
-        series: the index change of the series in `file`; without a file their names.
-        optimistic: the number that `file` relies on.
+        chunks: the paths, relative to the store, of the sorted appends.
+        file: the only chunk, if it has events with the optimistic number.
+        edits: the edits in the order of the input; None if there are none.
+        series: the index change of the series in `file`; without a file, the names of the series.
+        optimistic: the optimistic number of `file`.
         has_edits: True if a row is an edit.
     """
 
@@ -374,7 +375,7 @@ class TaskOutput:
     has_edits: bool = False
 
     def paths(self, location: Location) -> Iterator[str]:
-        """The full paths of its files, to remove once the batch is committed or given up."""
+        """Yield the full paths of its files, to remove once the batch is committed or given up."""
         for staged in (self.inline, self.edits, self.series):
             if staged is not None and staged.path is not None:
                 yield staged.path
@@ -394,13 +395,13 @@ def write_task_output(
     """Write a task's rows for the commit, with at most `limits.memory` bytes of them in memory.
 
     Args:
-        location: of the store.
+        location: the location of the store.
         batches: the rows, in the order of the input.
-        schema: the columns of `RowPlan.staged`.
+        schema: the columns `RowPlan.staged`.
         optimistic: the number that the driver expects.
-        author: of rows without one.
-        unique_name: a unique name.
-        limits: of memory.
+        author: the author of rows that name none.
+        unique_name: a unique name for the task's files.
+        limits: the limits of memory.
 
     Raises:
         UpdateFailed: a timestamp is out of range.
@@ -430,7 +431,7 @@ def write_task_output(
 
 
 def split_edits(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """The appends and the edits; None if there are no edits."""
+    """Return the appends, and the edits or None if there are no edits."""
     column = rows[EDIT_OF.name]
     if column.null_count == len(column):
         return rows, None
@@ -473,7 +474,7 @@ class _LargeTask:
     def _write_from_memory(
         self, sorter: SpillSorter, index: SeriesIndex, rules: WriteRules
     ) -> WriteResult | None:
-        """Write all rows from memory; None if they are too many, or some are late or untimed."""
+        """Write all rows from memory; return None if some are in chunks, late or untimed."""
         if sorter.chunks:
             return None
         rows = sorter.buffered()
@@ -488,7 +489,7 @@ class _LargeTask:
     def _write_from_chunks(
         self, sorter: SpillSorter, index: SeriesIndex, rules: WriteRules
     ) -> WriteResult | None:
-        """Write all rows from chunks; None if some are late or untimed."""
+        """Write all rows from chunks; return None if some are late or untimed."""
         chunks = sorter.spill()
         if not chunks or not sorter.is_on_time(index):
             return None
@@ -514,7 +515,7 @@ class _LargeTask:
 
 
 def _load_index(location: Location, head_id: int | None) -> SeriesIndex | None:
-    """The index of the head `head_id`; None where its files were removed."""
+    """Return the index of the head `head_id`; None if its files were removed."""
     try:
         return last_index(location).load(head_id)
     except UnusableStore:
