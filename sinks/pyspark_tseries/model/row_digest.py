@@ -129,6 +129,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _not_zero(numbers: Hashes) -> Hashes:
+    """Hash numbers so that the number 0 differs from null."""
     return _scramble(numbers ^ _OTHER_ODD)
 
 
@@ -154,6 +155,7 @@ def _hash_text(column: pa.Array) -> Hashes:
     words = (sizes + 7) >> 3
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
     places = np.arange(offsets[-1]) - np.repeat(offsets[:-1], words)
+    # Eight more bytes, so that a word of eight bytes may begin at any byte.
     letters = np.zeros(ends[-1] - ends[0] + 8, np.uint8)
     letters[:-8] = np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
     overlapping = np.ndarray(len(letters) - 7, np.uint64, letters, strides=(1,))

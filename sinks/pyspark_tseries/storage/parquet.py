@@ -231,7 +231,7 @@ def _find_value(footer: bytes) -> tuple[int, int] | None:
     at += len(_KEY)
     if footer[at : at + 1] != _THRIFT_VALUE_FIELD:
         return at, 0
-    size = shift = 0
+    size = shift = 0  # The size is a varint: seven bits a byte, the low ones first.
     for byte in footer[at + 1 : at + 6]:
         at += 1
         size |= (byte & 0x7F) << shift

@@ -114,7 +114,7 @@ def keep_history(store: "Store") -> None:
 
 
 def _find_in_log(location: Location, number: int, newest: int) -> CommitMark | None:
-    """Return the commit `number`, or the last one before it, in the log's entries to `newest`."""
+    """Search the log up to entry `newest` for the commit `number`, or the last one before it."""
     versions = _list_versions(location, newest)
     low, high, best = 0, len(versions), None
     while low < high:

@@ -309,10 +309,12 @@ class Log:
         """The id of the table; no other store has it."""
         self._version = int(table.version())
         self._trusting = skip_checks
+        # The newest entries without other tools' changes, synced, and with verified checksums.
         self._checked = self._synced = self._verified = -1
         self._directories: set[str] = set()
-        self._transactions: dict[str, int | None] = {}
+        self._transactions: dict[str, int | None] = {}  # As of `_transactions_version`.
         self._transactions_version = -1
+        # The version and the transactions of the last entry that this object has added.
         self._own_entry: tuple[int, Mapping[str, int]] | None = None
         self._properties: dict[str, str] | None = None
         self._is_writable = False
@@ -339,7 +341,7 @@ class Log:
         return self._table
 
     def refresh(self, *, whole: bool = True) -> bool:
-        """Bring the log up to date; False if the table was removed or replaced.
+        """Bring the log up to date; return False if the table was removed or replaced.
 
         Args:
             whole: False if the caller needs only the version and transactions it has requested

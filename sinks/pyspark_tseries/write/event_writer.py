@@ -174,7 +174,7 @@ class _EventFile:
         self._held.append(events.cast(schema))
         rows = sum(table.num_rows for table in self._held)
         group = _group_rows(events)
-        if rows >= group:
+        if rows >= group:  # Write whole row groups, and hold the rest.
             self._write(rows // group * group, group)
 
     def _write(self, rows: int, group: int) -> None:
