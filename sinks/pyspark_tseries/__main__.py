@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _list_damages() -> str:
-    """What can be damaged, what `repair` does, and what that costs."""
+    """List what can be damaged, what `repair` does about it, and what that costs."""
     mended = [
         f"  {kind}: {known.mended}; lost: {known.costs}"
         for kind, known in DAMAGES.items()
@@ -111,10 +111,10 @@ def _list_damages() -> str:
 
 
 def _parse_storage_options(given: list[str] | None) -> dict[str, str]:
-    """Options from the command line, or else from the process that started this one.
+    """Return the options of the command line, or else of the process that started this one.
 
     Raises:
-        ValueError: an option without '='.
+        ValueError: an option has no '='.
     """
     if given is None:
         return dict(json.loads(os.environ.get(OPTIONS_VARIABLE, "{}")))
@@ -222,7 +222,7 @@ def _forget_writer(path: Location, given: argparse.Namespace) -> int:
 
 
 MAX_FINDINGS = 100
-"""So many violations are printed."""
+"""`verify` prints at most this many violations."""
 
 OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain", "erase", "forget-writer")
 """Commands that need the right `own` if the store has a policy."""

@@ -1,7 +1,7 @@
-"""Values and rows of a program as those of a store: without loss, or refused (semantics 15.6).
+"""Convert a program's values and rows for a store without loss, or refuse them (semantics 15.6).
 
-Arrow's columns are converted and checked as a whole. Python's values become Arrow's, those of one
-class together, and then take the same way.
+Arrow columns are converted and checked as a whole. Python values become Arrow arrays, all values of
+one class together, and then take the same way.
 """
 
 import sys
@@ -22,10 +22,10 @@ from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, type_name
 from pyspark_tseries.write.rows import RowPlan, stage_rows, staged_schema
 
 Column: TypeAlias = pa.ChunkedArray | pa.Array | Sequence[Any]
-"""What a program gives as the values of a column: Arrow's, or objects of Python."""
+"""The values of a column as a program gives them: Arrow data, or Python objects."""
 
 MAX_SHOWN: Final = 80
-"""The characters of a value that a message shows."""
+"""A message shows at most this many characters of a value."""
 
 
 @dataclass
@@ -37,8 +37,8 @@ class _Misfit(Exception):
         kind: the type that it should fit.
         reason: what is wrong; empty if the types say it.
         next_step: what helps.
-        value: the value alone in a tuple; empty if the type of the whole column is wrong.
-        path: where it is inside of the column's values, such as `element.x`.
+        value: a tuple with the value; empty if the type of the whole column is wrong.
+        path: its place inside the column's values, such as `element.x`.
     """
 
     have: str
@@ -50,7 +50,7 @@ class _Misfit(Exception):
 
 
 def convert_column(given: Column, field: pa.Field) -> pa.ChunkedArray:
-    """The values of a column of rows as `field` has them."""
+    """Convert a column of rows to the type of `field`; raise IncompatibleValue if it cannot be."""
     is_arrow = isinstance(given, pa.ChunkedArray | pa.Array)
     chunks = given.chunks if isinstance(given, pa.ChunkedArray) else [given]
 
@@ -62,7 +62,7 @@ def convert_column(given: Column, field: pa.Field) -> pa.ChunkedArray:
     for chunk in chunks:
         try:
             made.append(build(chunk))
-        except pa.ArrowException as error:  # No kernel of Arrow's for such a type.
+        except pa.ArrowException as error:  # Arrow has no kernel for such a type.
             have = type_name(chunk.type) if isinstance(chunk, pa.Array) else "object"
             raise _error(field, _Misfit(have, field.type, str(error)), None) from None
         except _Misfit as misfit:
@@ -75,7 +75,7 @@ def convert_column(given: Column, field: pa.Field) -> pa.ChunkedArray:
 
 
 def convert_value(value: Any, field: pa.Field) -> pa.Array:
-    """An array of the one `value`; raises IncompatibleValue if `field` cannot hold it as it is."""
+    """Convert one `value` to an array; raise IncompatibleValue if `field` cannot hold it."""
     try:
         return _from_values([value], field.type, "")
     except pa.ArrowException as error:
@@ -86,7 +86,7 @@ def convert_value(value: Any, field: pa.Field) -> pa.Array:
 
 
 def show_value(value: object) -> str:
-    """A value as text of bounded length."""
+    """Return a value as text of bounded length."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
@@ -107,7 +107,7 @@ def _error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleVal
 def _first_misfit(
     column: Any, build: Callable[[Any], object], known: _Misfit
 ) -> tuple[int, _Misfit]:
-    """The first row that `build` refuses, and why; it refuses some."""
+    """Find the first row that `build` refuses, and why; it refuses at least one."""
     first, end = 0, len(column)
     while end - first > 1:
         middle = (first + end) // 2
@@ -167,15 +167,15 @@ _STORED_AS: Final[dict[str, Callable[[Any], pa.Array]]] = {
     "arrow.json": lambda array: array.storage,
     "arrow.bool8": lambda array: pc.not_equal(array.storage, 0),
 }
-"""Arrow's extensions whose values a store can hold: by name, how to get at them."""
+"""The Arrow extensions that a store can hold: by name, how to get plain values."""
 
 
 def _decode(array: pa.Array) -> pa.Array:
-    """The plain values of an encoded array, or of one of Arrow's extensions."""
+    """Return the plain values of an encoded array, or of one of Arrow's extensions."""
     while True:
         have = array.type
         if kinds.is_dictionary(have):
-            # Arrow cannot take from views of texts, which categories of Polars are.
+            # Arrow cannot take from string views, which the categories of Polars are.
             words = _decode_view(array.dictionary)
             array = pa.DictionaryArray.from_arrays(array.indices, words).dictionary_decode()
         elif kinds.is_run_end_encoded(have):
@@ -199,7 +199,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _is_map(kind: pa.DataType) -> bool:
-    """True for maps, and for lists of entries, which is what Polars makes of them."""
+    """Return True for maps, and for lists of entries, which Polars makes of maps."""
     if kinds.is_map(kind):
         return True
     entries = _is_list(kind) and kinds.is_struct(kind.value_type)
@@ -211,7 +211,7 @@ def _nulls(array: pa.Array) -> pa.Array | None:
 
 
 def _offsets(array: pa.Array) -> pa.Array:
-    """Where the elements of each list begin in what `flatten` returns, which has none of nulls."""
+    """Return where each list begins in the result of `flatten`, which skips null lists."""
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
 
@@ -234,7 +234,7 @@ def _map_array(
 def _fields_by_name(
     kind: pa.DataType, names: Sequence[Any], have: str, path: str
 ) -> dict[str, int]:
-    """For fields of a struct that are given: their places in `names`, which match in any case."""
+    """Return the places in `names` of a struct's fields that are given; names match in any case."""
     wanted = {field.name.lower(): field.name for field in kind}
     found: dict[str, int] = {}
     for place, name in enumerate(names):
@@ -257,7 +257,7 @@ def _fields_by_name(
 
 
 def _leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
-    """The values of a column without nested ones as `kind`."""
+    """Convert a column of a type that is not nested to `kind`."""
     have = array.type
     if have == kind:
         return array
@@ -280,7 +280,7 @@ def _leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 
 
 def _find_cast(have: pa.DataType, kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
-    """How values become those of `kind`, with an ArrowException for one that would not be equal."""
+    """Return a cast to `kind` that raises ArrowException for a value that would not be equal."""
     is_text = kinds.is_string(have) or kinds.is_large_string(have) or kinds.is_string_view(have)
     is_bytes = (
         kinds.is_binary(have)
@@ -350,7 +350,7 @@ def _wrong_type(have: pa.DataType, kind: pa.DataType, path: str) -> _Misfit:
 
 
 def _explain(have: pa.DataType, kind: pa.DataType) -> tuple[str, str]:
-    """Why a value of type `have` cannot be one of `kind`, and what helps."""
+    """Explain why a value of type `have` cannot be one of `kind`, and what helps."""
     if kinds.is_date(kind):
         return "it has a time of day, which a date would lose", "give the date alone"
     if kinds.is_timestamp(kind):
@@ -391,7 +391,7 @@ _NATURAL: Final[dict[pa.DataType, type]] = {
     pa.bool_(): bool,
     pa.date32(): date,
 }
-"""For a type, the class of Python whose values Arrow takes as they are, or refuses."""
+"""By type, the Python class with values that Arrow takes as they are, or refuses."""
 
 
 def _from_values(values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
@@ -400,7 +400,7 @@ def _from_values(values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Arra
         try:
             return pa.array(values, kind)
         except (pa.ArrowException, ValueError, OverflowError):
-            pass  # The slow way says which of them, and why.
+            pass  # The slow way says which value is wrong, and why.
     values = [None if _is_missing(value) else value for value in values]
     if kinds.is_list(kind):
         return _list_from_values(values, kind, path)
@@ -412,7 +412,7 @@ def _from_values(values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Arra
 
 
 def _is_missing(value: object) -> bool:
-    """True for None and the nulls of pandas and NumPy, without an import of pandas."""
+    """Return True for None and the nulls of pandas and NumPy, without importing pandas."""
     if value is None:
         return True
     if isinstance(value, np.datetime64):
@@ -473,7 +473,7 @@ def _struct_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.A
 
 
 def _lengths(values: Sequence[Any]) -> pa.Array:
-    """The offsets of lists with their items one behind the other."""
+    """Return the offsets of lists in the array of all their items."""
     lengths = [0, *(0 if value is None else len(value) for value in values)]
     return pa.array(np.cumsum(lengths), pa.int32())
 
@@ -484,7 +484,7 @@ def _missing(values: list[Any]) -> pa.Array | None:
 
 
 def _leaves_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
-    """Values of any classes: those of one class become an array, and are converted together."""
+    """Convert values of any classes: those of one class become an array and convert together."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for row, value in enumerate(values):
         if value is not None:
@@ -507,7 +507,7 @@ def _leaves_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.A
 
 
 def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
-    """Values of one class as Arrow has them."""
+    """Convert values of one class to the array that Arrow infers."""
     have = type(values[0]).__name__
 
     def build(some: list[Any]) -> pa.Array:
@@ -523,7 +523,7 @@ def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
 
     if isinstance(values[0], datetime):
         for value in values:
-            if getattr(value, "nanosecond", 0):  # Of pandas.
+            if getattr(value, "nanosecond", 0):  # A Timestamp of pandas has them.
                 raise _Misfit(have, kind, *_explain(INSTANT, INSTANT), (value,), path)
         if values[0].tzinfo is not None:
             return pa.array([from_datetime(value) for value in values]).cast(INSTANT)
@@ -538,7 +538,7 @@ def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
 
 
 def _as_seconds(moments: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Times of NumPy in a unit that Arrow has: hours and minutes as seconds, if they fit."""
+    """Convert NumPy times to a unit that Arrow has: hours and minutes to seconds, if they fit."""
     if np.datetime_data(moments.dtype)[0] not in ("h", "m"):
         return moments
     seconds = moments.astype("datetime64[s]")
@@ -554,15 +554,15 @@ ROWS: Final = (
     "a table or batches of Arrow, a frame of pandas or Polars, or a list of mappings of names to "
     "values"
 )
-"""What a program may give as rows."""
+"""The kinds of rows that a program may give, as messages name them."""
 
 _EDIT_OF: Final = "edit_of"
 _METADATA: Final = {"series": 0, "timestamp": 1, "author": 2, _EDIT_OF: 3}
-"""The columns of rows that are not values, and their places among those that are staged."""
+"""The columns of rows that are not values, and their places among the staged columns."""
 
 
 def stage_given_rows(given: Any, values: list[pa.Field]) -> pa.Table:
-    """Rows as columns of `staged_schema(values)`."""
+    """Convert rows to a table with the schema `staged_schema(values)`."""
     staged = staged_schema(values)
     if isinstance(given, list | tuple) and not given:
         return staged.empty_table()
@@ -614,7 +614,7 @@ def _columns_by_name(given: list[tuple[Any, Column]]) -> dict[str, tuple[str, Co
 def _match_columns(
     columns: dict[str, tuple[str, Column]], fields: dict[str, pa.Field], values: list[pa.Field]
 ) -> dict[str, tuple[str, Column]]:
-    """For columns of the store, the name and the column of the rows."""
+    """Return, by column of the store, the name and the column of the rows."""
     known = {name.lower(): name for name in fields}
     for lower, (name, _) in columns.items():
         if lower in known:
@@ -674,9 +674,9 @@ def _read_mappings(rows: Sequence[Mapping[Any, Any]]) -> list[tuple[Any, Column]
 
 
 def _read_pandas(frame: Any) -> list[tuple[Any, Column]]:
-    """The columns of a frame of pandas, and the levels of its index that have names.
+    """Return the columns of a pandas frame, and the levels of its index that have names.
 
-    A NaN among its floats is a null, as everywhere in pandas.
+    A NaN among the floats is a null, as everywhere in pandas.
     """
     index = frame.index
     levels = [index.get_level_values(n) for n in range(index.nlevels)]

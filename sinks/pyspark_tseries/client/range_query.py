@@ -1,10 +1,10 @@
-"""Range queries built step by step, as in Diffusion; arguments are checked by name.
+"""Build range queries step by step, as in Diffusion, and check the client's arguments.
 
-series.range_query().from_last(timedelta(hours=1)).select_from("a")
+    series.range_query().from_last(timedelta(hours=1)).select_from("a")
     series.range_query().for_edits().from_(3).to(5).latest_edits().from_last(10)
 
-The methods that name ends act on the view range; after `edit_range()`, `all_edits()` or
-`latest_edits()` on the edit range.
+A method that names an end acts on the view range, or on the edit range after `edit_range()`,
+`all_edits()` or `latest_edits()`.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from pyspark_tseries.options import DURABILITIES, NO_MAX_US, os_user
 
 
 def parse_author(given: str | None) -> str:
-    """The author; None: the OS user. Raises ValueError if it is not a valid text."""
+    """Return the author; None means the OS user. Raise ValueError if it is not a valid text."""
     if given is not None and not is_valid_text(given):
         raise ValueError(f"author {given!r} is not a valid text")
     return os_user() if given is None else given
@@ -53,7 +53,7 @@ def parse_durability(durability: str) -> bool:
 
 
 def parse_schema(given: Any) -> pa.Schema:
-    """The value columns of a new store."""
+    """Return the given value columns as a schema; raise IncompatibleValue for None."""
     if given is None:
         raise IncompatibleValue(
             "None does not name value columns",
@@ -64,7 +64,7 @@ def parse_schema(given: Any) -> pa.Schema:
 
 
 def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
-    """The value columns of a new store."""
+    """Return the value columns of a new store; raise IncompatibleValue for a wrong name."""
     names = [column.name.lower() for column in schema]
     for column in schema:
         name = column.name.lower()
@@ -85,7 +85,7 @@ def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
 
 
 def parse_choice(name: str, given: Any, choices: Sequence[str]) -> str:
-    """The value of argument `name`; raises ValueError if it is none of `choices`."""
+    """Return the value of argument `name`; raise ValueError if it is not one of `choices`."""
     if given not in choices:
         raise ValueError(
             compose_message(
@@ -96,7 +96,7 @@ def parse_choice(name: str, given: Any, choices: Sequence[str]) -> str:
 
 
 def parse_max_future(given: timedelta | None) -> int | None:
-    """Microseconds of `max_future`; None: the default. Raises ValueError if it is none."""
+    """Convert `max_future` to microseconds (None: the default); raise ValueError if invalid."""
     if given is None:
         return None
     if not isinstance(given, timedelta) or given < timedelta(0):
@@ -111,7 +111,7 @@ def parse_max_future(given: timedelta | None) -> int | None:
 
 
 def parse_series(given: Any) -> str:
-    """The name of a series; raises InvalidQuery."""
+    """Return the name of a series; raise InvalidQuery if it is not a valid text."""
     if not is_valid_text(given):
         raise InvalidQuery(
             f"{given!r} is not the name of a series", "a text", "ask for one series at a time"
@@ -120,7 +120,7 @@ def parse_series(given: Any) -> str:
 
 
 def parse_timestamp(given: Any) -> int | None:
-    """A timestamp in microseconds, None for none."""
+    """Convert a timestamp to microseconds, None to None; raise IncompatibleValue if it is none."""
     if given is None:
         return None
     if not isinstance(given, datetime):
@@ -133,7 +133,7 @@ def parse_timestamp(given: Any) -> int | None:
             "an aware datetime",
             "give it one, such as timestamp.replace(tzinfo=UTC)",
         )
-    if getattr(given, "nanosecond", 0):  # Of pandas.
+    if getattr(given, "nanosecond", 0):  # A Timestamp of pandas has them.
         raise IncompatibleValue(
             f"timestamp {given!r} is finer than a microsecond",
             "whole microseconds",
@@ -143,7 +143,7 @@ def parse_timestamp(given: Any) -> int | None:
 
 
 def parse_sequence(given: Any) -> int:
-    """The sequence of an original; raises IncompatibleValue."""
+    """Return the sequence of an original; raise IncompatibleValue if it is not an integer."""
     if not is_integer(given):
         raise IncompatibleValue(
             f"original_sequence {show_value(given)} is not a sequence",
@@ -159,7 +159,7 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def parse_values(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
-    """The value of each column."""
+    """Return the value of each column."""
     columns = {name.lower(): name for name in names}
     given_as = {}
     if isinstance(given, Mapping):
@@ -195,7 +195,7 @@ class RangeQuery:
 
     Attributes:
         asked: the query itself.
-        on_edits: the next end belongs to the edit range.
+        on_edits: True if the next end belongs to the edit range.
         wanted: the columns of the result, in their order; None for all.
         answer: the function that runs the query.
     """
@@ -208,7 +208,7 @@ class RangeQuery:
     )
 
     def __enter__(self) -> Self:
-        """The query itself: it holds nothing open, so that there is nothing to close."""
+        """Return the query itself: it holds nothing open, so there is nothing to close."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -223,7 +223,7 @@ class RangeQuery:
         return self._with_query(Query("allEdits", limit=self.asked.limit))
 
     def all_edits(self) -> "RangeQuery":
-        """Ask for all edits; reset the edit range, to which the next ends belong."""
+        """Ask for all edits; reset the edit range, which the next ends belong to."""
         return self._begin_edit_range("all_edits", "allEdits")
 
     def latest_edits(self) -> "RangeQuery":
@@ -237,42 +237,42 @@ class RangeQuery:
         return self._with_query(dataclasses.replace(self.asked, edits=FULL_RANGE), on_edits=True)
 
     def from_start(self) -> "RangeQuery":
-        """The range begins before the first event."""
+        """Begin the range before the first event."""
         return self._with_anchor(Point("start"))
 
     def from_(self, anchor: int | datetime) -> "RangeQuery":
-        """The range begins at a sequence or a time, inclusive."""
+        """Begin the range at a sequence or a time, inclusive."""
         return self._with_anchor(_absolute_point(anchor))
 
     def from_last(self, amount: int | timedelta) -> "RangeQuery":
-        """The range begins `amount` events before the end, or that time before the last event.
+        """Begin the range `amount` events before the end, or that time before the last event.
 
         A time counts from the last original in the view range, from any event in the edit range.
         """
         return self._with_anchor(_relative_point("last", amount))
 
     def to(self, end: int | datetime) -> "RangeQuery":
-        """The range ends at a sequence or a time, inclusive."""
+        """End the range at a sequence or a time, inclusive."""
         return self._with_span(_absolute_point(end))
 
     def to_start(self) -> "RangeQuery":
-        """The range ends before the first event."""
+        """End the range before the first event."""
         return self._with_span(Point("start"))
 
     def until_last(self, amount: int | timedelta) -> "RangeQuery":
-        """The range leaves out the last `amount` events, or that time before the last event."""
+        """Leave out the last `amount` events, or that time before the last event."""
         return self._with_span(_relative_point("last", amount))
 
     def next(self, amount: int | timedelta) -> "RangeQuery":
-        """The range ends `amount` events, or that time, after its anchor."""
+        """End the range `amount` events, or that time, after its anchor."""
         return self._with_span(_relative_point("next", amount))
 
     def previous(self, amount: int | timedelta) -> "RangeQuery":
-        """The range ends `amount` events, or that time, before its anchor."""
+        """End the range `amount` events, or that time, before its anchor."""
         return self._with_span(_relative_point("previous", amount))
 
     def limit(self, count: int) -> "RangeQuery":
-        """At most `count` events: the last ones of the query's order."""
+        """Keep at most `count` events: the last ones of the query's order."""
         count = _check_whole(count)
         if count < 0:
             raise InvalidQuery(f"limit {count} is negative", "0 or more", "correct it")
@@ -299,8 +299,8 @@ class RangeQuery:
         """Run the query on one series; an unknown series is empty.
 
         Raises:
-            InvalidQuery: the store lacks one of `columns`; or a relative time is asked for, and
-                the anchor has no timestamp.
+            InvalidQuery: the store lacks one of `columns`, or the query asks for a duration from
+                an anchor that has no timestamp.
         """
         return self.answer(self, series)
 

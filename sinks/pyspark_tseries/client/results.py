@@ -1,8 +1,8 @@
-"""Results of the client: metadata, events, receipts; as data frames and as a chart.
+"""The results of the client: metadata, events and receipts, also as data frames and as a chart.
 
-The chart is SVG, drawn in the colour of the page's text. Its horizontal axis is the timestamp in
-UTC, its vertical one the column's values; both are labelled at their ends and in the middle. An
-edit stands at the time of its original, whatever the query shows (semantics 21.12).
+The chart is SVG in the colour of the page's text. It draws the column's values over the timestamp
+in UTC, and labels both axes at their ends and in the middle. An edit stands at the time of its
+original, whatever the query shows (semantics 21.12).
 """
 
 import functools
@@ -33,13 +33,13 @@ BOTTOM: Final = 44
 """The margins in pixels; labels stand in them."""
 
 MAX_POINTS: Final = WIDTH - LEFT - RIGHT
-"""One a pixel; longer results are thinned evenly."""
+"""Draw at most one point per pixel; longer results are thinned evenly."""
 
 MAX_ROWS_SHOWN: Final = 10
 
 
 def render_html(table: pa.Table, selected: int) -> str:
-    """An HTML fragment without scripts or outside references."""
+    """Return an HTML fragment without scripts or outside references."""
     left_out = selected - table.num_rows
     more = f", {left_out} more beyond the limit" if left_out else ""
     noun = "event" if table.num_rows == 1 else "events"
@@ -72,7 +72,7 @@ def _render_chart(table: pa.Table) -> str:
 
 
 def shown_times(table: pa.Table) -> pa.ChunkedArray:
-    """The times that the events of a result are of: of an edit that of its original."""
+    """Return the times of the events in a result; an edit has the time of its original."""
     if "original_timestamp" in table.column_names:
         return pc.coalesce(table["original_timestamp"], table["timestamp"])
     return table["timestamp"]
@@ -88,7 +88,7 @@ def _first_number(table: pa.Table) -> str | None:
 
 
 def _render_axes(label: str, times: tuple[int, int], heights: tuple[float, float]) -> str:
-    """Both axes with ticks and labels, the name of the column above and of the time below."""
+    """Draw both axes with ticks and labels, the column's name above and the time's below."""
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = [
         f'<path d="M{LEFT},{TOP}V{bottom}H{right}" fill="none" stroke="currentColor" '
@@ -116,7 +116,7 @@ def _render_axes(label: str, times: tuple[int, int], heights: tuple[float, float
 def _ticks(low: float, high: float) -> list[float]:
     if low == high:
         return [low]
-    # Integers stay exact; halves, because the sum of the largest doubles overflows.
+    # Integers stay exact. Doubles are halved first: the sum of the largest would overflow.
     exact = isinstance(low, int) and isinstance(high, int)
     return [low, low + (high - low) // 2 if exact else low / 2 + high / 2, high]
 
@@ -145,7 +145,7 @@ def _polylines(
     times: tuple[int, int],
     heights: tuple[float, float],
 ) -> list[str]:
-    """The points of the lines; a null, NaN or infinity ends one line."""
+    """Return the points of the lines; a null, NaN or infinity ends one line."""
     lines: list[list[str]] = [[]]
     for us, value in zip(stamps, values, strict=True):
         if value is None or not math.isfinite(value):
@@ -197,7 +197,7 @@ _NULLABLE: Final = {
 
 
 def to_pandas(table: pa.Table) -> "pandas.DataFrame":
-    """The rows of `table` as a pandas frame; a column's type depends on no value in it.
+    """Convert `table` to a pandas frame; a column's type does not depend on its values.
 
     Integers and Booleans are nullable, nested columns are Arrow's (NumPy's would turn a list with
     a null into floats); the others are as pyarrow converts them.
@@ -214,7 +214,7 @@ def to_pandas(table: pa.Table) -> "pandas.DataFrame":
 
 
 def to_polars(table: pa.Table) -> "polars.DataFrame":
-    """The rows of `table` as a Polars frame."""
+    """Convert `table` to a Polars frame."""
     try:
         import polars
     except ModuleNotFoundError as error:
@@ -237,7 +237,7 @@ if TYPE_CHECKING:
 
 
 RECEIPT_SCHEMA: Final = pa.schema([field.with_nullable(True) for field in EVENT_FIELDS])
-"""The columns that a writer of many rows gets back."""
+"""The columns that `append_many` returns."""
 
 _METADATA = [field.name for field in (*EVENT_FIELDS[1:], *ORIGINAL_FIELDS, EDIT_TIME)]
 
@@ -256,10 +256,10 @@ class Event:
     """An event.
 
     Attributes:
-        sequence: in its series.
-        timestamp: in UTC; of a `values` query that of the original, also where it was edited.
+        sequence: its number in its series.
+        timestamp: its time, in UTC; a `values` query gives that of the original, edited or not.
         author: who wrote it.
-        value: of the one value column; name -> value where the store has several.
+        value: the value of the only value column; otherwise a mapping of names to values.
         original: the event that it overrides; None for an original.
         edit_timestamp: when the edit was made; None for an original.
     """
@@ -272,7 +272,7 @@ class Event:
     edit_timestamp: datetime | None = None
 
     def __eq__(self, other: object) -> bool:
-        """True if all is equal; a NaN is equal to a NaN, as the same value of the same event."""
+        """Return True if all is equal; a NaN equals a NaN, as the same value of the same event."""
         if not isinstance(other, Event):
             return NotImplemented
         same = self._key() == other._key() and self.edit_timestamp == other.edit_timestamp
@@ -302,7 +302,7 @@ class QueryResult:
     Attributes:
         table: the events, with the columns of a read through Spark, or those asked for.
         selected_count: the number of events that the query found, before its limit.
-        kind: of the query: `values`, `allEdits` or `latestEdits`.
+        kind: the kind of the query: `values`, `allEdits` or `latestEdits`.
     """
 
     table: pa.Table
@@ -331,37 +331,38 @@ class QueryResult:
         return tuple(_build_event(dict(zip(names, row, strict=True)), values) for row in rows)
 
     def to_arrow(self) -> pa.Table:
-        """The events as a table: metadata, values, original's metadata, and `edit_timestamp`.
+        """Return the events as a table: metadata, values, original's metadata, `edit_timestamp`.
 
         In a `values` query `timestamp` is the original's, so times are in order.
         """
         return self.table
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """The events as a pandas frame that keeps every value.
+        """Return the events as a pandas frame that keeps every value.
 
-        Times are `datetime64[us, UTC]`. Integers are pandas' nullable ones and Booleans
-        `boolean`, with or without nulls, so that a null makes no integer a float; lists, maps and
-        structs are Arrow's. A null float is NaN.
+        Times are `datetime64[us, UTC]`. Integers have pandas' nullable types and Booleans
+        `boolean`, with or without nulls, so a null never turns integers into floats. Lists, maps
+        and structs have Arrow's types. A null float is NaN.
         """
         return to_pandas(self.table)
 
     def to_polars(self) -> "polars.DataFrame":
-        """The events as a Polars frame; times are `Datetime('us', 'UTC')`, nulls stay null.
+        """Return the events as a Polars frame; times are `Datetime('us', 'UTC')`, nulls stay null.
 
         Raises:
-            ModuleNotFoundError: Polars is not installed; says how to install it.
+            ModuleNotFoundError: Polars is not installed; the message says how to install it.
         """
         return to_polars(self.table)
 
     def merge(self, other: "QueryResult") -> "QueryResult":
-        """This result brought up to date by `other`, a later one of the same series.
+        """Bring this result up to date with `other`, a later one of the same series.
 
-        An event of `other` replaces one of the same sequence; of an original and its edits the
-        highest sequence stays, in the original's place and at its time. The result is complete.
+        An event of `other` replaces one of the same sequence. Only the highest sequence among an
+        original and its edits stays, in the original's place and at its time. The result is
+        complete.
 
         Raises:
-            InvalidQuery: the results are of different series, or lack the columns that say so.
+            InvalidQuery: the results are of different series, or lack a column that this needs.
         """
         for result in (self, other):
             result._need(["series", "sequence", "original_sequence"], "merge")
@@ -385,7 +386,7 @@ class QueryResult:
         return QueryResult(both.take(pa.array(rows)), len(rows))
 
     def __eq__(self, other: object) -> bool:
-        """True if kind, columns, events and counts are equal; a NaN is equal to a NaN."""
+        """Return True if kind, columns, events and counts are equal; a NaN equals a NaN."""
         if not isinstance(other, QueryResult):
             return NotImplemented
         counts = (self.kind, self.selected_count) == (other.kind, other.selected_count)
@@ -426,13 +427,13 @@ class QueryResult:
 def _is_same_column(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
     if one.equals(other):
         return True
-    # Arrow finds no NaN equal to another; these columns may have some.
+    # In Arrow no NaN equals another, and these columns may have some.
     has_floats = any(name in str(one.type) for name in ("float", "double"))
     return has_floats and len(one) == len(other) and is_same(one.to_pylist(), other.to_pylist())
 
 
 def _show_originals(result: QueryResult) -> pa.Table:
-    """The table of a result, with times as a `values` query shows them."""
+    """Return the table of a result, with times as a `values` query shows them."""
     table = result.table
     if result.kind == "values" or "timestamp" not in table.column_names:
         return table
@@ -442,12 +443,12 @@ def _show_originals(result: QueryResult) -> pa.Table:
 
 
 def format_events(count: int) -> str:
-    """A number of events, for people."""
+    """Format a number of events for people."""
     return f"{count:,} event" + ("" if count == 1 else "s")
 
 
 def format_span(first_us: int, last_us: int) -> str:
-    """The time from `first_us` to `last_us`, both inclusive, for people."""
+    """Format the time from `first_us` to `last_us`, both inclusive, for people."""
     ends = (format_instant(min(max(us, MIN_US), FINAL_US)) for us in (first_us, last_us))
     return " to ".join(dict.fromkeys(ends))
 
@@ -474,11 +475,11 @@ def _build_event(row: Mapping[str, Any], values: list[str]) -> Event:
 
 
 def build_receipt(rows: pa.Table, numbered: Sequence[NumberedRows], author: str) -> pa.Table:
-    """The metadata of each row of a batch, in the order of the batch; nulls for a dropped row."""
+    """Return the metadata of each row of a batch, in its order; nulls for a dropped row."""
     edit = rows["original_sequence"].is_valid().to_numpy()
     sequence = np.zeros(len(rows), np.int64)
     stamp, there = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
-    # A part's events are in terms of its own rows: the appends, or the edits.
+    # Each part's events refer to its own rows: the appends, or the edits.
     kinds = [np.flatnonzero(~edit), np.flatnonzero(edit)] if edit.any() else [np.arange(len(rows))]
     for mine, events in zip(kinds, numbered, strict=True):
         at = mine[events.order]

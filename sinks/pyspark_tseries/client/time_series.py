@@ -89,11 +89,11 @@ _NEXT_STEPS: Final = {
         "missing_original to 'drop'. Nothing is stored"
     ),
 }
-"""What helps, in the words of these methods, where Spark's options have other names."""
+"""The next steps in the words of these methods: Spark's options have other names."""
 
 
 def _find_location(series: "TimeSeries") -> Location | None:
-    store = getattr(series, "_store", None)  # Not before __init__.
+    store = getattr(series, "_store", None)  # __init__ may not have set it yet.
     return None if store is None else store.location
 
 
@@ -101,11 +101,11 @@ def _find_location(series: "TimeSeries") -> Location | None:
 class TimeSeries:
     """An open store; safe for threads, and for any number of processes at the same time.
 
-    Every append and every edit is stored when the call returns, by a commit of its own or, if
-    several threads append at the same time, by one that their events share (semantics 16.9). In a
+    Every append and every edit is stored when the call returns, in a commit of its own or, if
+    several threads append at the same time, in one that their events share (semantics 16.9). In a
     store with one value column a value is that column's value, otherwise a mapping of names to
     values; columns not named are null. Columns that others add can be named at once; a store
-    opened with one column still accepts that column's value alone.
+    opened with one column still accepts a bare value for that column.
     """
 
     def __init__(
@@ -132,18 +132,19 @@ class TimeSeries:
         durability: str = "fsync",
         storage_options: Mapping[str, str] | None = None,
     ) -> "TimeSeries":
-        """The new store at `path`.
+        """Create the store at `path`.
 
         Args:
             path: a local path, a `file:` URI, or an `s3:` URI.
             schema: the value columns.
             retained_range: how much a series keeps: `limit N`, `last DURATION`, both, or
                 `unlimited`; None: `limit 10`.
-            author: of events written, and the principal under a policy; None: the OS user.
+            author: the author of events written, and the principal under a policy; None: the OS
+                user.
             subscription_range: what subscribers get first: `limit N`, `last DURATION`, both,
                 `unlimited` or `none`; None: `limit 1`.
             min_retention_age: compaction removes nothing younger; None: 10 minutes.
-            auto_compact: appends start the maintenance of the store every 32 commits.
+            auto_compact: True if appends start the maintenance of the store every 32 commits.
             policy: principal -> a subset of `PERMISSIONS`; if nobody may `own`, the author may;
                 None: everything is allowed.
             durability: on a local path, `fsync`: an append or edit survives a power loss when the
@@ -192,10 +193,10 @@ class TimeSeries:
         durability: str = "fsync",
         storage_options: Mapping[str, str] | None = None,
     ) -> "TimeSeries":
-        """The store at `path`, written to by `author`; None: the OS user.
+        """Open the store at `path` for `author`; None: the OS user.
 
         With `auto_compact` appends start maintenance in a separate process every 32 commits.
-        `durability` and `storage_options` as for `create`.
+        `durability` and `storage_options` are as for `create`.
 
         Raises:
             NoSuchStore: there is none.
@@ -219,9 +220,10 @@ class TimeSeries:
         """Add an event to the end of a series.
 
         Args:
-            series: its name; a new one begins with this event.
-            value: see the class.
-            timestamp: aware; None: now, or the series' newest timestamp if that is later.
+            series: the name of the series; a new one begins with this event.
+            value: the value; see the class.
+            timestamp: an aware datetime; None: now, or the series' newest timestamp if that is
+                later.
             max_future: how far `timestamp` may be after now; None: in a store whose retained range
                 has `last`, that duration, at least a day; timedelta.max: any time.
 
@@ -258,17 +260,17 @@ class TimeSeries:
     ) -> pa.Table:
         """Add rows as one commit, as the sink does.
 
-        What is given is stored as it is or refused, as for `append`.
+        Every value is stored as it is or refused, as for `append`.
 
         Args:
             rows: a table or batches of Arrow, a frame of pandas or Polars, or a list of mappings,
                 with `series`, value columns, and optionally `timestamp`, `author` and `edit_of`.
                 In a frame of pandas a NaN is a null, and a named index is a column.
-            out_of_order: for late rows: `fail`, `drop` or `adjust`.
-            missing_original: for edits without an original: `fail` or `drop`.
-            clock: for assigned timestamps: `wall` or `event`.
+            out_of_order: what to do with late rows: `fail`, `drop` or `adjust`.
+            missing_original: what to do with edits without an original: `fail` or `drop`.
+            clock: the clock of assigned timestamps: `wall` or `event`.
             max_future: as for `append`.
-            future_policy: for rows that are further ahead: `fail` or `drop`.
+            future_policy: what to do with rows that are further ahead: `fail` or `drop`.
 
         Returns:
             A row for each of `rows`: series, sequence, timestamp, author; nulls for dropped ones.
@@ -303,26 +305,26 @@ class TimeSeries:
         return build_receipt(batch.rows, attempt.numbered, self._author)
 
     def range_query(self) -> RangeQuery:
-        """A query for all values, to be narrowed step by step."""
+        """Begin a query for all values; its methods narrow it step by step."""
         return RangeQuery(answer=self._run_query)
 
     def describe(self) -> dict[str, Any]:
-        """The facts of the store."""
+        """Return the facts of the store."""
         return describe(self._store.location)
 
     def cti(self) -> datetime | None:
-        """The store's CTI: no original before it is appended any more (semantics 30).
+        """Return the store's CTI: no original before it is appended any more (semantics 30).
 
-        None while the store has none; `describe` names its writers.
+        Return None while the store has no CTI; `describe` names its writers.
         """
         self._store.refresh()
         us = self._store.metadata().ctis.store_us
         return None if us is None else to_datetime(us)
 
     def forget_writer(self, writer: str) -> None:
-        """Let a writer that has ended without a final CTI hold back the store's CTI no more.
+        """Stop a writer that has ended without a final CTI from holding back the store's CTI.
 
-        It is one again if it appends again.
+        If it appends again, it is a writer again.
 
         Args:
             writer: as `describe` names it in `cti_writers`.
@@ -338,12 +340,12 @@ class TimeSeries:
     def erase(self, series: str, sequences: int | Iterable[int], reason: str) -> Erasure | None:
         """Erase the values of events, and of all edits of them: they are null from now on.
 
-        Subscribers get no event. What still holds a value on the disk is in `files` of the result;
-        the next maintenance that begins ten minutes or more from now removes it.
+        Subscribers get no event. The result's `files` names the files that still hold a value; the
+        next maintenance that begins ten minutes or more from now removes them.
 
         Args:
-            series: its name.
-            sequences: of originals, which can no longer be edited then, or of single edits.
+            series: the name of the series.
+            sequences: of originals, which can then no longer be edited, or of single edits.
             reason: why; it is kept, with the author of this object and the time.
 
         Returns:
@@ -351,14 +353,14 @@ class TimeSeries:
 
         Raises:
             NoSuchEvent: the series has never had one of the events; nothing is erased.
-            IncompatibleValue: a sequence or reason that is none.
+            IncompatibleValue: a sequence or the reason is not valid.
             PermissionDenied: the store has a policy, and the author is not an owner.
             StoreBusy: other writers won every attempt.
         """
         return erase(self._store.location, series, sequences, reason, principal=self._author)
 
     def erasures(self) -> list[Erasure]:
-        """The acts that have erased values, oldest first, with the files that hold some still."""
+        """Return the acts that erased values, oldest first, with the files that still hold some."""
         self._store.refresh()
         return list_erasures(self._store)
 
@@ -383,7 +385,7 @@ class TimeSeries:
         return compact(self._store.location, principal=self._author)
 
     def verify(self) -> list[Finding]:
-        """What is wrong with the store; nothing if it is sound."""
+        """Return what is wrong with the store; an empty list if it is sound."""
         return verify(self._store.location)
 
     def set_policy(self, policy: Mapping[str, Iterable[str]]) -> None:
@@ -400,19 +402,19 @@ class TimeSeries:
         set_policy(self._store, allowed, now_us(), self._author)
 
     def __enter__(self) -> Self:
-        """The store itself: it holds nothing open, so that there is nothing to close."""
+        """Return the store itself: it holds nothing open, so there is nothing to close."""
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave the store as it is: every append was stored when its call returned."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where the store is, and who opened it: it is opened again where it is unpickled."""
+        """Pickle where the store is and who opened it; unpickling opens it again."""
         settings = self._store.location, self._author, self._auto_compact, self._synced
         return _reopen, settings
 
     def __repr__(self) -> str:
-        """The store in a line, from its log: no file of events is read."""
+        """Describe the store in one line from its log, without reading files of events."""
         store = self._store
         values = ", ".join(f"{field.name} {type_name(field.type)}" for field in store.values)
         brief = f"TimeSeries('{store.root}', values: {values or 'none'}"

@@ -1,11 +1,9 @@
 """Automatic maintenance: merge small files and remove files that nothing refers to any more.
 
-It runs in a process of its own that a writer starts after a commit, so a commit neither waits for
-it nor fails with it. A lock of the operating system, released when its holder is killed, allows one
-such process per host: the writer takes it before it starts the process, which inherits it. The
-process continues while commits go on. Between hosts the log decides who was first.
-
-The rules are semantics 24.4.
+A writer starts it after a commit, in a separate process, so a commit neither waits for it nor fails
+with it. A lock of the operating system, released when its holder is killed, allows one such process
+per host: the writer takes it before it starts the process, which inherits it. The process continues
+while commits go on. Between hosts the log decides who was first (semantics 24.4).
 """
 
 import contextlib
@@ -46,44 +44,45 @@ from pyspark_tseries.store.store import Store
 
 COMMITS_PER_MAINTENANCE: Final = 32
 REMOVED_FILE_RETENTION_HOURS: Final = 1
-"""Files removed from the store are kept this long, for queries that were planned before."""
+"""Keep files removed from the store this long, for queries that were planned before."""
 
 MAX_KEPT_SMALL_FILES: Final = 500
 """Keep at most this many removed files of single commits, and their heads, for the full hour; the
 newest stay, because each occupies a disk block."""
 
 SMALL_FILE_RETENTION_US: Final = 600_000_000
-"""But all are kept this long, for the tasks that are reading them; entries of the log as well."""
+"""Keep every one of them at least this long, for the tasks that are reading it."""
 
 ORPHAN_RETENTION_HOURS: Final = 24
-"""Files that no commit names, but that bear the mark of the store in their names, are kept this
-long: their writers may be about to commit them. Others that no commit names are not ours."""
+"""Keep files that no commit names this long if their names bear the store's mark: a writer may be
+about to commit them. Files without the mark are not ours."""
 
 MIN_LOG_VERSIONS_KEPT: Final = 1000
-"""The newest log entries that are kept; every commit lists the log, so a long one is slow."""
+"""Remove log entries that are more than this many versions older than the last checkpoint: every
+commit lists the log, so a long one is slow."""
 
 RECENT_LOG_VERSIONS_KEPT: Final = 200
-"""Of entries that are older than that only the newest are kept."""
+"""Remove them beyond this many versions already if they are older than SMALL_FILE_RETENTION_US."""
 
 VERSIONS_PER_KEPT_CHECKPOINT: Final = 100
-"""The checkpoints that stay are this many versions apart, besides the newest: each holds the names
-of all files, also of those that left the store within a day."""
+"""Keep checkpoints this many versions apart, besides the newest: each names all files, even those
+that left the store within a day."""
 
 LOCAL_LOG_RETENTION_US: Final = 20_000_000
-"""Every log entry is kept this long: a process that has just listed the log still reads it."""
+"""Keep every log entry this long: a process that has just listed the log still reads it."""
 
 REMOTE_LOG_RETENTION_US: Final = 600_000_000
-"""The same in an object store, which has its own clock and is slower to read."""
+"""Keep it this long in an object store, which has its own clock and is slower to read."""
 
 PAUSE_BETWEEN_ROUNDS_S: Final = 1.0
-"""Between two rounds of one process, so that it leaves the machine to the writers."""
+"""Wait this long between two rounds of one process, to leave the machine to the writers."""
 
 LOCK_FILE: Final = "maintenance.lock"
 LOCK_VARIABLE: Final = "TSERIES_MAINTENANCE_LOCK"
-"""The environment variable by which the process knows that it has inherited the lock."""
+"""This environment variable tells the process that it has inherited the lock."""
 
 OPTIONS_VARIABLE: Final = "TSERIES_STORAGE_OPTIONS"
-"""The environment variable with the storage options for the process, as JSON."""
+"""This environment variable passes the storage options to the process, as JSON."""
 
 _SINGLE_COMMIT_FILE: Final = re.compile(r"kind=(?:event|edit)/\d{10,}-([0-9a-f]{16})[.]parquet")
 _EVENT_FILE: Final = re.compile(r"kind=[^/]+/.+[.]parquet")
@@ -95,8 +94,8 @@ class MaintenanceResult:
     """What a round of maintenance did.
 
     Attributes:
-        merged: the files of events before and after it, and the events removed.
-        removed_files: files that nothing refers to any more: of events, heads and the log.
+        merged: the event files before and after, and the events removed.
+        removed_files: the number of event, head and log files that nothing referred to any more.
     """
 
     merged: CompactionResult
@@ -104,7 +103,7 @@ class MaintenanceResult:
 
 
 def maintain_after_commit(store: Store, commit: int | None = None) -> None:
-    """Start maintenance of `store` in the background if `commit` makes it due; None: the last."""
+    """Start maintenance in the background if `commit` (None: the last one) makes it due."""
     last = store.last_commit() if commit is None else commit
     if (last + 1) % COMMITS_PER_MAINTENANCE == 0:
         with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
@@ -131,9 +130,9 @@ def _run_once_per_process(location: Location) -> None:
 
 
 def _run_in_subprocess(location: Location) -> None:
-    # Spark's workers have the package from wherever the driver has it.
+    # Pass sys.path on: a Spark worker may have this package from the driver.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    # A command line can be read by everybody on the machine, an environment cannot.
+    # Everybody on the machine can read a command line, but not an environment.
     environment[OPTIONS_VARIABLE] = json.dumps(location.storage_options or {})
     with contextlib.suppress(OSError):
         with exclusive(location, LOCK_FILE) as lock:
@@ -157,9 +156,9 @@ def maintain(
     storage_options: Mapping[str, str] | None = None,
     principal: str | None = None,
 ) -> MaintenanceResult | None:
-    """Merge due files and remove obsolete ones; None if another process is already doing so.
+    """Merge due files and remove obsolete ones; return None if another process is doing so.
 
-    An error is recorded for `describe`; the next round tries again.
+    Record an error for `describe`; the next round tries again.
 
     Raises:
         PermissionDenied: the store has a policy, and the principal is not an owner.
@@ -173,7 +172,7 @@ def maintain(
 
 
 def maintain_while_busy(location: Location, pause: Callable[[float], None] = time.sleep) -> None:
-    """Maintain a store in a process that holds the lock, in rounds while many commits are made.
+    """Maintain a store, round after round while many commits are made; the caller has the lock.
 
     Raises:
         TseriesError: there is no such store, or it cannot be opened.
@@ -194,7 +193,7 @@ def _run_round(store: Store) -> MaintenanceResult:
         merged = merge_file_groups(store, store.read_clock(), everything=False)
         removed = remove_obsolete_files(store, store.read_clock())
     except (TseriesError, OSError) as error:
-        # Nothing is made where the store was: it could not be moved back.
+        # Write nothing where a store was moved away: it could not be moved back.
         if not store.location.is_away():
             named = name_failure(store.location, error) or error
             said = store.location.redact(f"{type(named).__name__}: {named}")
@@ -237,7 +236,7 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
     heads = location.file("_tseries", "head")
     hour_ago_us = now_us - REMOVED_FILE_RETENTION_HOURS * _HOUR_US
     old = set(_list_files_before(location, heads, hour_ago_us))
-    # A file of a commit has the id of its head; other heads may be of commits that are to come.
+    # A commit's file has the id of its head; other heads may belong to commits that are to come.
     early_heads = {head_path(location, int(_single_commit_id(path), 16)) for path in early}
     old |= early_heads & {path for path, _ in location.list_files(heads)}
     if old:  # Following the chain reads a file for each commit.
@@ -247,20 +246,20 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
     remove(_list_files_before(location, staging, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US))
     remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
     removed_files += remove_erased_bytes(store, now_us)
-    # At last, because Delta reads a checkpoint again where it has read it before.
+    # Last, because Delta reads a checkpoint again where it has read it before.
     remove(_list_obsolete_log(location, now_us))
     return removed_files
 
 
 def _choose_early(removed: Mapping[str, int], now_us: int) -> list[str]:
-    """The removed small files, with the times of their removal, that are not kept an hour."""
+    """Choose the small files not to keep for an hour from `removed`, the times of removal."""
     rising = sorted(removed, key=lambda path: (removed[path], path))
     beyond = rising[: max(len(rising) - MAX_KEPT_SMALL_FILES, 0)]
     return [path for path in beyond if removed[path] < now_us - SMALL_FILE_RETENTION_US]
 
 
 def _list_removed_small_files(location: Location, newest: int) -> dict[str, int]:
-    """The files of single commits that the log up to `newest` names as removed, and when."""
+    """Return the files of single commits that the log up to `newest` removed, and when it did."""
     last = _last_checkpoint(location)
     if last is None:
         return {}
@@ -274,14 +273,14 @@ def _list_removed_small_files(location: Location, newest: int) -> dict[str, int]
 
 
 def _read_removed(location: Location, version: int) -> dict[str, int | None]:
-    """The removed files in the checkpoint `version`, and when that was, in milliseconds."""
+    """Return the removed files in the checkpoint `version`, with their times in milliseconds."""
     path = location.file("_delta_log", f"{version:020d}.checkpoint.parquet")
     try:
         with location.read(path) as file:
             names = ["remove.path", "remove.deletionTimestamp"]
             table = pq.ParquetFile(file).read(columns=names)
     except (FileNotFoundError, pa.ArrowException):
-        return {}  # Another tool's, in several parts or of another form: they go after the hour.
+        return {}  # Another tool's, in parts or another form: its files go after an hour.
     if "remove" not in table.column_names:
         return {}
     removed = table["remove"].combine_chunks().drop_null()
@@ -289,7 +288,7 @@ def _read_removed(location: Location, version: int) -> dict[str, int | None]:
 
 
 def _single_commit_id(path: str) -> str:
-    """The id in the path of a file that a commit of events has written itself; else empty."""
+    """Return the id in the path of a file that a commit of events wrote itself; else empty."""
     found = _SINGLE_COMMIT_FILE.fullmatch(path)
     return found[1] if found else ""
 
@@ -329,7 +328,7 @@ def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
 
 
 def _find_dense(versions: Sequence[int], last: int) -> list[int]:
-    """The rising `versions` that are too close before another that stays, or before `last`."""
+    """Return those of the rising `versions` that are too close before a kept one, or `last`."""
     dense, kept = [], last
     for version in reversed(versions):
         if last > version > kept - VERSIONS_PER_KEPT_CHECKPOINT:

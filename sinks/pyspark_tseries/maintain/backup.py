@@ -1,8 +1,8 @@
-"""A copy of one commit of a store, made while writers go on (semantics 24.5).
+"""Copy one commit of a store while writers go on (semantics 24.5).
 
-The log is copied as it was at one moment, into memory; then the files that it names, which never
-change; and the log is written last, so that an interrupted backup is no store. If maintenance
-removes a file before it is copied, the copy is brought up to a newer commit.
+A backup reads the log of one moment into memory, copies the files that it names, which never
+change, and writes the log last, so that an interrupted backup is no store. If maintenance removes a
+file before it is copied, the backup starts again from a newer commit and keeps what it has copied.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ _LOG: Final = "_delta_log"
 _COPY_BYTES: Final = 16 * 1024 * 1024
 
 _BESIDE: Final = ("erasures", "history", "late", "lost", "streams")
-"""The folders of `_tseries` that a copy has as they are: they are small, and newer files in them do
-no harm. Of lost commits only the lists are copied."""
+"""Copy these folders of `_tseries` as they are: they are small, and newer files in them do no harm.
+Copy only the lists of lost commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class BackupResult:
     Attributes:
         commit: the last commit; None if the store has none.
         files: the number of files.
-        size: their bytes.
+        size: their size in bytes.
     """
 
     commit: CommitMark | None
@@ -57,20 +57,19 @@ def backup(
     target: str | Location,
     storage_options: Mapping[str, str] | None = None,
 ) -> BackupResult:
-    """Copy the last commit of the store at `path`, and all before, to `target`.
+    """Copy the store at `path`, up to its last commit, to `target`; the copy is a store.
 
-    The copy is a store. Writers, readers and maintenance go on meanwhile.
-
-    `target` is a directory that is empty or is made, or such a prefix.
+    Writers, readers and maintenance go on meanwhile. `target` is a directory or a prefix of an
+    object store, either empty or not there yet.
 
     Raises:
         NoSuchStore: there is no store.
-        UnusableStore: it is damaged, or `target` is not empty or lies in the store.
+        UnusableStore: the store is damaged, or `target` is not empty or lies in the store.
         StoreBusy: files were removed before they were copied, again and again.
         OSError: a file cannot be read or written.
     """
     source, to = parse_end(path, storage_options), parse_end(target, storage_options)
-    Store.open(source)  # With all checks, as below it is opened without.
+    Store.open(source)  # Run the checks that `open_damaged` leaves out.
     _refuse_target(source, to)
     if to.is_local:
         os.makedirs(to.root, exist_ok=True)
@@ -78,7 +77,7 @@ def backup(
     for _ in range(MAX_ATTEMPTS):
         # Before the log: a batch of `correct_late` needs the file of the one before it.
         _copy_files(source, to, _list_beside(source), copied, again=True)
-        # An object of its own: others of this process may be refreshed by its writers meanwhile.
+        # Open it anew: this process's writers may refresh an object that they share meanwhile.
         moment = _read_moment(Store.open_damaged(source))
         if moment is None or not _copy_files(source, to, moment.files, copied):
             continue
@@ -87,7 +86,7 @@ def backup(
         extra = copied.keys() - {*moment.files, *beside}
         to.remove(map(to.file, extra))
         _write_log(to, moment, [to.file(name) for name in copied.keys() - extra])
-        Store.open(to).index()  # Raises where the copy is no whole store.
+        Store.open(to).index()  # Raises if the copy is not a whole store.
         size = sum(copied[name] for name in copied.keys() - extra)
         size += sum(map(len, moment.log.values()))
         return BackupResult(moment.commit, len(copied) - len(extra) + len(moment.log), size)
@@ -99,13 +98,13 @@ def backup(
 
 
 def parse_end(path: str | Location, options: Mapping[str, str] | None) -> Location:
-    """As `parse_location`; options are for whichever end of a backup is an object store."""
+    """Parse one end of a backup; `options` apply only if it is an object store."""
     is_remote = isinstance(path, str) and path.lower().startswith(("s3:", "s3a:"))
     return parse_location(path, options if is_remote else None)
 
 
 def _refuse_target(source: Location, to: Location) -> None:
-    """Refuse a target that has something in it, or that lies in the store."""
+    """Raise UnusableStore if the target is not empty or lies in the store."""
     if to.is_local and source.is_local:
         within = os.path.realpath(to.root) + os.sep
         if within.startswith(os.path.realpath(source.root) + os.sep):
@@ -148,14 +147,14 @@ class _Moment:
 
 
 def _read_moment(store: Store) -> _Moment | None:
-    """The store as it was opened; None if a file of the log or a head is gone by now."""
+    """Return the store as it was opened; None if a file of the log or a head is gone by now."""
     location, version = store.location, store.version()
     listed = location.list_files(location.file(_LOG))
     names = {os.path.basename(path): modified for path, modified in listed}
     tail = sorted(log_tail(names, version), key=lambda name: (name[:20], name.endswith(".json")))
     first = int(tail[0][:20]) if tail else version
     with contextlib.suppress(FileNotFoundError):
-        # Entries of other tools are checked from the last one of ours on (semantics 27.2).
+        # Opening checks other tools' entries from our last one on, so keep these (semantics 27.2).
         at = version
         while at >= 0 and (entry := read_entry(location, at)) is not None and entry.own is None:
             at -= 1
@@ -193,7 +192,7 @@ def _copy_files(
     *,
     again: bool = False,
 ) -> bool:
-    """Copy files that are not in `copied` yet, or `again`; False if one of them is gone."""
+    """Copy files that are not in `copied`, or all if `again`; return False if one is gone."""
     whole = True
     for name in names:
         if again or name not in copied:
@@ -224,13 +223,13 @@ def _read(location: Location, path: str) -> bytes:
 
 
 def _write_log(to: Location, moment: _Moment, files: list[str]) -> None:
-    """Write the log, by which the copy becomes a store, after all else survives a power loss.
+    """Write the log, which makes the copy a store, once all else survives a power loss.
 
-    Its files keep their times where a target can: other readers take them for those of the commits.
+    Its files keep their times if the target is local: other readers take them for commit times.
     """
     log = moment.log
     if not to.is_local:
-        # A log without its beginning is not one.
+        # Write its beginning last: without that it is not a log yet.
         first = min(log, key=lambda name: (name == LAST_CHECKPOINT, name))
         for name in [*(name for name in log if name != first), first]:
             with to.write(to.file(_LOG, name)) as file:

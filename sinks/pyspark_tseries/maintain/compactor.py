@@ -1,14 +1,13 @@
 """Compaction: rewrite many files as few files clustered by series, in one commit.
 
-Files that were written together are a *file group*. Groups are merged from the newest backwards, as
-long as the next one is at most twice as large as those gathered before it. An event is therefore
-rewritten a number of times that grows with the logarithm of the size of the store. Events are
-removed only when all groups are merged, and only those that no query can see at the *horizon*, the
-last commit that is older than the minimum retention age, nor after it.
-
-The rules are semantics 24.
+Files that were written together are a *file group*. Maintenance merges groups from the newest
+backwards while the next one is at most twice as large as those gathered so far, so the number of
+times that an event is rewritten grows with the logarithm of the store's size. Only a merge of all
+groups removes events, and only those that no query can see at the *horizon* (the last commit older
+than the minimum retention age) or later.
 
 Appends continue meanwhile: the commit does not change the head, so neither can starve the other.
+The rules are semantics 24.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,23 +69,22 @@ def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile
 
 
 def _group_files(data: Sequence[DataFile]) -> list[list[DataFile]]:
-    """The file groups, in the order of commits."""
+    """Return the file groups, in the order of commits."""
     ordered = sorted(data, key=lambda file: (file.first_commit, file.run, file.path))
     return [list(files) for _, files in groupby(ordered, key=lambda file: file.run)]
 
 
 def find_horizon(commit: Int64Array, commit_us: Int64Array, latest_us: int) -> int:
-    """The last commit not later than `latest_us`; -1 if there is none."""
+    """Return the last commit not later than `latest_us`; -1 if there is none."""
     return int(commit[commit_us <= latest_us].max(initial=-1))
 
 
 def select_kept_events(
     events: pa.Table, states: pa.Table, head: SeriesIndex, retained: RetainedRange, horizon: int
 ) -> BoolArray:
-    """Flags of the `events` that compaction keeps: all that are visible at the horizon or later.
+    """Flag the `events` that compaction keeps: all that are visible at the horizon or later.
 
-    The newest event, original and edit of each series are always kept: the head is rebuilt from
-    them.
+    Always keep the newest event, original and edit of each series: the head is rebuilt from them.
     """
     names, codes = encode_runs(events["series"])
     rows = states.take(pc.index_in(names, states["series"].combine_chunks()))
@@ -102,7 +100,7 @@ def select_kept_events(
 
 
 MAX_RANGE_BYTES: Final = 128 * 1024 * 1024
-"""Uncompressed size of what is in memory at once, and becomes one file."""
+"""The uncompressed size of a key range that is in memory at once, and becomes one file."""
 
 MAX_ROWS_PER_ROW_GROUP: Final = 20_000
 MAX_ATTEMPTS: Final = 5
@@ -125,7 +123,7 @@ def compact(
 ) -> CompactionResult:
     """Merge all files of the store at `path` and remove events out of the retained range.
 
-    Nothing younger than the store's `minRetentionAge` is removed. Writers and readers go on.
+    Remove nothing younger than the store's `minRetentionAge`. Writers and readers go on.
 
     Raises:
         NoSuchStore: there is none.
@@ -160,7 +158,7 @@ def merge_file_groups(store: Store, now_us: int, *, everything: bool) -> Compact
             lost = error
             # The commit may have succeeded, and only the checkpoint after it failed.
             done = bool({file.path for file in written} & _list_live_paths(store))
-            # In an object store it may still happen: if not, maintenance removes the files later.
+            # In an object store the commit may still happen; if not, maintenance removes the files.
             certain = store.location.is_local
         if done:
             return CompactionResult(len(chosen), len(written), merge.removed)
@@ -194,8 +192,8 @@ def _discard(store: Store, written: Sequence[WrittenFile]) -> None:
 class Merge:
     """One attempt to rewrite files: its input files, the state of their series, its output.
 
-    Events of commits later than `latest_us` stay, and all if not all files of the store are chosen.
-    `change` is applied to the events of each slice; it leaves out and adds none.
+    Events of commits later than `latest_us` stay, and all events unless all files of the store are
+    chosen. `change` converts the events of each key range; it neither drops nor adds any.
     """
 
     def __init__(
@@ -227,7 +225,7 @@ class Merge:
         return newest
 
     def _read_series_state(self, file: DataFile) -> pa.Table:
-        """The state of the series of a file; also takes samples of its keys."""
+        """Return the state of the series of a file, and sample its keys."""
         size = _estimate_row_bytes(self._location, file, self._schema)
         parts = []
         for table in scan_file(self._location, file, self._schema, STATE_COLUMNS):
@@ -256,7 +254,7 @@ class Merge:
         return select_kept_events(events, self._states, self._head, retained, self.horizon)
 
     def write_all(self) -> list[WrittenFile]:
-        """Write the new files; none is left if one cannot be written."""
+        """Write the new files; if one cannot be written, remove the others."""
         written: list[WrittenFile] = []
         try:
             for file in self._write_files():
@@ -269,7 +267,7 @@ class Merge:
         return written
 
     def _write_files(self) -> Iterator[WrittenFile]:
-        """Write the new files, with one slice in memory at a time."""
+        """Write and yield the new files, with one key range in memory at a time."""
         commits = (
             min(file.first_commit for file in self._chosen),
             max(file.last_commit for file in self._chosen),

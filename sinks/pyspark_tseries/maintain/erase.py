@@ -1,7 +1,7 @@
 """Erase the values of events, and find and remove what still holds their bytes (semantics 18.6).
 
 An act replaces the files that hold a value. The old files, and the log's statistics of them, stay
-for a while, as after a compaction; they are found by their contents, and maintenance removes them
+for a while, as after a compaction; maintenance finds them by their contents and removes them
 earlier than others (semantics 18.9). The commit changes the head, so it competes with appends: an
 edit of an erased original is either erased too, or refused.
 """
@@ -54,14 +54,14 @@ from pyspark_tseries.store.store import MAX_ATTEMPTS, Store, contention_error, n
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit
 
 KEPT_FOR_READERS_US: Final = 600_000_000
-"""Files and log entries with erased values are kept this long, for tasks that are reading them."""
+"""Keep files and log entries with erased values this long, for tasks that are reading them."""
 
 _UNDECIDED_US: Final = 24 * 3_600_000_000
-"""So long after an act a compaction that was killed may still have left a file with its values."""
+"""For this long after an act, a killed compaction may still have left a file with its values."""
 
 
 def open_acts(store: Store) -> list[ErasureRecord]:
-    """The acts whose values may still be in some file, oldest first."""
+    """Return the acts whose values may still be in some file, oldest first."""
     last = store.metadata().erasure
     if last is None:
         return []
@@ -74,7 +74,7 @@ def open_acts(store: Store) -> list[ErasureRecord]:
 
 
 def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> list[str]:
-    """The files that may still have a value that was erased, relative to the store."""
+    """Find the files that may still have an erased value; paths are relative to the store."""
     if not records:
         return []
     keys = _keys_of(records)
@@ -89,8 +89,8 @@ def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> li
 def remove_erased_bytes(store: Store, now_us: int) -> int:
     """Remove the files and log entries that have an erased value, ten minutes after the act.
 
-    A file that no commit has named is left to the rule for such files, since its writer may be
-    about to commit it; what a repair has put aside is left to the operator.
+    Leave files that no commit has named to the rule for such files, since a writer may be about to
+    commit them, and files that a repair has put aside to the operator.
     """
     records = open_acts(store)
     due = [each for each in records if each.act.time_us + KEPT_FOR_READERS_US <= now_us]
@@ -121,7 +121,7 @@ def _keys_of(records: Sequence[ErasureRecord]) -> ErasedKeys:
 
 
 def _find_dead_files(store: Store, keys: ErasedKeys) -> list[str]:
-    """The data files outside of the store's current version that have one of `keys`."""
+    """Find the data files outside the store's current version that have one of `keys`."""
     live = {file.path for file in store.snapshot().files}
     return sorted(
         file.path
@@ -133,7 +133,7 @@ def _find_dead_files(store: Store, keys: ErasedKeys) -> list[str]:
 
 
 def _find_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
-    """Files that a repair has put aside with one of `keys`."""
+    """Find the files with one of `keys` that a repair has put aside."""
     if not location.is_local:
         return []
     folders = os.walk(location.file("_tseries", "lost"))
@@ -145,9 +145,9 @@ def _find_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
 
 
 def _find_staged(location: Location, before_us: int) -> list[str]:
-    """Rows that waited for a commit before an act, as a writer that was killed has left them.
+    """Find the staged files from before an act, which a killed writer has left.
 
-    They have no sequences yet, so any of them may be of an event that was erased.
+    Their rows have no sequences yet, so any of them may belong to an erased event.
     """
     staging = location.file("_tseries", "staging")
     found = list(location.list_files(staging))
@@ -159,7 +159,7 @@ def _find_staged(location: Location, before_us: int) -> list[str]:
 
 
 def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
-    """True if a data file has an event of `keys` with its values, or cannot be read."""
+    """Return True if a data file has an event of `keys` with its values, or cannot be read."""
     try:
         with location.read(path) as source:
             file = pq.ParquetFile(source)
@@ -179,7 +179,7 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
 
 
 def _find_log_files(location: Location, records: Sequence[ErasureRecord]) -> list[LogFile]:
-    """Entries and checkpoints from before the acts whose statistics may have a value."""
+    """Find log files from before the acts with statistics that may have an erased value."""
     clean = marked_acts(location, "log")
     records = [record for record in records if record.act.id not in clean]
     if not records:
@@ -221,7 +221,7 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
     location, upto = store.location, max(record.log_version for record in records)
     held = _find_log_files(location, records)
     if not held:
-        # Nothing from before an act is added to the log later, so it is read once only.
+        # The log gains nothing from before an act, so read it only once.
         for act in {record.act.id for record in records} - marked_acts(location, "log"):
             mark_act(location, act, "log")
         return
@@ -231,7 +231,7 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
         else:
             load_table(location).create_checkpoint()
     if read_mark(location).version <= upto:
-        return  # Another writer's is the last one; the next round tries again.
+        return  # The last one is another writer's; the next round tries again.
     last = held[-1].version
     # Oldest first, so that a reader that still finds an entry finds all later ones, too.
     location.remove(file.full for file in list_log_files(location) if file.version <= last)
@@ -254,7 +254,7 @@ def erase(
 
     Args:
         path: a local path, a `file:` URI or an `s3:` URI.
-        series: its name.
+        series: the name of the series.
         sequences: of originals, or of single edits.
         reason: why; it is kept with the act.
         principal: who does it; None: the OS user.
@@ -267,7 +267,7 @@ def erase(
     Raises:
         NoSuchStore: there is none.
         NoSuchEvent: the series has never had one of the events; nothing is erased.
-        IncompatibleValue: a name, sequence or reason that is none.
+        IncompatibleValue: the name, a sequence or the reason is not valid.
         PermissionDenied: the store has a policy, and the principal is not an owner.
         StoreBusy: other writers won all attempts.
         WrongClock: the clock is far ahead, or was when the last commit was made.
@@ -287,7 +287,7 @@ def erase_events(
     principal: str,
     clock: Callable[[], int] = now_us,
 ) -> Erasure | None:
-    """As `erase`, of a store that is open."""
+    """Erase events as `erase` does, in an open store."""
     wanted = _check_arguments(series, sequences, reason)
     require_owner(store, principal, "erase values")
     act = _Act(store, series, wanted, reason, principal)
@@ -308,7 +308,7 @@ def erase_events(
 
 
 def list_erasures(store: Store) -> list[Erasure]:
-    """The acts that erased values of `store`, oldest first, with the files that have some still."""
+    """Return the acts that erased values, oldest first, with the files that still have some."""
     left = {}
     if find_files_with_values(store, open_acts(store)):
         for record in open_acts(store):
@@ -318,7 +318,7 @@ def list_erasures(store: Store) -> list[Erasure]:
 
 
 def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -> tuple[int, ...]:
-    """The sequences, rising and distinct."""
+    """Check the arguments; return the distinct sequences, rising."""
     if not is_valid_text(series):
         raise IncompatibleValue(f"{series!r} is not the name of a series", "a text", "correct it")
     if not is_valid_text(reason) or not reason.strip():
@@ -344,7 +344,7 @@ class _Act:
     """One act as an `Appendable`, and the files that its attempts have written so far.
 
     Attributes:
-        records: of the act, by the heads of its attempts.
+        records: the act's record in each attempt, by the id of the attempt's head.
     """
 
     token = None
@@ -376,7 +376,7 @@ class _Act:
             )
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
-        """Rewrite the files that hold a value; raises _NothingLeft if there is nothing to erase."""
+        """Rewrite the files that hold a value; raise _NothingLeft if there is nothing to erase."""
         AccessCheck(context.policy, self._principal).require("own", "erase values")
         index = context.index
         self.check(index)
@@ -419,7 +419,7 @@ class _Act:
     def _rewrite(
         self, snapshot: Snapshot, found: "_StoredSeries"
     ) -> tuple[list[DataFile], list[WrittenFile]]:
-        """The files to replace and those to put in their place, runs of files one by one."""
+        """Rewrite one run of files at a time; return the files to replace and the new ones."""
         replaced: list[DataFile] = []
         written: list[WrittenFile] = []
         for run in dict.fromkeys(file.run for file in found.holders):
@@ -433,7 +433,7 @@ class _Act:
         return replaced, written
 
     def _erase_rows(self, rows: pa.Table) -> pa.Table:
-        """`rows` of files, with nulls in place of the values that are erased."""
+        """Return `rows` with nulls in place of the erased values."""
         meant = self._keys.find_values(rows)
         if not meant.any():
             return rows
@@ -452,7 +452,7 @@ class _Act:
         """Remove the files of attempts that are not in the store."""
         if not self._rewritten or not self._location.is_local:
             return  # In an object store a request that failed may still be carried out.
-        with contextlib.suppress(TseriesError, OSError):  # The reason of it is being raised.
+        with contextlib.suppress(TseriesError, OSError):  # The first error is being raised.
             live = {file.path for file in self._store.snapshot().files}
             written = (file.path for files in self._rewritten.values() for file in files)
             unused = [path for path in written if path not in live]
@@ -460,7 +460,7 @@ class _Act:
 
 
 def find_last_gap(stored: Int64Array, last: int) -> int:
-    """The last number from 0 to `last` that the rising `stored` lacks; -1 for none.
+    """Return the last number from 0 to `last` that the rising `stored` lacks; -1 for none.
 
     >>> find_last_gap(np.array([0, 2, 3]), 3), find_last_gap(np.array([0, 1]), 1)
     (1, -1)
@@ -475,7 +475,7 @@ class _StoredSeries:
     """The stored events of a series, before and after an act.
 
     Attributes:
-        holders: the files that hold a value that is to be erased.
+        holders: the files that hold a value to erase.
         erased: the sequences of the events to erase.
         stored: the sequences of all stored events, rising.
     """
@@ -502,20 +502,20 @@ class _StoredSeries:
         self.stored = np.unique(to_int64(self._rows["sequence"]))
 
     def make_change(self, index: SeriesIndex) -> pa.Table:
-        """The state of the series after the act (semantics 18.8)."""
+        """Return the state of the series after the act (semantics 18.8)."""
         before = index.lookup([self._series]) | index.min_retained([self._series])
         after = {name: column.copy() for name, column in before.items()}
         if self._rows.num_rows:
             state = compute_state(self._rows, -1)
             for name in ("newest_us", "original_sequence", "original_us"):
                 after[name] = to_int64(state[name])
-        # What compaction has removed leaves a gap, and nothing before it comes back.
+        # Compaction leaves a gap: raise the floor above it, so that nothing before it comes back.
         last = int(before["last_sequence"][0])
         gap = find_last_gap(self.stored, last)
         sequence, us = (int(after[name][0]) for name in MIN_RETAINED_DEFAULTS)
         sequence, newest_us = max(sequence, gap + 1), int(after["original_us"][0])
         if us > newest_us:
-            # A floor that an erased original has raised hides no event that is still to come.
+            # An erased original raised the time floor: use a sequence, which hides no new events.
             sequence = max(sequence, int(after["original_sequence"][0]) + 1)
             us = newest_us
         after["floor_sequence"], after["floor_us"] = np.array([sequence]), np.array([us])

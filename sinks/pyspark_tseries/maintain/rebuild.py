@@ -1,12 +1,12 @@
-"""Heads, and bounds in the log, computed again from what is whole.
+"""Compute heads, and the bounds in the log, again from what is whole.
 
-Events say the state of each series; the rest of a head, its commit metadata and floors, exists
-nowhere else. The newest readable metadata of committed heads count, and the floors of the newest
-head that is whole with all heads before it. Heads that no entry of the log names come last: their
-commits may never have been made, and so their CTIs do not count.
+Events give the state of each series; the rest of a head, its commit metadata and floors, exists
+nowhere else. A rebuild takes the newest readable metadata of committed heads, and the floors of the
+newest head that is whole with all heads before it. Heads that no log entry names come last: their
+commits may never have been made, so their CTIs do not count.
 
-Readers skip files by the bounds in the log, and deltalake 1.6 reads some escaped names in it as
-others: this package allows for such wrong bounds, tools that build on deltalake lose rows.
+Readers skip files by the bounds in the log, and deltalake 1.6 misreads some escaped names in them.
+This package allows for such wrong bounds; tools that build on deltalake lose rows.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entries_back
 from pyspark_tseries.store.store import Store, backoff
 
 MAX_LOG_ENTRIES: Final = 200
-"""So many entries of the log are looked at for the heads that they name."""
+"""Search at most this many log entries for the heads that they name."""
 
 _UNREADABLE: Final = (UnusableStore, OSError, ValueError, KeyError, TypeError)
 
@@ -60,9 +60,9 @@ class RecoveredHead:
     """The readable parts of a head.
 
     Attributes:
-        metadata: the newest readable one; NO_COMMIT if there is none.
-        head: the newest whole head, for its floors; an empty one where there is none.
-        current: whether `metadata` is that of the current head.
+        metadata: the newest readable metadata; NO_COMMIT if there is none.
+        head: the newest whole head, for its floors; an empty one if there is none.
+        current: True if `metadata` is that of the current head.
     """
 
     metadata: CommitMetadata
@@ -71,7 +71,7 @@ class RecoveredHead:
 
 
 def recover_head(store: Store) -> RecoveredHead:
-    """Read what is readable of the head of `store`, or of earlier heads."""
+    """Read the readable parts of the head of `store`, or of earlier heads."""
     ids = list(_list_committed_heads(store))
     readable = {
         head_id: metadata
@@ -99,12 +99,12 @@ def _read_metadata(store: Store, head_id: int) -> CommitMetadata | None:
 
 
 def _without_ctis(metadata: CommitMetadata) -> CommitMetadata:
-    """`metadata` with writers that have given no CTI."""
+    """Return `metadata` with the same writers, as if they had given no CTI."""
     return replace(metadata, ctis=CtiRecord(dict.fromkeys(metadata.ctis.writers)))
 
 
 def _list_committed_heads(store: Store) -> Iterator[int]:
-    """The ids of the heads in the log, newest first, each once."""
+    """Yield the ids of the heads in the log, newest first, each once."""
     newest = last = store.head_id()
     if newest is not None:
         yield newest
@@ -121,9 +121,9 @@ _BOUND_COLUMNS: Final = ("series", "sequence", "timestamp")
 
 
 def find_wrong_bounds(store: Store) -> dict[DataFile, tuple[Finding, FileStats]]:
-    """The readable files with rows outside their logged bounds, and their true bounds.
+    """Find the readable files with rows outside their logged bounds; return the true bounds, too.
 
-    Files of other tools, which write their own statistics, are skipped.
+    Skip files of other tools, which write their own statistics.
     """
     found, logged = {}, read_logged_bounds(store)
     for file in (file for file in store.data_files() if not file.is_foreign):
@@ -139,14 +139,14 @@ def find_wrong_bounds(store: Store) -> dict[DataFile, tuple[Finding, FileStats]]
 
 
 def read_logged_bounds(store: Store) -> dict[str, tuple[str, str]]:
-    """The first and the last series of each file by its path, as deltalake reads the log."""
+    """Return the first and last series of each file, by its path, as deltalake reads the log."""
     return logged_series_bounds(pa.table(store.log.table.get_add_actions(flatten=True)))
 
 
 def compare_bounds(file: DataFile, logged: tuple[str, str], rows: FileStats) -> Iterator[Finding]:
-    """The first of the logged bounds of `file` that excludes some of its `rows`.
+    """Yield a finding for the first logged bounds of `file` that exclude some of its `rows`.
 
-    `logged` are those of its series.
+    `logged` are the bounds of its series.
     """
     pairs = {
         "series": (logged, rows.series),
@@ -191,7 +191,7 @@ def correct_bounds(store: Store, wrong: Mapping[DataFile, FileStats], now_us: in
 
 
 def _new_path(file: DataFile, new_id: str) -> str:
-    """The path of `file` with another id, which follows the last dash of its name."""
+    """Return the path of `file` with another id after the last dash of its name."""
     directory, name = os.path.split(file.path)
     stem, dot, rest = name.partition(".")
     commits, dash, own = stem.rpartition("-")
@@ -200,7 +200,7 @@ def _new_path(file: DataFile, new_id: str) -> str:
 
 
 def _find_last_act(store: Store, known: str | None) -> str | None:
-    """The id of the last act that erased a stored event, or `known` where that is later."""
+    """Return the id of the last act that erased a stored event, or `known` if that is later."""
     ids = {known}
     for file in store.data_files():
         for rows in scan_file(store.location, file, BASE_SCHEMA, (ERASURE_FIELD.name,)):
@@ -217,8 +217,8 @@ def rebuild(
 ) -> int:
     """Rebuild the head of the store at `path` from its events; return the number of series.
 
-    The counts of dropped and adjusted rows, the policy and a changed retained range are taken from
-    the newest readable head.
+    Take the counts of dropped and adjusted rows, the policy and a changed retained range from the
+    newest readable head.
 
     Raises:
         PermissionDenied: the store has a policy, and the principal is not an owner.
@@ -235,10 +235,10 @@ def rebuild(
         metadata, floors = recovered.metadata, min_retained_table(recovered.head)
         commit_us = max(newest_us, metadata.commit_us)
         # Normally a commit's number is below the version of its log entry, but a repair may have
-        # raised it. The maximum is higher than all before.
+        # raised it. The maximum is above all earlier numbers.
         last = max((file.last_commit for file in store.data_files()), default=-1)
         number = max(version, last + 1, metadata.commit + 1)
-        # Writers that began in a head that cannot be read are not in the record of an older one.
+        # An older head's record lacks the writers that began in a head that cannot be read.
         ctis = metadata.ctis
         ctis = ctis if recovered.current else ctis.advance(UNKNOWN_WRITERS, None, number)
         erasure = metadata.erasure if recovered.current else _find_last_act(store, metadata.erasure)

@@ -1,10 +1,10 @@
-"""Facts of a store, and its verification: every page, every event, the head (semantics 26.3).
+"""Describe a store, and verify every page, every event and the head (semantics 26.3).
 
-Each file is compared with its checksums, its footer and the log, and the events of each series with
-the rules (semantics 15 to 19): sequences are contiguous and stored once; timestamps of originals
-that are not erased do not decrease; commit numbers do not decrease, and each commit has one time;
-an edit names an earlier original and repeats its timestamp and author; the head agrees. Compaction
-may have removed events up to its horizon that were out of the retained range there.
+A verification compares each file with its checksums, its footer and the log, and the events of each
+series with the rules (semantics 15 to 19): sequences are contiguous and stored once; timestamps of
+originals that are not erased do not decrease; commit numbers do not decrease, and each commit has
+one time; an edit names an earlier original and repeats its timestamp and author; the head agrees.
+Compaction may have removed events up to its horizon that were out of the retained range there.
 
 A scan holds one key range of whole series in memory, and one row for each series.
 """
@@ -60,14 +60,14 @@ from pyspark_tseries.store.store import Store, now_us
 def describe(
     path: str | Location, storage_options: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The facts of the store at `path`, a local path, a `file:` URI or an `s3:` URI.
+    """Return the facts of the store at `path`, a local path, a `file:` URI or an `s3:` URI.
 
     `events` counts all events ever appended, `stored_events` those that compaction has kept;
     queries see those in `retained_range`. `dropped` and `adjusted` count late rows since the
-    store was created, with the latest example of each. `cti` is the store's CTI: no
-    original before it is appended any more; `cti_writers` has the CTI of each writer, None for one
-    that has given none. `erasures` counts the acts that erased values, and `erasure_files` names
-    what still has some of these: the next maintenance ten minutes after an act removes it.
+    store was created, with the latest example of each. `cti` is the store's CTI: no original
+    before it is appended any more. `cti_writers` has the CTI of each writer, None for one that has
+    given none. `erasures` counts the acts that erased values, and `erasure_files` names the files
+    that still have some of them, until the first maintenance ten minutes after the act.
 
     Raises:
         NoSuchStore: there is none.
@@ -109,7 +109,7 @@ def _format(us: int | None) -> str | None:
 
 
 def _read_maintenance_error(location: Location) -> str | None:
-    """The error of the last maintenance; None if it succeeded."""
+    """Return the error of the last maintenance; None if it succeeded."""
     try:
         with location.read(location.file("_tseries", "maintenance.error")) as file:
             return str(file.read().decode())
@@ -131,7 +131,7 @@ class FileCheck:
     Attributes:
         problem: a sentence; None if the file is intact.
         stats: the bounds of its rows; None if it has no rows, or a problem.
-        samples: of its keys.
+        samples: samples of its keys.
     """
 
     problem: str | None = None
@@ -144,7 +144,7 @@ class _DamagedFile(Exception):
 
 
 def check_file(location: Location, file: DataFile, values: Iterable[pa.Field]) -> FileCheck:
-    """Read and check all of `file`, of a store with the value columns `values`."""
+    """Read and check all of `file`; its store has the value columns `values`."""
     found = FileCheck()
     path = location.file(file.path)
     try:
@@ -235,7 +235,7 @@ def _check_footer(table: pa.Table, footer: Footer, group: int) -> None:
 def _check_order(
     table: pa.Table, file: DataFile, last: tuple[str, int] | None
 ) -> tuple[str, int] | None:
-    """The last key of the table; raises _DamagedFile if the keys do not increase."""
+    """Return the last key of the table; raise _DamagedFile if the keys do not increase."""
     if file.is_foreign:
         return None
     series, sequence = table["series"].combine_chunks(), to_int64(table["sequence"])
@@ -265,7 +265,7 @@ class CompactionHorizon:
 
     Attributes:
         horizon: the last commit whose events it may have removed; -1 if it removed none.
-        retained: the range that was applied there, or a smaller one.
+        retained: the retained range that applied there, or a smaller one.
     """
 
     horizon: int = -1
@@ -277,7 +277,7 @@ class _Events:
     """Events sorted by key.
 
     Attributes:
-        same: flags those with a predecessor in their series.
+        same: flags the events with a predecessor in their series.
         timed: flags originals that are not erased: their times do not decrease.
     """
 
@@ -296,7 +296,7 @@ class _Events:
         return self.names[int(self.codes[row])]
 
     def finding(self, kind: str, row: int, why: str) -> Finding:
-        """What is wrong with the event `row`."""
+        """Return the finding that the event `row` has the fault `why`."""
         name, sequence = self.series(row), int(self.sequence[row])
         problem = f"series '{name}': sequence {sequence} {why}"
         return Finding(kind, problem, series=name, sequences=(sequence, sequence))
@@ -305,7 +305,7 @@ class _Events:
 def find_violations(
     events: pa.Table, head: SeriesIndex, compacted: CompactionHorizon
 ) -> list[Finding]:
-    """The violations of the rules by `events`."""
+    """Return the violations of the rules by `events`."""
     if not events.num_rows:
         return []
     sorted_events = _sort_events(events)
@@ -342,7 +342,7 @@ def _sort_events(events: pa.Table) -> _Events:
 def _find_required_sequences(
     events: _Events, head: SeriesIndex, compacted: CompactionHorizon
 ) -> Int64Array:
-    """The sequence of each series from which no event may be missing."""
+    """Return, for each series, the sequence from which on no event may be missing."""
     required = np.zeros(len(events.names), np.int64)
     if compacted.horizon < 0:
         return required
@@ -401,7 +401,7 @@ def _check_edits(events: _Events, required: Int64Array) -> Iterator[Finding]:
     if not len(rows):
         return
     codes, wanted = events.codes[rows], events.edited[rows]
-    # One number a key: sequences of a batch of series fit beside the code in 64 bits only as ranks.
+    # One 64-bit number per key: beside the code, a sequence may only fit as its rank.
     sequences, ranks = np.unique(np.concatenate([events.sequence, wanted]), return_inverse=True)
     there = events.codes * len(sequences) + ranks[: len(events.sequence)]
     target = codes * len(sequences) + ranks[len(events.sequence) :]
@@ -422,7 +422,7 @@ def _check_edits(events: _Events, required: Int64Array) -> Iterator[Finding]:
 
 
 def _find_wrong_originals(table: pa.Table, rows: Int64Array, at: Int64Array) -> BoolArray:
-    """Flags of the edits that record another timestamp or author than their original has."""
+    """Flag the edits that record another timestamp or author than their original has."""
     edits, originals = table.take(pa.array(rows)), table.take(pa.array(at))
     unlike = np.zeros(len(rows), bool)
     for name in ("timestamp", "author"):
@@ -444,13 +444,13 @@ def _check_head(events: _Events, head: SeriesIndex) -> Iterator[Finding]:
 
 
 MAX_RANGE_BYTES = 64 * 1024 * 1024
-"""Uncompressed size of the columns that are checked."""
+"""The uncompressed size of the checked columns in one key range."""
 
 MAX_LOST_SERIES = 100
 
 
 def verify(path: str | Location, storage_options: Mapping[str, str] | None = None) -> list[Finding]:
-    """What is wrong with the store at `path`; nothing if it is sound.
+    """Return what is wrong with the store at `path`; an empty list if it is sound.
 
     Raises:
         NoSuchStore: there is none.
@@ -512,7 +512,7 @@ def check_rows(
     data: list[DataFile],
     samples: list[Sample],
 ) -> Iterator[Finding]:
-    """What is wrong with the events in the readable files `data`, of keys like `samples`."""
+    """Yield what is wrong with the events in the readable files `data`, with keys as `samples`."""
     seen = np.zeros(len(head.columns["last_sequence"]), bool)
     for part in split_keys(samples, MAX_RANGE_BYTES, whole_series=True):
         events = read_key_range(location, data, part, BASE_SCHEMA, CHECKED_COLUMNS)

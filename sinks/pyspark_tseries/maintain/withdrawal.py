@@ -1,10 +1,9 @@
-"""`withdraw_corrections`: windows that `correct_late` corrected wrongly get back what they were.
+"""`withdraw_corrections` restores windows that `correct_late` corrected wrongly (semantics 30.7).
 
-A store's files of late rows are in `_tseries/late/QUERY`. A correction that is withdrawn stays in
-the store, as every event does, and an edit brings back what others had written. A note in the
-folder then says up to which batch the query's corrections are withdrawn. It is written after the
-commit: a kill in between leaves values that are withdrawn already, and a second call writes the
-notes alone. The rules are semantics 30.7.
+A store keeps its files of late rows in `_tseries/late/QUERY`. A withdrawn correction stays in the
+store, as every event does, and an edit brings back what others had written. A note in the folder
+then says up to which batch the query's corrections are withdrawn. It is written after the commit:
+if a kill comes between, the values are withdrawn, and a second call writes only the notes.
 """
 
 import contextlib
@@ -29,29 +28,29 @@ from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema
 
 REASON: Final = "reason"
-"""The value column that says why an event was written; null in those of other writers."""
+"""The value column that says why an event was written; null in events of other writers."""
 
 LATE_TOKEN: Final = "tseries:late:"
 BOUNDS_KEY: Final = b"bounds"
-"""The key in the metadata of a file of waiting windows: what its batch decided by, as JSON."""
+"""In the metadata of a file of waiting windows, the key of what its batch decided by, as JSON."""
 
 _NOTE: Final = "withdrawn.json"
 
 
 def late_path(location: Location, query: str, name: str) -> str:
-    """The path of a file of a correcting query."""
+    """Return the path of a file of a correcting query."""
     return location.file("_tseries", "late", query, name)
 
 
 def list_correctors(store: Store) -> dict[str, int]:
-    """The queries that have corrected the store, with the last batch that each committed."""
+    """Return the queries that have corrected the store, with the last batch that each committed."""
     names = store.location.list_folders(store.location.file("_tseries", "late"))
     marks = {name: store.log.transaction(f"{LATE_TOKEN}{name}") for name in names}
     return {name: mark for name, mark in sorted(marks.items()) if mark is not None}
 
 
 def read_withdrawn(location: Location, query: str) -> int:
-    """The last batch of a query whose corrections are withdrawn; -1: none are."""
+    """Return the last batch of a query that has its corrections withdrawn; -1 if none has."""
     try:
         with location.read(late_path(location, query, _NOTE)) as file:
             return int(json.loads(file.readall())["batch"])
@@ -60,7 +59,7 @@ def read_withdrawn(location: Location, query: str) -> int:
 
 
 def _find_authors(location: Location, queries: Iterable[str]) -> set[str]:
-    """The authors of the queries' corrections."""
+    """Return the authors of the queries' corrections."""
     found = set()
     for query in queries:
         for path, _ in location.list_files(late_path(location, query, "")):
@@ -81,16 +80,16 @@ def withdraw_corrections(
 ) -> int:
     """Withdraw what `correct_late` wrote to a store, so that the right query may correct it.
 
-    Stop the correcting queries first; started again they are refused. Each corrected window gets an
-    edit with the values that others wrote last. A window that late rows alone had made keeps
-    its start, and its other values become null. All events stay, for `allEdits` to show. Start the
-    right query then, with a new checkpoint.
+    Stop the correcting queries first; they are refused if they are started again. Each corrected
+    window gets an edit with the values that others wrote last. A window made only by late rows
+    keeps its start, and its other values become null. All events stay, and `allEdits` shows them.
+    Then start the right query, with a new checkpoint.
 
     Args:
-        store: its path.
+        store: the path of the store.
         start: as in `correct_late`, the value column with the start of the window.
-        author: of the edits that withdraw the corrections.
-        reason: in the column `reason` of these edits.
+        author: the author of the edits that withdraw the corrections.
+        reason: the text in the column `reason` of these edits.
         storage_options: how to reach an object store.
 
     Returns:
@@ -122,9 +121,9 @@ def withdraw_corrections(
 
 @dataclass(frozen=True, slots=True)
 class _Withdrawal:
-    """Edits that bring back what was there without corrections, atomically; an `Appendable`.
+    """An `Appendable`: edits that bring back, atomically, what was there without corrections.
 
-    Values are read on top of the commit before, so an edit that was made meanwhile is not lost.
+    It reads the values as of the preceding commit, so it loses no edit made meanwhile.
     """
 
     values: list[pa.Field]
@@ -139,7 +138,7 @@ class _Withdrawal:
     is_slow = True
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
-        """As `Batch.prepare`, with its errors."""
+        """Prepare a commit as `Batch.prepare` does, with its errors."""
         assert context.edits is not None
         snapshot = Snapshot(
             context.location,
@@ -153,7 +152,7 @@ class _Withdrawal:
         return Batch(rows, "adjust", self.author, is_correction=True).prepare(context)
 
     def find_rows(self, snapshot: Snapshot, index: SeriesIndex) -> pa.Table:
-        """An edit for each visible window in which a correction is in force."""
+        """Return an edit for each visible window in which a correction is in force."""
         schema = staged_schema(self.values)
         if REASON not in schema.names or snapshot.head_id is None:
             return schema.empty_table()
@@ -177,7 +176,7 @@ class _Withdrawal:
         return pa.Table.from_pylist(edits, schema).combine_chunks()
 
     def _bring_back(self, window: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The edit of a window, unless it has what others wrote last."""
+        """Yield the edit of a window, unless the window has what others wrote last."""
         theirs = [event for event in window if not event["is_own"]]
         names = [field.name for field in self.values if field.name != REASON]
         before = {

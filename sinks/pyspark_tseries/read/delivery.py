@@ -1,6 +1,6 @@
-"""The tasks of a subscription: they find their rows in data files, without log and Spark.
+"""The tasks of a subscription find their rows in data files, without the log or Spark.
 
-A task has whole series, so each series is delivered by one task, in the order of sequences.
+A task has whole series, so one task delivers all events of a series, in the order of sequences.
 """
 
 import functools
@@ -40,13 +40,13 @@ class Delivery:
     """One task: deliver the events of `part` between two positions.
 
     Attributes:
-        files: may contain these events.
+        files: the files that may contain these events.
         values: the value columns.
         part: the series.
-        start: the position before; its `initial` tells initial events from later ones.
+        start: the position before; its `initial` says whether to deliver initial or later events.
         end: the position after.
-        initial: which initial events.
-        head_id: the head at the time of planning, for the minimum retained sequences and times.
+        initial: the initial events that the subscriber asked for.
+        head_id: the head when the task was planned, for the minimum retained sequences and times.
     """
 
     location: Location
@@ -61,7 +61,7 @@ class Delivery:
 
 
 def filter_up_to(position: Position) -> pc.Expression:
-    """A filter for the events delivered up to `position`."""
+    """Return a filter for the events delivered up to `position`."""
     commit = pc.field("commit")
     whole = commit <= position.commit
     if position.after is None:
@@ -72,7 +72,7 @@ def filter_up_to(position: Position) -> pc.Expression:
 
 
 def filter_after(position: Position) -> pc.Expression:
-    """A filter for the events to deliver after `position`."""
+    """Return a filter for the events to deliver after `position`."""
     commit = pc.field("commit")
     if position.after is None:
         return commit > position.commit
@@ -85,7 +85,7 @@ def _next_key(key: tuple[str, int]) -> tuple[str, int]:
 
 
 def read_delivery(task: Delivery) -> Iterator[pa.RecordBatch]:
-    """The task's events by (series, sequence), as the columns of a query."""
+    """Yield the task's events, sorted by (series, sequence), with the columns of a query."""
     chosen = _read_initial(task) if task.start.initial else _read_live(task)
     if not chosen.num_rows:
         return
@@ -125,7 +125,7 @@ def _read_initial(task: Delivery) -> pa.Table:
 
 
 def _filter_series(start: Position, end: Position) -> pc.Expression | None:
-    """A filter for the series of initial events between two positions; None for all."""
+    """Return a filter for the series of initial events between two positions; None for all."""
     series, bounds = pc.field("series"), []
     if start.upto is not None:
         bounds.append(series > start.upto)
@@ -140,14 +140,14 @@ def _read_rows(
     row_filter: RowFilter,
     wanted: pc.Expression | None = None,
 ) -> pa.Table:
-    """The columns of a query, and the commit."""
+    """Read the columns of a query, and the commit."""
     schema = pa.schema(list(table_schema(task.values))[:-1])
     columns = [*query_schema(task.values).names, "commit"]
     return read_rows(task.location, data, schema, columns, row_filter, wanted)
 
 
 def count_initial_events(keys: pa.Table, chosen: BoolArray) -> tuple[list[str], Int64Array]:
-    """The series with chosen events, in order, and the number of events of each."""
+    """Return the series with chosen events, in order, and the number of events of each."""
     names, codes = encode_runs(keys["series"].filter(pa.array(chosen)))
     return names.to_pylist(), np.bincount(codes, minlength=len(names)).astype(np.int64)
 
@@ -155,11 +155,11 @@ def count_initial_events(keys: pa.Table, chosen: BoolArray) -> tuple[list[str], 
 def select_initial_events(
     keys: pa.Table, retained: RetainedRange, head: SeriesIndex, initial: InitialEvents
 ) -> BoolArray:
-    """Flags of the events that a new subscriber gets first (semantics 23.2 and 23.3).
+    """Flag the events that a new subscriber gets first (semantics 23.2 and 23.3).
 
-    They are the last entries of each series in a `latestEdits` query: originals inside the
-    retained range and the latest edit of each. For a series with a known position they are all
-    stored events from there on.
+    These are the last entries of each series in a `latestEdits` query: originals inside the
+    retained range and the latest edit of each. A series in `initial.starts` instead gives all
+    stored events from its sequence on.
     """
     names, codes = encode_runs(keys["series"])
     sequence, us = to_int64(keys["sequence"]), to_int64(keys["timestamp"])
@@ -206,7 +206,7 @@ def _select_latest_edits(
 
 
 def _rank_from_end(codes: Int64Array, sequence: Int64Array, entry: BoolArray) -> Int64Array:
-    """The number of entries after each entry in its series."""
+    """Count the entries that follow each entry in its series."""
     rows = np.flatnonzero(entry)
     order = rows[np.lexsort((-sequence[rows], codes[rows]))]
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))

@@ -1,13 +1,12 @@
 """The position of a subscriber, and the end of its next batch (semantics 23).
 
-A subscription begins at the last commit of that moment. It first delivers the initial events of
-the commits up to it, series by series, and then every event of later commits, in the order
-(commit, series, sequence). A position is a point in this order; it is the Spark offset, as JSON.
+A subscription begins at the store's last commit. It first delivers the initial events of the
+commits up to it, series by series, then every event of later commits in the order (commit, series,
+sequence). A position is a point in this order; it is the Spark offset, as JSON.
 
 Rows keep the number of their commit for ever, so a position stays valid across compaction and
-needs no log. Events that compaction removed before they were delivered are counted as missed: a
-position also records how many events had ever been committed, and the difference to what is
-still stored is what was missed.
+needs no log. A position also records how many events had ever been committed: those that are no
+longer stored were removed before delivery, and count as missed.
 """
 
 import bisect
@@ -32,7 +31,7 @@ class InitialEvents:
 
     Attributes:
         retained: the last entries of each series; `limit 0` for none.
-        starts: per series the sequence from which on it gets every event instead.
+        starts: by series, the sequence from which the subscriber gets every event instead.
     """
 
     retained: RetainedRange
@@ -48,17 +47,17 @@ class Position:
         began: the commit at which the subscription began.
         upto: the last series whose initial events were delivered, None before the first; only
             while `initial`.
-        initial: whether initial events are still due.
+        initial: True while initial events are still due.
         commit: all events up to this commit were delivered.
         after: the last delivered key of the next commit, inclusive; None for none of it.
         seen: the number of events ever committed up to here, delivered or not.
         missed: how many of these were removed before they were delivered, or were gone when
             `startingSequence` asked for them.
         retained: the retained range at `began`, which selects the initial events.
-        retained_since: the commit that had last changed it by then; None if none had.
+        retained_since: the commit that had last changed that range by then; None if none had.
         due: the number of initial events still due; None if not counted yet.
         cti: the last CTI delivered, in microseconds; None if there was none.
-        mark: the newest commit of which something was delivered, or one before it; None: unknown.
+        mark: the newest commit with a delivered event, or one before it; None if unknown.
     """
 
     store: str
@@ -76,7 +75,7 @@ class Position:
     mark: CommitMark | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The offset; keys sorted, because Spark compares offsets as JSON text."""
+        """Return the offset, with sorted keys because Spark compares offsets as JSON text."""
         return {
             "after": None if self.after is None else list(self.after),
             "began": self.began,
@@ -95,9 +94,9 @@ class Position:
         }
 
     def with_cti(self, ctis: CtiRecord) -> "Position":
-        """The position with the CTI that its store had by then; it never goes back.
+        """Return the position with the CTI that its store had by then; a CTI never goes back.
 
-        It has none while initial events are due.
+        A position gets no CTI while initial events are due.
         """
         cti_us = None if self.initial else ctis.cti_at(self.commit)
         if cti_us is None or (self.cti is not None and cti_us <= self.cti):
@@ -105,7 +104,7 @@ class Position:
         return replace(self, cti=cti_us)
 
     def beginning(self) -> "Position":
-        """The position of the same subscription before its first batch."""
+        """Return the position of the same subscription before its first batch."""
         start = replace(
             self,
             upto=None,
@@ -121,10 +120,10 @@ class Position:
 
     @staticmethod
     def from_json(offset: Mapping[str, Any]) -> "Position":
-        """The position in a checkpoint's offset.
+        """Return the position that a checkpoint's offset holds.
 
         Raises:
-            UnusableStore: it is of another version.
+            UnusableStore: the offset has another format version.
         """
         version = offset.get("version")
         if version != POSITION_VERSION:
@@ -142,7 +141,7 @@ class Position:
 def start_position(
     store: str, metadata: CommitMetadata, retained: RetainedRange, seen: int, missed: int
 ) -> Position:
-    """The position of a new subscriber."""
+    """Return the position of a new subscriber."""
     commit = metadata.commit
     return Position(
         store=store,
@@ -161,7 +160,7 @@ def start_position(
 def find_initial_end(
     start: Position, series: list[str], counts: Int64Array, max_events: int | None
 ) -> Position:
-    """The end of a batch of at most `max_events` initial events, but at least one whole series.
+    """Return the end of a batch of at most `max_events` initial events, or of one whole series.
 
     Events that were due at `start` and are gone count as missed.
     """
@@ -184,8 +183,8 @@ class Backlog:
 
     Attributes:
         commit: the store's last commit.
-        seen: the events that were ever committed.
-        stored: events on disk after the position; None if none can have been removed.
+        seen: the number of events ever committed.
+        stored: the number of events on disk after the position; None if none can have been removed.
     """
 
     commit: int
@@ -200,10 +199,11 @@ def find_live_end(
     counts: Callable[[], tuple[Int64Array, Int64Array]],
     key_at: Callable[[int, Key | None, int], Key],
 ) -> Position:
-    """The end of the next batch after the initial events; `start` itself if nothing is new.
+    """Return the end of the next batch after the initial events; `start` itself if nothing is new.
 
-    `counts` returns the commits with events after `start`, in order, and their numbers;
-    `key_at(commit, after, number)` the key of a commit's event of that number, from 1, after a key.
+    `counts` returns the commits with events after `start`, in order, and their numbers of events.
+    `key_at(commit, after, number)` returns the key of the commit's event with that number, counted
+    from 1 after the key `after`.
     """
     if backlog.commit == start.commit:
         return start

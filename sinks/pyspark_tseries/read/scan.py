@@ -1,8 +1,8 @@
 """Run a range query on the files of a snapshot: prune, read, hide, select (semantics 21).
 
-Files and row groups outside the query's bounds are skipped, the rest is read, events
-outside the retained range are hidden, and `select` picks the result. A task needs no Delta: it
-runs the query for a slice of the series, on the snapshot that was planned.
+A scan skips files and row groups outside the query's bounds and reads the rest. Events outside the
+retained range are hidden, and `select` picks the result. A task needs no Delta: it runs the query
+on the planned snapshot, for one key range.
 """
 
 import dataclasses
@@ -45,22 +45,22 @@ from pyspark_tseries.storage.data_files import DataFile, Snapshot
 from pyspark_tseries.storage.row_reader import ANY_VALUE, RowFilter, read_files, stream_file
 
 EVALUATED_COLUMNS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
-"""The columns that evaluate a query."""
+"""The columns that the evaluation of a query reads."""
 
 MAX_SAMPLES: Final = 10_000
-"""Names of series that are sampled to divide the series evenly among tasks."""
+"""Sample about this many series to divide all series evenly among tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The rows of a result, per series in the query's order, and their number before the limit."""
+    """The rows of a result, each series in the query's order, and their number before the limit."""
 
     table: pa.Table
     selected: int
 
 
 def pick_columns(schema: pa.Schema, names: Sequence[str] | None) -> pa.Schema:
-    """The columns `names` of a query's `schema`, in their order; None for all.
+    """Return the columns `names` of a query's `schema`, in their order; None for all.
 
     Raises:
         InvalidQuery: `schema` lacks one of them.
@@ -84,19 +84,19 @@ def run_query(
     *,
     columns: Sequence[str] | None = None,
 ) -> Answer:
-    """The result of `query`.
+    """Run `query` on each series and return the result.
 
     Args:
         snapshot: the store.
-        head: the snapshot's.
-        query: applies to each series.
-        series: the wanted ones; None for all. Unknown ones are empty.
-        part: only series in it; a series is never split.
+        head: the snapshot's head.
+        query: the query.
+        series: the requested series; None for all. Unknown ones have no rows.
+        part: the key range to answer for; it splits no series.
         columns: names of the result's columns; None for all of `result_schema`.
 
     Raises:
-        InvalidQuery: the store lacks one of `columns`; or a relative time is asked for, and the
-            anchor has no timestamp in some series.
+        InvalidQuery: the store lacks one of `columns`, or the query asks for a duration from an
+            anchor that has no timestamp in some series.
     """
     names = pick_columns(result_schema(snapshot.values), columns).names
     scan = Scan(snapshot, head, query, series, part)
@@ -122,13 +122,13 @@ def run_query(
 
 
 def stored_columns(names: Sequence[str]) -> list[str]:
-    """The columns to read for a query whose result has the columns `names`."""
+    """Return the columns to read for a query whose result has the columns `names`."""
     stored = [name for name in names if name != EDIT_TIME.name]
     return list(dict.fromkeys([*stored, *EVALUATED_COLUMNS]))
 
 
 def _find_erased(rows: pa.Table, order: Int64Array) -> BoolArray | None:
-    """Flags of the erased events among `rows` in their `order`; None if there are none."""
+    """Return flags of the erased events among `rows` in their `order`; None if there are none."""
     if ERASURE_FIELD.name not in rows.column_names:
         return None
     column = rows[ERASURE_FIELD.name]
@@ -139,7 +139,7 @@ def _find_erased(rows: pa.Table, order: Int64Array) -> BoolArray | None:
 
 
 def _take_rows(rows: pa.Table, wanted: Int64Array) -> pa.Table:
-    """`rows` at the positions `wanted`; no copy where these are all of them, in their order."""
+    """Return `rows` at the positions `wanted`; do not copy if these are all rows in their order."""
     if len(wanted) == rows.num_rows and np.array_equal(wanted, np.arange(len(wanted))):
         return rows
     return rows.take(pa.array(wanted))
@@ -150,7 +150,7 @@ def _may_hide(retained: RetainedRange, head: SeriesIndex) -> bool:
 
 
 def select_visible(rows: pa.Table, head: SeriesIndex, retained: RetainedRange) -> BoolArray:
-    """Flags of the rows that a query sees: originals inside the retained range, and their edits."""
+    """Flag the rows that a query sees: originals inside the retained range, and their edits."""
     names, codes = encode_runs(rows["series"])
     distinct = names.to_pylist()
     at, floors = head.lookup(distinct), head.min_retained(distinct)
@@ -166,7 +166,7 @@ def select_visible(rows: pa.Table, head: SeriesIndex, retained: RetainedRange) -
 
 
 class Scan:
-    """The files and rows that a query needs of a snapshot."""
+    """The files and rows of a snapshot that a query needs."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class Scan:
             names = self._names or []
             states, floors = head.lookup(names), head.min_retained(names)
         else:
-            # Bounds grow with the state of a series: the lowest and the highest state span all.
+            # Bounds grow with a series' state, so the lowest and highest state bound all series.
             states = {name: head.columns.bounds(name) for name in head.columns}
             floors = {
                 name: states.get(name, np.full(2, low))
@@ -231,7 +231,7 @@ class Scan:
         )
 
     def read(self, columns: Sequence[str]) -> pa.Table:
-        """The rows that may be needed, in the order of files."""
+        """Read the rows that may be needed, in the order of files."""
         schema = self._pick_fields(columns)
         tables = [
             read_files(self._location, self.originals, schema, self._original_filter()),
@@ -240,7 +240,7 @@ class Scan:
         return pa.concat_tables(tables)
 
     def stream(self, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows that may be needed of one file of originals, a few row groups at a time."""
+        """Yield the rows of one file of originals that may be needed, some row groups at a time."""
         schema = self._pick_fields(columns)
         for file in self.originals:
             if file.path == path:
@@ -271,7 +271,7 @@ class Scan:
 def sample_series(
     head: SeriesIndex, size: int, series: Sequence[str] | None = None
 ) -> list[Sample]:
-    """Evenly spaced series, or those given, each standing for a part of `size` rows or bytes."""
+    """Sample evenly spaced series, or `series`; each stands for an equal part of `size`."""
     if series is None:
         there = np.flatnonzero(head.columns["last_sequence"] != NO_SEQUENCE)
         names = head.ids.names()
@@ -282,7 +282,7 @@ def sample_series(
 
 
 def _find_known(series: Sequence[str], head: SeriesIndex) -> list[str]:
-    """The wanted series that have events, sorted."""
+    """Return the requested series that have events, sorted."""
     names = sorted(set(series))
     there = head.lookup(names)["last_sequence"] != NO_SEQUENCE
     return [name for name, known in zip(names, there.tolist(), strict=True) if known]

@@ -6,10 +6,11 @@ range by count, for example, is widened by the number of edits, which count as w
 groups and rows of originals outside are not read. Edits are few, and always read.
 
 *Selection*: each end of a range becomes a bound per series, a timestamp or a doubled sequence;
-doubling puts an odd number between any two events for ends that lie between (21.4). An end that
-counts is first located among the *slots*, the events that counts include (21.5). With both bounds,
-membership of an event is two comparisons. The view range selects originals, the edit range their
-edits, and the kind of query which of these stay. No step loops over rows or series.
+doubling puts an odd number between any two events, for ends that lie between them (21.4). An end
+given by a count is first located among the *slots*, the events that counts include (21.5). With
+both bounds, two comparisons decide whether an event is inside. The view range selects originals,
+the edit range selects their edits, and the query's kind decides which of these stay. No step loops
+over rows or series.
 """
 
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Bounds:
     max_us: Int64Array
 
     def over(self, first: int, end: int) -> tuple[int, int, int, int] | None:
-        """The bounds of the series from `first` to `end` (exclusive) together; None for none."""
+        """Return joint bounds of the series from `first` to `end` (exclusive); None for none."""
         if first >= end:
             return None
         cut = slice(first, end)
@@ -64,7 +65,7 @@ def compute_bounds(
     floors: dict[str, Int64Array],
     edits: int,
 ) -> Bounds:
-    """The bounds of the originals that `query` may need."""
+    """Return the bounds of the originals that `query` may need."""
     size = len(states["last_sequence"])
     min_sequence, max_sequence = _sequence_bounds(
         query, states, edits, _first_visible(retained, states, floors)
@@ -88,7 +89,7 @@ LowHigh = tuple[Int64Array | None, Int64Array | None]
 
 
 def _is_absolute(edits: Range) -> bool:
-    """Return whether membership in an edit range depends on each event alone."""
+    """Return whether an event's own time or sequence decides if it is in an edit range."""
     ends = edits.anchor.kind, edits.span.kind
     return edits == FULL_RANGE or ends in (("sequence", "sequence"), ("time", "time"))
 
@@ -96,7 +97,7 @@ def _is_absolute(edits: Range) -> bool:
 def _first_visible(
     retained: RetainedRange, states: dict[str, Int64Array], floors: dict[str, Int64Array]
 ) -> Int64Array | None:
-    """The lowest sequence that a query may see; None if that depends on times, too."""
+    """Return the lowest sequence that a query may see; None if that depends on times, too."""
     if retained.last_us is not None or (floors["floor_us"] > NEVER_US).any():
         return None
     newest = states["last_sequence"], states["original_us"]
@@ -106,7 +107,7 @@ def _first_visible(
 def _sequence_bounds(
     query: Query, states: dict[str, Int64Array], edits: int, first: Int64Array | None
 ) -> LowHigh:
-    """The bounds by sequence; None for an open end."""
+    """Return the bounds by sequence; None for an open end."""
     if not _is_absolute(query.edits):
         return None, None
     last = states["last_sequence"]
@@ -119,10 +120,10 @@ def _sequence_bounds(
     reach = query.view.span.value + edits
     low, high = anchor
     if word == "next":
-        # From before the first event that is seen it counts from that one.
+        # From an anchor before the first visible event, the span counts from that event.
         beyond = None if high is None or first is None else np.maximum(high, first) + reach
         return low, beyond
-    # From beyond the end it counts from the last event.
+    # From an anchor beyond the end, the span counts from the last event.
     return None if low is None else np.minimum(low, last) - reach, high
 
 
@@ -137,7 +138,7 @@ def _point_sequences(point: Point, last: Int64Array, edits: int) -> LowHigh:
 
 
 def _time_bounds(query: Query, states: dict[str, Int64Array]) -> LowHigh:
-    """The bounds by time; None for an open end."""
+    """Return the bounds by time; None for an open end."""
     if not _is_absolute(query.edits):
         return None, None
     # The last event is the newest original or an edit, and no edit is older than the originals
@@ -219,7 +220,7 @@ def select(events: Events, query: Query) -> Selection:
     of_interest = np.flatnonzero(original >= 0)
     is_original = events.original == NO_SEQUENCE
     counted = is_original if query.kind == "values" else None
-    # The view range is about originals: what is last, too, is the last original (21.6).
+    # The view range selects originals, so "last" means the last original (21.6).
     view = _select_inside(query.view, _Slots(events, counted, is_original))
     inside = _select_inside(query.edits, _Slots(events, counted))
     rows = of_interest[view[original[of_interest]] & inside[of_interest]]
@@ -233,16 +234,16 @@ def select(events: Events, query: Query) -> Selection:
 
 
 def _find_last_of_each(group: Int64Array) -> Int64Array:
-    """The last position of each distinct number of `group`, in the order of the numbers."""
+    """Return the last position of each distinct number of `group`, in the order of the numbers."""
     if (group[1:] > group[:-1]).all():
-        return np.arange(len(group))  # Without edits, as most results are.
+        return np.arange(len(group))  # Usually there are no edits.
     _, from_end = np.unique(group[::-1], return_index=True)
     last: Int64Array = len(group) - 1 - from_end
     return last
 
 
 def _within_limit(events: Events, rows: Int64Array, limit: int) -> BoolArray:
-    """Flags of the last `limit` of the `rows` of each series, which are in the query's order."""
+    """Flag the last `limit` rows of each series; `rows` are in the query's order."""
     if limit >= len(rows):
         return np.ones(len(rows), bool)
     codes = events.codes[rows]
@@ -251,7 +252,7 @@ def _within_limit(events: Events, rows: Int64Array, limit: int) -> BoolArray:
 
 
 def _find_originals(events: Events) -> Int64Array:
-    """The row of each event's original, its own for an original; NO_SEQUENCE if it is missing."""
+    """Return the row of each event's original (its own for an original); NO_SEQUENCE if missing."""
     rows = np.arange(len(events.codes))
     edits = np.flatnonzero(events.original != NO_SEQUENCE)
     if not len(edits):
@@ -272,7 +273,7 @@ def _find_originals(events: Events) -> Int64Array:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """Per series a doubled sequence, or a time."""
+    """One end of a range, per series: a doubled sequence, or a time."""
 
     by_time: bool
     at: Int64Array
@@ -287,9 +288,9 @@ class _SlotPosition:
 
 
 class _Slots:
-    """The events of each series that counts include: those `counted`, or all.
+    """The events of each series that counts include: those flagged by `counted`, or all.
 
-    Durations before the end count from the last of those flagged by `last_among`, or of all.
+    A duration before the end counts from the last event flagged by `last_among`, or of all.
     """
 
     def __init__(
@@ -297,7 +298,7 @@ class _Slots:
     ) -> None:
         self.events, self._counted, self._last_among = events, counted, last_among
 
-    # What follows is made when it is asked for: a range of times or sequences needs none of it.
+    # Computed on demand: a range of times or sequences needs none of these.
 
     @cached_property
     def _rows(self) -> Int64Array:
@@ -337,7 +338,7 @@ class _Slots:
 
     @cached_property
     def last_us(self) -> Int64Array:
-        """The timestamp of each series' last event: of `last_among`, not erased; else of any."""
+        """The time of each series' last event: flagged by `last_among`, not erased; else any."""
         codes, series = self.events.codes, np.arange(len(self.events.names))
         last = np.searchsorted(codes, series, "right") - 1
         among, erased = self._last_among, self.events.erased
@@ -352,7 +353,7 @@ class _Slots:
         return self.events.us[last]
 
     def event_at(self, index: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Sequence and timestamp of slot `index` of each series, clipped to existing slots."""
+        """Return sequence and timestamp of each series' slot `index`, clipped to existing slots."""
         if not len(self._sequence):
             return np.zeros_like(index), np.zeros_like(index)
         at = self._starts + np.clip(index, 0, np.maximum(self.size - 1, 0))
@@ -360,13 +361,13 @@ class _Slots:
         return self._sequence[at], self._us[at]
 
     def locate_sequence(self, sequence: int) -> _SlotPosition:
-        """The position of a sequence."""
+        """Return the position of a sequence."""
         under = np.bincount(self._codes[self._sequence < sequence], minlength=len(self.size))
         on = np.bincount(self._codes[self._sequence == sequence], minlength=len(self.size)) > 0
         return _SlotPosition(under, on)
 
     def locate_time(self, us: Int64Array, *, forward: bool) -> _SlotPosition:
-        """The position of a time: the first slot at or after it, or the last at or before it."""
+        """Return the position of a time: the first slot from it on, or the last slot up to it."""
         if forward:
             index = self.size.copy()
             at = self._select_timed(self._us >= us[self._codes])
@@ -382,7 +383,7 @@ class _Slots:
         return slots if self._timed is None else slots & self._timed
 
     def to_bound(self, position: _SlotPosition) -> _Bound:
-        """A position as a doubled sequence."""
+        """Convert a position to a doubled sequence."""
         doubled = 2 * self.event_at(position.index)[0] - ~position.on
         doubled = np.where(position.index >= self.size, _AFTER_ALL, doubled)
         before = position.index < np.where(position.on, 0, 1)
@@ -390,7 +391,7 @@ class _Slots:
 
 
 def _select_inside(wanted: Range, slots: _Slots) -> BoolArray:
-    """Flags of the events inside `wanted`."""
+    """Flag the events inside `wanted`."""
     codes = slots.events.codes
     if wanted == FULL_RANGE:
         return np.ones(len(codes), bool)
@@ -413,7 +414,7 @@ def _select_inside(wanted: Range, slots: _Slots) -> BoolArray:
 
 
 def _find_fixed_ends(wanted: Range) -> tuple[bool, int, int] | None:
-    """Both ends of a range that are the same in every series: times, or else sequences."""
+    """Return the ends of a range if they are the same in every series: times, or sequences."""
     anchor, span = wanted.anchor, wanted.span
     if anchor.kind != span.kind or anchor.kind not in ("time", "sequence"):
         return None
@@ -432,7 +433,7 @@ def _select_between(low: _Bound, high: _Bound, slots: _Slots) -> BoolArray:
 
 
 def _absolute_bound(point: Point, slots: _Slots) -> _Bound:
-    """The bound of a point that does not depend on an anchor."""
+    """Return the bound of a point that does not depend on an anchor."""
     if point.kind == "sequence":
         return _Bound(False, np.full(len(slots.size), 2 * point.value))
     if point.kind == "time":
@@ -454,7 +455,7 @@ def _locate(point: Point, slots: _Slots, *, forward: bool) -> _SlotPosition:
 
 
 def _relative_bound(wanted: Range, slots: _Slots, *, forward: bool) -> _Bound:
-    """The bound of the span of `wanted`, which counts from its anchor."""
+    """Return the bound of the span of `wanted`, which counts from its anchor."""
     amount = wanted.span.value if forward else -wanted.span.value
     by_time = wanted.anchor.kind in ("time", "last_us")
     if wanted.span.kind.endswith("_us") and by_time:
@@ -468,7 +469,7 @@ def _relative_bound(wanted: Range, slots: _Slots, *, forward: bool) -> _Bound:
 def _anchor_time(
     position: _SlotPosition, slots: _Slots, wanted: Range, *, forward: bool
 ) -> Int64Array:
-    """The timestamp of an anchor: of its event, or of the next one in the span's direction."""
+    """Return an anchor's timestamp: of its event, or of the next one in the span's direction."""
     index = position.index if forward else np.where(position.on, position.index, position.index - 1)
     nowhere = np.flatnonzero((index < 0) | (index >= slots.size))
     if len(nowhere):

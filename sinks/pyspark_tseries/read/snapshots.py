@@ -1,12 +1,12 @@
-"""Snapshots of a store: at an earlier moment, or as a batch read saw it when it was planned.
+"""Find snapshots of a store: at an earlier moment, or when Spark began to evaluate a query.
 
 Every row keeps its commit, and compaction removes only rows that were out of range at its horizon.
-So from the horizon on the rows of any moment are still stored, and each task computes the head of
-its own series from them (semantics 22).
+All rows visible at the horizon or later are therefore still stored, and each task computes the head
+of its own series from them (semantics 22).
 
 All tasks of an evaluation must see the same commits. They know when it began by the driver's clock,
-and every log entry has a time: the snapshot is that of the last entry up to then, whichever task
-asks and whenever. An entry can become visible shortly after its time, so an early task waits
+and every log entry has a time, so each task takes the last entry up to then and finds the same one
+whenever it asks. An entry can become visible shortly after its time, so an early task waits
 (semantics 21.10).
 """
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 def find_snapshot_as_of(store: "Store", us: int) -> Snapshot:
-    """The store as it was at the commit time `us`, its retained range included.
+    """Return the store as it was at the commit time `us`, including its retained range.
 
-    Its head id remains that of the current head; see `find_head_as_of`.
+    The head id stays that of the current head; see `find_head_as_of`.
 
     Raises:
-        InvalidQuery: rows visible then may be gone; names the oldest possible time.
+        InvalidQuery: rows visible then may be gone; the message names the oldest possible time.
     """
     snapshot = store.snapshot()
     if us >= snapshot.metadata.commit_us:
@@ -62,7 +62,7 @@ def find_snapshot_as_of(store: "Store", us: int) -> Snapshot:
 
 
 def _find_commits(snapshot: Snapshot, us: int, oldest: int) -> tuple[int, int]:
-    """The last commit with rows not after `us`, and the time of the first from `oldest` on."""
+    """Return the last commit with rows up to `us`, and the time of the first from `oldest` on."""
     commit, oldest_us = -1, 2**62
     for file in snapshot.files:
         for rows in scan_file(snapshot.location, file, BASE_SCHEMA, ("commit", "commit_time")):
@@ -75,13 +75,13 @@ def _find_commits(snapshot: Snapshot, us: int, oldest: int) -> tuple[int, int]:
 def find_head_as_of(
     past: Snapshot, now: SeriesIndex, series: Sequence[str] | None = None, part: KeyRange = ALL_KEYS
 ) -> SeriesIndex:
-    """The head at the moment of `past`, covering at least the wanted series.
+    """Return the head at the moment of `past`, covering at least the requested series.
 
     Args:
-        past: as `find_snapshot_as_of` gives it.
-        now: the head of the store now, which has the floors.
-        series: the wanted ones; None for all.
-        part: only the series in it; it divides no series.
+        past: a snapshot from `find_snapshot_as_of`.
+        now: the store's current head, which has the floors.
+        series: the requested series; None for all.
+        part: the key range to cover; it splits no series.
     """
     assert past.as_of is not None
     names = None if series is None else sorted(set(series))
@@ -95,30 +95,30 @@ def find_head_as_of(
 
 
 LOCAL_VISIBILITY_DELAY_US: Final = 50_000
-"""The longest time after which an entry of a local log appears: file systems have coarse clocks."""
+"""A local log entry becomes visible within this time: file systems have coarse clocks."""
 
 EVALUATION_RESOLUTION_US: Final = 999
 """Spark reports the start of an evaluation in whole milliseconds."""
 
 MAX_PUBLISH_US: Final = 1_000_000
-"""The longest time that an entry of a local log has two names; a killed writer leaves both."""
+"""A writer removes a local log entry's second name within this time; a killed one leaves both."""
 
 MAX_REMOTE_CLOCK_SKEW_US: Final = 1_000_000
-"""The largest difference between the clocks of an object store, in seconds, and of the driver."""
+"""An object store's clock, in whole seconds, differs from the driver's by at most this."""
 
 REMOTE_VISIBILITY_DELAY_US: Final = 1_000_000
-"""The longest time after which an entry of an object store appears; its time is in seconds."""
+"""An object store's log entry becomes visible within this time; its time is in whole seconds."""
 
 _last_snapshots: dict[Location, tuple[int, Snapshot]] = {}
-"""The last snapshot that this worker found of each store, with the time of the evaluation."""
+"""By store, the start of the last evaluation and the snapshot that this worker found for it."""
 
 
 def find_snapshot_at(planned: Snapshot, began_us: int) -> Snapshot:
-    """The store of `planned` as it was at `began_us`, the same in every task.
+    """Return the store of `planned` as it was at `began_us`, the same in every task.
 
     Args:
         planned: an earlier snapshot, returned if the log does not reach back to `began_us`.
-        began_us: as `find_later_start` gives it.
+        began_us: the start of the evaluation, from `find_later_start`.
 
     Raises:
         NoSuchStore: the store is gone.
@@ -157,7 +157,7 @@ def _wait_until(us: int) -> None:
 
 
 def _find_version(location: Location, newest: int, latest_us: int) -> int | None:
-    """The last log entry up to `newest` that is not later than `latest_us`; None: none."""
+    """Return the last log entry up to `newest` not later than `latest_us`; None for none."""
     if _is_visible(location, newest, latest_us):
         return newest
     there, later = -1, newest
@@ -176,7 +176,7 @@ def _is_visible(location: Location, version: int, latest_us: int) -> bool:
 
 
 def _entry_time_ns(location: Location, version: int) -> int | None:
-    """The time since which a log entry is visible; None if it does not exist."""
+    """Return the time at which a log entry became visible; None if it does not exist."""
     path = location.file("_delta_log", f"{version:020d}.json")
     if not location.is_local:
         entry = location.identity(path)

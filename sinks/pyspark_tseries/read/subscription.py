@@ -1,4 +1,4 @@
-"""The driver's side of a subscription: batches and tasks for a position in a store."""
+"""The driver's side of a subscription: find the end of each batch, and divide it among tasks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -48,12 +48,12 @@ MAX_ROWS_PER_TASK: Final = 250_000
 
 
 class Follower:
-    """Follows one store for one subscriber; positions come and go as JSON.
+    """Follow one store for one subscriber.
 
     Args:
-        location: of the store.
-        initial: the initial events.
-        check: looks at the store whenever it has changed; what it raises ends the subscription.
+        location: the store.
+        initial: the events that a new subscriber gets first.
+        check: called with each new snapshot; an error that it raises ends the subscription.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Follower:
         self._first: tuple[Any, list[str], Int64Array] | None = None
 
     def ctis(self) -> CtiRecord:
-        """The store's record of CTIs."""
+        """Return the store's record of CTIs."""
         return self._read_store()[1].metadata.ctis
 
     def find_start(self) -> Position:
-        """The position of a new subscriber."""
+        """Return the position of a new subscriber."""
         snapshot, head = self._read_store()
         missed = self._count_missed_starts(snapshot, head)
         start = start_position(
@@ -82,17 +82,17 @@ class Follower:
         return replace(start, mark=find_mark(self._store, start.commit))
 
     def last_commit(self) -> int:
-        """The store's last commit."""
+        """Return the store's last commit."""
         return self._read_store()[1].metadata.commit
 
     def find_end(
         self, start: Position, max_events: int | None, upto: int | None = None
     ) -> Position:
-        """The end of the batch that starts at `start`; `start` itself if nothing is new.
+        """Return the end of the batch that starts at `start`; `start` itself if nothing is new.
 
         Args:
             start: a position of this store.
-            max_events: at most this many; None for all. Initial events come by whole series.
+            max_events: at most this many events; None for all. Initial events come in whole series.
             upto: the last commit of the batch, not before `start`; None for the store's last one.
         """
         snapshot, head = self._read_store(start)
@@ -142,15 +142,15 @@ class Follower:
         ]
 
     def _read_store(self, position: Position | None = None) -> tuple[Snapshot, SeriesIndex]:
-        """The store as it is now, which has all before `position`.
+        """Return the store as it is now, after checking that it has all before `position`.
 
-        Without new commits only the log is listed.
+        Without new commits this only lists the log.
         """
         if not self._store.refresh():
             self._store = Store.open(self._store.location)
         if position is not None:
             self._check_store(position)
-        # The head too: an older log that was put back may have grown to the same version.
+        # Compare the head, too: an older log that was put back may have grown to the same version.
         state = self._store.version(), self._store.head_id()
         if self._known is None or self._known[0] != state:
             snapshot = self._store.snapshot()
@@ -202,7 +202,7 @@ class Follower:
         commits: tuple[int, int],
         wanted: pc.Expression | None = None,
     ) -> pa.Table:
-        """Some columns of the events of some commits, first and last inclusive."""
+        """Read `columns` of the events of `commits`, first and last inclusive."""
         data = [
             file
             for file in snapshot.files
@@ -272,7 +272,7 @@ class Follower:
 def _began_without_floors(start: Position, snapshot: Snapshot) -> bool:
     """Return whether all minimums of the head are younger than a subscription.
 
-    Otherwise the present minimums count, and events that a younger one hides are missed.
+    Otherwise the current minimums apply, and events that a younger one hides are missed.
     """
     changed = snapshot.metadata.retained_since != start.retained_since
     return start.retained_since is None and changed

@@ -1,10 +1,10 @@
-"""Protection of a query from writing to another store than its checkpoint belongs to.
+"""Keep a query from writing to a store that its checkpoint does not belong to (semantics 16.6).
 
-The rules are semantics 16.6. They rely on two records. The store has a mark of every query that
-wrote to it, with the number of its last batch; the first batch of a query leaves this mark even if
-it is empty. And if the checkpoint is a directory of this machine, a file in it records the id and
-the location of the store, so that a missing store is named instead of being created again, empty;
-and the commits of the last batches, so that an older state of the store is noticed.
+The checks rely on two records. The store has a mark of every query that wrote to it, with the
+number of its last batch; even an empty first batch leaves this mark. If the checkpoint is a
+directory on this machine, a file in it records the store's id and location, so that a missing store
+is reported instead of being created again, empty. The file also records the commits of the last
+batches, so that an older state of the store is noticed.
 """
 
 import json
@@ -25,7 +25,7 @@ _FILE_PATH: Final = ("sinks", "tseries.json")
 _CHECKPOINT_OPTION: Final = "checkpointlocation"
 _FORMAT_VERSION: Final = 1
 MAX_BATCHES: Final = 100
-"""So many batches have their commits recorded, as many as Spark keeps in a checkpoint."""
+"""Record the commits of this many batches, as many as Spark keeps in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class CheckpointStore:
     """A store as a checkpoint records it.
 
     Attributes:
-        id: the Delta table's.
-        location: the store's.
+        id: the id of the Delta table.
+        location: the location of the store.
         batches: the numbers of the last batches stored, rising, each with the last commit then.
     """
 
@@ -43,12 +43,12 @@ class CheckpointStore:
     batches: tuple[tuple[int, CommitMark], ...] = ()
 
     def __str__(self) -> str:
-        """As a message names it."""
+        """Name the store as a message does."""
         return f"'{self.location}' (id {self.id})"
 
 
 def checkpoint_directory(options: Mapping[str, str]) -> str | None:
-    """The checkpoint in Spark's options, if it is a directory of this machine.
+    """Return the checkpoint in Spark's options, if it is a directory on this machine.
 
     A checkpoint location set for the whole session, or on another machine, is unknown here.
     """
@@ -60,13 +60,13 @@ def checkpoint_directory(options: Mapping[str, str]) -> str | None:
 
 
 def checkpoint_path(location: str) -> str:
-    """The directory of a checkpoint that Spark names by a URL or a path."""
+    """Return the directory of a checkpoint that Spark names by a URL or a path."""
     parts = urlsplit(location)
     return unquote(parts.path) if parts.scheme == "file" else location
 
 
 def check_before_batch(checkpoint: str | None, location: Location) -> None:
-    """Refuse a batch of a query that has written to another store than the one at `location`."""
+    """Refuse a batch if its query has written to another store than the one at `location`."""
     before = None if checkpoint is None else _read_remembered(checkpoint)
     if before is None:
         return
@@ -85,7 +85,7 @@ def check_in_commit(
     is_empty: bool = False,
     synced: bool = True,
 ) -> None:
-    """Ensure, before anything of a batch is stored, that the store is the query's own."""
+    """Check, before anything of a batch is stored, that the store is the query's own."""
     mark, batch = token
     before = None if checkpoint is None else _read_remembered(checkpoint)
     if before is not None:
@@ -103,9 +103,9 @@ def check_in_commit(
 
 
 def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]) -> None:
-    """Refuse a store that has not, or not any more, what the query has stored in it."""
+    """Refuse a store that lacks what the query has stored in it."""
     mark, batch = token
-    # The records of later batches are void: the checkpoint was set back, perhaps by hand.
+    # Ignore the records of later batches: the checkpoint was set back, perhaps by hand.
     earlier = [known for known in before.batches if known[0] < batch]
     if not earlier:
         return
@@ -143,7 +143,7 @@ def remember_commit(
 ) -> None:
     """Record in the checkpoint that its query has stored a batch.
 
-    Without `commit` it was stored before, and the store's last commit is recorded.
+    Without `commit` the batch was stored before: record the store's last commit.
     """
     if checkpoint is None:
         return
@@ -185,7 +185,7 @@ def _describe_store(store: Store) -> str:
 
 
 def _read_remembered(checkpoint: str) -> CheckpointStore | None:
-    """The store recorded in the checkpoint; None if there is no readable record."""
+    """Return the store recorded in the checkpoint; None if there is no readable record."""
     try:
         with open(os.path.join(checkpoint, *_FILE_PATH), encoding="utf-8") as file:
             read = json.load(file)

@@ -1,10 +1,10 @@
-"""`correct_late`: late rows correct windows that a query has already written to a store.
+"""`correct_late` corrects windows by late rows after a query has written them (semantics 30.6).
 
-The query that writes windows leaves flagged rows out; this one takes them (semantics 30.6). Per
-batch it aggregates the late rows by series and window, and writes edits of the values in force.
-What must wait is in a file of the store, `_tseries/late/QUERY/N.arrow`, with the store's CTI that
-batch N decided by. The file is written before the commit, and a repeated batch decides by it; the
-commit carries the batch's number. So a kill at any moment loses and doubles nothing.
+The query that writes windows leaves flagged rows out; this one takes them. In each batch it
+aggregates the late rows by series and window, and writes edits of the values in force. Windows that
+must wait are in a file of the store, `_tseries/late/QUERY/N.arrow`, with the store's CTI that batch
+N decided by. The file is written before the commit, and a repeated batch decides by it; the commit
+carries the batch's number. So a kill at any moment neither loses nor doubles anything.
 """
 
 import dataclasses
@@ -75,17 +75,17 @@ def correct_late(
     beside_others: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> DataStreamWriter:
-    """A query that corrects windows in a store by the late rows of a stream.
+    """Make a query that corrects windows in a store by the late rows of a stream.
 
-    The store has been made by the query that writes the windows of all rows in time, with a CTI
-    (`ctiDelay`). A window that is in the store gets an edit, one that had no rows in time an
-    original. A window that is not certain to be written yet waits. The column `reason` is added
-    to the store. Aggregates are those of the writing query: `{"trips": (F.count("*"), "sum")}`;
-    an edit leaves the store's other value columns as they are.
+    Another query has made the store: it writes the windows of all rows in time, with a CTI
+    (`ctiDelay`). A window that is in the store gets an edit; one that had no rows in time gets an
+    original. A window that may not be written yet waits. The store gets the column `reason`.
+    Aggregates are those of the writing query: `{"trips": (F.count("*"), "sum")}`; an edit leaves
+    the store's other value columns as they are.
 
     Args:
-        late: a stream with a column `violation`; its rows that are `late` are taken.
-        store: its path.
+        late: a stream with a column `violation`; the query takes its rows that are `late`.
+        store: the path of the store.
         aggregates: by value column, the aggregate and how two results of it become one: `sum`
             (counts too), `min`, `max`, or a function of both. An average is a sum and a count.
         series: the column with the series' name, without nulls.
@@ -93,10 +93,10 @@ def correct_late(
         event_time: the column of event times.
         start: the store's value column with the start of the window, a timestamp.
         timestamp: which end of a window its `timestamp` in the store is.
-        max_age: windows further before the store's newest window are left out, counted and told;
-            None: none are.
-        author: of the corrections.
-        reason: in the column `reason` of each correction.
+        max_age: leave out windows further before the store's newest window, count and report them;
+            None: leave out none.
+        author: the author of the corrections.
+        reason: the text in the column `reason` of each correction.
         beside_others: True if another query has corrected the store by other late rows; else a
             query with a new checkpoint is refused there, since it would count late rows again.
         storage_options: how to reach an object store.
@@ -107,11 +107,11 @@ def correct_late(
 
     Raises:
         NoSuchStore: there is no store.
-        IncompatibleValue: it has no such value columns, or a `reason` that is not a text; or
-            `late` has no column `violation`.
+        IncompatibleValue: the store has no such value columns, or a `reason` that is not a text;
+            or `late` has no column `violation`.
         UpdateFailed: its retained range has a `limit`, or a writer gives the store no CTI.
         PermissionDenied: the author may not add events.
-        ValueError: `aggregates` is empty, a merge is unknown, or a duration is none.
+        ValueError: `aggregates` is empty, a merge is unknown, or a duration is not valid.
     """
     unknown = [how for _, how in aggregates.values() if isinstance(how, str) and how not in MERGES]
     if unknown or not aggregates:
@@ -158,7 +158,7 @@ def correct_late(
 
 
 def _check_violation(late: DataFrame) -> None:
-    """Refuse a stream that does not say which rows are late: all would count a second time."""
+    """Refuse a stream that does not say which rows are late: rows in time would count twice."""
     if "violation" in late.columns:
         return
     raise IncompatibleValue(
@@ -191,11 +191,11 @@ def _check_columns(store: Store, start: str, results: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What one batch decides with: the store's CTI, the oldest window to correct, its late rows.
+    """The basis of one batch's decisions: the store's CTI, and the oldest window to correct.
 
-    `compared` is true once the query's streams were compared with those of the windows. A batch
-    that cannot compare them yet lets all windows wait. The author is that of the corrections.
-    `rows` is the digest of the late rows.
+    `compared` is True once the query's streams were compared with those of the windows; a batch
+    that cannot compare them yet lets all windows wait. `author` is the author of the corrections,
+    `rows` the digest of the late rows.
     """
 
     cti_us: int | None
@@ -269,7 +269,7 @@ class _Plan:
         self.location.remove([self._path(query, number - 2)])
 
     def _find_bounds(self, store: Store) -> "_Bounds":
-        """What the batch decides with, as the store is now."""
+        """Return the bounds that a batch gets from the store as it is now."""
         _, index = store.index()
         newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
         known = self.rules.max_age_us is not None and newest_us != NEVER_US
@@ -321,12 +321,12 @@ class _Plan:
         return late_path(self.location, query, f"{number}.arrow")
 
     def _read(self, query: str, number: int) -> "tuple[pa.Table, _Bounds] | None":
-        """The waiting windows and the bounds of a batch; None if it has not decided."""
+        """Return the waiting windows and the bounds of a batch; None if it has not decided."""
         try:
             with self.location.read(self._path(query, number)) as file:
                 table = pa.ipc.open_file(file).read_all()
         except (FileNotFoundError, pa.ArrowInvalid):
-            return None  # A kill may have torn it: then nothing was committed by it.
+            return None  # A kill may have torn it: then the batch has committed nothing.
         bounds = json.loads((table.schema.metadata or {})[BOUNDS_KEY])
         return table.replace_schema_metadata(None), _Bounds(**bounds)
 

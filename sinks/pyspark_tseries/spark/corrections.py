@@ -1,14 +1,12 @@
-"""Windows that have late rows, and their corrections as a batch of a store.
+"""Choose the windows to correct by late rows, and write the corrections (semantics 30.6).
 
 Late rows come in batches, as partial aggregates of (series, window). A window is corrected once the
-store's CTI is above its time: whatever its query writes of it is then in the store. Until then its
-partial aggregates wait. `advance_windows` is a pure fold over batches; with the same rows and CTIs
-it gives the same windows, so a batch that is repeated decides as it did before.
+store's CTI is above its time, because all that its query writes of it is then in the store. Until
+then its partial aggregates wait. `advance_windows` is a pure fold over batches: with the same rows
+and CTIs it gives the same windows, so a repeated batch decides as it did before.
 
-The rules are semantics 30.6.
-
-Values in force are read on top of the commit before, in each attempt. So a correction never loses
-another writer's edit that was made between its reading and its commit.
+Each attempt to commit reads the values in force as of the preceding commit, so a correction never
+loses an edit that another writer made between its reading and its commit.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +33,7 @@ from pyspark_tseries.write.numbering import FutureLimit
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema
 
 Merge = str | Callable[[Any, Any], Any]
-"""How two results of an aggregate become one: `sum`, `min`, `max`, or a function of both."""
+"""The rule that makes one result of two: `sum`, `min`, `max`, or a function of both."""
 
 MERGES: Final = ("sum", "min", "max")
 
@@ -48,14 +46,14 @@ class WindowRules:
     """The windows that a query corrects, and how; see `correct_late`.
 
     Attributes:
-        keys: the columns of series and window; the latter has its start.
-        merges: how two results become one, by the columns of results.
+        keys: the column of the series, and the column of the window's start.
+        merges: by column of results, how two results become one.
         offset_us: from a window's start to the time that the store has of it.
-        author: of the corrections.
-        reason: in the column `reason` of each.
-        max_age_us: windows further before the store's newest one are left out; None: none are.
-        beside_others: other queries may have corrected the store.
-        window_us: the length of a window; None: it is not compared with the store's.
+        author: the author of the corrections.
+        reason: the text in the column `reason` of each.
+        max_age_us: leave out windows further before the store's newest one; None: leave out none.
+        beside_others: True if other queries may have corrected the store.
+        window_us: the length of a window; None: do not compare it with the store's.
     """
 
     keys: tuple[str, str]
@@ -70,7 +68,7 @@ class WindowRules:
 
 @dataclass(frozen=True, slots=True)
 class WindowStep:
-    """The consequences of one batch of late rows; tables of series, window, results and `ROWS`.
+    """The outcome of one batch of late rows: tables of series, window, results and `ROWS`.
 
     Attributes:
         ready: windows to correct now.
@@ -93,7 +91,7 @@ def advance_windows(
 ) -> WindowStep:
     """Divide the windows of `waiting` and `new` by the store's CTI; without one all wait.
 
-    Windows whose time is before `oldest_us` are left out.
+    Leave out windows with a time before `oldest_us`.
     """
     windows = merge_windows(pa.concat_tables([waiting, new]), rules.merges, rules.keys)
     times = pc.add(windows[rules.keys[1]].cast(pa.int64()), rules.offset_us)
@@ -111,7 +109,7 @@ def advance_windows(
 def merge_windows(
     windows: pa.Table, merges: Mapping[str, Merge], keys: tuple[str, str]
 ) -> pa.Table:
-    """One row for each series and window, in their order, with the results of all its rows.
+    """Merge the rows of each series and window into one row, sorted by both.
 
     A null is the result of no value, and changes nothing.
     """
@@ -146,11 +144,11 @@ class Corrections:
 
     Attributes:
         windows: series, window, results and `ROWS`, a row for each window.
-        rules: of the windows.
+        rules: the rules of the windows.
         values: the store's value columns.
         token: identifies the batch.
-        is_first: nobody has corrected the store yet.
-        hidden: after `prepare`, the windows that the store's retained range hides, left out.
+        is_first: True if nobody has corrected the store yet.
+        hidden: after `prepare`, the windows left out because the store's retained range hides them.
     """
 
     windows: pa.Table
@@ -162,32 +160,32 @@ class Corrections:
 
     @property
     def digest(self) -> int:
-        """Of the windows, which the late rows of the batch determine."""
+        """The digest of the windows, which the late rows of the batch determine."""
         return digest_rows(self.windows)
 
     @property
     def has_edits(self) -> bool:
-        """Always, so that the context has the store's files."""
+        """Always True, so that the context has the store's files."""
         return True
 
     @property
     def is_slow(self) -> bool:
-        """Always: values are read."""
+        """Always True, because `prepare` reads values."""
         return True
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
-        """As `Batch.prepare`, with its errors."""
+        """Prepare a commit as `Batch.prepare` does, with its errors."""
         assert context.edits is not None
         refuse_limit(context.edits.retained, context.location.root)
         rows = self._merge(self._read_in_force(context), context.index)
-        # The windows are in the store, or would be, so no timestamp is refused here.
+        # Refuse no timestamp here: the windows are in the store, or would be.
         future = FutureLimit(NO_MAX_US)
         author = self.rules.author
         batch = Batch(rows, "adjust", author, self.token, is_correction=True, future=future)
         return batch.prepare(context)
 
     def _read_in_force(self, context: CommitContext) -> pa.Table:
-        """The values of the windows' series, with the sequences of their originals."""
+        """Read the values of the windows' series, with the sequences of their originals."""
         assert context.edits is not None
         names = self.windows[self.rules.keys[0]].unique().to_pylist()
         retained, metadata = context.edits.retained, context.index.metadata
@@ -199,7 +197,7 @@ class Corrections:
         return run_query(snapshot, context.index, Query("values"), names).table
 
     def _merge(self, in_force: pa.Table, index: SeriesIndex) -> pa.Table:
-        """The rows to write: edits of windows in force, and originals of the others."""
+        """Return the rows to write: edits of windows in force, and originals of the others."""
         keys, columns = list(self.rules.keys), self.windows.column_names
         original = pc.coalesce(in_force["original_sequence"], in_force["sequence"])
         known = in_force.select(["series", self.rules.keys[1], *self.rules.merges])
@@ -237,7 +235,7 @@ class Corrections:
         merged = merge_windows(pa.concat_tables([theirs, mine]), self.rules.merges, self.rules.keys)
         rows = merged.join(there.select([*keys, "original", "place"]), keys)
         rows = rows.sort_by([(key, "ascending") for key in keys])
-        # In an original that late rows alone make, the other columns are null.
+        # If only late rows make an original, its other columns are null.
         return self._stage(rows, in_force.take(rows["place"]))
 
     def _compare_windows(self, in_force: pa.Table) -> None:
@@ -259,12 +257,12 @@ class Corrections:
     def _find_hidden(
         self, there: pa.Table, in_force: pa.Table, index: SeriesIndex
     ) -> pa.ChunkedArray:
-        """Flags of the windows of `there` that may have been written and are hidden by now.
+        """Flag the windows of `there` that may have been written and are hidden by now.
 
-        Something of their series is hidden, and they are not after all that is visible. Originals
-        have rising timestamps, none before its window's time. So a hidden one's window has a time
-        that is not above any visible timestamp; the window of a visible one says nothing, since an
-        earlier correction may have written it late.
+        Their series has hidden events, and they do not come after everything visible. Timestamps
+        of originals rise, and none is before its window's time, so the time of a hidden original's
+        window is not above any visible timestamp. The window of a visible original says nothing,
+        since an earlier correction may have written it late.
         """
         series, window = self.rules.keys
         visible = pa.table(
@@ -322,7 +320,7 @@ def refuse_limit(retained: RetainedRange, root: str) -> None:
 
 
 def _refuse_other_reasons(in_force: pa.Table) -> None:
-    """Refuse to write over a column of the user's that happens to be called `reason`."""
+    """Refuse to write over a user's column that happens to be called `reason`."""
     is_reason = pc.and_(in_force[REASON].is_valid(), in_force["original_sequence"].is_null())
     row = pc.index(is_reason, True).as_py()
     if row >= 0:

@@ -1,13 +1,13 @@
-"""Checks that find wrong corrections by late rows before any is written (semantics 30.6).
+"""Find wrong corrections by late rows before any is written (semantics 30.6).
 
 The query that writes windows leaves a note in the store, `_tseries/streams/QUERY.json`: the options
 of its streams of records, from the offset of its first batch, and whether it gives CTIs.
-`correct_late` compares its own streams and windows with these. Where nothing is known of a query,
-because its checkpoint is not a directory of the driver's machine, nothing is compared.
+`correct_late` compares its own streams and windows with these. It compares nothing with a query
+that it knows nothing of, because its checkpoint is not a directory on the driver's machine.
 
-Spark's classic client calls the function in the query's own thread, which knows the id. Spark
-Connect calls it in a process beside the server, in a session that knows no query. There the query
-has a name of its own, and is found by it among those of the session that started it.
+Spark's classic client calls the function for a batch in the query's own thread, which knows the id.
+Spark Connect calls it in a process beside the server, in a session that knows no query. There the
+query gets a name of its own, and is found by it among those of the session that started it.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ _UNRELATED: Final = frozenset(
         "violationPolicy",
     }
 )
-"""Settings that an offset keeps, and by which no row becomes late; topics are compared anyway."""
+"""Settings in an offset that make no row late; topics are compared anyway."""
 
 _SOURCES_OF_CTIS: Final = ("ctiFrequency", "ctiHeader", "ctiImport")
 _noted: set[tuple[str, str]] = set()
@@ -60,11 +60,11 @@ _noted: set[tuple[str, str]] = set()
 
 @dataclass(frozen=True, slots=True)
 class RecordStream:
-    """A stream of records, and the options by which its rows are late.
+    """A stream of records, and the options that decide which of its rows are late.
 
     Attributes:
         settings: the options that its offset keeps, as text.
-        starts: by topic and partition, the first offset that the query read; None: not known.
+        starts: by topic and partition, the first offset that the query read; None if unknown.
     """
 
     settings: Mapping[str, str]
@@ -83,11 +83,11 @@ class RecordStream:
 
 @dataclass(frozen=True, slots=True)
 class WriterNote:
-    """What a store knows of a query that writes it.
+    """The note of a store about a query that writes it.
 
     Attributes:
-        gives_ctis: it commits CTIs.
-        streams: those it reads; none: not known.
+        gives_ctis: True if it commits CTIs.
+        streams: the streams that it reads; empty if unknown.
     """
 
     gives_ctis: bool
@@ -95,7 +95,7 @@ class WriterNote:
 
 
 def read_streams(offsets: Iterable[Any], batch: int) -> tuple[RecordStream, ...]:
-    """The streams of records among the offsets of `batch`, which are parsed JSON."""
+    """Return the streams of records among the offsets of `batch`, which are parsed JSON."""
     found = []
     for offset in offsets:
         if not isinstance(offset, dict) or not {"settings", "partitions"} <= offset.keys():
@@ -110,10 +110,10 @@ def read_streams(offsets: Iterable[Any], batch: int) -> tuple[RecordStream, ...]
 
 
 def read_checkpoint(checkpoint: str | Path, batch: int) -> tuple[RecordStream, ...]:
-    """The streams of a query as the entry of a batch in its checkpoint has them; none: unknown."""
+    """Return a query's streams from the entry of a batch in its checkpoint; empty if unknown."""
     try:
         lines = (Path(checkpoint) / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
-        # A source with a name has it before its offset.
+        # A named source has its name before its offset.
         found = [json.loads(line[line.index("{") :]) for line in lines[2:] if "{" in line]
         return read_streams(found, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -123,7 +123,7 @@ def read_checkpoint(checkpoint: str | Path, batch: int) -> tuple[RecordStream, .
 def note_writer(
     location: Location, query: str, batch: int, checkpoint: str | None, *, gives_ctis: bool
 ) -> None:
-    """Note the streams of a query, once; a note that cannot be written compares nothing."""
+    """Note the streams of a query, once; without the note nothing is compared."""
     key = location.root, query
     if key in _noted:
         return
@@ -133,7 +133,7 @@ def note_writer(
         known = _read_note(location, query)
         streams = () if checkpoint is None else read_checkpoint(checkpoint, batch)
         if known is not None:
-            # Starts are those of the first run.
+            # Keep the starts of the first run.
             streams = known.streams or streams
             if known == WriterNote(gives_ctis, streams):
                 return
@@ -157,7 +157,7 @@ def _read_note(location: Location, query: str) -> WriterNote | None:
 
 
 def _read_notes(store: Store) -> dict[str, WriterNote]:
-    """By its name as a writer, what is known of each query that writes the store."""
+    """Return what is known of each query that writes the store, by its name as a writer."""
     found = {}
     for path, _ in store.location.list_files(store.location.file("_tseries", "streams")):
         query = Path(path).stem
@@ -168,7 +168,7 @@ def _read_notes(store: Store) -> dict[str, WriterNote]:
 
 
 def refuse_without_ctis(store: Store) -> None:
-    """Refuse a store that gets no CTI from those who write it."""
+    """Refuse a store that gets no CTI from its writers."""
     ctis = store.metadata().ctis
     if ctis.store_us is not None:
         return
@@ -195,7 +195,7 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
         _refuse_policy(store, stream)
         if not theirs:
             continue
-        # The most similar one is meant.
+        # Compare with the most similar stream.
         alike = min(theirs, key=lambda each: len(_list_differences(stream, each)))
         differences = _list_differences(stream, alike)
         if differences:
@@ -267,7 +267,7 @@ def _list_differences(mine: RecordStream, theirs: RecordStream) -> list[str]:
 
 
 def _list_starts(mine: RecordStream, theirs: RecordStream) -> list[tuple[str, int, int]]:
-    """The partitions of which both starts are known, with both."""
+    """Return the partitions with two known starts, and both starts."""
     pairs = [(name, mine.starts.get(name), first) for name, first in sorted(theirs.starts.items())]
     return [
         (name, own, first) for name, own, first in pairs if own is not None and first is not None
@@ -320,9 +320,9 @@ class QueryIdentity:
     """The way to find a query from within one of its batches.
 
     Attributes:
-        session: the session that starts the query. One of Spark Connect is the same session when it
-            is pickled into the server's process; a classic one is never pickled.
-        name: the query's in a session of Spark Connect; None: the client is classic.
+        session: the session that starts the query. A session of Spark Connect stays the same when
+            it is pickled into the server's process; a classic one is never pickled.
+        name: the query's name in a session of Spark Connect; None if the client is classic.
     """
 
     session: Any
@@ -330,16 +330,16 @@ class QueryIdentity:
 
     @staticmethod
     def of(rows: DataFrame) -> "QueryIdentity":
-        """The identity of a query yet to be started on `rows`."""
+        """Return the identity of a query yet to be started on `rows`."""
         name = f"correct_late {secrets.token_hex(4)}"
         return QueryIdentity(rows.sparkSession, name if is_remote() else None)
 
     def mark(self, writer: DataStreamWriter) -> DataStreamWriter:
-        """The writer, which gives its query the name by which it is found."""
+        """Return the writer, with the name by which its query is found."""
         return writer if self.name is None else writer.queryName(self.name)
 
     def find_id(self, batch: DataFrame) -> str:
-        """The id of the query that has made `batch`; it stays the same over restarts."""
+        """Return the id of the query that has made `batch`; it stays the same over restarts."""
         if self.name is None:
             context = batch.sparkSession.sparkContext
             found = context.getLocalProperty("sql.streaming.queryId")
@@ -357,10 +357,10 @@ class QueryIdentity:
         return str(found)
 
     def find_streams(self, query_id: str, number: int) -> Sequence[RecordStream] | None:
-        """The query's streams: none if unknown; None if they are not known yet.
+        """Return the query's streams: an empty sequence if unknown; None if not known yet.
 
-        The checkpoint says it at once. A session of Spark Connect does not know that, and its
-        query's progress says it from the second batch of a run on.
+        The checkpoint tells them at once. A session of Spark Connect does not know the checkpoint;
+        there the query's progress tells them from the second batch of a run on.
         """
         if self.name is None:
             running: Any = self.session.streams.get(query_id)

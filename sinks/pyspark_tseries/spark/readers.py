@@ -1,4 +1,4 @@
-"""Spark's batch reads and subscriptions.
+"""The readers of Spark's batch reads and subscriptions.
 
 Spark keeps the reader and its partitions for later evaluations of the same DataFrame; see
 `pyspark_timestream.core.worker` and `read/snapshots.py`.
@@ -93,12 +93,12 @@ class RangeReader(DataSourceReader):
         check_schema(self._target, result_schema(snapshot.values))
 
     def partitions(self) -> Sequence[TaskPart]:
-        """Groups of series; groups of files if each original is read alone."""
+        """Plan groups of series, or groups of files if each original is read alone."""
         parts = self._plan_parts(self._snapshot)
         return [TaskPart(part, number, len(parts)) for number, part in enumerate(parts)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of whole series, each in the query's order, or of files in their order."""
+        """Yield the events of whole series, each in the query's order, or of files in theirs."""
         assert isinstance(partition, TaskPart)
         snapshot = self._snapshot
         parts: Sequence[Part] = [partition.part]
@@ -154,7 +154,7 @@ class RangeReader(DataSourceReader):
 
 
 def _divide_parts(parts: Sequence[Part], partition: TaskPart) -> Sequence[Part]:
-    """The task's share of `parts`; each part belongs to one task."""
+    """Return the task's share of `parts`; each part belongs to one task."""
     first, end = (len(parts) * (partition.number + i) // partition.tasks for i in (0, 1))
     return parts[first:end]
 
@@ -192,13 +192,13 @@ def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
 def _read_head(
     snapshot: files.Snapshot, series: Sequence[str] | None, part: KeyRange = ALL_KEYS
 ) -> SeriesIndex:
-    """The head of `snapshot`, at least for `series` and `part`."""
+    """Return the head of `snapshot`, at least for `series` and `part`."""
     now = _read_current_head(snapshot, series)
     return now if snapshot.as_of is None else find_head_as_of(snapshot, now, series, part)
 
 
 def _read_current_head(snapshot: files.Snapshot, series: Sequence[str] | None) -> SeriesIndex:
-    """The head that the snapshot names, at least for `series`."""
+    """Return the head that the snapshot names, at least for `series`."""
     last = last_index(snapshot.location)
     if series is None:
         return last.load(snapshot.head_id)
@@ -219,9 +219,9 @@ class DeliveryTask(InputPartition):
 @hide_tracebacks
 @wrap_methods(lambda reader: named_failures(getattr(reader, "_location", None)))
 class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The initial events, then every event that is appended, exactly once per checkpoint.
+    """Delivers the initial events, then every appended event, exactly once per checkpoint.
 
-    The offset is a position in the order of commits; see `position`.
+    The offset is a position in the order of commits; see `read/position.py`.
     """
 
     def __init__(
@@ -243,11 +243,11 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told = False
 
     def initialOffset(self) -> dict[str, Any]:
-        """A constant: Spark calls this again on a restart, so nothing may be decided here."""
+        """Return a constant: Spark calls this again on a restart, so it may decide nothing."""
         return {"version": POSITION_VERSION}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """`maxEventsPerTrigger`, or everything."""
+        """Return `maxEventsPerTrigger`, or no limit."""
         max_events = self._options.max_events
         return ReadAllAvailable() if max_events is None else ReadMaxRows(max_events)
 
@@ -256,7 +256,7 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._upto = self._open_follower().last_commit()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch; `start` itself if there is nothing to do."""
+        """Return the end of the next batch; `start` itself if there is nothing to do."""
         follower = self._open_follower()
         position = self._first_position() if is_initial_offset(start) else Position.from_json(start)
         max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -273,18 +273,18 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[DeliveryTask]:
-        """The tasks of a batch, by series."""
+        """Return the tasks of a batch, by series."""
         if is_initial_offset(end):
             return []  # A query with state runs a batch even if the store has no commit yet.
         last = Position.from_json(end)
         first = last.beginning() if is_initial_offset(start) else Position.from_json(start)
         tasks = [DeliveryTask(task) for task in self._open_follower().plan_tasks(first, last)]
         is_new = last.cti is not None and last.cti != first.cti
-        # Last, so that it follows the events that it covers also where order is kept.
+        # The CTI is last, so that it follows the events that it covers where order is kept.
         return [*tasks, DeliveryTask(None, last.cti)] if self._options.cti and is_new else tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's events, by series and sequence."""
+        """Yield a task's events, by series and sequence."""
         assert isinstance(partition, DeliveryTask)
         cti = self._options.cti
         if partition.delivery is None:
@@ -299,7 +299,7 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return pa.RecordBatch.from_arrays(columns, schema=self._target)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The subscription's entry in the query's progress, at the end of the planned batch."""
+        """Return the subscription's entry in the query's progress at the planned batch's end."""
         if self._latest is None:
             return None
         commit = self._latest.commit
@@ -314,7 +314,7 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: the store keeps no state of a subscriber."""
 
     def _tell_without_cti(self, ctis: CtiRecord) -> None:
-        """Warn once of writers that let the store have no CTI."""
+        """Warn once of writers that keep the store from having a CTI."""
         names = ctis.without_cti()
         if names and not self._told:
             self._told = True
@@ -331,7 +331,7 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _first_position(self) -> Position:
-        # Kept, so that events added before the first batch do not become initial events.
+        # Keep it, so that events added before the first batch do not become initial events.
         if self._begun is None:
             self._begun = self._open_follower().find_start()
         return self._begun

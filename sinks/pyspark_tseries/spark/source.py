@@ -82,11 +82,11 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "tseries"
 
     def schema(self) -> StructType:
-        """The columns of a read."""
+        """Return the columns of a read."""
         table = read_definition(self.options, VIEW)
         if table is not None:
             return keep_options(DefaultSource(table).schema(), table, self.name())
@@ -97,7 +97,7 @@ class DefaultSource(DataSource):
         return from_arrow_schema(_add_cti_column(there, options))
 
     def reader(self, schema: StructType) -> RangeReader:
-        """A batch read."""
+        """Return the reader of a batch read."""
         table = restore_options(self.options, schema, self.name())
         if table is not None:
             return DefaultSource(table).reader(schema)
@@ -123,12 +123,12 @@ class DefaultSource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """A batch write, checked against the store before any task."""
+        """Return the writer of a batch write; check it against the store before any task."""
         options = parse_write(self.options)
         return BatchWriter(_prepare_write(options, schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """A batch of a stream, checked against the store before any task."""
+        """Return the writer of a stream's batch; check it against the store before any task."""
         options = parse_write(self.options)
         _refuse_batch_number(options)
         checkpoint = checkpoint_directory(self.options)
@@ -137,7 +137,7 @@ class DefaultSource(DataSource):
         return StreamWriter(replace(target, checkpoint=checkpoint))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A subscription."""
+        """Return the reader of a subscription."""
         try:
             table = restore_options(self.options, schema, self.name())
             source = self if table is None else DefaultSource(table)
@@ -164,7 +164,7 @@ class DefaultSource(DataSource):
 def _check_subscription(
     wanted: pa.Schema, options: SubscribeOptions, principal: str, store: Snapshot
 ) -> None:
-    """Refuse a subscription to the store as it is: at its start, and whenever the store changes."""
+    """Refuse a subscription that the store, as it is at its start or after a change, rules out."""
     guard = AccessCheck(store.policy, principal)
     guard.require("read", "subscribe to the store")
     if options.starting_sequence:
@@ -185,7 +185,7 @@ def _check_subscription(
 
 
 def _add_cti_column(there: pa.Schema, options: SubscribeOptions) -> pa.Schema:
-    """The columns of a subscription, which may have CTIs."""
+    """Add the column of CTIs to the columns of a subscription, if it asks for one."""
     if not options.cti:
         return there
     if options.cti.lower() in (name.lower() for name in there.names):
@@ -248,7 +248,7 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
 
 
 def _optimistic_number(store: Store) -> OptimisticNumber:
-    """The commit that the batch gets if no other writer commits before it."""
+    """Return the commit that the batch gets if no other writer commits before it."""
     metadata = store.metadata()
     return OptimisticNumber(
         store.head_id(), metadata.commit + 1, max(store.read_clock(), metadata.commit_us)

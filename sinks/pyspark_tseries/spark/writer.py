@@ -1,4 +1,4 @@
-"""Writes: tasks stage their rows, the driver commits them as one batch.
+"""The tasks of a write stage their rows, and the driver commits them as one batch.
 
 A task with many rows writes them as event files right away; see `write/task_output.py`.
 """
@@ -78,7 +78,7 @@ class StagedTask(WriterCommitMessage):
 _LOG: Final = logging.getLogger(__name__)
 
 _told: Final[set[tuple[str, str]]] = set()
-"""Queries of this process, and the parts of their checkpoints reported as unreadable."""
+"""The warnings that this process has given: the query, and what each was about."""
 
 _NEW_QUERY_ADVICE: Final = (
     "this query has stored nothing here before, so it is a new one, as with a new or deleted "
@@ -128,7 +128,7 @@ def _stage(
 def _take_ctis(
     batches: Iterable[pa.RecordBatch], plan: RowPlan, ctis: list[int]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of `batches` that are stored; their CTIs are added to `ctis`."""
+    """Yield the rows of `batches` to store; add their CTIs to `ctis`."""
     for batch in batches:
         rows, cti_us = split_ctis(batch, plan)
         if cti_us is not None:
@@ -143,10 +143,10 @@ def _commit(
     token: tuple[str, int] | None,
     cti_us: int | None = None,
 ) -> CommitMark | None:
-    """Append the staged rows in the order of the input; None if that makes no commit.
+    """Append the staged rows in the order of the input; return None if that makes no commit.
 
-    A batch without rows is committed only if its CTI is above the query's last one, or if the query
-    joins the store's writers by it: before its first rows it may still append anything.
+    Commit a batch without rows only if its CTI is above the query's last one, or if the query joins
+    the store's writers with it: before its first rows it may still append anything.
     """
     # Imported here because tasks, which unpickle this module's classes, need no Delta.
     from pyspark_tseries.maintain.background import maintain_after_commit
@@ -179,7 +179,7 @@ def _sum_digests(tasks: Iterable[StagedTask]) -> int | None:
 
 
 def _tell_of_future_rows(token: tuple[str, int] | None, metadata: CommitMetadata) -> None:
-    """Warn of a query, once, if its batch has left out rows that were too far ahead."""
+    """Warn, once per query, that its batch has left out rows that were too far ahead."""
     example = metadata.last_future
     if example is not None and example["commit"] == metadata.commit:
         text = (
@@ -191,13 +191,13 @@ def _tell_of_future_rows(token: tuple[str, int] | None, metadata: CommitMetadata
 
 
 def _refresh_in_background(store: "Store") -> None:
-    """Read the commit just made while Spark ends the batch; the next one then need not wait."""
+    """Read the commit just made while Spark ends the batch, so that the next one need not wait."""
     with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
         threading.Thread(target=refresh_quietly, args=(store,), daemon=True).start()
 
 
 def refresh_quietly(store: "Store") -> None:
-    """Refresh `store`; the next batch does so as well, and reports what is wrong with it."""
+    """Refresh `store` and ignore errors: the next batch refreshes it, too, and reports them."""
     with contextlib.suppress(Exception):
         store.refresh()
 
@@ -230,7 +230,7 @@ def _build_batch(
     *,
     joins: bool,
 ) -> Batch:
-    """The staged rows, in the order of the input, as one batch."""
+    """Return the staged rows, in the order of the input, as one batch."""
     options = target.options
     outputs = [task.output for task in sorted(tasks, key=lambda task: task.partition)]
     few = [output.inline for output in outputs if output.inline is not None]
@@ -266,7 +266,7 @@ def _staged_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[Staged
 
 
 def _tell_once(query_id: str, about: str, text: str, *more: object) -> None:
-    """Warn of a query: `text` with its id and `more`, unless it was warned `about` the same."""
+    """Log `text` with a query's id and `more`, unless the query was warned `about` the same."""
     if (query_id, about) not in _told:
         _told.add((query_id, about))
         _LOG.warning(text, query_id, *more)
@@ -355,7 +355,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _refresh_in_background(store)
 
     def _note(self, query_id: str, batch: int) -> None:
-        """Leave in the store what `correct_late` has to know of the query."""
+        """Note in the store what `correct_late` has to know of the query."""
         from pyspark_tseries.spark.late_checks import note_writer
 
         target = self._target
@@ -364,7 +364,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         note_writer(target.location, query_id, batch, target.checkpoint, gives_ctis=gives_ctis)
 
     def _find_cti(self, tasks: list[StagedTask], batch: int) -> int | None:
-        """The CTI that the query commits with a batch; None if it gives none."""
+        """Return the CTI that the query commits with a batch; None if it gives none."""
         target, delay_us = self._target, self._target.options.cti_delay_us
         if target.plan.cti is not None:
             cti_us = max((task.cti_us for task in tasks if task.cti_us is not None), default=None)
@@ -380,7 +380,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return max(cti_us - (delay_us or 0), MIN_US)
 
     def _read_watermark(self, checkpoint: str, batch: int, query_id: str) -> int | None:
-        """The watermark of a batch, in microseconds; None before the first, and if unreadable."""
+        """Return a batch's watermark in microseconds; None before the first, or if unreadable."""
         try:
             return read_batch_watermark(checkpoint, batch)
         except (OSError, ValueError) as error:

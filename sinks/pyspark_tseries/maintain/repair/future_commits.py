@@ -67,7 +67,7 @@ TIME_COLUMNS: Final = (
 def correct_times(
     commits: Int64Array, written_us: Mapping[int, int], last_good_us: int, now_us: int
 ) -> dict[int, int]:
-    """The corrected time of each commit; times increase with the numbers.
+    """Return the corrected time of each commit; times do not decrease with the numbers.
 
     >>> correct_times(np.array([4, 5, 6]), {4: 70, 6: 2_000}, 60, 100)
     {4: 70, 5: 100, 6: 100}
@@ -139,7 +139,7 @@ def _newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
 
 
 def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
-    """`rows`, whole events in any order, with their new times, and those of edits' originals."""
+    """Return the whole events `rows` with their new times, and those of edits' originals."""
     stamps = _corrected_column(rows["series"], rows["sequence"], rows["timestamp"], change)
     originals = _corrected_column(
         rows["series"], rows["original_sequence"], rows["original_timestamp"], change
@@ -162,7 +162,7 @@ def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
 def _corrected_column(
     series: pa.ChunkedArray, sequence: pa.ChunkedArray, us: pa.ChunkedArray, change: TimeCorrection
 ) -> pa.Array:
-    """The times of the events `series`, `sequence`, nulls too, where they change; else `us`."""
+    """Return the new times of the events (`series`, `sequence`); `us` where there is none."""
     wanted = pa.table(
         {
             "series": series.cast(pa.string()),
@@ -180,9 +180,9 @@ class FutureCommits:
     """Commits in the future.
 
     Attributes:
-        files: contain their events.
-        change: their corrected times, and the events whose times change.
-        latest_us: the latest of their present times.
+        files: the files with their events.
+        change: their corrected times, and the events that get another time.
+        latest_us: the latest of their current times.
         now_us: the time of the correction; no commit is later.
     """
 
@@ -193,7 +193,7 @@ class FutureCommits:
 
 
 def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommits:
-    """The commits of `store` that are later than `limit_us`, and their corrected times."""
+    """Find the commits of `store` that are later than `limit_us`, and their corrected times."""
     late = pc.field("commit_time") > pa.scalar(limit_us).cast(BASE_SCHEMA.field("commit_time").type)
     files, parts, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
     for file in store.data_files():
@@ -267,7 +267,7 @@ def _rewrite_file(
 
 
 def _rebuild_head(store: Store, files: Sequence[DataFile], now_us: int) -> SeriesIndex:
-    """The head that the events say; without floors that the times in the future have made."""
+    """Build the head from the events, without floors that the times in the future have raised."""
     _, before = store.index()
     found, _ = scan_state(store.location, files, -1)
     metadata, floors = _next_metadata(before.metadata, now_us), min_retained_table(before)

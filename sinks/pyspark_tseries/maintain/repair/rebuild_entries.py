@@ -1,12 +1,12 @@
-"""Make damaged log entries again, where whole commits depend on them (semantics 26.8).
+"""Rebuild damaged log entries that whole commits depend on (semantics 26.8).
 
-Of such an entry these are known: its checksum, which tells where one bit changed; the files of its
-commit, with the commit's number and head in their names; its head, which names the one before and
-the batch of a query; and the entries around it. Between two commits with successive numbers there
-was no commit: the entry added columns, which later files have, or replaced files, and can be left
-empty if the files before it are still there; or nobody knows.
+An entry's checksum tells which single bit changed. The names of a commit's files have the commit's
+number and head; a head names the one before it and the batch of a query; and other entries are
+around the damaged one. An entry between two commits with successive numbers held no commit: it
+added columns, which later files have, or it replaced files, and can be left empty if the files
+before it are still there. Otherwise nobody knows.
 
-Nothing is made again unless all events fit then: each sequence is there once, as the head says.
+An entry is rebuilt only if all events fit then: each sequence is there once, as the head says.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ from pyspark_tseries.store.log_writer import shadow_log
 from pyspark_tseries.store.store import HORIZON_TRANSACTION
 
 MAX_DAMAGED: Final = 200
-"""So many damaged entries are looked at: more are a log that is gone."""
+"""A log with more damaged entries than this is given up."""
 
 _OWN_FILE: Final = re.compile(
     r"kind=(?P<kind>event|edit)/(?P<commit>\d{10,})-(?P<head>[0-9a-f]{16})(?:[.]\d{4,})?[.]parquet"
@@ -67,13 +67,13 @@ _UNREADABLE: Final = (TseriesError, OSError, ValueError, KeyError, TypeError, pa
 
 @dataclass(frozen=True, slots=True)
 class RebuiltEntry:
-    """A log entry that was made again.
+    """A log entry that was rebuilt.
 
     Attributes:
         version: its number.
         damage: what was wrong with it.
         content: its lines.
-        how: it was made, as a sentence.
+        how: how it was rebuilt, as a sentence.
     """
 
     version: int
@@ -84,7 +84,7 @@ class RebuiltEntry:
 
 @dataclass
 class _Log:
-    """What is known of a log: its whole entries, and those made again so far."""
+    """The known part of a log: its whole entries, and those rebuilt so far."""
 
     location: Location
     base: int
@@ -103,10 +103,7 @@ class _Log:
 
 
 def rebuild_entries(location: Location) -> list[RebuiltEntry]:
-    """Make the damaged entries of a local log again, up to the first that cannot be.
-
-    Nothing is written.
-    """
+    """Rebuild the damaged entries of a local log, up to the first that cannot be; write nothing."""
     log = _read_log(location)
     if not log.damage or len(log.damage) > MAX_DAMAGED:
         return []
@@ -148,7 +145,7 @@ def _read_log(location: Location) -> _Log:
 
 
 def _rebuild_from_files(log: _Log) -> None:
-    """Make what is missing again from the files of its commits, in order, while they say how."""
+    """Rebuild the missing entries, in order, from files of their commits, while these say how."""
     heads = readable_metadata(log.location)
     while log.missing():
         version = log.missing()[0]
@@ -172,7 +169,7 @@ def _rebuild_from_files(log: _Log) -> None:
 
 
 def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
-    """The entry `version`, which held no commit, and how it was made; None if nobody knows."""
+    """Rebuild the entry `version`, which held no commit; return it (or None), and how."""
     with _shadow(log, list(log.rebuilt.values()), version - 1) as copy:
         table = DeltaTable(pathlib.Path(copy).as_uri())
         columns = _find_unknown_columns(log, pa.schema(table.schema()))
@@ -191,7 +188,7 @@ def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
 
 
 def _find_unknown_columns(log: _Log, known: pa.Schema) -> list[pa.Field]:
-    """The columns of event files that `known` lacks."""
+    """Find the columns of event files that `known` lacks."""
     found: dict[str, pa.Field] = {}
     for path in sorted({path for entry in log.entries.values() for path in entry.added}):
         with contextlib.suppress(FileNotFoundError):
@@ -201,7 +198,7 @@ def _find_unknown_columns(log: _Log, known: pa.Schema) -> list[pa.Field]:
 
 
 def _files_at_base(log: _Log) -> set[str]:
-    """The files that the checkpoint before the entries names, those that had left it among them."""
+    """Return the files that the checkpoint before the entries names, even those that had left."""
     if log.base < 0:
         return set()
     path = log.location.file("_delta_log", f"{log.base:020d}.checkpoint.parquet")
@@ -211,7 +208,7 @@ def _files_at_base(log: _Log) -> set[str]:
 
 
 def _has_replaced_files(log: _Log) -> bool:
-    """True if there are files that a compaction has written, and that no whole entry adds."""
+    """Return True if a compaction has written files that no whole entry adds."""
     named = {path for entry in log.entries.values() for path in entry.added} | _files_at_base(log)
     return any(
         file.path not in named and _OWN_FILE.fullmatch(file.path) is None
@@ -227,7 +224,7 @@ def _number(entry: Entry) -> int | None:
 
 
 def _commit_before(log: _Log, version: int, heads: Mapping[int, CommitMetadata]) -> int:
-    """The number of the last commit before the entry `version`; -1 if there is none."""
+    """Return the number of the last commit before the entry `version`; -1 if there is none."""
     head_id = _head_before(log, version)
     if head_id is not None and head_id in heads:
         return heads[head_id].commit
@@ -257,7 +254,7 @@ def _rebuild_commit(
     after: int | None,
     heads: Mapping[int, CommitMetadata],
 ) -> bytes | None:
-    """The entry of the commit `number`; None if its files do not say what it was."""
+    """Rebuild the entry of the commit `number`; None if its files do not say what it was."""
     parent = _head_before(log, version)
     follow = {
         own
@@ -281,7 +278,7 @@ def _rebuild_commit(
         transactions |= metadata.marks or {}
         before = None if parent is None else read_head_metadata(log.location, parent).erasure
         if metadata.erasure != before:
-            return None  # It erased values, and would not do so again.
+            return None  # It erased values; a rebuilt one would not.
     written_ms = max((file.time_ms for file in added), default=0)
     now_ms = written_ms if metadata is None else metadata.commit_us // 1000
     change = Change(added, transactions, number)
@@ -289,7 +286,7 @@ def _rebuild_commit(
 
 
 def _chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
-    """The ids of the head `head_id` and of those before it."""
+    """Return the ids of the head `head_id` and of those before it."""
     found: set[int] = set()
     following: int | None = head_id
     while following is not None and following not in found:
@@ -299,7 +296,7 @@ def _chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
 
 
 def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, FileAction]]:
-    """The files of the commit `number` that no whole entry adds, with the ids of their heads."""
+    """Find the files of the commit `number` that no whole entry adds, with their heads' ids."""
     named = {path for entry in log.entries.values() for path in entry.added}
     found: dict[str, tuple[int, FileAction]] = {}
     for later in range(version + 1, log.newest + 1):
@@ -324,7 +321,7 @@ def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, FileAct
 
 
 def _fits(log: _Log, made: Sequence[RebuiltEntry], last: int) -> bool:
-    """True if the log up to the entry `last` holds every event once, with the entries `made`."""
+    """Return True if the log up to `last` has every event once, with the entries `made`."""
     try:
         with _shadow(log, made, last) as copy:
             return not _has_faults(log.location, DeltaTable(pathlib.Path(copy).as_uri()))
@@ -334,7 +331,7 @@ def _fits(log: _Log, made: Sequence[RebuiltEntry], last: int) -> bool:
 
 @contextlib.contextmanager
 def _shadow(log: _Log, made: Sequence[RebuiltEntry], last: int) -> Iterator[str]:
-    """A directory with the log up to the entry `last`, with the entries `made`."""
+    """Provide a directory with the log up to the entry `last`, including the entries `made`."""
     broken = [os.path.basename(_entry_path(log, version)) for version in log.damage]
     with shadow_log(log.location, last, [*broken, *log.torn, LAST_CHECKPOINT]) as copy:
         for entry in made:

@@ -1,13 +1,13 @@
-"""Repair of a store that was damaged or changed from outside (semantics 26).
+"""Repair a store that was damaged or changed from outside (semantics 26).
 
-Commits of this package that came in between stay as they are. Copies of the files that another tool
-has added are kept in `_tseries/lost`.
+Commits of this package that came in between stay as they are. Repair keeps copies of the files that
+another tool has added in `_tseries/lost`.
 
 Repair runs a list of steps, one for each kind of damage, ordered so that each can rely on those
 before it: first the log, then the files that it names, the bounds that it records for them, the
-head, and the clock. A step finds its damage itself, and reports what it repaired and what is
-lost. It leaves alone what it cannot repair, and reports that, too. What `verify` still finds at
-the end is reported as left. Writers should pause meanwhile.
+head, and the clock. A step finds its damage itself, and reports what it repaired, what is lost, and
+what it left because it cannot repair it. At the end repair also reports as left what `verify` still
+finds. Writers should pause meanwhile.
 """
 
 import os
@@ -86,7 +86,7 @@ class Revert:
 def plan_revert(store: Store) -> tuple[Revert | None, int | None]:
     """Plan how to undo the changes of other tools in `store`; None if there are none.
 
-    With it comes the version of an entry that is needed to be sure and is gone; normally None.
+    Also return the version of a log entry that is gone but needed to be sure; normally None.
     """
     entries, missing = unchecked_entries(store.location, store.version(), -1)
     change = find_foreign_change(entries)
@@ -107,7 +107,7 @@ def plan_revert(store: Store) -> tuple[Revert | None, int | None]:
 
 
 def _list_files_at(location: Location, version: int) -> dict[str, DataFile]:
-    """The store's files at `version` by path; empty if the log does not reach back that far."""
+    """Return the store's files at `version` by path; empty if the log does not reach back to it."""
     try:
         table = load_table_at(location, version)
     except UnusableStore:
@@ -205,7 +205,7 @@ def repair(
         RepairRequest(dry_run, give_up, principal),
     )
     require_owner_of_damaged(location, principal, "repair the store")
-    # A clock that is ahead would do more harm: the last commit is not checked, it may be damaged.
+    # A clock that is ahead would do more harm. Do not check the last commit: it may be damaged.
     check_commit_time(location.root, NEVER_US, now_us(), location.clock_us(), same_machine=False)
     done = RepairResult()
     for step in REPAIR_STEPS:
@@ -229,7 +229,7 @@ def _find_remaining(location: Location, done: RepairResult) -> RepairResult:
 
 
 def _repair_log_entries(location: Location, request: RepairRequest) -> RepairResult:
-    """Make damaged log entries again that commits behind them depend on."""
+    """Rebuild damaged log entries that later commits depend on."""
     made = rebuild_entries(location) if location.is_local else []
     if not made:
         return RepairResult()
@@ -281,7 +281,7 @@ def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairRe
 
 
 def _give_up_advice(location: Location, finding: Finding) -> Finding:
-    """With the next step of a damage that is only mended by giving up whole commits."""
+    """Return `finding` with its next step: a copy of the store, or giving up whole commits."""
     step = (
         "put it back from a copy of the store, or give up its commit and all that followed with: "
         f"python -m pyspark_tseries repair --give-up {location.root}"
@@ -343,7 +343,7 @@ def _describe_change(store: Store, revert: Revert) -> Finding:
 
 
 def _advance_head(store: Store, head_id: int | None, commit: int | None = None) -> SeriesIndex:
-    """The present head, as that of another commit."""
+    """Return the current head as the head of another commit."""
     _, head = store.index()
     metadata = next_metadata(head, head_id, now_us=now_us(), rows=0)
     number = metadata.commit if commit is None else commit
@@ -379,7 +379,7 @@ def _describe_left_head(location: Location, head: UnusableStore, file: UnusableS
 
 
 def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:
-    """Describe what no event records, and is therefore older than the lost head."""
+    """Describe the recovered state that no event records, so it is older than the lost head."""
     metadata, known = recovered.metadata, recovered.head.metadata.commit
     if not recovered.current:
         yield (
@@ -462,4 +462,4 @@ REPAIR_STEPS: Final[dict[RepairStep, tuple[str, ...]]] = {
     _raise_commit_number: (),
     _repair_commit_times: ("clock",),
 }
-"""In order, each with the kinds of `DAMAGES` that it mends."""
+"""The steps in order, each with the kinds of `DAMAGES` that it repairs."""

@@ -1,9 +1,7 @@
-"""Rewind a store on a local path to its last whole commit, after a power loss.
+"""Rewind a store on a local path to its last whole commit, after a power loss (semantics 26.2).
 
-The log is cut after that commit, and with it events, head, settings and the marks of writers and
-queries return to it. The remains of later commits are moved to `_tseries/lost`.
-
-The rules are semantics 26.2.
+A rewind cuts the log after that commit, so events, head, settings and the marks of writers and
+queries return to it. It moves the remains of later commits to `_tseries/lost`.
 """
 
 import contextlib
@@ -49,7 +47,7 @@ from pyspark_tseries.store.log_writer import shadow_log
 from pyspark_tseries.write.batch import APPLICATION_PREFIX, QUERY_PREFIX
 
 MAX_SERIES_NAMED: Final = 20
-"""Series named in a message; a file next to the remains of the commit lists all of them."""
+"""A message names at most this many series; a file next to the commit's remains lists them all."""
 
 
 NO_HEAD: Final = -1
@@ -57,16 +55,16 @@ NO_HEAD: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class LostCommit:
-    """A lost commit, as far as it is known.
+    """The known facts of a lost commit.
 
     Attributes:
-        version: of its log entry.
-        head: its id; NO_HEAD: a compaction, which has none; None: unknown.
-        number: its own; None if it added no events, or if unknown.
+        version: the version of its log entry.
+        head: the id of its head; NO_HEAD for a compaction, which has none; None if unknown.
+        number: its commit number; None if it added no events, or if unknown.
         time: its commit time; None if unknown.
-        series: the first and the last sequence of its events, by series; None: not known.
-        events: their number; None: not known.
-        between: the first and the last of their series; None: not known.
+        series: the first and the last sequence of its events, by series; None if unknown.
+        events: the number of its events; None if unknown.
+        between: the first and the last series of its events; None if unknown.
         batches: the number of the batch that it stored, by query or application.
         files: the files that it added, relative to the store.
     """
@@ -119,7 +117,7 @@ def find_lost_commits(
 def _with_events(
     location: Location, commit: LostCommit, entry: Entry | None, before: int | None
 ) -> LostCommit:
-    """`commit` with what its entry, its head beside the one `before`, and its files tell."""
+    """Complete `commit` from its entry, its files, and its head compared with the one `before`."""
     assert commit.head is not None
     transactions = {} if entry is None else entry.transactions
     batches = {
@@ -139,7 +137,7 @@ def _with_events(
 
 
 def _read_logged_events(entry: Entry | None) -> tuple[int | None, tuple[str, str] | None]:
-    """The number of events in a commit's files, and their first and last series, by the log."""
+    """Return the number of a commit's events, and their first and last series, by the log."""
     try:
         stats = [
             json.loads(add["stats"]) for add in ({} if entry is None else entry.added).values()
@@ -156,14 +154,14 @@ def _read_logged_events(entry: Entry | None) -> tuple[int | None, tuple[str, str
 def _find_attempt(
     location: Location, metadata_by_head: dict[int, CommitMetadata], head_id: int | None
 ) -> int | None:
-    """The id of the only attempt to commit on top of `head_id` that has left files of events."""
+    """Return the id of the only attempt on top of `head_id` that has left event files, if any."""
     follow = [own_id for own_id, metadata in metadata_by_head.items() if metadata.parent == head_id]
     left = [own_id for own_id in follow if _list_files_of(location, own_id)]
     return left[0] if len(left) == 1 else None
 
 
 def _list_files_of(location: Location, own_id: int) -> list[str]:
-    """The files of events whose names say that they belong to the head `own_id`."""
+    """Return the event files that by their names belong to the head `own_id`."""
     mark = f"-{own_id:016x}."
     return [file.path for file in list_event_files(location) if mark in file.path]
 
@@ -171,10 +169,10 @@ def _list_files_of(location: Location, own_id: int) -> list[str]:
 def _compare_heads(
     location: Location, own_id: int, head_id: int | None
 ) -> dict[str, tuple[int, int]] | None:
-    """The sequences that the head adds to the one before it, by series."""
+    """Return, by series, the sequences that the head `own_id` adds to the head `head_id`."""
     try:
         before = load_index(location, head_id, None, SeriesIndex())
-        # Another object: heads share the ids that they know.
+        # Again a new index, because heads share the ids that they know.
         after = load_index(location, own_id, None, SeriesIndex())
     except (UnusableStore, OSError):
         return None
@@ -187,7 +185,7 @@ def _compare_heads(
 def _read_series_ranges(
     location: Location, files: Iterable[str]
 ) -> dict[str, tuple[int, int]] | None:
-    """The sequences of each series in the files, if all of them can be read."""
+    """Return the sequences of each series in the files, if all of them can be read."""
     tables = []
     for path in files:
         try:
@@ -243,7 +241,7 @@ class Rewind:
     Attributes:
         last: the version of the log that is kept.
         newest: the version of the log as it is.
-        torn: what is torn and goes.
+        torn: the torn entries, checkpoints and files that go.
         checkpoints: names of files in the log's directory that are torn, or of lost versions.
         left: torn files that the rewind does not repair: their commits are no longer in the log, or
             rewinding past them would give up whole commits.
@@ -304,7 +302,7 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
 def read_state_at(
     location: Location, version: int, without: Sequence[str] = ()
 ) -> tuple[dict[str, int], int | None]:
-    """The sizes of the store's files by path, and the id of its head, at `version`."""
+    """Return the sizes of the store's files by path, and the id of its head, at `version`."""
     try:
         with shadow_log(location, version, without) as copy:
             table = DeltaTable(pathlib.Path(copy).as_uri())
@@ -324,7 +322,7 @@ def read_state_at(
 
 
 def _find_version(location: Location, path: str, last: int) -> int:
-    """The version up to `last` that added the file `path`; -1 if the log does not name it.
+    """Return the version up to `last` that added the file `path`; -1 if the log does not name it.
 
     Entries before a checkpoint may be torn: a file that no whole entry names may belong to one.
     """
@@ -386,7 +384,7 @@ def _move_if_there(path: str, to: str) -> None:
 
 
 def find_max_lost_commit(location: Location) -> int:
-    """The highest number of a commit that repairs have given up; -1 if there is none."""
+    """Return the highest number of a commit that repairs have given up; -1 if there is none."""
     highest = -1
     for found in glob.iglob(
         os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE)
