@@ -164,7 +164,7 @@ def _compact(path: Location, given: argparse.Namespace) -> int:
 
 
 def _maintain(path: Location, given: argparse.Namespace) -> int:
-    os.nice(10)
+    os.nice(10)  # Leave the processor to the writers.
     if LOCK_VARIABLE in os.environ:
         maintain_while_busy(path)
         return 0

@@ -300,6 +300,7 @@ def _find_cast(have: pa.DataType, kind: pa.DataType) -> Callable[[pa.Array], pa.
     if plain:
         return lambda array: array.cast(kind)
     if kinds.is_integer(have) and kinds.is_decimal(kind):
+        # 20 digits hold every integer of 64 bits.
         return lambda array: array.cast(pa.decimal128(20, 0)).cast(kind)
     if kinds.is_floating(have) and kinds.is_floating(kind):
         if have.bit_width < kind.bit_width:
@@ -318,6 +319,7 @@ def _cast_there_and_back(array: pa.Array, kind: pa.DataType) -> pa.Array:
     made = array.cast(kind, safe=False)
     same = pc.equal(made.cast(array.type, safe=False), array)
     if kinds.is_floating(kind):
+        # A NaN equals nothing, but no cast changes it.
         same = pc.or_(same, pc.is_nan(array))
     if not pc.all(same, min_count=0).as_py():
         raise pa.ArrowInvalid("a value would change")

@@ -120,7 +120,7 @@ def parse_series(given: Any) -> str:
 
 
 def parse_timestamp(given: Any) -> int | None:
-    """Convert a timestamp to microseconds, None to None; raise IncompatibleValue if it is none."""
+    """Convert an aware datetime to microseconds, None to None; refuse all other values."""
     if given is None:
         return None
     if not isinstance(given, datetime):

@@ -52,6 +52,7 @@ def _render_chart(table: pa.Table) -> str:
     if column is None or "timestamp" not in table.column_names or table.num_rows < 2:
         return ""
     us = to_int64(shown_times(table))
+    # The step is rounded up, so at most MAX_POINTS remain.
     in_time = np.argsort(us, kind="stable")[:: -(-table.num_rows // MAX_POINTS)]
     stamps, values = us[in_time].tolist(), table[column].take(pa.array(in_time)).to_pylist()
     finite = [value for value in values if value is not None and math.isfinite(value)]

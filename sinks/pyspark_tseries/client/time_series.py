@@ -1,8 +1,10 @@
 """`TimeSeries`: a store without Spark, for small appends, edits and queries.
 
-series = TimeSeries.create("/data/room", {"celsius": pa.float64()}, retained_range="last 7D")
-series.append("kitchen", 21.5)
-series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
+    series = TimeSeries.create("/data/room", {"celsius": pa.float64()}, retained_range="last 7D")
+    series.append("kitchen", 21.5)
+    series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
+
+`range_query()` begins a query; see `client/range_query.py`.
 """
 
 import os
@@ -224,7 +226,7 @@ class TimeSeries:
             value: the value; see the class.
             timestamp: an aware datetime; None: now, or the series' newest timestamp if that is
                 later.
-            max_future: how far `timestamp` may be after now; None: in a store whose retained range
+            max_future: how far `timestamp` may be after now; None: if the store's retained range
                 has `last`, that duration, at least a day; timedelta.max: any time.
 
         Raises:
@@ -345,8 +347,9 @@ class TimeSeries:
 
         Args:
             series: the name of the series.
-            sequences: of originals, which can then no longer be edited, or of single edits.
-            reason: why; it is kept, with the author of this object and the time.
+            sequences: the sequences of originals, which can then no longer be edited, or of single
+                edits.
+            reason: the reason; the act keeps it, with the author of this object and the time.
 
         Returns:
             The act; None if all of them were erased before.

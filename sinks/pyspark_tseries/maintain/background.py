@@ -62,7 +62,7 @@ MIN_LOG_VERSIONS_KEPT: Final = 1000
 commit lists the log, so a long one is slow."""
 
 RECENT_LOG_VERSIONS_KEPT: Final = 200
-"""Remove them beyond this many versions already if they are older than SMALL_FILE_RETENTION_US."""
+"""Remove those beyond this many versions as soon as SMALL_FILE_RETENTION_US has passed."""
 
 VERSIONS_PER_KEPT_CHECKPOINT: Final = 100
 """Keep checkpoints this many versions apart, besides the newest: each names all files, even those
@@ -91,7 +91,7 @@ _HOUR_US: Final = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult:
-    """What a round of maintenance did.
+    """The result of a round of maintenance.
 
     Attributes:
         merged: the event files before and after, and the events removed.

@@ -39,7 +39,7 @@ Copy only the lists of lost commits."""
 
 @dataclass(frozen=True, slots=True)
 class BackupResult:
-    """What a backup holds.
+    """The contents of a backup.
 
     Attributes:
         commit: the last commit; None if the store has none.
@@ -134,7 +134,7 @@ class _Moment:
     """A store at one version of its log.
 
     Attributes:
-        commit: the last one.
+        commit: the last commit.
         log: the contents of the log's files, by name; the newest entry last.
         modified: when each file of the log's folder was modified, in nanoseconds, by name.
         files: the other files, relative to the store.

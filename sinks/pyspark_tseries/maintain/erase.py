@@ -61,7 +61,7 @@ _UNDECIDED_US: Final = 24 * 3_600_000_000
 
 
 def open_acts(store: Store) -> list[ErasureRecord]:
-    """Return the acts whose values may still be in some file, oldest first."""
+    """Return the acts with values that may still be in some file, oldest first."""
     last = store.metadata().erasure
     if last is None:
         return []
@@ -255,10 +255,10 @@ def erase(
     Args:
         path: a local path, a `file:` URI or an `s3:` URI.
         series: the name of the series.
-        sequences: of originals, or of single edits.
-        reason: why; it is kept with the act.
+        sequences: the sequences of originals, or of single edits.
+        reason: the reason, which the act keeps.
         principal: who does it; None: the OS user.
-        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
+        storage_options: how to reach an object store; see `STORAGE_OPTIONS`.
         clock: the wall clock, in microseconds.
 
     Returns:

@@ -71,7 +71,7 @@ def describe(
 
     Raises:
         NoSuchStore: there is none.
-        UnusableStore: it is of a newer version, or no store.
+        UnusableStore: it has a newer version, or is not a store.
         ValueError: `path` is empty or a URI of another kind.
     """
     store = Store.open(parse_location(path, storage_options))
@@ -256,7 +256,7 @@ CHECKED_COLUMNS: Final = (
 """The columns that the checks read."""
 
 MAX_EXAMPLES: Final = 5
-"""Examples reported of each kind of violation."""
+"""Report at most this many examples of each kind of violation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class CompactionHorizon:
     """The events that compaction may have removed.
 
     Attributes:
-        horizon: the last commit whose events it may have removed; -1 if it removed none.
+        horizon: the last commit with events that it may have removed; -1 if it removed none.
         retained: the retained range that applied there, or a smaller one.
     """
 

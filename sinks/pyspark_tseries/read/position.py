@@ -45,8 +45,8 @@ class Position:
     Attributes:
         store: the Delta table's id; a position is only valid for its own store.
         began: the commit at which the subscription began.
-        upto: the last series whose initial events were delivered, None before the first; only
-            while `initial`.
+        upto: while `initial`, the last series with its initial events delivered; None before the
+            first.
         initial: True while initial events are still due.
         commit: all events up to this commit were delivered.
         after: the last delivered key of the next commit, inclusive; None for none of it.
@@ -160,7 +160,7 @@ def start_position(
 def find_initial_end(
     start: Position, series: list[str], counts: Int64Array, max_events: int | None
 ) -> Position:
-    """Return the end of a batch of at most `max_events` initial events, or of one whole series.
+    """Return the end of a batch of whole series: at most `max_events` events, or one series.
 
     Events that were due at `start` and are gone count as missed.
     """

@@ -122,7 +122,7 @@ def run_query(
 
 
 def stored_columns(names: Sequence[str]) -> list[str]:
-    """Return the columns to read for a query whose result has the columns `names`."""
+    """Return the columns to read for a result with the columns `names`."""
     stored = [name for name in names if name != EDIT_TIME.name]
     return list(dict.fromkeys([*stored, *EVALUATED_COLUMNS]))
 

@@ -213,7 +213,7 @@ class Selection:
 def select(events: Events, query: Query) -> Selection:
     """Evaluate `query` on each series.
 
-    An edit whose original is not among `events` is in no result. Series stay in the order of
+    An edit is in no result if its original is not among `events`. Series stay in the order of
     `events`.
     """
     original = _find_originals(events)
@@ -384,6 +384,7 @@ class _Slots:
 
     def to_bound(self, position: _SlotPosition) -> _Bound:
         """Convert a position to a doubled sequence."""
+        # An even number is on an event; the odd number below it is right before that event.
         doubled = 2 * self.event_at(position.index)[0] - ~position.on
         doubled = np.where(position.index >= self.size, _AFTER_ALL, doubled)
         before = position.index < np.where(position.on, 0, 1)

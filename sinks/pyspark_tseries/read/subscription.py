@@ -98,6 +98,7 @@ class Follower:
         snapshot, head = self._read_store(start)
         if start.initial:
             if max_events is None and start.due is None:
+                # One batch delivers all initial events, so there is no need to count them.
                 return replace(start, initial=False, upto=None)
             return find_initial_end(start, *self._count_initial(start, snapshot, head), max_events)
         backlog = self._measure_backlog(start, snapshot, head, upto)

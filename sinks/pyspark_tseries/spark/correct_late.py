@@ -266,6 +266,7 @@ class _Plan:
             self._commit(store, step, query, number)
         if not store.metadata().ctis.writers or store.metadata().ctis.without_cti():
             self._tell_no_cti(store)
+        # A repeated batch needs the file of the batch before it, and nobody needs older ones.
         self.location.remove([self._path(query, number - 2)])
 
     def _find_bounds(self, store: Store) -> "_Bounds":

@@ -113,7 +113,8 @@ def read_checkpoint(checkpoint: str | Path, batch: int) -> tuple[RecordStream, .
     """Return a query's streams from the entry of a batch in its checkpoint; empty if unknown."""
     try:
         lines = (Path(checkpoint) / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
-        # A named source has its name before its offset.
+        # Two lines, the version and the batch's metadata, come before the offsets. A named source
+        # has its name before its offset.
         found = [json.loads(line[line.index("{") :]) for line in lines[2:] if "{" in line]
         return read_streams(found, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

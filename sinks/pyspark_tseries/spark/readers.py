@@ -93,7 +93,7 @@ class RangeReader(DataSourceReader):
         check_schema(self._target, result_schema(snapshot.values))
 
     def partitions(self) -> Sequence[TaskPart]:
-        """Plan groups of series, or groups of files if each original is read alone."""
+        """Plan groups of series, or groups of files if each original is read on its own."""
         parts = self._plan_parts(self._snapshot)
         return [TaskPart(part, number, len(parts)) for number, part in enumerate(parts)]
 

@@ -70,9 +70,9 @@ class DefaultSource(DataSource):
     Writes take a column `series`, optionally `timestamp` and `author`, and value columns; every
     batch is stored exactly once, its events numbered per series from 0 without gaps. Reads give
     `series, sequence, timestamp, author, <values>, original_sequence, original_timestamp,
-    original_author, edit_timestamp` of what a range query finds; in one of `values`, `timestamp`
-    is the original's. Streaming reads give every event that is added.
-    The options are those of `WriteOptions`, `ReadOptions` and `SubscribeOptions`.
+    original_author, edit_timestamp` of the events that a range query finds; in a `values` query
+    `timestamp` is the original's. Streaming reads give every event that is added. The options are
+    those of `WriteOptions`, `ReadOptions` and `SubscribeOptions`.
 
         df.writeStream.format("tseries").option("retainedRange", "last 7D")
           .option("checkpointLocation", c).start(path)
@@ -164,7 +164,7 @@ class DefaultSource(DataSource):
 def _check_subscription(
     wanted: pa.Schema, options: SubscribeOptions, principal: str, store: Snapshot
 ) -> None:
-    """Refuse a subscription that the store, as it is at its start or after a change, rules out."""
+    """Refuse a subscription that does not fit the store, at its start and after each change."""
     guard = AccessCheck(store.policy, principal)
     guard.require("read", "subscribe to the store")
     if options.starting_sequence:

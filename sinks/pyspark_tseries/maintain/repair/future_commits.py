@@ -83,7 +83,7 @@ def correct_times(
 
 @dataclass(frozen=True, slots=True)
 class TimeCorrection:
-    """The events whose times change.
+    """The events that get another time.
 
     Attributes:
         commit_us: the corrected time of each commit, by its number.
@@ -97,7 +97,7 @@ class TimeCorrection:
 def plan_correction(
     keys: pa.Table, newest_us: pa.Table, commit_us: Mapping[int, int]
 ) -> TimeCorrection:
-    """Find the events whose times change."""
+    """Find the events that get another time."""
     names, codes = encode_runs(keys["series"])
     sequence = to_int64(keys["sequence"])
     order = sort_keys(codes, sequence)

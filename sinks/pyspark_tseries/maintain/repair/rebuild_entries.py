@@ -1,10 +1,10 @@
 """Rebuild damaged log entries that whole commits depend on (semantics 26.8).
 
-An entry's checksum tells which single bit changed. The names of a commit's files have the commit's
-number and head; a head names the one before it and the batch of a query; and other entries are
-around the damaged one. An entry between two commits with successive numbers held no commit: it
-added columns, which later files have, or it replaced files, and can be left empty if the files
-before it are still there. Otherwise nobody knows.
+A damaged entry leaves traces: its checksum tells which single bit changed; the names of its
+commit's files have the commit's number and head; the head names the one before it and the batch of
+a query; and the entries around it limit what it was. Between two commits with successive numbers an
+entry held no commit: it added columns, which later files have, or it replaced files, and can be
+left empty if the files before it are still there. Otherwise nobody knows.
 
 An entry is rebuilt only if all events fit then: each sequence is there once, as the head says.
 """
@@ -55,7 +55,7 @@ from pyspark_tseries.store.log_writer import shadow_log
 from pyspark_tseries.store.store import HORIZON_TRANSACTION
 
 MAX_DAMAGED: Final = 200
-"""A log with more damaged entries than this is given up."""
+"""Give up a log with more damaged entries than this."""
 
 _OWN_FILE: Final = re.compile(
     r"kind=(?P<kind>event|edit)/(?P<commit>\d{10,})-(?P<head>[0-9a-f]{16})(?:[.]\d{4,})?[.]parquet"
