@@ -377,11 +377,13 @@ class QueryResult:
                 "results of one series",
                 "merge those of each series by themselves",
             )
+        # `other` comes first, so that its events win in `np.unique`.
         tables = [_show_originals(result) for result in (other, self)]
         both = pa.concat_tables(tables, promote_options="default")
         sequence = to_int64(both["sequence"])
         _, first = np.unique(sequence, return_index=True)
         original = to_int64(pc.coalesce(both["original_sequence"], both["sequence"]))[first]
+        # The last row of each original has the highest sequence.
         _, from_end = np.unique(original[::-1], return_index=True)
         rows = first[len(first) - 1 - from_end]
         return QueryResult(both.take(pa.array(rows)), len(rows))

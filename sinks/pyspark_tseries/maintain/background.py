@@ -219,6 +219,7 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
     keep_history(store)
     sync_checkpoint(location)  # Another tool may have written it.
     table.cleanup_metadata()
+    # Event files that left the store an hour ago, or that no commit has named for a day.
     gone = table.vacuum(
         REMOVED_FILE_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False
     )
@@ -229,10 +230,12 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
     live = {file.path for file in store.snapshot().files}
     events = (path for path in gone if _is_event_file(path) and path not in live)
     remove(location.file(path) for path in events)
+    # Small files that need not wait for the hour.
     removed = _list_removed_small_files(location, store.version())
     early = [path for path in _choose_early(removed, now_us) if path not in live]
     there = {file.full for file in list_event_files(location)}
     remove(there.intersection(map(location.file, early)))
+    # Old heads outside the current chain, and the heads of these small files.
     heads = location.file("_tseries", "head")
     hour_ago_us = now_us - REMOVED_FILE_RETENTION_HOURS * _HOUR_US
     old = set(_list_files_before(location, heads, hour_ago_us))
@@ -252,7 +255,7 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
 
 
 def _choose_early(removed: Mapping[str, int], now_us: int) -> list[str]:
-    """Choose the small files not to keep for an hour from `removed`, the times of removal."""
+    """Choose from `removed`, with the times of removal, the files not to keep for an hour."""
     rising = sorted(removed, key=lambda path: (removed[path], path))
     beyond = rising[: max(len(rising) - MAX_KEPT_SMALL_FILES, 0)]
     return [path for path in beyond if removed[path] < now_us - SMALL_FILE_RETENTION_US]

@@ -32,7 +32,7 @@ REASON: Final = "reason"
 
 LATE_TOKEN: Final = "tseries:late:"
 BOUNDS_KEY: Final = b"bounds"
-"""In the metadata of a file of waiting windows, the key of what its batch decided by, as JSON."""
+"""The key of a batch's bounds, as JSON, in the metadata of its file of waiting windows."""
 
 _NOTE: Final = "withdrawn.json"
 

@@ -1,12 +1,12 @@
 """The position of a subscriber, and the end of its next batch (semantics 23).
 
-A subscription begins at the store's last commit. It first delivers the initial events of the
+A new subscription begins at the store's last commit. It first delivers the initial events of the
 commits up to it, series by series, then every event of later commits in the order (commit, series,
 sequence). A position is a point in this order; it is the Spark offset, as JSON.
 
 Rows keep the number of their commit for ever, so a position stays valid across compaction and
-needs no log. A position also records how many events had ever been committed: those that are no
-longer stored were removed before delivery, and count as missed.
+needs no log. A position also records how many events had ever been committed up to it. So the later
+events that compaction removed before they were delivered can be counted: they were missed.
 """
 
 import bisect
@@ -218,6 +218,7 @@ def find_live_end(
     if whole:
         seen = before + int(within[whole - 1])
         return replace(start, commit=int(commits[whole - 1]), after=None, seen=seen, missed=missed)
+    # Not even one commit fits, so the batch ends within it.
     commit = int(commits[0])
     after = start.after if commit == start.commit + 1 else None
     key = key_at(commit, after, max_events)

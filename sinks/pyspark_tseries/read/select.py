@@ -409,6 +409,7 @@ def _select_inside(wanted: Range, slots: _Slots) -> BoolArray:
             _select_between(anchor, end, slots) if forward else _select_between(end, anchor, slots)
         )
     end = _absolute_bound(wanted.span, slots)
+    # The ends may come in either order, and in each series in another one.
     there, back = _select_between(anchor, end, slots), _select_between(end, anchor, slots)
     ahead = np.bincount(codes[there], minlength=len(slots.size)) > 0
     return np.where(ahead[codes], there, back)

@@ -116,6 +116,7 @@ class Follower:
     def plan_tasks(self, start: Position, end: Position) -> list[Delivery]:
         """Divide the events between two positions among tasks, by series."""
         snapshot, head = self._read_store(end)
+        # The batch may end within the commit after `end.commit`.
         last = end.commit + (end.after is not None)
         data = [
             file

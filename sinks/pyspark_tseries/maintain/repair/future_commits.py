@@ -139,7 +139,7 @@ def _newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
 
 
 def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
-    """Return the whole events `rows` with their new times, and those of edits' originals."""
+    """Return whole events, in any order, with their new times and those of edits' originals."""
     stamps = _corrected_column(rows["series"], rows["sequence"], rows["timestamp"], change)
     originals = _corrected_column(
         rows["series"], rows["original_sequence"], rows["original_timestamp"], change

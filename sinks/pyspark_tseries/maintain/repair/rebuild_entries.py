@@ -118,6 +118,7 @@ def rebuild_entries(location: Location) -> list[RebuiltEntry]:
     if log.missing():
         with contextlib.suppress(*_UNREADABLE):
             _rebuild_from_files(log)
+    # If an entry made from files does not fit, the entries corrected by checksum still may.
     for made in (list(log.rebuilt.values()), corrected):
         upto = min((v for v in log.damage if v not in {e.version for e in made}), default=None)
         last = log.newest if upto is None else upto - 1

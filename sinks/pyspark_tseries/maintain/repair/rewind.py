@@ -273,6 +273,7 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
             return Rewind(last, newest, (), (), (), replace(entry, problem=whole))
         found.append(entry)
     left: dict[str, Finding] = {}
+    # Each step back changes which files the store has, so check them again until none is torn.
     while True:
         files = read_state_at(location, last, torn)[0].items()
         broken = {path: why for path, why in torn_files(location, files) if path not in left}
