@@ -25,6 +25,8 @@ from pyspark_timestream.errors import SchemaRefused, SettingRefused
 from pyspark_timestream.frames.plans import keep_cti_rows, parse_report
 
 _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
+"""The metadata key by which Spark recognizes the column that the watermark is about."""
+
 _MILLISECOND: Final = "INTERVAL '0.001' SECOND"
 _RELEASE_MODES: Final = ("windows", "rows")
 _TICK_COLUMNS: Final = [("timestamp", TimestampType()), ("value", LongType())]

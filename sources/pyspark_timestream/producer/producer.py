@@ -42,6 +42,7 @@ from pyspark_timestream.producer.marks import (
 )
 
 _RECENT_FAILURES_S: Final = 60.0
+"""Messages quote brokers' failures that are no older than this."""
 
 Report = Callable[[Any, Any], None]
 """The client calls it with an error, or None, and the message."""
@@ -118,6 +119,7 @@ class DeliveryReports:
 
 
 _RETRY_TIMEOUT_S: Final = 60.0
+"""A producer retries a step of a transaction for this long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ PRODUCER_REQUIRED: Final[dict[str, Any]] = {
     "delivery.report.only.error": True,
 }
 _PRODUCER_ONLY: Final = ("transaction.", "queue.buffering.", "batch.", "partitioner")
+"""The prefixes of settings that clients for reading must not get."""
 
 # The advice for each error code.
 _RIGHTS: Final = {

@@ -173,6 +173,7 @@ COUNTERS: Final = (
     "ignoredCtis",
     "outside",
 )
+"""The public names of a partition's counters."""
 
 
 class WriterState(NamedTuple):
