@@ -191,7 +191,6 @@ def _touched_blocks(rows: Int64Array) -> npt.NDArray[np.intp]:
 
 
 def _extend(blocks: list[Int64Array], rows: int, absent: int) -> list[Int64Array]:
-    """Return `blocks` extended to `rows` rows with `absent`."""
     have = sum(map(len, blocks[-1:])) + BLOCK_ROWS * max(len(blocks) - 1, 0)
     if have == rows:
         return list(blocks)

@@ -1,4 +1,4 @@
-"""Describe files of events as the log does, and write new ones.
+"""Describe the files of events that the log names, and write new ones.
 
 Every file has a new name and is part of the store only once a commit names it, so a crash leaves
 unused files at worst. A file of another tool may lack statistics and have any name; then its bounds

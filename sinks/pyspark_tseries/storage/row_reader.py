@@ -272,7 +272,10 @@ class RowFilter:
         return bisect_left(self.names, first) < bisect_right(self.names, last)
 
     def match_rows(self, table: pa.Table, *, is_sorted: bool = True) -> tuple[int, BoolArray]:
-        """Return the needed rows of `table` as flags, after the row of the first flag."""
+        """Return the row of the first flag, and a flag for each row: True if it is needed.
+
+        Rows without a flag are not needed.
+        """
         start, end = self._names_range(table) if is_sorted else (0, table.num_rows)
         within = table.slice(start, end - start)
         needed = np.ones(end - start, bool)

@@ -6,10 +6,6 @@ if the commit and everything before it survives a power loss; `lines`, the numbe
 the checksum of all bytes with zeros in the place of its digits. In an object store Delta writes the
 entry: there `lines` is missing, and the checksum covers the actions and the object itself,
 independent of their formatting. Entries of other tools have no such object.
-
-A state of the table is the set of its files. It is *sound* if it comes from a sound one by a commit
-of this package or by one that changes no rows (OPTIMIZE, z-order, VACUUM), or if a RESTORE returned
-to a sound one. A commit of this package on an unsound state leaves it unsound.
 """
 
 import json
@@ -394,6 +390,10 @@ class ForeignChange:
 
 def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
     """Return the change of rows that other tools have made in `entries`; None if there is none.
+
+    A state of the table is the set of its files. It is *sound* if it comes from a sound one by a
+    commit of this package or by one that changes no rows (OPTIMIZE, z-order, VACUUM), or if a
+    RESTORE returned to a sound one. A commit of this package on an unsound state leaves it unsound.
 
     Args:
         entries: the entries, rising by version; the state before the first one is sound.
