@@ -62,7 +62,7 @@ def diagnose(
     """Return the diagnoses, never none, most important first.
 
     First come those that hold results back or are about most events, then those about fewer events,
-    then the rest; each of these groups begins with what was warned of, in the order of kinds.
+    then the rest; each of these groups begins with earlier warnings, in the order of kinds.
 
     Args:
         history: the stream's history.

@@ -457,7 +457,7 @@ def _suggest_unit(unit: str, value: Any) -> str:
 def describe_payloads(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> str:
-    """Describe why most malformed values, or else keys, of `block` are malformed; empty without."""
+    """Describe why most malformed values, or else keys, of `block` are so; empty if none is."""
     payload = read_payload(options, projection, block)
     for rules, payloads, decoded in (
         (options.value_rules, block.values, payload.values),

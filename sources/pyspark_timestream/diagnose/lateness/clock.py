@@ -264,7 +264,7 @@ class FollowedPartition:
 def choose_sampling(offsets: int) -> int:
     """Return N such that the waits of each N-th record are measured.
 
-    N is odd, so that the sample includes all phases of what alternates, such as two producers.
+    N is odd, so that the sample includes all phases of an alternation, such as of two producers.
 
     >>> choose_sampling(999_999), choose_sampling(1_000_000), choose_sampling(100_000_000)
     (1, 3, 201)

@@ -2,7 +2,7 @@
 
 Paths that share a parent become one struct, and a column that is a struct includes the paths that
 lead into it. Each read gives a name one type. So a field that contradicts an earlier one (another
-type, or a path into what is requested as text) is read in another pass over the same values.
+type, or a path into a field requested as text) is read in another pass over the same values.
 
 The result for a value never depends on its neighbours: parsing a block and parsing its values one
 by one give the same columns. Two rules ensure that. Values are joined by newlines, which a JSON

@@ -165,7 +165,7 @@ def create_handler(message: Any, tree: Tree) -> Any:
 
 
 def _create_rewriter(message: Any, tree: Tree) -> Any:
-    """Create Google's class of a block that writes each field of `tree` once, with what counts."""
+    """Create Google's class of a block that writes only the values of `tree` that count, once."""
     descriptor = _Describer(exact=True).describe(message, tree)
     return import_libraries().message_factory.GetMessageClass(descriptor)
 
@@ -331,7 +331,7 @@ def _to_rows(handler: Any, data: bytes | memoryview, rows: int) -> pa.Array:
 
 
 class _Decoder(NamedTuple):
-    """The decoding of requested fields: each with its path in what ptars reads."""
+    """The decoding of requested fields, each with its path in the rows that ptars returns."""
 
     blocks: BlockReader
     columns: list[tuple[list[str], Plan]]

@@ -192,7 +192,7 @@ def name_field(field: Any) -> str:
 
 
 def find_path(message: Any, name: str) -> list[str]:
-    """Return the path `name`, which has been planned, in terms of what ptars reads."""
+    """Translate the path `name`, which has been planned, to one in the rows that ptars returns."""
     path = []
     for step in parse_path(name):
         field = message.fields_by_name[step]
