@@ -43,7 +43,7 @@ class Step:
 
     @property
     def elapsed_s(self) -> float:
-        """Return seconds since the step began."""
+        """Seconds since the step began."""
         return time.monotonic() - self._began
 
     def begin(self) -> None:
