@@ -159,7 +159,7 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def parse_values(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
-    """Return the value of each column."""
+    """Return the value of each column in `names`; a value that names none is that of `only`."""
     columns = {name.lower(): name for name in names}
     given_as = {}
     if isinstance(given, Mapping):

@@ -193,7 +193,7 @@ def _run_round(store: Store) -> MaintenanceResult:
         merged = merge_file_groups(store, store.read_clock(), everything=False)
         removed = remove_obsolete_files(store, store.read_clock())
     except (TseriesError, OSError) as error:
-        # Write nothing where a store was moved away: it could not be moved back.
+        # Write nothing if the store was moved away: it could not be moved back.
         if not store.location.is_away():
             named = name_failure(store.location, error) or error
             said = store.location.redact(f"{type(named).__name__}: {named}")

@@ -59,7 +59,6 @@ def read_withdrawn(location: Location, query: str) -> int:
 
 
 def _find_authors(location: Location, queries: Iterable[str]) -> set[str]:
-    """Return the authors of the queries' corrections."""
     found = set()
     for query in queries:
         for path, _ in location.list_files(late_path(location, query, "")):

@@ -48,7 +48,7 @@ MAX_ROWS_PER_TASK: Final = 250_000
 
 
 class Follower:
-    """Follow one store for one subscriber.
+    """Follows one store for one subscriber.
 
     Args:
         location: the store.

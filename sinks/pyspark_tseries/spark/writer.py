@@ -63,8 +63,8 @@ class WriteTarget:
 class StagedTask(WriterCommitMessage):
     """A task's rows, its partition of the input, and its query.
 
-    `schema` is that of the rows; columns may have been added to the store since. `cti_us` is the
-    greatest of its CTIs. `digest` is that of its rows, None if nobody compares it.
+    `schema` is the schema of the rows; the store may have got more columns since. `cti_us` is the
+    greatest of the task's CTIs. `digest` is the digest of the rows, None if nobody compares it.
     """
 
     partition: int
