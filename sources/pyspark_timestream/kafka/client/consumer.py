@@ -100,12 +100,7 @@ class ColumnConsumer(Protocol):
 
 
 class MessageConsumer:
-    """A `ColumnConsumer` over confluent-kafka's consumer.
-
-    Args:
-        config: librdkafka's configuration.
-        log: receives the client's errors and log lines.
-        create: makes confluent-kafka's consumer.
+    """A `ColumnConsumer` over confluent-kafka's consumer, which `create` makes.
 
     Raises:
         KafkaException: librdkafka refuses `config`.

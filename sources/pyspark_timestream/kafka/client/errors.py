@@ -62,11 +62,7 @@ class BrokerFailure(NamedTuple):
 
 
 class RepeatFilter:
-    """Passes each line once a minute, with the number of repeats in between.
-
-    Args:
-        now_s: a monotonic clock.
-    """
+    """Passes each line once a minute, with the number of repeats in between."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

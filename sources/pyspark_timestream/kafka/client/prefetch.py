@@ -115,12 +115,8 @@ def fetch_ranges(
 class Prefetcher:
     """Reads small ranges of different partitions with one consumer, kept from batch to batch.
 
-    Args:
-        options: the client configuration.
-        group: the consumer group, which is never joined.
-        create: makes confluent-kafka's consumer.
-        clock: monotonic seconds.
-        max_stall_s: time without progress after which the remaining ranges are read one by one.
+    The consumer never joins its group. After `max_stall_s` without progress it gives up, and the
+    remaining ranges are read one by one.
     """
 
     def __init__(

@@ -32,12 +32,7 @@ _MAX_AGE_S: Final = 2.0
 
 
 class PartitionCache:
-    """Caches the partitions of a running query.
-
-    Args:
-        ask: lists the partitions; any thread may call it.
-        clock_s: a monotonic clock.
-    """
+    """Caches the partitions of a running query; `ask` lists them, and may run in any thread."""
 
     def __init__(
         self, ask: Callable[[], list[Partition]], clock_s: Callable[[], float] = time.monotonic
@@ -86,12 +81,7 @@ Ends = dict[Partition, int]
 
 
 class RunEnds:
-    """Knows the ends of the partitions in one run, and its bounds.
-
-    Args:
-        get_broker: returns the connected broker.
-        partition_cache: lists the partitions.
-    """
+    """Knows the ends of the partitions in one run, and its bounds."""
 
     def __init__(self, get_broker: Callable[[], Broker], partition_cache: PartitionCache) -> None:
         self._get_broker = get_broker

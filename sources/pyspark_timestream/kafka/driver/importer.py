@@ -147,13 +147,7 @@ def derive_import_options(options: KafkaOptions) -> KafkaOptions | None:
 
 
 class CtiImporter:
-    """Reads the imported topic, update by update.
-
-    Args:
-        options: the result of `derive_import_options`.
-        broker: knows the topic's partitions and ends.
-        read: reads a range of the topic.
-    """
+    """Reads the imported topic, update by update; `derive_import_options` gives its options."""
 
     def __init__(self, options: KafkaOptions, broker: Broker, read: ReadRange) -> None:
         self._options = options

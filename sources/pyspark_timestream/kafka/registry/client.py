@@ -249,10 +249,7 @@ _SPARE_S: Final = 1.0
 
 
 class RegistryClient:
-    """Asks the schema registry.
-
-    Args:
-        settings: the client's configuration, as `read_registry_settings` returns it.
+    """Asks the schema registry, with settings from `read_registry_settings`.
 
     Raises:
         MissingExtra: the client is not installed.
