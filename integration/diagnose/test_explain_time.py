@@ -312,7 +312,7 @@ def test_a_silent_writer_is_named_until_it_marks_again(stream) -> None:
     assert "2024-01-01T00:00:03Z as its last mark" in found.text
     assert "'writerTimeout'" in found.fix
     (facts,) = explained(made).partitions
-    assert [(writer.name, writer.cause) for writer in facts.writers] == [
+    assert [(writer.name, writer.is_cause) for writer in facts.writers] == [
         ("a", False),
         ("b", True),
     ]

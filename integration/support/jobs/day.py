@@ -9,6 +9,7 @@ import math
 import shutil
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,10 @@ def stored_series(series: DataFrame) -> tuple[list[Row], str]:
     rows = series.orderBy("series", "timestamp").collect()
     table = series.groupBy("timestamp").pivot("series", sorted(SENSORS)).agg(F.first("mean"))
     named = table.orderBy("timestamp").withColumnsRenamed({s: f"{s} °C" for s in SENSORS})
-    return rows, named.toPandas().to_string(index=False)
+    with warnings.catch_warnings():
+        # Spark 4.3 warns of each conversion with pandas 3.
+        warnings.simplefilter("ignore", FutureWarning)
+        return rows, named.toPandas().to_string(index=False)
 
 
 def show_series(rows: list[Row], table: str) -> None:

@@ -277,10 +277,11 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     Raises:
         WrongInterpreter: Spark would start, or has started, with a Python that lacks this package.
     """
-    if _is_for_server(builder):
-        return _configure(builder, [each for each in SETTINGS if each.name.startswith("spark.sql")])
     # First, because the next call may already use Java, as after spark-submit.
-    _load_what_warns_of_pandas()
+    _load_what_warns_of_pandas("pyspark.testing.utils")
+    if _is_for_server(builder):
+        _load_what_warns_of_pandas("pyspark.sql.connect.session")
+        return _configure(builder, [each for each in SETTINGS if each.name.startswith("spark.sql")])
     jvm = _get_running_jvm()
     if jvm is None:
         use_this_interpreter(os.environ)
@@ -293,14 +294,14 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     return _configure(builder, [e for e in SETTINGS if not (started and started.contains(e.name))])
 
 
-def _load_what_warns_of_pandas() -> None:
-    """Import, silently, the module that warns of pandas 3 when Spark starts a session.
+def _load_what_warns_of_pandas(module: str) -> None:
+    """Import, silently, a module that warns of pandas 3 when Spark starts a session.
 
     Spark 4.2 and 4.3 convert nothing at that point; where they convert, they warn again.
     """
     with warnings.catch_warnings(), suppress(ImportError):
         warnings.simplefilter("ignore", FutureWarning)
-        importlib.import_module("pyspark.testing.utils")
+        importlib.import_module(module)
 
 
 def _configure(builder: SparkSession.Builder, settings: Iterable[Setting]) -> SparkSession.Builder:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.rules.state import PartitionState
@@ -137,6 +138,9 @@ def join_batches(
 
     `states` are the clocks after `start`; `emitted_us` is the greatest CTI row emitted up to its
     end.
+
+    Raises:
+        CheckpointMismatch: `end` no longer says where a partition began.
     """
     after = -1 if start is None else start.number
     missing = {} if start is None else start.missing
@@ -150,6 +154,12 @@ def join_batches(
     for part, partition_offset in {**end.missing, **end.partitions}.items():
         begins = [offset for number, offset in partition_offset.restart_points if number > after]
         begins += [known[part].end_exclusive] if part in known else []
+        if not begins:
+            raise CheckpointMismatch(
+                f"{part} was found by a batch that was not noted as done (asynchronous progress "
+                "tracking notes some only), and a later commit has dropped where it began: start "
+                "with a new checkpoint"
+            )
         begin = min([*begins, partition_offset.end_exclusive])
         forced_ctis = [
             (max(offset, begin), us)
