@@ -10,6 +10,7 @@ from timestream.builders import at
 from timestream.small_reads import small_reads
 from timestream.stream_world import World, act, drain, steps, times
 
+from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import max_emitted_cti
 from pyspark_timestream.kafka.offsets.tasks import (
@@ -129,3 +130,13 @@ def test_a_partition_that_was_hidden_at_the_start_goes_on_with_its_own_clock():
     end = offset(6, PartitionOffset(7, 12, clock), 1)
     (plan,) = join_batches(start, {at(0): PartitionState()}, end, 3)
     assert [(share.offsets, share.state) for share in plan.ranges] == [(Range(at(1), 7, 12), clock)]
+
+
+def test_a_joined_batch_whose_beginning_is_dropped_is_refused_and_reads_no_less() -> None:
+    """A commit has dropped where reading began, and Spark asks from the start all the same."""
+    world = World(1, [[1, 2, 3]], False)
+    drain(world)
+    end = world.batches[-1][0]
+    dropped = {part: replace(each, restart_points=()) for part, each in end.partitions.items()}
+    with pytest.raises(CheckpointMismatch, match="start with a new checkpoint"):
+        join_batches(None, {}, replace(end, partitions=dropped), None)
