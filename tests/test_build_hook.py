@@ -35,7 +35,7 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("version", ["standard", "editable"])
-def test_without_a_compiler_the_package_is_built_without_the_native_native_reader(
+def test_without_a_compiler_the_package_is_built_without_the_native_reader(
     hook: Any, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setenv("CC", "/nonexistent/cc")
@@ -49,7 +49,7 @@ def test_without_a_compiler_the_package_is_built_without_the_native_native_reade
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
-def test_a_wheel_with_the_native_native_reader_is_for_one_platform_and_every_python_3(
+def test_a_wheel_with_the_native_reader_is_for_one_platform_and_every_python_3(
     hook: Any,
 ) -> None:
     build_data: dict[str, Any] = {"force_include": {}, "pure_python": True}

@@ -376,7 +376,7 @@ def test_the_wish_decides(
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
-def test_install_with_a_compiler_uses_the_native_native_reader(
+def test_install_with_a_compiler_uses_the_native_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Else every test of it would be skipped, and all others would pass by the slower path.
