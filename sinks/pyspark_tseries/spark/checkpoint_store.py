@@ -11,9 +11,11 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
+from pyspark_timestream.core.checkpoint import find_location, resolve_directory
+from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_tseries.errors import HistoryChanged, StoreMismatch
 from pyspark_tseries.model.commits import CommitMark
 from pyspark_tseries.storage.location import Location
@@ -21,8 +23,7 @@ from pyspark_tseries.store.history import describe_change, is_given_up, last_mar
 from pyspark_tseries.store.log_entries import Change
 from pyspark_tseries.store.store import Store
 
-_FILE_PATH: Final = ("sinks", "tseries.json")
-_CHECKPOINT_OPTION: Final = "checkpointlocation"
+_FILE_PATH: Final = Path("sinks", "tseries.json")
 _FORMAT_VERSION: Final = 1
 MAX_BATCHES: Final = 100
 """Record the commits of this many batches, as many as Spark keeps in a checkpoint."""
@@ -47,25 +48,20 @@ class CheckpointStore:
         return f"'{self.location}' (id {self.id})"
 
 
-def checkpoint_directory(options: Mapping[str, str]) -> str | None:
+def find_checkpoint(options: Mapping[str, str]) -> Path | None:
     """Return the checkpoint in Spark's options, if it is a directory on this machine.
 
     A checkpoint location set for the whole session, or on another machine, is unknown here.
     """
-    location = next((options[name] for name in options if name.lower() == _CHECKPOINT_OPTION), None)
-    if location is None:
+    location = find_location(options)
+    try:
+        checkpoint = None if location is None else resolve_directory(location)
+    except CheckpointUnreadable:
         return None
-    path = checkpoint_path(location)
-    return path if os.path.isdir(os.path.join(path, "offsets")) else None
+    return checkpoint if checkpoint and (checkpoint / "offsets").is_dir() else None
 
 
-def checkpoint_path(location: str) -> str:
-    """Return the directory of a checkpoint that Spark names by a URL or a path."""
-    parts = urlsplit(location)
-    return unquote(parts.path) if parts.scheme == "file" else location
-
-
-def check_before_batch(checkpoint: str | None, location: Location) -> None:
+def check_before_batch(checkpoint: Path | None, location: Location) -> None:
     """Refuse a batch if its query has written to another store than the one at `location`."""
     before = None if checkpoint is None else _read_remembered(checkpoint)
     if before is None:
@@ -78,7 +74,7 @@ def check_before_batch(checkpoint: str | None, location: Location) -> None:
 
 
 def check_in_commit(
-    checkpoint: str | None,
+    checkpoint: Path | None,
     store: Store,
     token: tuple[str, int],
     *,
@@ -139,7 +135,7 @@ def _changed_error(
 
 
 def remember_commit(
-    checkpoint: str | None, store: Store, batch: int, commit: CommitMark | None = None
+    checkpoint: Path | None, store: Store, batch: int, commit: CommitMark | None = None
 ) -> None:
     """Record in the checkpoint that its query has stored a batch.
 
@@ -154,7 +150,7 @@ def remember_commit(
     if commit is not None:
         # Another query's commits would otherwise make the next batch search the log for this one.
         store.log.proven[commit.number] = commit.id
-    path = os.path.join(checkpoint, *_FILE_PATH)
+    path = checkpoint / _FILE_PATH
     text = {
         "batches": [[number, *each.to_json()] for number, each in batches[-MAX_BATCHES:]],
         "id": store.id,
@@ -162,10 +158,10 @@ def remember_commit(
         "version": _FORMAT_VERSION,
     }
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
-            json.dump(text, file)
-        os.replace(file.name, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = Path(f"{path}.{os.getpid()}")
+        written.write_text(json.dumps(text), encoding="utf-8")
+        written.replace(path)
     except OSError:
         # The store still has its marks of queries; only the error message would say less.
         return
@@ -184,11 +180,10 @@ def _describe_store(store: Store) -> str:
     return str(CheckpointStore(store.id, store.root))
 
 
-def _read_remembered(checkpoint: str) -> CheckpointStore | None:
+def _read_remembered(checkpoint: Path) -> CheckpointStore | None:
     """Return the store recorded in the checkpoint; None if there is no readable record."""
     try:
-        with open(os.path.join(checkpoint, *_FILE_PATH), encoding="utf-8") as file:
-            read = json.load(file)
+        read = json.loads((checkpoint / _FILE_PATH).read_text(encoding="utf-8"))
         store, location = str(read["id"]), str(read["location"])
         batches = (
             (int(number), CommitMark(int(commit), int(head)))

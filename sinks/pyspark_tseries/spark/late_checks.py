@@ -25,10 +25,11 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, is_remote
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from pyspark_timestream.core.checkpoint import read_entry, resolve_directory
 from pyspark_timestream.core.instants import format_duration, format_instant
+from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, name_writer
-from pyspark_tseries.spark.checkpoint_store import checkpoint_path
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.store import Store
 
@@ -109,20 +110,16 @@ def read_streams(offsets: Iterable[Any], batch: int) -> tuple[RecordStream, ...]
     return tuple(found)
 
 
-def read_checkpoint(checkpoint: str | Path, batch: int) -> tuple[RecordStream, ...]:
+def read_checkpoint(checkpoint: Path, batch: int) -> tuple[RecordStream, ...]:
     """Return a query's streams from the entry of a batch in its checkpoint; empty if unknown."""
     try:
-        lines = (Path(checkpoint) / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
-        # Two lines, the version and the batch's metadata, come before the offsets. A named source
-        # has its name before its offset.
-        found = [json.loads(line[line.index("{") :]) for line in lines[2:] if "{" in line]
-        return read_streams(found, batch)
+        return read_streams(read_entry(checkpoint, batch).offsets, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ()
 
 
 def note_writer(
-    location: Location, query: str, batch: int, checkpoint: str | None, *, gives_ctis: bool
+    location: Location, query: str, batch: int, checkpoint: Path | None, *, gives_ctis: bool
 ) -> None:
     """Note the streams of a query, once; without the note nothing is compared."""
     key = location.root, query
@@ -368,7 +365,10 @@ class QueryIdentity:
             if running is None:
                 return ()
             root = str(running._jsq.streamingQuery().resolvedCheckpointRoot())
-            return read_checkpoint(checkpoint_path(root), number)
+            try:
+                return read_checkpoint(resolve_directory(root), number)
+            except CheckpointUnreadable:
+                return ()
         (query,) = (each for each in self.session.streams.active if each.name == self.name)
         if not query.recentProgress:
             return None

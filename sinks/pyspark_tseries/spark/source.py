@@ -51,7 +51,7 @@ from pyspark_tseries.options import (
 from pyspark_tseries.read.position import InitialEvents
 from pyspark_tseries.read.scan import pick_columns
 from pyspark_tseries.read.snapshots import find_snapshot_as_of
-from pyspark_tseries.spark.checkpoint_store import check_before_batch, checkpoint_directory
+from pyspark_tseries.spark.checkpoint_store import check_before_batch, find_checkpoint
 from pyspark_tseries.spark.readers import RangeReader, SubscriptionReader, check_schema
 from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
 from pyspark_tseries.storage.data_files import Snapshot
@@ -131,7 +131,7 @@ class DefaultSource(DataSource):
         """Return the writer of a stream's batch; check it against the store before any task."""
         options = parse_write(self.options)
         _refuse_batch_number(options)
-        checkpoint = checkpoint_directory(self.options)
+        checkpoint = find_checkpoint(self.options)
         check_before_batch(checkpoint, options.location)
         target = _prepare_write(options, schema, overwrite)
         return StreamWriter(replace(target, checkpoint=checkpoint))

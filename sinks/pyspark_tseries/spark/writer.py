@@ -20,8 +20,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from pyspark_timestream.core.checkpoint import entry_path, read_entry
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
-from pyspark_timestream.core.session import read_batch_watermark
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
@@ -56,7 +56,7 @@ class WriteTarget:
     author: str
     principal: str
     optimistic: OptimisticNumber
-    checkpoint: str | None = None
+    checkpoint: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,10 +379,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return cti_us
         return max(cti_us - (delay_us or 0), MIN_US)
 
-    def _read_watermark(self, checkpoint: str, batch: int, query_id: str) -> int | None:
+    def _read_watermark(self, checkpoint: Path, batch: int, query_id: str) -> int | None:
         """Return a batch's watermark in microseconds; None before the first, or if unreadable."""
         try:
-            return read_batch_watermark(checkpoint, batch)
+            return read_entry(checkpoint, batch).watermark_us
         except (OSError, ValueError) as error:
             _tell_once(
                 query_id,
@@ -393,7 +393,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "the column of CTIs in the DataFrame ('ctiColumn')",
                 batch,
                 self._target.location.root,
-                Path(checkpoint) / "offsets" / str(batch),
+                entry_path(checkpoint, batch),
                 error,
             )
             return None

@@ -1,15 +1,14 @@
-"""Prepares a Spark session for these formats: interpreter, Spark home, settings, watermark.
+"""Prepares a Spark session for these formats: interpreter, Spark home, settings.
 
 Spark's JVM starts the Python that PYSPARK_DRIVER_PYTHON names, else PYSPARK_PYTHON, else `python3`
 on PATH. It ignores `spark.pyspark.python` and the interpreter that runs the driver. So a job
 started as `venv/bin/python job.py` does not find these formats unless PYSPARK_PYTHON names that
-interpreter before the JVM starts. The rules are semantics 11.5, 29.2 and 30.1.
+interpreter before the JVM starts (semantics 11.5).
 """
 
 import hashlib
 import importlib
 import importlib.util
-import json
 import os
 import shutil
 import site
@@ -25,7 +24,6 @@ from typing import Any, Final, NamedTuple
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession, is_remote
 
-from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import WrongInterpreter, compose_message
 
 INTERPRETER_VARIABLES: Final = ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON")
@@ -401,9 +399,6 @@ def _get_environment(jvm: Any | None) -> Mapping[str, str]:
 ZERO_DELAY_SETTING: Final = "spark.sql.streaming.eventTimeWatermark.bumpZeroDelayToOneMs"
 """If true, Spark turns a watermark delay of zero into one millisecond; proposed in PR 56043."""
 
-_MILLISECOND_US: Final = 1_000
-_WATERMARK: Final = "batchWatermarkMs"
-
 
 class WatermarkSetting(NamedTuple):
     """A setting that must keep Spark's default.
@@ -455,33 +450,3 @@ def suggest_fix(name: str) -> str:
         f"spark.conf.set('{name}', '{_REQUIRED_SETTINGS[name].value}') before the query is built; "
         "a checkpoint may keep the value that it began with, so start with a new one"
     )
-
-
-def read_batch_watermark(checkpoint: str | Path, batch: int) -> int | None:
-    """Return a batch's watermark, in microseconds; None while it stands at 1970, its start value.
-
-    Spark tells a sink neither the watermark nor the CTIs that moved it. But before it runs batch N,
-    Spark writes the checkpoint's entry `offsets/N`, where `batchWatermarkMs` is the watermark that
-    batch N evicts state with: in output mode append, batches up to N contain all windows that end
-    at or before it. A watermark in the last millisecond before the final CTI counts as the final
-    CTI: if rows at exactly a CTI stay legal, Spark's watermark is a millisecond before it.
-
-    Args:
-        checkpoint: a directory of this machine.
-        batch: the batch's number.
-
-    Raises:
-        OSError: the batch's entry cannot be read.
-        ValueError: the entry has no watermark.
-    """
-    file = Path(checkpoint) / "offsets" / str(batch)
-    try:
-        watermark_ms = json.loads(file.read_text(encoding="utf-8").splitlines()[1])[_WATERMARK]
-    except (LookupError, TypeError) as error:
-        raise ValueError(f"it has no {_WATERMARK}") from error
-    if not isinstance(watermark_ms, int):
-        raise ValueError(f"its {_WATERMARK} is {watermark_ms!r}")
-    if watermark_ms <= 0:
-        return None
-    is_final = (watermark_ms + 1) * _MILLISECOND_US >= FINAL_US
-    return FINAL_US if is_final else watermark_ms * _MILLISECOND_US

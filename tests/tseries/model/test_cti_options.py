@@ -1,4 +1,4 @@
-"""Options of CTIs, the columns of CTIs in rows to write, and the watermark in a checkpoint."""
+"""Options of CTIs, and the columns of CTIs in rows to write."""
 
 from datetime import UTC, datetime
 
@@ -7,8 +7,6 @@ import pytest
 from tseries.builders import new_store
 
 from pyspark_timestream import OptionError
-from pyspark_timestream.core.instants import FINAL_US
-from pyspark_timestream.core.session import read_batch_watermark
 from pyspark_tseries import IncompatibleValue, TimeSeries, UpdateFailed
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.options import parse_subscribe, parse_write
@@ -76,29 +74,3 @@ def test_client_takes_no_ctis(tmp_path):
         TimeSeries.open(tmp_path / "s").append_many(table)
     with pytest.raises(IncompatibleValue, match="'cti'"):
         TimeSeries.create(tmp_path / "t", {"cti": INSTANT})
-
-
-@pytest.mark.parametrize(
-    ("text", "us"),
-    [
-        ('v1\n{"batchWatermarkMs":1500,"conf":{}}\n{}', 1_500_000),
-        ('v2\n{"batchWatermarkMs":1500}\n{}', 1_500_000),
-        (f'v1\n{{"batchWatermarkMs":{FINAL_US // 1000 - 1}}}\n{{}}', FINAL_US),
-        ('v1\n{"batchWatermarkMs":0}\n{}', None),
-    ],
-)
-def test_watermark_is_read_from_the_entry_of_the_batch(tmp_path, text, us):
-    (tmp_path / "offsets").mkdir()
-    (tmp_path / "offsets" / "3").write_text(text)
-    assert read_batch_watermark(tmp_path, 3) == us
-
-
-@pytest.mark.parametrize(
-    "text", ['v1\n{"batchWatermarkMs":"1"}\n', "v1\n{}\n", "v1\n[]\n", "v1\n{torn", "", None]
-)
-def test_unreadable_entry_of_a_batch_is_an_error(tmp_path, text):
-    (tmp_path / "offsets").mkdir()
-    if text is not None:
-        (tmp_path / "offsets" / "3").write_text(text)
-    with pytest.raises((OSError, ValueError)):
-        read_batch_watermark(tmp_path, 3)

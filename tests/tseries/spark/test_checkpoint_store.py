@@ -11,7 +11,7 @@ from pyspark_tseries.model.retention import UNLIMITED
 from pyspark_tseries.spark.checkpoint_store import (
     check_before_batch,
     check_in_commit,
-    checkpoint_directory,
+    find_checkpoint,
     remember_commit,
 )
 from pyspark_tseries.storage.location import parse_location
@@ -33,7 +33,7 @@ def make(path):
 @pytest.fixture
 def checkpoint(tmp_path):
     (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
-    return str(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
 
 
 def test_moved_store_of_the_checkpoint_is_accepted(tmp_path, checkpoint):
@@ -125,11 +125,11 @@ def test_unreadable_record_of_a_checkpoint_counts_as_none(tmp_path, checkpoint, 
 
 
 def test_a_checkpoint_is_known_where_it_is_a_directory_of_this_machine(tmp_path, checkpoint):
-    for location in (checkpoint, f"file://{checkpoint}", f"file:{checkpoint}"):
-        assert checkpoint_directory({"checkpointLocation": location}) == checkpoint
+    for location in (str(checkpoint), f"file://{checkpoint}", f"file:{checkpoint}"):
+        assert find_checkpoint({"checkpointLocation": location}) == checkpoint
     for location in ("hdfs://host/checkpoint", "s3a://bucket/c", str(tmp_path / "none")):
-        assert checkpoint_directory({"checkpointlocation": location}) is None
-    assert checkpoint_directory({}) is None
+        assert find_checkpoint({"checkpointlocation": location}) is None
+    assert find_checkpoint({}) is None
 
 
 def test_a_checkpoint_that_cannot_be_written_is_accepted(tmp_path, checkpoint):

@@ -472,7 +472,7 @@ def noted(tmp_path, **differences):
     lines = ["v1", '{"batchTimestampMs":1}', json.dumps(offset(**differences))]
     (tmp_path / "c" / "offsets" / "0").write_text("\n".join(lines))
     store = Store.open(str(tmp_path / "s"))
-    note_writer(store.location, "main", 0, str(tmp_path / "c"), gives_ctis=True)
+    note_writer(store.location, "main", 0, tmp_path / "c", gives_ctis=True)
     return store
 
 

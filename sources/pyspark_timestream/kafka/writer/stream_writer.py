@@ -26,10 +26,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_timestream.core.checkpoint import (
+    entry_path,
+    find_location,
+    read_entry,
+    resolve_directory,
+)
 from pyspark_timestream.core.instants import FINAL_US, format_instant
-from pyspark_timestream.core.session import read_batch_watermark
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
-from pyspark_timestream.diagnose.history import resolve_directory
 from pyspark_timestream.errors import (
     CheckpointUnreadable,
     DeliveryFailed,
@@ -55,8 +59,6 @@ from pyspark_timestream.kafka.writer.rows import (
 from pyspark_timestream.producer.marks import Headers, Writer
 from pyspark_timestream.producer.transactions import BatchTransaction, read_entries
 
-_OPTION: Final = "checkpointlocation"
-
 
 def find_checkpoint(options: Mapping[str, Any]) -> Path:
     """Return the query's checkpoint from Spark's options.
@@ -64,7 +66,7 @@ def find_checkpoint(options: Mapping[str, Any]) -> Path:
     Raises:
         OptionError: it is missing, or is not a directory of this machine.
     """
-    location = next((text for name, text in options.items() if name.lower() == _OPTION), None)
+    location = find_location(options)
     accepts = "a directory of the driver's machine"
     if location is None:
         raise OptionError(
@@ -92,9 +94,9 @@ def read_watermark(checkpoint: Path, batch: int) -> int | None:
         CheckpointUnreadable: the batch is not in the checkpoint, or its entry cannot be read.
     """
     try:
-        return read_batch_watermark(checkpoint, batch)
+        return read_entry(checkpoint, batch).watermark_us
     except (OSError, ValueError) as error:
-        file = checkpoint / "offsets" / str(batch)
+        file = entry_path(checkpoint, batch)
         raise CheckpointUnreadable(
             f"the watermark of batch {batch} cannot be read from '{file}': {error}",
             next_step="see to it that the driver can read the checkpoint. The batch's rows are "

@@ -1,0 +1,132 @@
+"""Reads the checkpoint of a streaming query: where it is, and what Spark planned for each batch.
+
+The directory `offsets`, the *offset log*, has one file per batch, named by its number, and
+`commits` one per finished batch. Spark writes a file elsewhere and renames it, so only an
+incomplete copy has half-written files. Semantics 29.2 and 30.1 say what sinks take from it.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.errors import CheckpointUnreadable
+
+LOG_VERSIONS: Final = ("v1", "v2")
+"""A file of Spark's offset log begins with one of these if this code can read it.
+
+Version 2 belongs to named sources: the source's name, or its number, precedes each offset.
+"""
+
+_OPTION: Final = "checkpointlocation"
+_SOURCE_NAME: Final = re.compile(r"\w+", re.ASCII)
+
+
+def find_location(options: Mapping[str, str]) -> str | None:
+    """Return a query's option `checkpointLocation`; a sink does not see the session's default."""
+    return next((text for name, text in options.items() if name.lower() == _OPTION), None)
+
+
+def resolve_directory(location: str) -> Path:
+    """Return the path that `location`, a path or a `file:` URI, names.
+
+    Raises:
+        CheckpointUnreadable: it is not on this machine.
+
+    >>> str(resolve_directory("file:///tmp/a%20b")), str(resolve_directory("/tmp/a b"))
+    ('/tmp/a b', '/tmp/a b')
+    """
+    parts = urlsplit(location)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    if "://" in location or (parts.scheme and not Path(location).exists()):
+        raise CheckpointUnreadable(
+            f"'{location}' is not on this machine",
+            "a local directory or a file: URI",
+            "copy the checkpoint's directories 'offsets' and 'commits' here",
+        )
+    return Path(location)
+
+
+def entry_path(checkpoint: Path, batch: int) -> Path:
+    """Return the file of the offset log that plans a batch."""
+    return checkpoint / "offsets" / str(batch)
+
+
+class LogEntry:
+    """What Spark wrote down before it ran a batch; each property raises ValueError if it is torn.
+
+    Args:
+        text: the content of a file of the offset log, of version 1 or 2.
+
+    Raises:
+        ValueError: it is not one, or is torn.
+    """
+
+    def __init__(self, text: str) -> None:
+        version, *lines = text.splitlines() or [""]
+        if version.strip() not in LOG_VERSIONS:
+            found = repr(version.strip()[:20]) if version.strip() else "nothing"
+            raise ValueError(f"it begins with {found} and not with {' or '.join(LOG_VERSIONS)}")
+        self._has_names = version.strip() == "v2"
+        self._metadata = json.loads(lines[0]) if lines else None
+        self._lines = lines[1:]
+
+    @property
+    def planned_us(self) -> int:
+        """The wall clock when the batch was planned."""
+        return self._read_ms("batchTimestampMs") * 1_000
+
+    @property
+    def watermark_us(self) -> int | None:
+        """The watermark that the batch evicts state with; None while it stands at 1970, its start.
+
+        In output mode append, batches up to this one contain all windows that end at or before it.
+        A watermark in the last millisecond before the final CTI counts as the final CTI: if rows at
+        exactly a CTI stay legal, Spark's watermark is a millisecond before it.
+        """
+        watermark_ms = self._read_ms("batchWatermarkMs")
+        if watermark_ms <= 0:
+            return None
+        return FINAL_US if (watermark_ms + 1) * 1_000 >= FINAL_US else watermark_ms * 1_000
+
+    @property
+    def offsets(self) -> tuple[Any, ...]:
+        """Each source's offset as parsed JSON; None for a source that had none."""
+        if not self._lines:
+            raise ValueError("it ends before the first source's offset")
+        texts = _strip_source_names(self._lines) if self._has_names else self._lines
+        return tuple(None if text.strip() == "-" else json.loads(text) for text in texts)
+
+    def _read_ms(self, name: str) -> int:
+        value = self._metadata.get(name) if isinstance(self._metadata, dict) else None
+        if not isinstance(value, int):
+            raise ValueError(f"its second line has no {name}")
+        return value
+
+
+def _strip_source_names(lines: Iterable[str]) -> list[str]:
+    """Return the offsets of `NAME:OFFSET` lines; unnamed sources in the order of the sources.
+
+    Spark writes these lines from a map, which keeps the order of sources only up to four.
+    """
+    parts = [line.partition(":") for line in lines]
+    for name, colon, _ in parts:
+        if not colon or not _SOURCE_NAME.fullmatch(name):
+            raise ValueError(f"a line begins with {name[:20]!r} and not with a source's name")
+    if all(name.isdecimal() for name, _, _ in parts):
+        parts.sort(key=lambda part: int(part[0]))
+    return [offset for _, _, offset in parts]
+
+
+def read_entry(checkpoint: Path, batch: int) -> LogEntry:
+    """Return the entry that Spark writes before it runs a batch.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is torn, or not an entry.
+    """
+    return LogEntry(entry_path(checkpoint, batch).read_text(encoding="utf-8"))

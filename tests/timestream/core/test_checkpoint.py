@@ -1,0 +1,78 @@
+"""What Spark has planned for a batch, from the checkpoint (semantics 29.2 and 30.1)."""
+
+import json
+
+import pytest
+
+from pyspark_timestream.core.checkpoint import LogEntry, entry_path, read_entry
+from pyspark_timestream.core.instants import FINAL_US
+
+
+def entry(*lines, version="v1", metadata='{"batchTimestampMs": 7}'):
+    return "\n".join([version, metadata, *lines])
+
+
+def test_a_log_entry_is_its_time_and_an_offset_a_source():
+    read = LogEntry(entry('{"from": 1}', "-"))
+    assert (read.planned_us, read.offsets) == (7000, ({"from": 1}, None))
+
+
+@pytest.mark.parametrize("names", [["trips", "b_2"], ["0", "1"]])
+def test_a_log_entry_of_version_2_is_that_of_version_1(names):
+    lines = ['{"from": 1}', "-"]
+    named = [":".join(pair) for pair in zip(names, lines, strict=True)]
+    assert LogEntry(entry(*named, version="v2")).offsets == LogEntry(entry(*lines)).offsets
+
+
+def test_sources_without_names_are_in_their_order_in_any_order_of_lines():
+    assert LogEntry(entry("10:10", "2:2", "0:0", version="v2")).offsets == (0, 2, 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "nothing"),
+        ("v3\n{}\n{}", "'v3'"),
+        (entry('{"from": 1}', version="v2"), "not with a source's name"),
+        (entry("trips", version="v2"), "not with a source's name"),
+        (entry(), "before the first source"),
+        (entry("{}", metadata="[]"), "batchTimestampMs"),
+        (entry("{}", metadata='{"batchTimestampMs": "x"}'), "batchTimestampMs"),
+        (entry('{"from'), "."),
+        ("\x00\x00", "begins with"),
+    ],
+)
+def test_what_is_no_log_entry_is_refused_with_the_reason(text, said):
+    with pytest.raises(ValueError, match=said):
+        _ = LogEntry(text).planned_us, LogEntry(text).offsets
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(
+    ("watermark_ms", "us"),
+    [
+        (0, None),
+        (1500, 1_500_000),
+        (FINAL_US // 1000 - 2, FINAL_US - 2_000),
+        (FINAL_US // 1000 - 1, FINAL_US),
+        (FINAL_US // 1000, FINAL_US),
+    ],
+)
+def test_a_watermark_is_read_unless_1970_and_the_last_one_is_final(
+    tmp_path, version, watermark_ms, us
+):
+    metadata = json.dumps({"batchWatermarkMs": watermark_ms, "conf": {}})
+    entry_path(tmp_path, 3).parent.mkdir()
+    entry_path(tmp_path, 3).write_text(entry("no JSON", version=version, metadata=metadata))
+    assert read_entry(tmp_path, 3).watermark_us == us
+
+
+@pytest.mark.parametrize(
+    "text", ['v1\n{"batchWatermarkMs":"1"}\n', "v1\n{}\n", "v1\n[]\n", "v1\n{torn", "v1", "", None]
+)
+def test_an_entry_without_a_watermark_is_refused(tmp_path, text):
+    entry_path(tmp_path, 3).parent.mkdir()
+    if text is not None:
+        entry_path(tmp_path, 3).write_text(text)
+    with pytest.raises((OSError, ValueError)):
+        _ = read_entry(tmp_path, 3).watermark_us
