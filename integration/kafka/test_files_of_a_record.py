@@ -10,7 +10,7 @@ from files_passed import files_passed
 from kafka_query import event
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from pyspark_timestream.core.offsets import INITIAL_OFFSET
+from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.kafka.reader import KafkaTransport
 
 MOST_FILES = 29

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pyspark_timestream import advance_time
+from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.core.offsets import INITIAL_OFFSET
 from pyspark_timestream.kafka.reader import KafkaTransport
 
 pytestmark = pytest.mark.timeout(300)

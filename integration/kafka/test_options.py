@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition
 from kafka_query import DAY_MS, Stream, event, seconds, times
 from pyspark.sql import Row, SparkSession
 
-from pyspark_timestream.core.offsets import INITIAL_OFFSET
+from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.options.checks import read_kafka_options

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, shift_time
-from pyspark_timestream.core.offsets import FORMAT_VERSION, INITIAL_OFFSET
+from pyspark_timestream.core.checkpoint import FORMAT_VERSION, INITIAL_OFFSET
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.reader import KafkaTransport
 

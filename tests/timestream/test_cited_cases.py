@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from timestream.builders import options
 
+from pyspark_timestream.core.checkpoint import check_offset
 from pyspark_timestream.core.instants import FINAL_US, NEVER
-from pyspark_timestream.core.offsets import check_offset
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.alignment import find_caught_up, newly_idle
 from pyspark_timestream.kafka.offsets.offset import StreamOffset

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from timestream.builders import at
 
-from pyspark_timestream.core.offsets import check_offset
+from pyspark_timestream.core.checkpoint import check_offset
 from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
     decode_group_metadata,

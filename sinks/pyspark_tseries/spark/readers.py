@@ -20,8 +20,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyspark_timestream.core.checkpoint import is_initial_offset
 from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.core.offsets import is_initial_offset
 from pyspark_timestream.core.worker import find_later_start, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue

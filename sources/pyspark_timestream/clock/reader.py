@@ -33,13 +33,13 @@ from pyspark_timestream.clock.ticks import (
     find_delivered_range,
     has_ended,
 )
-from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.core.offsets import (
+from pyspark_timestream.core.checkpoint import (
     FORMAT_VERSION,
     INITIAL_OFFSET,
     check_offset,
     is_initial_offset,
 )
+from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.worker import hide_tracebacks
 from pyspark_timestream.errors import OptionError
 

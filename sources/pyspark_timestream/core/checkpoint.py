@@ -2,18 +2,19 @@
 
 The directory `offsets`, the *offset log*, has one file per batch, named by its number, and
 `commits` one per finished batch. Spark writes a file elsewhere and renames it, so only an
-incomplete copy has half-written files. Semantics 29.2 and 30.1 say what sinks take from it.
+incomplete copy has half-written files. Semantics 29.2 and 30.1 say what sinks take from it. Every
+offset of this package holds a format version and settings besides a position (semantics 8.5).
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.core.instants import FINAL_US
-from pyspark_timestream.errors import CheckpointUnreadable
+from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
 
 LOG_VERSIONS: Final = ("v1", "v2")
 """A file of Spark's offset log begins with one of these if this code can read it.
@@ -130,3 +131,67 @@ def read_entry(checkpoint: Path, batch: int) -> LogEntry:
         ValueError: it is torn, or not an entry.
     """
     return LogEntry(entry_path(checkpoint, batch).read_text(encoding="utf-8"))
+
+
+FORMAT_VERSION: Final = 1
+"""The version of both transports' offsets."""
+
+INITIAL_OFFSET: Final[dict[str, Any]] = {"version": FORMAT_VERSION}
+"""The constant initial offset, which means "nothing is decided yet".
+
+Spark asks for it again at each restart and never stores it; the first real offset holds every
+decision.
+"""
+
+_CLIENT_PREFIX: Final = "kafka."
+"""The prefix of the names of client settings."""
+
+
+def is_initial_offset(offset: Mapping[str, Any]) -> bool:
+    """Return whether `offset` is the constant initial offset."""
+    return set(offset) == {"version"}
+
+
+def check_offset(
+    offset: Mapping[str, Any],
+    settings: Mapping[str, str],
+    topic_settings: Collection[str] = (),
+) -> None:
+    """Refuse an offset that this code or these settings cannot continue.
+
+    Args:
+        offset: the offset in the checkpoint; its `settings` are option name -> text.
+        settings: today's options that define time and records, by option name.
+        topic_settings: the names of settings that option `timeSettings` gives.
+
+    Raises:
+        CheckpointMismatch: the format version or the value of an option in `settings` differs.
+    """
+    version = offset.get("version")
+    if version != FORMAT_VERSION:
+        raise CheckpointMismatch(
+            f"the checkpoint's offsets have format version {version}; this timestream reads "
+            f"version {FORMAT_VERSION}: install the timestream release that wrote the checkpoint"
+        )
+    stored = offset.get("settings", settings)
+    for name in sorted({*stored, *settings}):
+        old, new = stored.get(name, "not set"), settings.get(name, "not set")
+        if old != new:
+            what = (
+                "which records there are"
+                if name.startswith(_CLIENT_PREFIX)
+                else "the stream's time or rows"
+            )
+            back = f"set it back to '{old}'" if name in stored else "leave it out"
+            origin = ""
+            if name in topic_settings:
+                origin = " by option 'timeSettings'"
+                back = (
+                    f"set it to '{old}' in the query"
+                    if name in stored
+                    else "leave 'timeSettings' out and set the other options in the query"
+                )
+            raise CheckpointMismatch(
+                f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now"
+                f"{origin}; it defines {what}, so {back} or start with a new checkpoint"
+            )

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from pyspark_timestream.core.checkpoint import check_offset
 from pyspark_timestream.core.instants import FINAL_US, format_instant, parse_instant
-from pyspark_timestream.core.offsets import check_offset
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition

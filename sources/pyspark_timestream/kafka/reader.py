@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_timestream.core.offsets import INITIAL_OFFSET, is_initial_offset
+from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
 from pyspark_timestream.core.session import find_wrong_settings
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
 from pyspark_timestream.diagnose.warner import warn_about_read

@@ -2,7 +2,7 @@
 
 from timestream.builders import at, options
 
-from pyspark_timestream.core.offsets import INITIAL_OFFSET
+from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.offset import StreamOffset

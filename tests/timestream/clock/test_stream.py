@@ -15,8 +15,8 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from pyspark_timestream.clock.options import read_time_options
 from pyspark_timestream.clock.reader import TIME_SCHEMA, TimeStreamReader, TimeTransport
+from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.core.instants import parse_instant
-from pyspark_timestream.core.offsets import INITIAL_OFFSET
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
 
 SECOND = 1_000_000

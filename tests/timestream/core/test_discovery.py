@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-PURE = ["clock.ticks", "clock.options", "errors", "core.instants", "core.offsets", "core.options"]
+PURE = [
+    "clock.ticks",
+    "clock.options",
+    "errors",
+    "core.instants",
+    "core.checkpoint",
+    "core.options",
+]
 IMPORT_WITHOUT = """
 import sys
 for name in ("pyspark", "confluent_kafka", "deltalake", "pandas"):

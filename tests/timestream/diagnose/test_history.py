@@ -5,7 +5,7 @@ import json
 import pytest
 from timestream.builders import at
 
-from pyspark_timestream.core.offsets import INITIAL_OFFSET
+from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.diagnose.history import (
     Batch,
     build_histories,

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from pyspark_timestream.core.checkpoint import is_initial_offset
 from pyspark_timestream.core.instants import format_duration
-from pyspark_timestream.core.offsets import is_initial_offset
 from pyspark_timestream.diagnose.diagnosis import Diagnosis, recall_warnings
 from pyspark_timestream.diagnose.warner import Warner, log_new_warnings
 from pyspark_timestream.errors import SchemaRefused

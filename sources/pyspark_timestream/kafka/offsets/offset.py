@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from pyspark_timestream.core.offsets import FORMAT_VERSION, check_offset
+from pyspark_timestream.core.checkpoint import FORMAT_VERSION, check_offset
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from timestream.builders import at, options
 from timestream.driven import Driven, FakeBroker
 
-from pyspark_timestream.core.offsets import INITIAL_OFFSET
+from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.diagnose.causes import diagnose
 from pyspark_timestream.diagnose.history import BatchRecord
 from pyspark_timestream.errors import DataLost, OptionError

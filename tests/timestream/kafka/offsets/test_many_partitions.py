@@ -8,7 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from timestream.builders import at, options
 
-from pyspark_timestream.core.offsets import INITIAL_OFFSET
+from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timestream.builders import GIVEN, options
 
-from pyspark_timestream.core.offsets import FORMAT_VERSION
+from pyspark_timestream.core.checkpoint import FORMAT_VERSION
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.driver.importer import derive_import_options
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset

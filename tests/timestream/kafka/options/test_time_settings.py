@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.builders import GIVEN
 
-from pyspark_timestream.core.offsets import FORMAT_VERSION
+from pyspark_timestream.core.checkpoint import FORMAT_VERSION
 from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.client.topic_settings import read_time_settings
