@@ -24,7 +24,7 @@ from pyspark_tseries import NoSuchEvent, TimeSeries
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.columns import ERASURE_FIELD, table_schema
 from pyspark_tseries.model.properties import new_properties
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import (
     CommitMetadata,
     SeriesIndex,

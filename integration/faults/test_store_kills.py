@@ -19,7 +19,7 @@ from store_writer import KEPT, PHASES, SERIES, VALUE
 from tseries.object_store import Bucket, bucket  # noqa: F401 a fixture
 
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.store import Store
 

@@ -23,9 +23,8 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.retention import NO_EVENTS
-from pyspark_tseries.read.delivery import read_delivery
-from pyspark_tseries.read.position import InitialEvents
+from pyspark_tseries.model.ranges import NO_EVENTS
+from pyspark_tseries.read.delivery import InitialEvents, read_delivery
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.store.store import Store
 

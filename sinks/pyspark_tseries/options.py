@@ -27,20 +27,18 @@ from pyspark_timestream.core.options import (
     whole_number,
 )
 from pyspark_timestream.errors import OptionError
-from pyspark_tseries.model.query import (
+from pyspark_tseries.model.ranges import (
     FULL_RANGE,
     NO_LIMIT,
     QUERY_KINDS,
     Point,
     Query,
     Range,
-    parse_anchor,
-    parse_span,
-)
-from pyspark_tseries.model.retention import (
     RetainedRange,
+    parse_anchor,
     parse_initial,
     parse_range,
+    parse_span,
     parse_start_sequences,
 )
 from pyspark_tseries.storage.location import (

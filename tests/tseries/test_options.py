@@ -5,8 +5,7 @@ import refused_texts
 
 from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.errors import OptionError
-from pyspark_tseries.model.query import Point, Query, Range
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import Point, Query, Range, RetainedRange
 from pyspark_tseries.options import (
     ReadOptions,
     SubscribeOptions,

@@ -21,8 +21,7 @@ from pyspark_tseries.maintain.compactor import compact, merge_file_groups
 from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.query import Point, Query, Range
-from pyspark_tseries.model.retention import NO_EVENTS, RetainedRange
+from pyspark_tseries.model.ranges import NO_EVENTS, Point, Query, Range, RetainedRange
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store

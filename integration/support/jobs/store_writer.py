@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark_tseries.maintain import background, compactor
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import merge_file_groups
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.log import load_table

@@ -20,7 +20,7 @@ from pyspark_timestream.errors import compose_message
 from pyspark_tseries.client.convert import show_value
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.columns import RESERVED_NAMES, is_valid_text, new_value_field
-from pyspark_tseries.model.query import (
+from pyspark_tseries.model.ranges import (
     FULL_RANGE,
     NO_LIMIT,
     Point,

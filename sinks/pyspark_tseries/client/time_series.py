@@ -54,8 +54,7 @@ from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.model.policy import AccessCheck, ensure_owner, parse_policy
 from pyspark_tseries.model.properties import new_properties, tseries_properties
-from pyspark_tseries.model.query import timedelta_to_us
-from pyspark_tseries.model.retention import format_range, parse_initial, parse_range
+from pyspark_tseries.model.ranges import format_range, parse_initial, parse_range, timedelta_to_us
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location, parse_location

@@ -33,7 +33,7 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.columns import file_schema
 from pyspark_tseries.model.properties import min_retention_us
-from pyspark_tseries.model.retention import RetainedRange, min_retained
+from pyspark_tseries.model.ranges import RetainedRange, min_retained
 from pyspark_tseries.model.series_index import (
     STATE_COLUMNS,
     SeriesIndex,

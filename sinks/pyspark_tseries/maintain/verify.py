@@ -37,7 +37,7 @@ from pyspark_tseries.model.arrays import (
 from pyspark_tseries.model.columns import ERASURE_FIELD, type_name
 from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US
 from pyspark_tseries.model.damage import Finding
-from pyspark_tseries.model.retention import DEFAULT_RANGE, RetainedRange, format_range, min_retained
+from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
     compute_state,

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.model.arrays import is_same
 from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.query import Query
+from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.data_files import Snapshot

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import PermissionDenied
 from pyspark_tseries.model.columns import is_valid_text
-from pyspark_tseries.model.query import FULL_RANGE, Query
+from pyspark_tseries.model.ranges import FULL_RANGE, Query
 
 PERMISSIONS: Final = ("read", "update", "edit", "edit_own", "query_obsolete", "own")
 

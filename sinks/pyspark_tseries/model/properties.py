@@ -8,7 +8,7 @@ from pyspark_timestream.core.instants import format_duration, parse_duration
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.policy import Policy, format_policy, parse_policy
-from pyspark_tseries.model.retention import (
+from pyspark_tseries.model.ranges import (
     DEFAULT_INITIAL,
     DEFAULT_RANGE,
     RetainedRange,

@@ -37,8 +37,7 @@ from pyspark_tseries.model.columns import (
     result_schema,
     show_columns,
 )
-from pyspark_tseries.model.query import Query
-from pyspark_tseries.model.retention import UNLIMITED, RetainedRange, retained_mask
+from pyspark_tseries.model.ranges import UNLIMITED, Query, RetainedRange, min_retained
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.select import Bounds, Events, compute_bounds, select
 from pyspark_tseries.storage.data_files import DataFile, Snapshot
@@ -153,16 +152,13 @@ def select_visible(rows: pa.Table, head: SeriesIndex, retained: RetainedRange) -
     """Flag the rows that a query sees: originals inside the retained range, and their edits."""
     names, codes = encode_runs(rows["series"])
     distinct = names.to_pylist()
-    at, floors = head.lookup(distinct), head.min_retained(distinct)
-    return retained_mask(
-        retained,
-        to_int64(pc.coalesce(rows["original_sequence"], rows["sequence"])),
-        to_int64(pc.coalesce(rows["original_timestamp"], rows["timestamp"])),
-        at["last_sequence"][codes],
-        at["original_us"][codes],
-        floors["floor_sequence"][codes],
-        floors["floor_us"][codes],
-    )
+    states, floors = head.lookup(distinct), head.min_retained(distinct)
+    newest = states["last_sequence"], states["original_us"]
+    low, low_us = min_retained(retained, *newest, floors)
+    sequence = to_int64(pc.coalesce(rows["original_sequence"], rows["sequence"]))
+    us = to_int64(pc.coalesce(rows["original_timestamp"], rows["timestamp"]))
+    visible: BoolArray = (sequence >= low[codes]) & (us >= low_us[codes])
+    return visible
 
 
 class Scan:

@@ -29,8 +29,14 @@ from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
 )
-from pyspark_tseries.model.query import FULL_RANGE, Point, Query, Range
-from pyspark_tseries.model.retention import RetainedRange, min_retained
+from pyspark_tseries.model.ranges import (
+    FULL_RANGE,
+    Point,
+    Query,
+    Range,
+    RetainedRange,
+    min_retained,
+)
 
 
 @dataclass(frozen=True, slots=True)

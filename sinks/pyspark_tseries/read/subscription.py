@@ -21,20 +21,18 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.commits import CtiRecord
-from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.read.delivery import (
-    Delivery,
-    count_initial_events,
-    filter_after,
-    select_initial_events,
-)
-from pyspark_tseries.read.position import (
     Backlog,
+    Delivery,
     InitialEvents,
     Position,
+    count_initial_events,
+    filter_after,
     find_initial_end,
     find_live_end,
+    select_initial_events,
     start_position,
 )
 from pyspark_tseries.read.scan import sample_series

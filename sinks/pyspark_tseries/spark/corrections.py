@@ -20,8 +20,7 @@ from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.withdrawal import REASON
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE
 from pyspark_tseries.model.columns import result_schema
-from pyspark_tseries.model.query import Query
-from pyspark_tseries.model.retention import RetainedRange, format_range
+from pyspark_tseries.model.ranges import Query, RetainedRange, format_range
 from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import NO_MAX_US

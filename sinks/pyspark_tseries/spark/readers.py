@@ -33,11 +33,16 @@ from pyspark_tseries.model.arrays import (
 from pyspark_tseries.model.columns import INSTANT, result_schema, show_columns, type_name
 from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.query import Query
+from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import SubscribeOptions
-from pyspark_tseries.read.delivery import Delivery, read_delivery
-from pyspark_tseries.read.position import POSITION_VERSION, InitialEvents, Position
+from pyspark_tseries.read.delivery import (
+    POSITION_VERSION,
+    Delivery,
+    InitialEvents,
+    Position,
+    read_delivery,
+)
 from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_visible, stored_columns
 from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_at
 from pyspark_tseries.storage import data_files as files
@@ -221,7 +226,7 @@ class DeliveryTask(InputPartition):
 class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Delivers the initial events, then every appended event, exactly once per checkpoint.
 
-    The offset is a position in the order of commits; see `read/position.py`.
+    The offset is a position in the order of commits; see `read/delivery.py`.
     """
 
     def __init__(

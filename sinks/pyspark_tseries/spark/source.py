@@ -48,7 +48,7 @@ from pyspark_tseries.options import (
     parse_subscribe,
     parse_write,
 )
-from pyspark_tseries.read.position import InitialEvents
+from pyspark_tseries.read.delivery import InitialEvents
 from pyspark_tseries.read.scan import pick_columns
 from pyspark_tseries.read.snapshots import find_snapshot_as_of
 from pyspark_tseries.spark.checkpoint_store import check_before_batch, find_checkpoint

@@ -23,7 +23,7 @@ from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.columns import COMMIT_FIELDS, ERASURE_FIELD, EVENT_FIELDS
 from pyspark_tseries.model.damage import damage_error
 from pyspark_tseries.model.policy import Policy
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, is_inside_store
 from pyspark_tseries.storage.parquet import (

@@ -14,7 +14,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import BlockColumns, Int64Array
 from pyspark_tseries.model.policy import AccessCheck, Policy, format_policy
 from pyspark_tseries.model.properties import current_policy
-from pyspark_tseries.model.retention import RetainedRange, format_range, min_retained
+from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
     NO_COMMIT,
     CommitMetadata,

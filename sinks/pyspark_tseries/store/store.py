@@ -28,7 +28,7 @@ from pyspark_tseries.model import properties
 from pyspark_tseries.model.columns import table_schema, value_fields
 from pyspark_tseries.model.commits import check_commit_time, is_clock_suspicious
 from pyspark_tseries.model.policy import Policy
-from pyspark_tseries.model.retention import DEFAULT_RANGE, RetainedRange, format_range
+from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.data_files import DataFile, Snapshot, data_files

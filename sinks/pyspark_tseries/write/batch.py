@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark_tseries.errors import ReplayDiffers
 from pyspark_tseries.model.arrays import NEVER_US, Int64Array
 from pyspark_tseries.model.policy import AccessCheck, Policy
-from pyspark_tseries.model.retention import UNLIMITED, RetainedRange
+from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex, advance_index, next_metadata
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile, to_data_file, write_events
 from pyspark_tseries.storage.head_files import head_path, write_head

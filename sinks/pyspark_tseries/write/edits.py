@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark_tseries.errors import NoSuchEvent
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_names
 from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT
-from pyspark_tseries.model.retention import RetainedRange, retained_mask
+from pyspark_tseries.model.ranges import RetainedRange, min_retained
 from pyspark_tseries.model.series_index import SeriesIndex, make_change
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
@@ -117,15 +117,13 @@ def number_edits(
 
 def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedRange) -> BoolArray:
     names = targets.names.to_pylist()
-    before = index.lookup(names) | index.min_retained(names)
-    last, *rest = (
-        before[name][targets.codes]
-        for name in ("last_sequence", "original_us", "floor_sequence", "floor_us")
-    )
+    before, codes = index.lookup(names), targets.codes
+    newest = before["last_sequence"], before["original_us"]
+    low, low_us = min_retained(retained, *newest, index.min_retained(names))
     known = targets.us != NEVER_US
     known &= ~targets.erased
-    visible = retained_mask(retained, targets.sequence, targets.us, last, *rest)
-    there: BoolArray = known & (visible | (targets.sequence > last))
+    visible = (targets.sequence >= low[codes]) & (targets.us >= low_us[codes])
+    there: BoolArray = known & (visible | (targets.sequence > newest[0][codes]))
     return there
 
 

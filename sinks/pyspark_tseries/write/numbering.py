@@ -31,7 +31,7 @@ from pyspark_tseries.model.arrays import (
     sort_by_code,
 )
 from pyspark_tseries.model.commits import name_writer
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import CommitMetadata, make_change
 
 MIN_DEFAULT_FUTURE_US: Final = DAY_US

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_as_of
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.store.store import Store

@@ -10,7 +10,7 @@ from pyspark_tseries.maintain.compactor import (
     merge_file_groups,
 )
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.ranges import parse_range
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/other-engines.md").read_text()
 COLUMNS = ("series", "sequence", "value", "original_sequence")

@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.query import NO_LIMIT, Point, Query, Range
+from pyspark_tseries.model.ranges import NO_LIMIT, Point, Query, Range
 from pyspark_tseries.read.select import Events
 
 ANCHORS = ["start", "sequence", "time", "last_count", "last_us"]

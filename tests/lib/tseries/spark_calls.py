@@ -6,7 +6,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pyspark_tseries import DefaultSource, TimeSeries
-from pyspark_tseries.model.query import Query as RangeQuery
+from pyspark_tseries.model.ranges import Query as RangeQuery
 from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.writer import StagedTask

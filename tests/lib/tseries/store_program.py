@@ -20,7 +20,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.retention import RetainedRange, format_range
+from pyspark_tseries.model.ranges import RetainedRange, format_range
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.store import Store
 

@@ -4,12 +4,11 @@ import json
 
 from tseries.builders import VALUE
 
-from pyspark_tseries.model.retention import (
+from pyspark_tseries.model.ranges import (
     DEFAULT_INITIAL,
     parse_range,
 )
-from pyspark_tseries.read.delivery import read_delivery
-from pyspark_tseries.read.position import InitialEvents, Position
+from pyspark_tseries.read.delivery import InitialEvents, Position, read_delivery
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.store.store import Store
 

@@ -26,7 +26,7 @@ from pyspark_timestream.core.instants import (
     parse_instant,
 )
 from pyspark_timestream.producer.marks import parse_mark_time
-from pyspark_tseries.model.query import Point, parse_anchor
+from pyspark_tseries.model.ranges import Point, parse_anchor
 
 SCALE = {"s": Fraction(10**6), "ms": Fraction(1000), "us": Fraction(1), "ns": Fraction(1, 1000)}
 units = st.sampled_from(sorted(SCALE))

@@ -24,7 +24,7 @@ from pyspark_tseries import (
 )
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.model.query import NO_LIMIT, Point, Query, Range
+from pyspark_tseries.model.ranges import NO_LIMIT, Point, Query, Range
 from pyspark_tseries.store.store import Store
 
 VALUE = {"value": pa.float64()}

@@ -7,7 +7,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tseries.cases import CASES, INVALID, build, ms, shown
 
 from pyspark_tseries import IncompatibleValue, InvalidQuery, RangeQuery
-from pyspark_tseries.model.query import NO_LIMIT
+from pyspark_tseries.model.ranges import NO_LIMIT
 from pyspark_tseries.options import parse_read
 from pyspark_tseries.spark.source import DefaultSource
 

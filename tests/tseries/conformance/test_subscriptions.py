@@ -6,9 +6,8 @@ from tseries.cases import build
 from tseries.subscriber import Client, make
 
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.model.retention import DEFAULT_INITIAL, parse_initial
-from pyspark_tseries.read.delivery import read_delivery
-from pyspark_tseries.read.position import InitialEvents
+from pyspark_tseries.model.ranges import DEFAULT_INITIAL, parse_initial
+from pyspark_tseries.read.delivery import InitialEvents, read_delivery
 from pyspark_tseries.read.subscription import Follower
 
 

@@ -24,7 +24,7 @@ from pyspark_tseries.maintain.background import (
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.properties import check_unchanged
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.head_files import head_path, load_index

@@ -23,7 +23,7 @@ from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.history import describe_change, find_mark, last_mark
 from pyspark_tseries.store.store import Store

@@ -27,7 +27,7 @@ from pyspark_tseries.maintain.compactor import (
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.arrays import ALL_KEYS, split_keys
-from pyspark_tseries.model.retention import RetainedRange, parse_range, retained_mask
+from pyspark_tseries.model.ranges import RetainedRange, min_retained, parse_range
 from pyspark_tseries.storage.data_files import DataFile, compacted_path
 from pyspark_tseries.store.store import Store
 
@@ -241,8 +241,8 @@ def test_any_program_leaves_what_the_model_says(tmp_path_factory, retained, step
     assert verify(str(path)) == []
     for name, events in model.series.items():
         assert visible(path, name) == list(model.visible(name))
-        retained_mask = {row[1] for row in stored(path) if row[0] == name}
-        assert retained_mask >= set(model.visible(name)) | {len(events) - 1}
+        kept = {row[1] for row in stored(path) if row[0] == name}
+        assert kept >= set(model.visible(name)) | {len(events) - 1}
     assert describe(str(path))["events"] == sum(map(len, model.series.values()))
 
 
@@ -251,7 +251,7 @@ def visible(path, name):
     snapshot, (_, head) = Store.open(str(path)).snapshot(), Store.open(str(path)).index()
     rows = [row for row in stored(path) if row[0] == name]
     sequence, us = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
-    at = head.lookup([name]) | head.min_retained([name])
-    names = ("last_sequence", "original_us", "floor_sequence", "floor_us")
-    inside = retained_mask(snapshot.retained, sequence, us, *(at[column] for column in names))
-    return sequence[inside].tolist()
+    at = head.lookup([name])
+    newest = at["last_sequence"], at["original_us"]
+    low, low_us = min_retained(snapshot.retained, *newest, head.min_retained([name]))
+    return sequence[(sequence >= low) & (us >= low_us)].tolist()

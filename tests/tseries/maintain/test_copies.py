@@ -13,7 +13,7 @@ from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.store import log
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store

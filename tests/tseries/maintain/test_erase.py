@@ -39,8 +39,7 @@ from pyspark_tseries.maintain.erase import erase_events, find_last_gap
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.query import Query
-from pyspark_tseries.model.retention import NO_EVENTS, UNLIMITED
+from pyspark_tseries.model.ranges import NO_EVENTS, UNLIMITED, Query
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.admin_commits import replace_files

@@ -19,7 +19,7 @@ from pyspark_tseries.maintain.repair.repair import REPAIR_STEPS, repair
 from pyspark_tseries.maintain.verify import CompactionHorizon, find_violations, verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.damage import DAMAGES
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
     apply_change,

@@ -8,8 +8,8 @@ from tseries.builders import batch, new_store
 from tseries.subscriber import rows_of
 
 from pyspark_tseries.errors import OutOfOrder
-from pyspark_tseries.model.retention import parse_initial
-from pyspark_tseries.read.position import InitialEvents, Position
+from pyspark_tseries.model.ranges import parse_initial
+from pyspark_tseries.read.delivery import InitialEvents, Position
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.store.store import Store
 

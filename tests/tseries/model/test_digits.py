@@ -11,8 +11,13 @@ from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.properties import check_version, new_properties
-from pyspark_tseries.model.query import parse_anchor, parse_span
-from pyspark_tseries.model.retention import parse_initial, parse_range, parse_start_sequences
+from pyspark_tseries.model.ranges import (
+    parse_anchor,
+    parse_initial,
+    parse_range,
+    parse_span,
+    parse_start_sequences,
+)
 from pyspark_tseries.spark.source import DefaultSource
 
 FIVES = ["٥", "५", "５", "𝟓", "⑤", "⁵", "5_0"]

@@ -18,8 +18,7 @@ from pyspark_tseries.maintain import compactor
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.query import Query
-from pyspark_tseries.model.retention import UNLIMITED
+from pyspark_tseries.model.ranges import UNLIMITED, Query
 from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage.data_files import DataFile

@@ -18,9 +18,8 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark_tseries import IncompatibleValue, TimeSeries
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.read.delivery import read_delivery
-from pyspark_tseries.read.position import InitialEvents
+from pyspark_tseries.model.ranges import RetainedRange
+from pyspark_tseries.read.delivery import InitialEvents, read_delivery
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.store import Store

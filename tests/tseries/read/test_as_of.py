@@ -12,8 +12,7 @@ from tseries.compaction_model import RANGES, STEPS, Model, run
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.arrays import KeyRange
-from pyspark_tseries.model.query import Query
-from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.ranges import Query, parse_range
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.read.snapshots import find_head_as_of
 from pyspark_tseries.spark.source import DefaultSource

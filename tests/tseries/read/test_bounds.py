@@ -12,8 +12,7 @@ from tseries.queries import QUERIES, columns, histories
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import NEVER_US
-from pyspark_tseries.model.query import NO_LIMIT, Point, Query, Range
-from pyspark_tseries.model.retention import UNLIMITED, RetainedRange
+from pyspark_tseries.model.ranges import NO_LIMIT, UNLIMITED, Point, Query, Range, RetainedRange
 from pyspark_tseries.read.select import Events, compute_bounds, select
 
 ALL = Point("last_count", 0)

@@ -11,7 +11,7 @@ from tseries.foreign import COLUMNS, current_values
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.compactor import compact, merge_file_groups
-from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.store.store import Store
 
 SECOND_US = 1_000_000

@@ -8,7 +8,7 @@ from tseries.compaction_model import RANGES, STEPS, Model, run
 from tseries.subscriber import Client, make
 
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.model.retention import (
+from pyspark_tseries.model.ranges import (
     NO_EVENTS,
     format_initial,
     parse_initial,

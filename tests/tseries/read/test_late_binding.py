@@ -10,7 +10,7 @@ from tseries.builders import batch, new_store
 
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDenied, UnusableStore
 from pyspark_tseries.model.policy import parse_policy
-from pyspark_tseries.model.query import Query
+from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.read import snapshots
 from pyspark_tseries.read.snapshots import find_snapshot_at
 from pyspark_tseries.spark import readers

@@ -14,7 +14,7 @@ from tseries.subscriber import Client, make, rows_of
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.model.retention import (
+from pyspark_tseries.model.ranges import (
     DEFAULT_INITIAL,
     NO_EVENTS,
     RetainedRange,
@@ -23,7 +23,7 @@ from pyspark_tseries.model.retention import (
 )
 from pyspark_tseries.read import delivery as deliveries
 from pyspark_tseries.read import subscription
-from pyspark_tseries.read.position import Position
+from pyspark_tseries.read.delivery import Position
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.store.store import Store
 

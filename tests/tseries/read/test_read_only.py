@@ -23,8 +23,8 @@ from pyspark_tseries.read.delivery import read_delivery
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.model.retention import parse_initial
-from pyspark_tseries.read.position import InitialEvents
+from pyspark_tseries.model.ranges import parse_initial
+from pyspark_tseries.read.delivery import InitialEvents
 
 def read(**options):
     source = DefaultSource({"path": path, **options})

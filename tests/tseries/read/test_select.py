@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tseries.queries import QUERIES, columns, histories, oracle
 
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.query import Point, Query, Range
+from pyspark_tseries.model.ranges import Point, Query, Range
 from pyspark_tseries.read.select import Events, select
 
 

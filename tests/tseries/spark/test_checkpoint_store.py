@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_tseries.errors import StoreMismatch
-from pyspark_tseries.model.retention import UNLIMITED
+from pyspark_tseries.model.ranges import UNLIMITED
 from pyspark_tseries.spark.checkpoint_store import (
     check_before_batch,
     check_in_commit,

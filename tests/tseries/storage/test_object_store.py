@@ -27,10 +27,8 @@ from pyspark_tseries.maintain.background import maintain, remove_obsolete_files
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.query import Query
-from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.read.delivery import read_delivery
-from pyspark_tseries.read.position import InitialEvents
+from pyspark_tseries.model.ranges import Query, RetainedRange
+from pyspark_tseries.read.delivery import InitialEvents, read_delivery
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.spark import writer

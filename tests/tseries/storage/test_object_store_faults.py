@@ -10,7 +10,7 @@ from tseries.object_store import bucket  # noqa: F401 a fixture
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store import store as races
 from pyspark_tseries.store.store import Store

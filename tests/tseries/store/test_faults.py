@@ -22,9 +22,8 @@ from pyspark_tseries import (
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.model.retention import parse_initial
-from pyspark_tseries.read.delivery import read_delivery
-from pyspark_tseries.read.position import InitialEvents
+from pyspark_tseries.model.ranges import parse_initial
+from pyspark_tseries.read.delivery import InitialEvents, read_delivery
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store import store as races

@@ -18,8 +18,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.query import Query
-from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.ranges import Query, parse_range
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_as_of
 from pyspark_tseries.store.store import Store, now_us

@@ -26,7 +26,7 @@ from pyspark_tseries.errors import (
 )
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.model import properties
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store

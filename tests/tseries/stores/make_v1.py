@@ -11,7 +11,7 @@ from pathlib import Path
 from tseries.builders import batch, new_store
 
 from pyspark_tseries.model.commits import CommitMark
-from pyspark_tseries.read.position import Position
+from pyspark_tseries.read.delivery import Position
 
 HOUR_US = 3_600_000_000
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from tseries.large_batches import as_tasks, at, large
 from pyspark_tseries import FutureEvent, TimeSeries, UpdateFailed
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.retention import UNLIMITED, RetainedRange, parse_range
+from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange, parse_range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import NO_MAX_US
 from pyspark_tseries.store.store import Store

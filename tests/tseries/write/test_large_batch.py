@@ -30,7 +30,7 @@ from pyspark_tseries.errors import NoSuchEvent, PermissionDenied, UpdateFailed
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.spark import source as sink
 from pyspark_tseries.spark import writer

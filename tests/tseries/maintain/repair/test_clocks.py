@@ -19,7 +19,7 @@ from pyspark_tseries.maintain.repair.future_commits import correct_times
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.commits import check_commit_time, is_clock_suspicious
-from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.store import Store, now_us

@@ -19,7 +19,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.store.store import Store
 
 VALUES = {"value": pa.int64()}

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_tseries.model.retention import RetainedRange, format_range, parse_range, retained_mask
+from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained, parse_range
+from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS
 
 SPANS = st.integers(0, 10**9).map(lambda ms: ms * 1000)
 RANGES = st.builds(RetainedRange, st.none() | st.integers(1, 10**9), st.none() | SPANS)
@@ -66,9 +67,9 @@ def test_what_is_kept_equals_brute_force_and_is_a_suffix(stamps, retained):
     count = size if retained.limit is None else retained.limit
     span = 10**6 if retained.last_us is None else retained.last_us
     expected = [i >= size - count and us >= stamps[-1] - span for i, us in enumerate(stamps)]
-    full = np.full(size, 1)
-    inside = retained_mask(
-        retained, np.arange(size), np.array(stamps), full * (size - 1), full * stamps[-1]
-    ).tolist()
+    floors = {name: np.array([low]) for name, low in MIN_RETAINED_DEFAULTS.items()}
+    newest = np.array([size - 1]), np.array([stamps[-1]])
+    low, low_us = min_retained(retained, *newest, floors)
+    inside = ((np.arange(size) >= low) & (np.array(stamps) >= low_us)).tolist()
     assert inside == expected
     assert inside == sorted(inside)
