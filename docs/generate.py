@@ -30,9 +30,9 @@ from kept_exactness import exactness
 from kept_results import counts, ratios
 
 from pyspark_timestream.clock.options import TimeOptions
+from pyspark_timestream.commands.metrics.catalogue import METRICS
 from pyspark_timestream.core.options import OptionRow, option_rows
 from pyspark_timestream.core.session import HOME, INTERPRETER, SETTINGS
-from pyspark_timestream.diagnose.metrics.catalogue import METRICS
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions

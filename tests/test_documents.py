@@ -29,7 +29,7 @@ import pyspark_timestream
 import pyspark_tseries
 from pyspark_timestream.core.options import OptionRow, option_specs
 from pyspark_timestream.core.session import INTERPRETER, SETTINGS
-from pyspark_timestream.diagnose.diagnosis import Kind
+from pyspark_timestream.kafka.diagnosis.kinds import Kind
 from pyspark_timestream.kafka.offsets.next_offset import build_progress
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition

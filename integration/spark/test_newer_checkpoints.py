@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, order_by_time
 from pyspark_timestream.__main__ import main
-from pyspark_timestream.diagnose.explanation import Explanation, explain_checkpoint
+from pyspark_timestream.commands.explanation import Explanation, explain_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
 

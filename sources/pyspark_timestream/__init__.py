@@ -17,11 +17,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from pyspark_timestream.commands.explain import explain_time
+    from pyspark_timestream.commands.lateness.measure import measure_lateness
+    from pyspark_timestream.commands.metrics.listener import TimeMetrics
     from pyspark_timestream.core.session import configure_spark, spark_settings
     from pyspark_timestream.core.why import why
-    from pyspark_timestream.diagnose.explain import explain_time
-    from pyspark_timestream.diagnose.lateness.measure import measure_lateness
-    from pyspark_timestream.diagnose.metrics.listener import TimeMetrics
     from pyspark_timestream.errors import (
         BrokerUnreachable,
         CheckpointMismatch,
@@ -93,11 +93,11 @@ _MODULES: Final = {
     "ReplayDiffers": "errors",
     "SchemaRegistryError": "errors",
     "PunctuatedProducer": "producer.producer",
-    "TimeMetrics": "diagnose.metrics.listener",
+    "TimeMetrics": "commands.metrics.listener",
     "configure_spark": "core.session",
     "spark_settings": "core.session",
-    "explain_time": "diagnose.explain",
-    "measure_lateness": "diagnose.lateness.measure",
+    "explain_time": "commands.explain",
+    "measure_lateness": "commands.lateness.measure",
     "order_by_time": "frames.lifetimes",
     "why": "core.why",
 }

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from pyspark_timestream import __version__
+from pyspark_timestream.commands.explanation import explain_checkpoint
+from pyspark_timestream.commands.lateness import command as lateness
+from pyspark_timestream.commands.peek import command as peek
 from pyspark_timestream.core.why import end_with_its_reader
 from pyspark_timestream.demo import command as demo
-from pyspark_timestream.diagnose.explanation import explain_checkpoint
-from pyspark_timestream.diagnose.lateness import command as lateness
-from pyspark_timestream.diagnose.peek import command as peek
 from pyspark_timestream.errors import TimestreamError
 
 _INTERRUPTED: Final = 128 + signal.SIGINT

@@ -23,6 +23,8 @@ MINUTE_US: Final = 60 * SECOND_US
 HOUR_US: Final = 60 * MINUTE_US
 DAY_US: Final = 24 * HOUR_US
 WEEK_US: Final = 7 * DAY_US
+UNITS_US: Final = (DAY_US, HOUR_US, MINUTE_US, SECOND_US)
+"""The units that texts are rounded to, the largest first."""
 
 MAX_DURATION: Final = "500000 weeks"
 MAX_DURATION_US: Final = 500_000 * WEEK_US
@@ -220,6 +222,16 @@ def format_duration(us: int) -> str:
         if us and rest == 0:
             return f"{count} {name}" if abs(count) == 1 else f"{count} {name}s"
     return f"{us} tick" if abs(us) == 1 else f"{us} ticks"
+
+
+def round_duration(us: int) -> str:
+    """Round a duration down to a unit that is easy to read.
+
+    >>> round_duration(93_600_000_001)
+    '1 day'
+    """
+    unit_us = next((unit for unit in UNITS_US if us >= unit), 1)
+    return format_duration(us // unit_us * unit_us)
 
 
 def parse_fraction(text: str) -> Fraction:

@@ -21,7 +21,6 @@ from pyspark.sql.types import StructType
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
 from pyspark_timestream.core.session import find_wrong_settings
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
-from pyspark_timestream.diagnose.warner import warn_about_read
 from pyspark_timestream.kafka.batch import (
     ReadSlice,
     adapt_to_batch,
@@ -38,6 +37,7 @@ from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.columns import Projection, default_schema, project
 from pyspark_timestream.kafka.decode.payload import check_schemas, required_columns
+from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.offsets.offset import (

@@ -2,7 +2,7 @@
 
 from timestream.builders import at
 
-from pyspark_timestream.diagnose.history import BatchRecord
+from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
     StreamOffset,

@@ -5,8 +5,8 @@ import re
 
 from timestream.histories import COUNT
 
+from pyspark_timestream.commands.metrics.fold import Limits
 from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.diagnose.metrics.fold import Limits
 from pyspark_timestream.kafka.offsets.next_offset import build_progress
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition

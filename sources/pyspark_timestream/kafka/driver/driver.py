@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import is_initial_offset
 from pyspark_timestream.core.instants import format_duration
-from pyspark_timestream.diagnose.diagnosis import Diagnosis, recall_warnings
-from pyspark_timestream.diagnose.warner import Warner, log_new_warnings
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas
+from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, recall_warnings
+from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.driver.bounds import PartitionCache, RunEnds, make_steady_clock
 from pyspark_timestream.kafka.driver.end_states import EndStates, find_restored_states, read_again
 from pyspark_timestream.kafka.driver.importer import CtiImporter, IdleTracker, derive_import_options

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_timestream.core.session import explain_setting, suggest_fix
-from pyspark_timestream.diagnose.diagnosis import (
+from pyspark_timestream.errors import DataLost
+from pyspark_timestream.kafka.client.broker import Broker
+from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.diagnosis.kinds import (
     Diagnosis,
     Kind,
     name_partitions,
     recall_warnings,
 )
-from pyspark_timestream.errors import DataLost
-from pyspark_timestream.kafka.client.broker import Broker
-from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
     decode_group_metadata,

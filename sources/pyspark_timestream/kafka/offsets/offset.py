@@ -176,7 +176,7 @@ class PartitionOffset:
 
 @dataclass(frozen=True, slots=True)
 class GivenWarning:
-    """A warning that the stream has given, as plain values; package `diagnose` interprets it.
+    """A warning that the stream has given, as plain values; `kafka/diagnosis` interprets it.
 
     Attributes:
         kind: the kind of problem; there is at most one warning of a kind.

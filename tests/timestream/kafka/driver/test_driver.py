@@ -9,9 +9,9 @@ from timestream.builders import at, options
 from timestream.driven import Driven, FakeBroker
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
-from pyspark_timestream.diagnose.causes import diagnose
-from pyspark_timestream.diagnose.history import BatchRecord
 from pyspark_timestream.errors import DataLost, OptionError
+from pyspark_timestream.kafka.diagnosis.causes import diagnose
+from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
 
-from pyspark_timestream.diagnose.diagnosis import NEXT_STEPS
+from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS
 from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
     decode_group_metadata,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at, block, options, projection
 
-from pyspark_timestream.diagnose.diagnosis import NEXT_STEPS
 from pyspark_timestream.kafka.decode.records import RECORD_REASONS
+from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS
 from pyspark_timestream.kafka.driver.end_states import find_end_states
 from pyspark_timestream.kafka.offsets.group_metadata import drop_state, encode_group_metadata
 from pyspark_timestream.kafka.offsets.offset import (

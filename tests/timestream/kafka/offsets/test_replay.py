@@ -21,9 +21,9 @@ from timestream.builders import (
 from timestream.small_reads import small_reads
 
 from pyspark_timestream.core.instants import FINAL_US, format_instant
-from pyspark_timestream.diagnose.history import BatchRecord
-from pyspark_timestream.diagnose.mistakes import find_short_replays
 from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.kafka.diagnosis.history import BatchRecord
+from pyspark_timestream.kafka.diagnosis.mistakes import find_short_replays
 from pyspark_timestream.kafka.offsets.alignment import find_alignment
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import find_ended, limit_ends

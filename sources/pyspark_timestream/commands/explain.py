@@ -1,0 +1,302 @@
+"""`explain_time(query)`: explains why a query does not emit, or loses rows.
+
+A plan is a tree of operators. If a stream has CTIs, `advance_time`, which is a watermark on the
+column `cti`, must come before the first operator with state on the way from the source.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from py4j.protocol import Py4JError
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_timestream.commands.explanation import Explanation, explain_stream
+from pyspark_timestream.core.instants import parse_instant
+from pyspark_timestream.core.why import find_own_message
+from pyspark_timestream.errors import CheckpointUnreadable, compose_message
+from pyspark_timestream.frames.plans import LOST_CTIS, loses_ctis
+from pyspark_timestream.frames.watermark import has_ended
+from pyspark_timestream.kafka.diagnosis.history import (
+    Batch,
+    build_histories,
+    read_offset_log,
+    read_operators,
+    read_progress,
+    resolve_directory,
+)
+from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, Kind
+from pyspark_timestream.kafka.diagnosis.mistakes import makes_ctis
+
+T = TypeVar("T")
+
+
+def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
+    """Explain what holds the CTIs of `query` back, why rows are lost, and the fix.
+
+    The result prints as text; a notebook shows a picture. The query may run, or have stopped or
+    failed. Everything is as of the start of its last batch. The past comes from the query's recent
+    progress and, if the checkpoint is a local directory, from its offset log, which a client of
+    Spark Connect cannot reach. Rows of state that wait for later CTIs are counted by operator.
+
+    Args:
+        query: the query.
+        details: show all diagnoses in full; else the first, and one line each for four others.
+
+    Raises:
+        TypeError: `query` is something else, such as a DataFrame.
+        CheckpointMismatch: the checkpoint was written by a newer version.
+    """
+    if not hasattr(query, "recentProgress"):
+        raise TypeError(
+            compose_message(
+                f"explain_time got a {type(query).__name__}",
+                "the StreamingQuery that .start() returns",
+                "query = df.writeStream....start(), then explain_time(query); of a query that is "
+                "gone, `python -m pyspark_timestream explain --checkpoint DIRECTORY` says the same",
+            )
+        )
+    reports = [json.loads(each.json) for each in query.recentProgress]
+    batches = [*_read_offset_log(query), *map(read_progress, reports)]
+    streams = build_histories(batches)
+    failed = query.exception() is not None
+    known = _find_plan_mistakes(query, batches, reports)
+    once = [ONE_BATCH] if _runs_one_batch(query) else []
+    return Explanation(
+        f"Query {query.name!r} ({query.id})" if query.name else f"Query {query.id}",
+        tuple(
+            explain_stream(
+                history,
+                failed,
+                [*known.get(stream, ()), *(once if makes_ctis(history[-1]) else ())],
+            )
+            for stream, history in streams.items()
+        ),
+        tuple(_list_notes(query, bool(streams))),
+        read_operators(reports[-1]) if reports else (),
+        details,
+    )
+
+
+def _ask_java(query: StreamingQuery, ask: Callable[[Any], T]) -> T | None:
+    """Ask Spark's own object of the query; return None if this client has none."""
+    try:
+        java: Any = query._jsq
+        return ask(java.streamingQuery())
+    except (AttributeError, Py4JError):
+        return None
+
+
+def _runs_one_batch(query: StreamingQuery) -> bool:
+    """True if this client can tell that the query has the trigger `once`."""
+    name = _ask_java(query, lambda java: str(java.trigger().getClass().getSimpleName()))
+    return name is not None and name.startswith("OneTimeTrigger")
+
+
+def _find_plan_mistakes(
+    query: StreamingQuery, batches: Sequence[Batch], reports: Sequence[Mapping[str, Any]]
+) -> dict[str, list[Diagnosis]]:
+    """Return by stream the mistakes in the query's plan, or in its progress if there is no plan."""
+    offsets = batches[-1].offsets if batches else ()
+    streams = [each.get("stream") if isinstance(each, dict) else None for each in offsets]
+    plan = _ask_java(query, lambda java: _read_operator(java.logicalPlan()))
+    found: Sequence[Diagnosis | None] = [] if plan is None else find_plan_mistakes(plan)
+    if plan is None and len(streams) == 1 and reports and batches[-1].reports:
+        found = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})]
+    # A query that is over may have ended its streams; then the rows that they release are out.
+    is_over = not query.isActive and query.exception() is None
+    if not any(found) and loses_ctis(reports, has_ended=is_over and has_ended(query)):
+        found = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
+    pairs = zip(streams, found, strict=False)
+    return {stream: [each] for stream, each in pairs if stream is not None and each is not None}
+
+
+def _read_operator(node: Any) -> "Operator":
+    """Read a node of Spark's plan and all nodes below it."""
+    name = str(node.getClass().getSimpleName())
+    inputs, children = [], node.children().iterator()
+    while children.hasNext():
+        inputs.append(_read_operator(children.next()))
+    watermark = str(node.eventTime().name()) if name == "EventTimeWatermark" else None
+    columns = []
+    if not inputs and node.isStreaming():
+        attributes = node.output().iterator()
+        while attributes.hasNext():
+            columns.append(str(attributes.next().name()))
+    return Operator(name, tuple(inputs), watermark, tuple(columns))
+
+
+def _read_offset_log(query: StreamingQuery) -> list[Batch]:
+    """Return the batches in the checkpoint's offset log, if this client can read it.
+
+    The log survives restarts and contains the batch that runs now, but only Spark's classic client
+    knows where it is.
+    """
+    location = _ask_java(query, lambda java: str(java.resolvedCheckpointRoot()))
+    if location is None:
+        return []
+    try:
+        batches, _ = read_offset_log(resolve_directory(location))
+    except CheckpointUnreadable:
+        return []
+    return list(batches.values())
+
+
+def _list_notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
+    failure = query.exception()
+    if failure is not None:
+        yield f"the query has failed: {find_own_message(str(failure)) or 'why(query) says why'}"
+    elif not query.isActive:
+        yield "the query has stopped"
+    if not hasattr(query, "_jsq"):
+        yield (
+            "Spark Connect shows only the query's recent batches: `python -m pyspark_timestream "
+            "explain --checkpoint DIRECTORY`, run where the checkpoint is, knows all of them"
+        )
+    if not has_streams:
+        yield (
+            "no Kafka stream of format 'timestream' has planned a batch yet: ask again when the "
+            "query has run one"
+        )
+    if _lacks_retained_range(query):
+        yield (
+            "the sink 'tseries' was given no 'retainedRange': a store that this query has created "
+            "keeps 'limit 10', so that reads show the ten newest events of each series"
+        )
+
+
+def _lacks_retained_range(query: StreamingQuery) -> bool:
+    """True if the query writes into format `tseries` without a retained range."""
+    options = _ask_java(query, lambda java: _read_tseries_options(java.logicalPlan()))
+    return options is not None and "retainedrange" not in options
+
+
+def _read_tseries_options(write: Any) -> set[str] | None:
+    """Return the names of the options of a plan that writes into `tseries`; None if it does not."""
+    if write.getClass().getSimpleName() != "WriteToMicroBatchDataSource":
+        return None
+    names, given = write.writeOptions().keysIterator(), set()
+    while names.hasNext():
+        given.add(str(names.next()).lower())
+    return given if write.table().name() == "tseries" else None
+
+
+# -- mistakes in a plan ---------------------------------------------------------------------------
+
+ONE_BATCH: Final = Diagnosis(
+    Kind.ONE_BATCH,
+    ".trigger(once=True)",
+    "a run of one batch has no end-of-run batch: the last CTI comes with the next run, a final CTI "
+    "never, so the last windows are not released",
+)
+"""The diagnosis of a query that Spark ends after one batch, which its source cannot know."""
+
+_CTI_COLUMN: Final = "cti"
+_STATEFUL_OPERATORS: Final = (
+    "Aggregate",
+    "Deduplicate",
+    "DeduplicateWithinWatermark",
+    "Distinct",
+    "FlatMapGroupsInPandasWithState",
+    "FlatMapGroupsWithState",
+    "TransformWithState",
+    "TransformWithStateInPySpark",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of a query's plan.
+
+    Attributes:
+        name: Spark's name for it.
+        inputs: the operators that its rows come from; empty: it is a source.
+        watermark: the column of a `withWatermark`; None: it is another operator.
+        columns: the columns of a streaming source; empty for all others.
+    """
+
+    name: str
+    inputs: tuple["Operator", ...] = ()
+    watermark: str | None = None
+    columns: tuple[str, ...] = ()
+
+    @property
+    def is_stream(self) -> bool:
+        """True if a stream is among its sources."""
+        return bool(self.columns) or any(each.is_stream for each in self.inputs)
+
+    @property
+    def has_state(self) -> bool:
+        """True if Spark keeps state for it."""
+        both = self.name == "Join" and all(each.is_stream for each in self.inputs)
+        return both or self.name in _STATEFUL_OPERATORS
+
+
+def find_plan_mistakes(root: Operator) -> list[Diagnosis | None]:
+    """Return for each streaming source, in the order of the plan, its mistake or None."""
+    return [_find_mistake(path) for path in _list_paths(root) if path[0].columns]
+
+
+def find_progress_mistake(
+    progress: Mapping[str, Any], report: Mapping[str, Any]
+) -> Diagnosis | None:
+    """Return the mistake that a query's last progress shows, for clients without its plan.
+
+    Args:
+        progress: the query's progress as parsed JSON.
+        report: the part of it that its only source of CTIs reported.
+    """
+    if report.get("cti") is None or not progress.get("stateOperators"):
+        return None
+    watermark = (progress.get("eventTime") or {}).get("watermark")
+    if watermark is None:
+        return _no_advance_time("an operator with state")
+    return (
+        _own_watermark("withWatermark")
+        if parse_instant(watermark) > parse_instant(report["cti"])
+        else None
+    )
+
+
+def _list_paths(node: Operator, above: tuple[Operator, ...] = ()) -> Iterator[tuple[Operator, ...]]:
+    """Yield each source with the operators above it, nearest first."""
+    if not node.inputs:
+        yield (node, *above)
+    for each in node.inputs:
+        yield from _list_paths(each, (node, *above))
+
+
+def _find_mistake(path: tuple[Operator, ...]) -> Diagnosis | None:
+    source, *way = path
+    if not any(column.endswith(_CTI_COLUMN) for column in source.columns):
+        return None
+    for operator in way:
+        if operator.watermark is not None:
+            own = operator.watermark
+            return (
+                None
+                if own.endswith(_CTI_COLUMN)
+                else _own_watermark(f"withWatermark on column '{own}'")
+            )
+        if operator.has_state:
+            return _no_advance_time(operator.name)
+    return None
+
+
+def _own_watermark(cause: str) -> Diagnosis:
+    return Diagnosis(
+        Kind.OWN_WATERMARK,
+        cause,
+        "Spark's watermark follows the greatest time of any partition instead of the CTIs, so that "
+        "rows of a partition that lags are lost in silence",
+    )
+
+
+def _no_advance_time(cause: str) -> Diagnosis:
+    return Diagnosis(
+        Kind.NO_ADVANCE_TIME,
+        cause,
+        "it keeps state of a stream with CTIs, and no watermark follows them: CTI rows count as "
+        "rows, and no state is ever let go",
+    )

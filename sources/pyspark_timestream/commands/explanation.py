@@ -1,0 +1,436 @@
+"""Explains streams as text and for notebooks: their state, what holds CTIs back, the fixes.
+
+The picture has one row per partition over an axis of application time: a bar up to its CTI, a dot
+at its last event, and a dashed line through all rows at the stream's CTI. Partitions that a
+diagnosis names are coloured *and* marked in words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark_timestream.commands.report import (
+    Axis,
+    align,
+    format_time,
+    html_table,
+    join_sections,
+    paragraph,
+    svg,
+)
+from pyspark_timestream.core.instants import format_duration
+from pyspark_timestream.kafka.diagnosis.causes import diagnose
+from pyspark_timestream.kafka.diagnosis.history import (
+    History,
+    OperatorState,
+    build_histories,
+    count_remaining,
+    describe_state,
+    find_unchanged_since,
+    read_offset_log,
+    read_state_store,
+    resolve_directory,
+)
+from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, list_counts
+from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.stream_cti import max_known
+
+
+@dataclass(frozen=True, slots=True)
+class WriterFacts:
+    """One writer of a partition.
+
+    Attributes:
+        name: its name; empty: the partition's marks without a writer.
+        mark_us: its greatest mark; None: the partition waits for its first.
+        is_cause: a diagnosis names it.
+    """
+
+    name: str
+    mark_us: int | None
+    is_cause: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One partition before the last batch.
+
+    Attributes:
+        partition: the partition.
+        offset: the next record to read.
+        lag: the number of offsets from there to the end of the log; None: unknown.
+        cti_us: its CTI; None before the first.
+        last_us: the time of the last well-formed event; None before the first.
+        idle: True if it no longer counts, by `idleTimeout`.
+        counters: its counters by their public names.
+        writers: the writers that are live or waited for.
+        is_cause: a diagnosis names it, for more than a few of its events.
+        behind_us: its distance behind the partition with the greatest CTI; None without a CTI.
+    """
+
+    partition: Partition
+    offset: int
+    lag: int | None
+    cti_us: int | None
+    last_us: int | None
+    idle: bool
+    counters: Mapping[str, int]
+    writers: tuple[WriterFacts, ...]
+    is_cause: bool
+    behind_us: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its topic and number."""
+        return f"{self.partition.topic} {self.partition.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamExplanation:
+    """One stream: its state, when that began, and the causes.
+
+    Attributes:
+        topics: its topics, in order.
+        batch: the number of the stream's last batch.
+        planned_us: the wall clock when that was planned; everything is as of then.
+        cti_us: the stream's CTI then.
+        since_us: since when the CTI has that value, within the history; None: unknown.
+        diagnoses: what is wrong, most important first; never empty.
+        partitions: the facts: causes in the order of the diagnoses, then the others in order.
+        malformed: the malformed values and keys by reason, the most frequent first.
+        topic_settings: option `timeSettings`, and what the stream takes from the topic; None: it
+            has no such option, or no progress says so.
+    """
+
+    topics: tuple[str, ...]
+    batch: int
+    planned_us: int
+    cti_us: int | None
+    since_us: int | None
+    diagnoses: tuple[Diagnosis, ...]
+    partitions: tuple[PartitionFacts, ...]
+    malformed: tuple[MalformedReason, ...] = ()
+    topic_settings: tuple[str, Mapping[str, str]] | None = None
+
+
+def explain_stream(
+    history: History, failed: bool = False, known: Sequence[Diagnosis] = ()
+) -> StreamExplanation:
+    """Report on `history`; see `diagnose` for the arguments."""
+    last, offset = history[-1], history[-1].offset
+    diagnoses, left = diagnose(history, failed, known), count_remaining(history)
+    ranks: dict[Partition, int] = {}
+    for place, each in enumerate(diagnoses):
+        for part in each.partitions - each.well:
+            ranks.setdefault(part, place)
+    named_writers = {pair for each in diagnoses for pair in each.writers}
+    ahead_us = max_known(*(state.cti_us for state in last.states.values()))
+    facts = []
+    for part, share in sorted(offset.partitions.items()):
+        state, size = share.state, share.end_exclusive - share.start_inclusive
+        behind = None if ahead_us is None or state.cti_us is None else ahead_us - state.cti_us
+        facts.append(
+            PartitionFacts(
+                partition=part,
+                offset=share.start_inclusive,
+                lag=size + left[part] if part in left else None,
+                cti_us=state.cti_us,
+                last_us=state.last_us,
+                idle=share.idle,
+                counters=state.counters(),
+                writers=tuple(
+                    WriterFacts(name, writer.mark_us, (part, name) in named_writers)
+                    for name, writer in state.writers
+                ),
+                is_cause=part in ranks,
+                behind_us=behind,
+            )
+        )
+    return StreamExplanation(
+        topics=tuple(sorted({part.topic for part in offset.partitions})),
+        batch=offset.number,
+        planned_us=last.planned_us,
+        cti_us=offset.cti_us,
+        since_us=find_unchanged_since(history, lambda m: m.offset.cti_us == offset.cti_us),
+        diagnoses=diagnoses,
+        partitions=tuple(sorted(facts, key=lambda fact: ranks.get(fact.partition, len(ranks)))),
+        malformed=count_malformed_reasons(last),
+        topic_settings=next(
+            (each.topic_settings for each in reversed(history) if each.topic_settings), None
+        ),
+    )
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+MAX_ROWS: Final = 20
+"""A table shows this many partitions, causes first; the rest is counted."""
+
+_MAX_WRITERS: Final = 10
+"""A table shows this many writers of a partition: causes first, then those furthest behind."""
+
+_MAX_DIAGNOSES: Final = 5
+"""A text without details shows this many: the first in full, the others in a line each."""
+
+_COUNTERS: Final = ("events", "dropped", "adjusted", "flagged", "malformed", "tombstones", "future")
+_COLUMNS: Final = (
+    *("", "partition", "offset", "lag", "CTI", "behind", "last event", "idle"),
+    *_COUNTERS,
+)
+
+
+def format_stream(stream: StreamExplanation, details: bool = True) -> str:
+    """Format one stream's explanation as lines for a terminal.
+
+    Without `details` each diagnosis after the first takes one line, and only five are shown.
+    """
+    first, *others = stream.diagnoses
+    lines = [*_describe_head(stream), "", *_describe_diagnosis(first), ""]
+    if details:
+        lines += [line for each in others for line in (*_describe_diagnosis(each), "")]
+    elif others:
+        lines += [_name_diagnosis(each) for each in others[: _MAX_DIAGNOSES - 1]]
+        more = len(stream.diagnoses) - _MAX_DIAGNOSES
+        lines += [f"... and {more} more"] if more > 0 else []
+        lines += ["(texts and fixes of all: details=True, or --details)", ""]
+    lines += [*align([_COLUMNS, *_list_rows(stream)]), *_count_hidden(stream)]
+    malformed = [list(_describe_malformed(each)) for each in stream.malformed]
+    return join_sections([lines, *malformed])
+
+
+def _describe_head(stream: StreamExplanation) -> list[str]:
+    """Return the topics, last batch, CTI and since when, and topic settings."""
+    topics = ", ".join(f"'{topic}'" for topic in stream.topics) or "no topic"
+    since = f", since {format_time(stream.since_us)}" if stream.since_us is not None else ""
+    lines = [
+        f"Stream of {topics}, before batch {stream.batch} of {format_time(stream.planned_us)}",
+        f"CTI: {format_time(stream.cti_us)}{since}",
+    ]
+    if stream.topic_settings is not None:
+        place, taken = stream.topic_settings
+        listed = ", ".join(f"'{name}' = '{value}'" for name, value in taken.items())
+        lines.append(f"From 'timeSettings' = '{place}': {listed or 'nothing'}")
+    return lines
+
+
+def _name_diagnosis(diagnosis: Diagnosis) -> str:
+    since_us = diagnosis.since_us
+    since = f" (since {format_time(since_us)})" if since_us is not None else ""
+    return f"=> {diagnosis.kind}: {diagnosis.cause}{since}"
+
+
+def _describe_diagnosis(diagnosis: Diagnosis) -> list[str]:
+    return [
+        _name_diagnosis(diagnosis),
+        f"   {diagnosis.full_text}.",
+        f"   Fix: {diagnosis.fix}.",
+    ]
+
+
+def _describe_malformed(found: MalformedReason) -> tuple[str, str]:
+    counts = f"{found.total} ({list_counts(found.partitions)})"
+    return (
+        f"Malformed values, reason '{found.reason}': {counts}",
+        f"   Next step: {found.next_step}.",
+    )
+
+
+def _list_rows(stream: StreamExplanation) -> list[tuple[str, ...]]:
+    """Return the table's rows: each partition, followed by its writers."""
+    return [row for fact in stream.partitions[:MAX_ROWS] for row in _make_rows(fact)]
+
+
+def _count_hidden(stream: StreamExplanation) -> list[str]:
+    hidden = len(stream.partitions) - MAX_ROWS
+    return [f"... and {hidden} more partitions"] if hidden > 0 else []
+
+
+def _make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        (
+            "*" if fact.is_cause else "",
+            fact.name,
+            str(fact.offset),
+            "?" if fact.lag is None else str(fact.lag),
+            format_time(fact.cti_us),
+            _format_behind(fact.behind_us),
+            format_time(fact.last_us),
+            "yes" if fact.idle else "no",
+            *(str(fact.counters[name]) for name in _COUNTERS),
+        )
+    ]
+    writers, more = fact.writers, len(fact.writers) - _MAX_WRITERS
+    if more > 0:
+        writers = tuple(sorted(writers, key=_rank_writer)[:_MAX_WRITERS])
+    for writer in writers:
+        name = f"  writer {writer.name!r}" if writer.name else "  marks without a writer"
+        rows.append(_pad("*" if writer.is_cause else "", name, format_time(writer.mark_us)))
+    if more > 0:
+        rows.append(_pad("", f"  ... and {more} more writers", ""))
+    return rows
+
+
+def _format_behind(us: int | None) -> str:
+    if us is None:
+        return ""
+    return format_duration(us) if us else "0"
+
+
+def _pad(mark: str, name: str, cti: str) -> tuple[str, ...]:
+    return (mark, name, "", "", cti, *("",) * (len(_COLUMNS) - 5))
+
+
+def _rank_writer(writer: WriterFacts) -> tuple[bool, bool, int]:
+    return not writer.is_cause, writer.mark_us is not None, writer.mark_us or 0
+
+
+# -- notebooks -------------------------------------------------------------------------------------
+
+_LABEL_WIDTH: Final = 190
+_PLOT_WIDTH: Final = 470
+_RIGHT: Final = _LABEL_WIDTH + _PLOT_WIDTH
+_ROW_HEIGHT: Final = 22
+_TOP_MARGIN: Final = 26
+_CAUSE_COLOUR: Final = "#d33"
+_CTI_COLOUR: Final = "#4a86c5"
+_MAX_LABEL: Final = 26
+
+
+def _render_stream(stream: StreamExplanation) -> str:
+    diagnoses = "".join(
+        paragraph(lines, title.removeprefix("=> "))
+        for title, *lines in map(_describe_diagnosis, stream.diagnoses)
+    )
+    hidden = _count_hidden(stream)
+    return (
+        f"<div>{paragraph(_describe_head(stream))}{diagnoses}{draw_stream(stream)}"
+        f"{html_table(_COLUMNS, _list_rows(stream))}{paragraph(hidden) if hidden else ''}"
+        f"{''.join(paragraph(_describe_malformed(each)) for each in stream.malformed)}</div>"
+    )
+
+
+def draw_stream(stream: StreamExplanation) -> str:
+    """Draw only the picture; empty if no partition has a time yet."""
+    shown = stream.partitions[:MAX_ROWS]
+    times = [us for fact in shown for us in (fact.cti_us, fact.last_us) if us is not None]
+    if not times:
+        return ""
+    axis = Axis(min(times), max(times), _LABEL_WIDTH, _PLOT_WIDTH)
+    height = _TOP_MARGIN + _ROW_HEIGHT * len(shown) + 24
+    stream_cti = ""
+    if stream.cti_us is not None:
+        x = axis.at(stream.cti_us)
+        stream_cti = svg(
+            "line", "", svg("title", "the stream's CTI"), x1=x, x2=x, y1=_TOP_MARGIN,
+            y2=height - 22, stroke="currentColor", stroke_dasharray="4 3",
+        )  # fmt: skip
+    legend = "bar: CTI \N{NO-BREAK SPACE} dot: last event \N{NO-BREAK SPACE} "
+    return svg(
+        "svg", "",
+        svg("title", "event time against CTI of each partition"),
+        svg("text", f"{legend}dashed: the stream's CTI", x=_LABEL_WIDTH, y=14),
+        *(_draw_partition(axis, fact, place) for place, fact in enumerate(shown)),
+        stream_cti,
+        axis.draw_labels(height - 6),
+        xmlns="http://www.w3.org/2000/svg", role="img", width=_RIGHT + 110, height=height,
+        font_family="sans-serif", font_size=12, fill="currentColor",
+    )  # fmt: skip
+
+
+def _draw_partition(axis: Axis, fact: PartitionFacts, place: int) -> str:
+    top = _TOP_MARGIN + _ROW_HEIGHT * place
+    name = fact.name
+    short = name if len(name) <= _MAX_LABEL else f"…{name[1 - _MAX_LABEL :]}"
+    parts = [svg("text", short, x=4, y=top + 14)]
+    if fact.cti_us is not None:
+        parts.append(
+            svg(
+                "rect", "", svg("title", f"CTI {format_time(fact.cti_us)}"), x=_LABEL_WIDTH,
+                y=top + 5, width=round(axis.at(fact.cti_us) - _LABEL_WIDTH, 1), height=10,
+                fill=_CAUSE_COLOUR if fact.is_cause else _CTI_COLOUR,
+            )
+        )  # fmt: skip
+    if fact.last_us is not None:
+        parts.append(
+            svg(
+                "circle", "", svg("title", f"last event {format_time(fact.last_us)}"),
+                cx=axis.at(fact.last_us), cy=top + 10, r=4, fill="none", stroke="currentColor",
+                stroke_width=2,
+            )
+        )  # fmt: skip
+    marks = {"cause": fact.is_cause, "idle": fact.idle, "no CTI": fact.cti_us is None}
+    note = " ".join(word for word, applies in marks.items() if applies)
+    if note:
+        colour = _CAUSE_COLOUR if fact.is_cause else "currentColor"
+        parts.append(svg("text", note, x=_RIGHT + 8, y=top + 14, fill=colour))
+    return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    """The state of the streams of a query, what holds their CTIs back, and the fixes.
+
+    Attributes:
+        subject: the explained query or checkpoint, in words.
+        streams: one explanation per Kafka stream of this package, in the order of the sources.
+        notes: further remarks, one sentence each.
+        state: the state that waits for later CTIs, by operator.
+        details: True if the text has all diagnoses in full; else the first, and a line each of four
+            others.
+    """
+
+    subject: str
+    streams: tuple[StreamExplanation, ...]
+    notes: tuple[str, ...] = ()
+    state: tuple[OperatorState, ...] = ()
+    details: bool = False
+
+    def __str__(self) -> str:
+        head = "\n".join((self.subject, *(f"Note: {note}." for note in self.notes)))
+        state = join_sections([list(describe_state(self.state))])
+        streams = (format_stream(stream, self.details) for stream in self.streams)
+        return "\n\n".join((head, *streams, *([state] if state else [])))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the HTML for a notebook."""
+        notes = [[f"Note: {note}."] for note in self.notes]
+        state = [[line] for line in describe_state(self.state)]
+        return (
+            f"<div>{paragraph([], self.subject)}{''.join(map(paragraph, notes))}"
+            f"{''.join(map(_render_stream, self.streams))}{''.join(map(paragraph, state))}</div>"
+        )
+
+
+def explain_checkpoint(location: str, spark: Any = None, details: bool = False) -> Explanation:
+    """Explain the query that left the checkpoint at `location`.
+
+    Args:
+        location: a local path or `file:` URI.
+        spark: the session that reads the state that waits for later CTIs; None: it is not read.
+        details: show all diagnoses in full; else the first, and one line each for four others.
+
+    Raises:
+        CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
+        CheckpointMismatch: its offsets have another format version.
+    """
+    root = resolve_directory(location)
+    batches, notes = read_offset_log(root)
+    newest = max(batches)
+    if not (root / "commits" / str(newest)).is_file():
+        notes.append(f"batch {newest} was planned and not finished: the query failed or was killed")
+    histories = build_histories(batches.values())
+    for history in histories.values():
+        if group := history[-1].offset.unpinned.get("group"):
+            notes.append(
+                "a checkpoint does not know what has come since: `kafka-consumer-groups.sh "
+                f"--describe --group {group}` shows the lag"
+            )
+    if not histories:
+        notes.append("none of its sources is a Kafka stream of format 'timestream'")
+    has_state = spark is not None and (root / "state").is_dir()
+    state = read_state_store(spark, str(root.absolute())) if has_state else ()
+    streams = tuple(map(explain_stream, histories.values()))
+    return Explanation(f"Checkpoint {root}", streams, tuple(notes), state, details)

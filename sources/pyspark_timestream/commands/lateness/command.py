@@ -1,0 +1,289 @@
+"""The command `lateness`: counts a topic's late rows by delay, and recommends a delay."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from pyspark_timestream.commands.lateness.measure import (
+    DelayResult,
+    Lateness,
+    build_table,
+    find_lateness,
+)
+from pyspark_timestream.commands.peek.command import (
+    add_source_arguments,
+    read_given,
+    run_command,
+    terminal_width,
+)
+from pyspark_timestream.commands.peek.detect import NoSample
+from pyspark_timestream.commands.report import (
+    GAP,
+    align,
+    format_count,
+    join_sections,
+    shorten_duration,
+)
+from pyspark_timestream.core.instants import format_duration, format_instant
+
+_MAX_BAR: Final = 30
+_MIN_BAR: Final = 8
+_MAX_PARTITIONS: Final = 10
+_TIME_OPTIONS: Final = (
+    *("startTime", "endTime", "edge", "eventShape", "timeUnit", "maxFuture"),
+    *("ctiHeader", "writerFrom", "writers", "writerGrace", "writerTimeout", "ctiFrequency"),
+)
+"""Options other than `ctiDelay` that affect the counts, so that the stream needs them too."""
+
+
+def format_report(
+    report: Lateness, options: Mapping[str, str], width: int, *, all_delays: bool
+) -> str:
+    """Format a report for a terminal.
+
+    Args:
+        report: the results.
+        options: the stream's options, by their declared names.
+        width: the terminal's width in characters.
+        all_delays: show each delay; else none after the first without late rows.
+    """
+    shown = list(report.delays) if all_delays else _select_informative(report.delays)
+    sections = [
+        _format_head(report),
+        _draw_delays(report, shown, width),
+        _format_partitions(shown, width),
+        _format_remarks(report, options),
+        *_format_advice(report, options),
+    ]
+    return join_sections(sections)
+
+
+def to_json(report: Lateness) -> str:
+    """Format a report as one JSON object; durations are in microseconds."""
+    rows = []
+    for row, each in zip(_list_rows(report), report.delays, strict=True):
+        rows.append({"delay": _format_delay(each), **row})
+    lossless, nearly = report.find_lossless(), report.find_nearly_lossless()
+    found = {
+        "topics": list(report.topics),
+        "from": None if report.first_us is None else format_instant(report.first_us),
+        "to": None if report.last_us is None else format_instant(report.last_us),
+        "largest_lateness_us": report.largest_lateness_us,
+        "delays": rows,
+        "without_late_rows": lossless and _format_delay(lossless),
+        "below_0.1_percent": nearly and _format_delay(nearly),
+        "notes": list(report.notes),
+    }
+    return json.dumps(found, indent=2)
+
+
+def _list_rows(report: Lateness) -> list[dict[str, Any]]:
+    table = build_table(report)
+    durations = ("delay", "most_late", "wait_median", "wait_p95", "wait_max")
+    columns = {}
+    for name in table.column_names:
+        column = table[name]
+        if name in durations:
+            columns[f"{name}_us"] = column.cast("int64").to_pylist()
+        else:
+            columns[name] = column.to_pylist()
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+def _select_informative(delays: Sequence[DelayResult]) -> list[DelayResult]:
+    """Select the delays up to the first without late rows."""
+    lossless = next((place for place, each in enumerate(delays) if not each.late), len(delays))
+    return list(islice(delays, lossless + 1))
+
+
+def _format_head(report: Lateness) -> list[str]:
+    least = report.delays[0]
+    topics = ", ".join(f"'{each}'" for each in report.topics)
+    lines = [
+        f"Topic {topics}: {format_count(len(least.partitions), 'partition')}, "
+        f"{format_count(least.events, 'event')}"
+    ]
+    if report.first_us is not None and report.last_us is not None:
+        first, last = format_instant(report.first_us), format_instant(report.last_us)
+        lines.append(f"Their records' timestamps: {first} to {last}")
+    return lines
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _draw_delays(report: Lateness, shown: Sequence[DelayResult], width: int) -> list[str]:
+    head = ["ctiDelay", "late", "", "waits: half", "95 %", "all", "none yet"]
+    rows = [head, *(_describe_delay(report, each) for each in shown)]
+    table = align(rows, to_right=True)
+    room = width - max(map(len, table)) - len(GAP)
+    if room < _MIN_BAR:
+        return table
+    longest = min(room, _MAX_BAR)
+    most = max(each.late for each in shown)
+    bars = ["", *(_draw_bar(each.late, most, longest) for each in shown)]
+    return [f"{line}{GAP}{bar}".rstrip() for line, bar in zip(table, bars, strict=True)]
+
+
+def _describe_delay(report: Lateness, each: DelayResult) -> list[str]:
+    waits = each.waits
+    shown = (waits.find_quantile(0.5), waits.find_quantile(0.95), waits.greatest_ms)
+    return [
+        _format_delay(each),
+        f"{each.late:,}",
+        _format_share(each.late_share),
+        *("-" if ms is None else shorten_duration(ms * 1_000) for ms in shown),
+        f"{each.waiting * report.sampled_every:,}",
+    ]
+
+
+def _draw_bar(late: int, most: int, longest: int) -> str:
+    """Draw a bar with at least one character if there is a late row."""
+    return "#" * max(round(longest * late / most), 1) if late else ""
+
+
+def _format_partitions(shown: Sequence[DelayResult], width: int) -> list[str]:
+    """Format the late rows of each partition, those with the most first."""
+    first = shown[0].partitions
+    if len(first) < 2:
+        return []
+    parts = sorted(first, key=lambda part: (-first[part].flagged, part))
+    several = len({part.topic for part in first}) > 1
+    rows = [["late by partition", *map(_format_short_delay, shown)]]
+    for part in parts[:_MAX_PARTITIONS]:
+        cells = (f"{each.partitions[part].flagged:,}" for each in shown)
+        rows.append([f"{part.topic} {part.number}" if several else str(part.number), *cells])
+    lines = align(rows, to_right=True)
+    while len(rows[0]) > 2 and max(map(len, lines)) > width:
+        rows = [row[:-1] for row in rows]
+        lines = align(rows, to_right=True)
+    more = len(first) - _MAX_PARTITIONS
+    if more > 0:
+        lines.append(
+            f"and {format_count(more, 'more partition')}, with fewer late rows: see --json"
+        )
+    return lines
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def _format_remarks(report: Lateness, options: Mapping[str, str]) -> list[str]:
+    lines = []
+    largest_us = report.largest_lateness_us
+    if largest_us:
+        behind = f"The latest event was {shorten_duration(largest_us)} behind"
+        # Marks may make an event late with any delay.
+        if "ctiHeader" not in options:
+            behind += (
+                f": with ctiDelay = {format_duration(largest_us)} no row of what was read would "
+                "have been late"
+            )
+        lines += [f"{behind}.", "Of what is still to come nothing is known."]
+    else:
+        lines.append("No event was behind: even without a delay no row would have been late.")
+    if len(report.delays[0].partitions) > 1:
+        lines.append("Each partition waits by itself: a stream's results wait for the slowest one.")
+    return [*lines, *(f"Note: {each}" for each in report.notes)]
+
+
+def _format_advice(report: Lateness, options: Mapping[str, str]) -> list[list[str]]:
+    lossless, nearly = report.find_lossless(), report.find_nearly_lossless()
+    sections = []
+    if lossless is not None:
+        sections.append(_format_choice("No late row in what was read", lossless, options))
+    else:
+        last = _format_delay(report.delays[-1])
+        sections.append([f"Each delay up to {last} has late rows: try longer ones with --delays."])
+    if nearly is not None and (lossless is None or nearly.delay_us < lossless.delay_us):
+        title = f"{nearly.late:,} late ({_format_share(nearly.late_share)}), below 0.1 %"
+        sections.append(_format_choice(title, nearly, options))
+    return sections
+
+
+def _format_choice(title: str, found: DelayResult, options: Mapping[str, str]) -> list[str]:
+    given = {name: options[name] for name in _TIME_OPTIONS if name in options}
+    given["ctiDelay"] = _format_delay(found)
+    middle, most = found.waits.find_quantile(0.5), found.waits.find_quantile(0.95)
+    cost = "what it costs in waiting is unknown: no CTI passed an event"
+    if middle is not None and most is not None:
+        cost = (
+            f"half of the events wait for at most {shorten_duration(middle * 1_000)}, "
+            f"95 % for at most {shorten_duration(most * 1_000)}"
+        )
+    lines = [f"    .option({json.dumps(name)}, {json.dumps(text)})" for name, text in given.items()]
+    return [f"{title}; {cost}:", *lines]
+
+
+def _format_delay(found: DelayResult) -> str:
+    return format_duration(found.delay_us) if found.delay_us else "0 seconds"
+
+
+def _format_short_delay(found: DelayResult) -> str:
+    return shorten_duration(found.delay_us) if found.delay_us else "0 s"
+
+
+def _format_share(share: float) -> str:
+    """Format a share in per cent; never as 0 or 100 if it is neither."""
+    percent = 100 * share
+    if 0 < percent < 0.01:
+        return "<0.01 %"
+    if 99.99 < percent < 100:
+        return ">99.99 %"
+    return f"{percent:.2f} %"
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_source_arguments(parser)
+    parser.add_argument(
+        "--start-time",
+        required=True,
+        metavar="FROM",
+        help="where an event's time is: option startTime, such as field:departed or header:time",
+    )
+    parser.add_argument(
+        "--cti-frequency",
+        required=True,
+        metavar="N",
+        help="option ctiFrequency: a count of events such as 1, or a timespan such as '5 seconds'",
+    )
+    parser.add_argument(
+        "--delays",
+        metavar="DURATIONS",
+        help="the delays to try, such as '20 seconds,5 minutes'; else a ladder from 0 to 1 day, "
+        "shown up to the first delay without late rows",
+    )
+    parser.add_argument(
+        "--last",
+        metavar="DURATION",
+        help="read only the topic's last '6 hours', say, by the records' timestamps",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def main(given: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
+
+    def report() -> str:
+        raw = read_given(given)
+        for name, argument, text in (
+            ("startTime", "--start-time", given.start_time),
+            ("ctiFrequency", "--cti-frequency", given.cti_frequency),
+        ):
+            if name in raw:
+                raise NoSample(
+                    f"--option {name} is not needed here: leave it out, or use {argument}"
+                )
+            raw[name] = text
+        found = find_lateness(raw, given.delays, given.last)
+        if given.json:
+            return to_json(found)
+        return format_report(found, raw, terminal_width(), all_delays=given.delays is not None)
+
+    return run_command(report)

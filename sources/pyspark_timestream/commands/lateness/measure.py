@@ -1,0 +1,547 @@
+"""The function `measure_lateness`: reads a topic once, and says what each delay would do.
+
+It reads the same records as a batch read with the same options, commits nothing to a group, and
+does not need Spark.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.commands.lateness.clock import (
+    DelayClock,
+    Waits,
+    choose_sampling,
+    follow_partition,
+    list_columns,
+)
+from pyspark_timestream.core.instants import format_duration, parse_duration
+from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.batch import adapt_to_batch
+from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange
+from pyspark_timestream.kafka.offsets.positions import (
+    ending_timestamps,
+    resolve_ends,
+    resolve_starts,
+    starting_timestamps,
+)
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import CTI_DELAY
+from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.registry.schemas import load_schemas
+from pyspark_timestream.rules.state import PartitionState
+
+LADDER_US: Final = tuple(
+    map(
+        parse_duration,
+        (
+            *("0 seconds", "100 ms", "1 second", "2 seconds", "5 seconds", "10 seconds"),
+            *("20 seconds", "1 minute", "2 minutes", "5 minutes", "10 minutes", "20 minutes"),
+            *("1 hour", "2 hours", "6 hours", "12 hours", "1 day"),
+        ),
+    )
+)
+"""The delays to try unless the user names some; they are fixed, so that one pass is enough."""
+
+if TYPE_CHECKING:
+    from pyspark_timestream.kafka.client.broker import Broker
+
+_MAX_DELAYS: Final = 50
+
+
+def parse_delays(texts: Sequence[str]) -> tuple[int, ...]:
+    """Return the distinct delays in microseconds, in increasing order, beginning with 0.
+
+    Raises:
+        OptionError: there is none, one cannot be read or is negative, or there are more than 50.
+    """
+    accepts = "durations that are not negative, such as '20 seconds,5 minutes'"
+    if not texts:
+        raise OptionError("delays", "there is none", accepts, "name one, or leave it out")
+    found = {0}
+    for text in texts:
+        us = _parse("delays", text, accepts)
+        if us < 0:
+            raise OptionError(
+                "delays",
+                f"'{text}' is negative: with it each event makes the next of its time late",
+                accepts,
+                "leave it out; 0 is always tried",
+            )
+        found.add(us)
+    if len(found) > _MAX_DELAYS:
+        raise OptionError(
+            "delays", f"there are {len(found)}", f"at most {_MAX_DELAYS}", "leave some out"
+        )
+    return tuple(sorted(found))
+
+
+def parse_last(text: str) -> int:
+    """Return how much of a topic to read, in microseconds.
+
+    Raises:
+        OptionError: the text is not a duration above 0.
+    """
+    accepts = "a duration above 0, such as '6 hours'"
+    us = _parse("last", text, accepts)
+    if us <= 0:
+        problem = f"'{text}' ({format_duration(us)}) leaves nothing to read"
+        raise OptionError("last", problem, accepts, "correct it, or leave it out")
+    return us
+
+
+def _parse(option: str, text: str, accepts: str) -> int:
+    try:
+        return CTI_DELAY.parse(text)
+    except ValueError as error:
+        problem = f"cannot read '{text}' ({error})"
+        raise OptionError(option, problem, accepts, "correct it") from error
+
+
+_FEW: Final = 0.001
+"""The second recommendation allows a smaller share of late events than this."""
+
+_DURATION: Final = pa.duration("us")
+_US_PER_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class DelayResult:
+    """All partitions by one delay.
+
+    Attributes:
+        delay_us: the delay.
+        partitions: each one's state at the end of the read; its late events are flagged.
+        most_late_us: the most that the CTI was past the time of a late event; None without any.
+        waits: the waits of the measured events that a CTI passed.
+        waiting: the number of measured events that no CTI had passed at the end.
+    """
+
+    delay_us: int
+    partitions: Mapping[Partition, PartitionState] = field(default_factory=dict)
+    most_late_us: int | None = None
+    waits: Waits = field(default_factory=Waits)
+    waiting: int = 0
+
+    @property
+    def events(self) -> int:
+        """The number of events, including malformed ones."""
+        return sum(state.events for state in self.partitions.values())
+
+    @property
+    def malformed(self) -> int:
+        """The number of events without a readable time."""
+        return sum(state.malformed for state in self.partitions.values())
+
+    @property
+    def late(self) -> int:
+        """The number of late events."""
+        return sum(state.flagged for state in self.partitions.values())
+
+    @property
+    def late_share(self) -> float:
+        """The share of late events, from 0 to 1."""
+        return self.late / self.events if self.events else 0.0
+
+    def add(self, partition: Partition, clock: DelayClock) -> "DelayResult":
+        """Return the result with another partition, read to its end."""
+        late = [each for each in (self.most_late_us, clock.most_late_us) if each is not None]
+        return replace(
+            self,
+            partitions={**self.partitions, partition: clock.state},
+            most_late_us=max(late, default=None),
+            waits=self.waits.merge(clock.waits),
+            waiting=self.waiting + clock.count_waiting(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """The results of a pass over a topic.
+
+    Attributes:
+        topics: the topics, in order of their names.
+        delays: each delay, in order; the first is 0.
+        sampled_every: waits were measured on each N-th record; 1: on all.
+        first_us: the least timestamp of a record that was read; None without any.
+        last_us: the greatest.
+        notes: sentences about what is wrong or unknown.
+    """
+
+    topics: tuple[str, ...]
+    delays: tuple[DelayResult, ...]
+    sampled_every: int
+    first_us: int | None = None
+    last_us: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def largest_lateness_us(self) -> int:
+        """The most that an event was behind the CTI without any delay; 0 without late events."""
+        return self.delays[0].most_late_us or 0
+
+    def find_lossless(self) -> DelayResult | None:
+        """Return the smallest delay without late events; None if each has some."""
+        return next((each for each in self.delays if not each.late), None)
+
+    def find_nearly_lossless(self) -> DelayResult | None:
+        """Return the smallest delay with late events, but fewer than 0.1 %; None without one."""
+        return next((each for each in self.delays if 0 < each.late_share < _FEW), None)
+
+
+def build_table(report: Lateness) -> pa.Table:
+    """Build the table that `measure_lateness` returns: one row for each delay, in order."""
+    rows = [_build_row(each, report.sampled_every) for each in report.delays]
+    return pa.Table.from_pylist(rows, schema=_SCHEMA)
+
+
+_PARTITION: Final = pa.struct(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        *((name, pa.int64()) for name in ("events", "malformed", "late", "ctis")),
+    ]
+)
+_SCHEMA: Final = pa.schema(
+    [
+        ("delay", _DURATION),
+        *((name, pa.int64()) for name in ("events", "malformed", "late")),
+        ("late_percent", pa.float64()),
+        *((name, _DURATION) for name in ("most_late", "wait_median", "wait_p95", "wait_max")),
+        *((name, pa.int64()) for name in ("waiting", "sampled_every")),
+        ("partitions", pa.list_(_PARTITION)),
+    ]
+)
+
+
+def _build_row(found: DelayResult, sampled_every: int) -> dict[str, object]:
+    waits = (found.waits.find_quantile(0.5), found.waits.find_quantile(0.95))
+    median_us, p95_us, max_us = (
+        None if ms is None else ms * _US_PER_MS for ms in (*waits, found.waits.greatest_ms)
+    )
+    return {
+        "delay": found.delay_us,
+        "events": found.events,
+        "malformed": found.malformed,
+        "late": found.late,
+        "late_percent": 100 * found.late_share,
+        "most_late": found.most_late_us,
+        "wait_median": median_us,
+        "wait_p95": p95_us,
+        "wait_max": max_us,
+        "waiting": found.waiting * sampled_every,
+        "sampled_every": sampled_every,
+        "partitions": [
+            {
+                "topic": part.topic,
+                "partition": part.number,
+                "events": state.events,
+                "malformed": state.malformed,
+                "late": state.flagged,
+                "ctis": state.ctis,
+            }
+            for part, state in found.partitions.items()
+        ],
+    }
+
+
+_LONG_US: Final = parse_duration("1 day")
+"""A greater lateness is more often due to a wrong clock than to a slow network."""
+
+
+def check_readable(options: KafkaOptions, report: Lateness) -> None:
+    """Refuse a topic without any event that has a readable time."""
+    least = report.delays[0]
+    if least.events == least.malformed:
+        where = f"'{options.start_time}'" + (
+            f" or '{options.end_time}'" if options.end_time else ""
+        )
+        raise OptionError(
+            "startTime",
+            f"none of {least.events:,} events has a readable time in {where}"
+            if least.events
+            else "no record is an event: they are marks alone",
+            "where the event's time is, and with 'timeUnit' its unit if it is a number",
+            "look at some records: python -m pyspark_timestream peek --topic "
+            f"{report.topics[0]} --bootstrap-servers ...",
+        )
+
+
+def list_notes(options: KafkaOptions, report: Lateness, whole_us: int | None) -> Iterator[str]:
+    """Yield sentences about what is wrong or unknown.
+
+    Args:
+        options: the options of the read.
+        report: its results.
+        whole_us: the time that the user asked for, if the topic has less; else None.
+    """
+    least = report.delays[0]
+    if whole_us is not None:
+        yield (f"the records are of less than {format_duration(whole_us)}: all of them were read")
+    if least.malformed:
+        yield (
+            f"{least.malformed:,} of {least.events:,} events have no readable time and are not "
+            "counted as late: python -m pyspark_timestream peek shows some"
+        )
+    silent = [part for part, state in least.partitions.items() if state.events and not state.ctis]
+    if silent:
+        why = f"they hold less than option 'ctiFrequency' ('{options.frequency}') asks for"
+        if (
+            options.writer_from is not None
+            or options.writers
+            or options.writer_grace_us is not None
+        ):
+            why += ", or a writer that is waited for has not come as far"
+        yield (
+            f"{len(silent)} of {len(least.partitions)} partitions have no CTI, since {why}, so "
+            "nothing in them can be late"
+        )
+    if report.largest_lateness_us > _LONG_US and options.max_future_us is None:
+        yield (
+            f"one event was {format_duration(report.largest_lateness_us)} behind an earlier one: "
+            "if that one's time is wrong, try 'maxFuture', or 'writerFrom' if its record's "
+            "timestamp is as wrong"
+        )
+    if report.sampled_every > 1:
+        yield f"waits were measured on one in {report.sampled_every} records, late rows on all"
+
+
+_GROUP: Final = "timestream-lateness"
+"""A consumer must name a group; this one never joins it and commits nothing to it."""
+
+_TAIL_OFFSETS: Final = (20, 2_000)
+"""Look for a record in this many offsets at a partition's end, since markers and compaction leave
+gaps."""
+
+_TIMESTAMPS: Final = ColumnSet(timestamps=True)
+
+
+def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | None) -> Lateness:
+    """Read the records that the options select, once.
+
+    Args:
+        options: the options of a batch read; `violationPolicy` counts as `flag`.
+        delays_us: the delays, increasing, beginning with 0.
+        last_us: read from this long before the newest record; None: from where the options say.
+
+    Raises:
+        OptionError: the topic does not exist or holds no records, or no event has a readable time.
+        BrokerUnreachable: no broker answers, or it refuses.
+        DataLost: records were deleted while they were read.
+    """
+    from pyspark_timestream.kafka.client.broker import Broker
+    from pyspark_timestream.kafka.client.range_reader import RangeReader
+
+    broker, reader = Broker(options, _GROUP), RangeReader(options, _GROUP)
+    try:
+        ranges, is_limited = _find_ranges(options, broker, reader.read, last_us)
+        report = _follow(options, delays_us, ranges, reader.read)
+    finally:
+        reader.close()
+        broker.close()
+    check_readable(options, report)
+    whole_us = None if is_limited else last_us
+    return replace(report, notes=tuple(list_notes(options, report, whole_us)))
+
+
+def _name_topics(options: KafkaOptions) -> str:
+    if options.subscribe_pattern is not None:
+        return f"topics that match '{options.subscribe_pattern}'"
+    named = {part.topic for part in options.assign or ()} or set(options.subscribe or ())
+    return ", ".join(f"topic '{each}'" for each in sorted(named))
+
+
+def _find_ranges(
+    options: KafkaOptions, broker: "Broker", read: ReadRange, last_us: int | None
+) -> tuple[tuple[Range, ...], bool]:
+    """Return the ranges that a batch read would read, cut to `last`; and whether that cut any.
+
+    Raises:
+        OptionError: the topic does not exist, or holds no records.
+    """
+    partitions = broker.partitions()
+    if not partitions:
+        brokers = options.client["bootstrap.servers"]
+        raise OptionError(
+            "subscribe",
+            f"no partition of {_name_topics(options)} exists at {brokers}",
+            "a topic that exists",
+            "check its name",
+        )
+    ends = broker.ends(partitions)
+    earliest = broker.earliest(ends)
+    starting = broker.offsets_at(starting_timestamps(options, ends, partitions))
+    ending = broker.offsets_at(ending_timestamps(options, ends, partitions))
+    starts = resolve_starts(options, earliest, ends, starting, partitions)
+    stops = resolve_ends(options, earliest, ends, ending, partitions)
+    is_limited = False
+    if last_us is not None:
+        tails = (_find_newest_ms(read, part, starts[part], stops[part]) for part in sorted(starts))
+        newest_ms = max((ms for ms in tails if ms is not None), default=None)
+        if newest_ms is not None:
+            since_ms = max(newest_ms - -(-last_us // 1_000), 0)
+            found = broker.offsets_at(dict.fromkeys(starts, since_ms))
+            for part, start in starts.items():
+                at = found.get(part)
+                later = max(start, stops[part] if at is None else min(at, stops[part]))
+                is_limited |= later > start
+                starts[part] = later
+    ranges = tuple(Range(part, starts[part], stops[part]) for part in sorted(starts))
+    if not any(each.size > 0 for each in ranges):
+        raise OptionError(
+            "subscribe",
+            f"{_name_topics(options)} holds no records to measure",
+            "a topic with records",
+            "write some, or read from an earlier place",
+        )
+    return ranges, is_limited
+
+
+def _find_newest_ms(read: ReadRange, partition: Partition, start: int, stop: int) -> int | None:
+    """Return the greatest timestamp among the last records of a partition; None without any."""
+    for offsets in _TAIL_OFFSETS:
+        tail = Range(partition, max(start, stop - offsets), stop)
+        if tail.size <= 0:
+            return None
+        blocks = read(tail, _TIMESTAMPS)
+        found = [pc.max(block.timestamps_ms).as_py() for block in blocks if len(block.offsets)]
+        if found:
+            return int(max(found))
+    return None
+
+
+def _follow(
+    options: KafkaOptions, delays_us: Sequence[int], ranges: Sequence[Range], read: ReadRange
+) -> Lateness:
+    sampled_every = choose_sampling(sum(max(each.size, 0) for each in ranges))
+    columns = list_columns(options)
+    results = tuple(DelayResult(delay_us) for delay_us in delays_us)
+    stamps_us: list[int] = []
+    for each in ranges:
+        blocks = read(each, columns) if each.size > 0 else ()
+        followed = follow_partition(options, delays_us, sampled_every, blocks)
+        pairs = zip(results, followed.clocks, strict=True)
+        results = tuple(result.add(each.partition, clock) for result, clock in pairs)
+        stamps_us += [us for us in (followed.first_us, followed.last_us) if us is not None]
+    return Lateness(
+        topics=tuple(sorted({each.partition.topic for each in ranges})),
+        delays=results,
+        sampled_every=sampled_every,
+        first_us=min(stamps_us, default=None),
+        last_us=max(stamps_us, default=None),
+    )
+
+
+_REFUSED: Final = {
+    "ctidelay": ("ctiDelay", "the delays are what is tried here", "name some as 'delays'"),
+    "advancetime": (
+        "advanceTime",
+        "a preset fixes the delay",
+        "set 'ctiFrequency' to '1', which is what each preset stands for",
+    ),
+    "ctiimport": (
+        "ctiImport",
+        "when a CTI of another topic takes effect depends on when a query reads it",
+        "leave it out",
+    ),
+    "idletimeout": (
+        "idleTimeout",
+        "it depends on the wall clock of a query",
+        "leave it out",
+    ),
+    "timesettings": (
+        "timeSettings",
+        "a description may hold the delay, which is what is tried here",
+        "set what else it holds as options",
+    ),
+}
+"""Options that affect CTIs but cannot be followed here -> name, reason, next step."""
+
+_STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+
+
+def measure_lateness(
+    options: Mapping[str, str],
+    delays: str | Sequence[str] | None = None,
+    last: str | None = None,
+) -> pa.Table:
+    """Count the rows of a topic that would be late by each of several delays, in one pass.
+
+    Late rows are exactly those of a query that starts at the same records with `ctiDelay` set to
+    the delay (semantics 3.1), since the same rules judge them. The records are read from Kafka up
+    to the present ends of their partitions; Spark is not needed.
+
+    How long results wait is measured by the records' timestamps. An event that is not late waits
+    from its own record to the one right after which its partition's CTI is greater than its time;
+    its wait is the difference of the two timestamps, or 0 if that is negative. A stream of several
+    partitions may wait longer: its CTI is the least of theirs (semantics 5.1).
+
+    Args:
+        options: those of the stream, by their names, such as `kafka.bootstrap.servers`,
+            `subscribe`, `startTime` and `ctiFrequency`; `startingOffsets` and other options of
+            batch reads choose the records, by default all. `ctiDelay`, `advanceTime`, `ctiImport`,
+            `idleTimeout` and `timeSettings` are refused, and `violationPolicy` changes nothing.
+        delays: durations, separated by commas or as a list, none of them negative; 0 is always
+            among them. None: a ladder from 0 to 1 day.
+        last: read only what lies at most this long, inclusive, before the newest record by the
+            timestamps of the records. None: everything.
+
+    Returns:
+        One row for each delay, in increasing order. `events` and `malformed` (without a readable
+        time) are the same in all rows. `late` and `late_percent` are exact, and `most_late` is how
+        far the CTI was past a late event, at most. `wait_median` and `wait_p95` are at most 0.8 %
+        too high; `waiting` events were passed by no CTI by the end. Waits are of one in
+        `sampled_every` records: of each record up to a million. `partitions` has the counts of
+        each partition: `topic`, `partition`, `events`, `malformed`, `late`, `ctis`. Durations are
+        in microseconds.
+
+    Raises:
+        OptionError: an option is wrong or missing, the topic does not exist or holds no records,
+            or none of its events has a readable time.
+        BrokerUnreachable: no broker answers, or it refuses.
+        DataLost: records were deleted while they were read.
+        SchemaRefused: a schema does not fit.
+        SchemaRegistryError: the registry does not give a schema.
+        MissingExtra: a library for the format is not installed.
+    """
+    return build_table(find_lateness(options, delays, last))
+
+
+def find_lateness(
+    raw: Mapping[str, str], delays: str | Sequence[str] | None, last: str | None
+) -> Lateness:
+    """Measure what `measure_lateness` returns as a table."""
+    # Take options as Spark does: a number stands for its text.
+    texts = delays.split(",") if isinstance(delays, str) else delays and [*map(str, delays)]
+    delays_us = LADDER_US if texts is None else parse_delays(texts)
+    last_us = None if last is None else parse_last(str(last))
+    options = _read_options(raw, last)
+    # Imported late: the rest of this module needs no Kafka client.
+    from pyspark_timestream.kafka.registry.schemas import fix_readers
+
+    return read_topic(fix_readers(load_schemas(options), {}), delays_us, last_us)
+
+
+def _read_options(raw: Mapping[str, str], last: str | None) -> KafkaOptions:
+    given = {name.lower(): str(text) for name, text in raw.items()}
+    for key, (name, problem, next_step) in _REFUSED.items():
+        if key in given:
+            raise OptionError(name, f"it has no place here: {problem}", "its absence", next_step)
+    for name in _STARTS:
+        if last is not None and name.lower() in given:
+            raise OptionError(
+                name, f"it conflicts with 'last' ('{last}')", "one of both", "leave one out"
+            )
+    options = adapt_to_batch(read_kafka_options({**given, "transport": "kafka"}), given.keys())
+    if options.frequency is None:
+        raise OptionError(
+            "ctiFrequency",
+            "it is missing, and a delay belongs to generated CTIs",
+            "a count of events such as '10', or a timespan such as '5 seconds'",
+            "set it, to '1' for a CTI at every event",
+        )
+    return replace(options, final_cti=False)

@@ -1,0 +1,453 @@
+"""The state of `TimeMetrics`: a fold over what Spark reports of its queries, and its samples.
+
+The keys of a source's report show if it belongs to this package; other sources have no numbers.
+
+Each event gives a new frozen state, so one rendering shows the numbers of one moment. The newest
+batch of each query counts, in whatever order reports arrive; two batches are kept, because some
+diagnoses compare them. Queries are known by their id, which a restart keeps.
+
+The state is bounded. A query is forgotten a while after its end. The first partitions that a query
+reports are exported one by one, up to a limit, and stay the same ones, so that no counter goes
+back; all others are combined into one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from pyspark_timestream.commands.metrics.catalogue import (
+    CLOCK,
+    COUNTER_METRICS,
+    LISTENER,
+    PARTITION,
+    QUERY,
+    STREAM,
+    SUBSCRIPTION,
+    Metric,
+)
+from pyspark_timestream.core.instants import FINAL_US, SECOND_US, parse_instant
+from pyspark_timestream.kafka.diagnosis.causes import diagnose
+from pyspark_timestream.kafka.diagnosis.history import (
+    Batch,
+    History,
+    build_histories,
+    read_operators,
+    read_progress,
+    read_watermark,
+)
+from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS, Diagnosis, Kind
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.stream_cti import max_known, min_cti
+
+MAX_NAMED: Final = 20
+"""Name this many partitions and writers per diagnosis; the rest is one, `(others)`."""
+
+OTHERS: Final = "(others)"
+"""The topic, partition and writer of a sample that combines several."""
+
+_NOT_REPORTED: Final = (Kind.ENDED, Kind.CAUGHT_UP)
+"""Diagnoses which say that nothing is wrong."""
+
+_KAFKA_KEYS: Final = {"cti", "endOfStream", "partitions"}
+_CLOCK_KEYS: Final = {"cti", "endOfStream", "nextTick", "skipped", "ticksBehind"}
+_SUBSCRIPTION_KEYS: Final = {"commit", "initial", "missed"}
+_AGES: Final = (STREAM.CTI_AGE, PARTITION.CTI_AGE, PARTITION.EVENT_AGE)
+
+_MAX_ENDED_RUNS: Final = 100
+"""Remember this many ended runs, so that a report that arrives after its run's end is ignored."""
+
+_KEPT_BATCHES: Final = 2
+
+Attributes = tuple[tuple[str, str], ...]
+_NO_PARTITIONS: Final = frozenset[Partition]()
+
+
+class Sample(NamedTuple):
+    """One number at one moment.
+
+    Attributes:
+        metric: the metric.
+        attributes: names and texts, in the order of the metric's declaration. Samples in the state
+            lack those of the query.
+        value: in the metric's unit; for an age in the state, the instant that it is the age of.
+    """
+
+    metric: Metric
+    attributes: Attributes
+    value: int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of the state.
+
+    Attributes:
+        partitions: how many partitions of a stream are exported one by one.
+        keep_ended_us: how long an ended query is shown.
+    """
+
+    partitions: int = 200
+    keep_ended_us: int = 60 * SECOND_US
+
+
+@dataclass(frozen=True, slots=True)
+class QueryNumbers:
+    """One query.
+
+    Attributes:
+        query: its id, which a restart keeps.
+        run: the id of its run.
+        name: its name; None: it has none.
+        reported_us: the wall clock when it last reported anything.
+        ended_us: the wall clock when it ended; None: it runs.
+        newest: batch and time of the newest progress, by which progress events are ordered.
+        batches: the last ones, as (newest, batch).
+        own: its own numbers.
+        sources: the numbers of each source by its place; those of other packages have none.
+        diagnosed: the same for what the offsets say: diagnoses and times of events.
+        shown: the partitions of each source that are exported one by one.
+    """
+
+    query: str
+    run: str
+    name: str | None
+    reported_us: int
+    ended_us: int | None = None
+    newest: tuple[int, str] | None = None
+    batches: tuple[tuple[tuple[int, str], Batch], ...] = ()
+    own: tuple[Sample, ...] = ()
+    sources: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
+    diagnosed: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
+    shown: Mapping[int, frozenset[Partition]] = field(default_factory=dict)
+
+    @property
+    def is_cut(self) -> bool:
+        """True if a stream has more partitions than are exported one by one."""
+        samples = (sample for source in self.sources.values() for sample in source)
+        return any(sample.metric is STREAM.AGGREGATED and sample.value for sample in samples)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsState:
+    """All queries of a session.
+
+    Attributes:
+        queries: id -> query, in the order of their starts.
+        ended_runs: the last runs that have ended.
+        failures: the number of events that could not be read.
+    """
+
+    queries: Mapping[str, QueryNumbers] = field(default_factory=dict)
+    ended_runs: tuple[str, ...] = ()
+    failures: int = 0
+
+
+# -- the numbers of a source -----------------------------------------------------------------------
+
+
+class _Numbers(NamedTuple):
+    """One partition at the start of the last batch, or several combined."""
+
+    cti_us: int | None
+    lag: int
+    idle: bool
+    blocking: bool
+    counts: Mapping[str, int]
+
+
+def _list_clock(report: Mapping[str, Any]) -> Iterator[Sample]:
+    yield from _list_cti(STREAM.CTI, STREAM.CTI_AGE, (), _read_instant(report["cti"]))
+    yield Sample(STREAM.ENDED, (), int(report["endOfStream"]))
+    yield Sample(CLOCK.BEHIND, (), int(report["ticksBehind"]))
+    yield Sample(CLOCK.SKIPPED, (), int(report["skipped"]))
+
+
+def _list_subscription(report: Mapping[str, Any]) -> Iterator[Sample]:
+    if report["commit"] is not None:
+        yield Sample(SUBSCRIPTION.COMMIT, (), int(report["commit"]))
+    yield Sample(SUBSCRIPTION.MISSED, (), int(report["missed"] or 0))
+
+
+def _list_stream(
+    report: Mapping[str, Any], entries: Mapping[Partition, Any], shown: frozenset[Partition]
+) -> Iterator[Sample]:
+    """Yield the numbers of a stream of a Kafka topic; `entries` are its partitions' reports."""
+    cti_us = _read_instant(report["cti"])
+    ctis = {part: _read_instant(entry["cti"]) for part, entry in entries.items()}
+    greatest = max_known(*ctis.values())
+    yield from _list_cti(STREAM.CTI, STREAM.CTI_AGE, (), cti_us)
+    if cti_us is not None and greatest is not None and greatest < FINAL_US:
+        yield Sample(STREAM.CTI_SPREAD, (), max(greatest - cti_us, 0) / SECOND_US)
+    yield Sample(STREAM.ENDED, (), int(report["endOfStream"]))
+    yield Sample(STREAM.WARNINGS, (), len(report.get("warnings") or ()))
+    # Include zeros, because an alert watches how a counter grows.
+    reasons = Counter(dict.fromkeys(NEXT_STEPS, 0))
+    for entry in entries.values():
+        reasons.update(entry["malformedValues"])
+    del reasons["total"]
+    for reason, count in reasons.items():
+        yield Sample(STREAM.MALFORMED_VALUES, (("reason", reason),), count)
+    held = {part: ctis[part] for part, entry in entries.items() if not entry["idle"]}
+    least = min_cti(held.values())
+    is_final = cti_us is not None and cti_us >= FINAL_US
+    is_held = not is_final and (least is None or greatest is None or least < greatest)
+    numbers = {
+        part: _Numbers(
+            ctis[part],
+            int(entry["lag"]),
+            bool(entry["idle"]),
+            is_held and part in held and held[part] == least,
+            {
+                "values": int(entry["malformedValues"]["total"]),
+                **{name: int(entry.get(name, 0)) for name in COUNTER_METRICS},
+            },
+        )
+        for part, entry in entries.items()
+    }
+    for part in sorted(numbers.keys() & shown):
+        yield from _list_partition(_name_partition(part), numbers[part])
+    others = [numbers[part] for part in numbers.keys() - shown]
+    yield Sample(STREAM.AGGREGATED, (), len(others))
+    if others:
+        yield from _list_partition(_name_partition(None), _merge_partitions(others))
+
+
+def _merge_partitions(parts: Sequence[_Numbers]) -> _Numbers:
+    """Combine several partitions: add up counts, and take the least CTI of those not idle."""
+    holding = [part for part in parts if not part.idle] or parts
+    return _Numbers(
+        min_cti(part.cti_us for part in holding),
+        sum(part.lag for part in parts),
+        all(part.idle for part in parts),
+        any(part.blocking for part in parts),
+        {name: sum(part.counts[name] for part in parts) for name in parts[0].counts},
+    )
+
+
+def _list_partition(of: Attributes, part: _Numbers) -> Iterator[Sample]:
+    yield from _list_cti(PARTITION.CTI, PARTITION.CTI_AGE, of, part.cti_us)
+    yield Sample(PARTITION.LAG, of, part.lag)
+    yield Sample(PARTITION.IDLE, of, int(part.idle))
+    yield Sample(PARTITION.BLOCKING, of, int(part.blocking))
+    for name, (metric, further) in COUNTER_METRICS.items():
+        yield Sample(metric, (*of, *further), part.counts[name])
+    yield Sample(PARTITION.MALFORMED_VALUES, of, part.counts["values"])
+
+
+def _name_partition(part: Partition | None) -> Attributes:
+    topic, number = (OTHERS, OTHERS) if part is None else part
+    return ("topic", topic), ("partition", str(number))
+
+
+def _list_cti(
+    metric: Metric, age: Metric, of: Attributes, instant_us: int | None
+) -> Iterator[Sample]:
+    """Yield the samples of an instant and its age; none for a final CTI, which is no real time."""
+    if instant_us is not None and instant_us < FINAL_US:
+        yield Sample(metric, of, instant_us / SECOND_US)
+        yield Sample(age, of, instant_us)
+
+
+def _read_instant(text: str | None) -> int | None:
+    return None if text is None else parse_instant(text)
+
+
+# -- what the offsets say --------------------------------------------------------------------------
+
+
+def _list_diagnosed(history: History, shown: frozenset[Partition]) -> Iterator[Sample]:
+    """Yield the diagnoses of `explain_time` as samples, and the times of the last events."""
+    for each in diagnose(history):
+        if each.kind not in _NOT_REPORTED:
+            named = list(_list_causes(each))
+            if len(named) > MAX_NAMED:
+                named[MAX_NAMED:] = [_name_partition(None)]
+            for attributes in named:
+                yield Sample(STREAM.FINDING, (("reason", str(each.kind)), *attributes), 1)
+    times_us = {part: state.last_us for part, state in history[-1].states.items()}
+    others_us = min_cti(us for part, us in times_us.items() if part not in shown)
+    for part, us in (*((part, times_us.get(part)) for part in shown), (None, others_us)):
+        if us is not None and us < FINAL_US:
+            yield Sample(PARTITION.EVENT_AGE, _name_partition(part), us)
+
+
+def _list_causes(diagnosis: Diagnosis) -> Iterator[Attributes]:
+    """Yield attributes for each partition and writer that a diagnosis names, or else empty ones."""
+    for part, writer in sorted(diagnosis.writers):
+        yield (*_name_partition(part), ("writer", writer))
+    for part in sorted(diagnosis.partitions - {part for part, _ in diagnosis.writers}):
+        yield _name_partition(part)
+    if not diagnosis.partitions and not diagnosis.writers:
+        yield ()
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+def record_start(
+    state: MetricsState, query: str, run: str, name: str | None, now_us: int, limits: Limits
+) -> MetricsState:
+    """Return `state` after a run of a query has started, or has reported that it has no work.
+
+    An ended or an earlier run changes nothing. A new run of a query keeps the query's numbers,
+    which are as of its checkpoint; it may start before the end of the earlier run is reported.
+    """
+    state = _forget_ended(state, now_us, limits)
+    if run in state.ended_runs:
+        return state
+    found = state.queries.get(query)
+    if found is not None and found.run != run:
+        state = _note_ended(state, found.run)
+    found = found or QueryNumbers(query, run, name, now_us)
+    name = name or found.name
+    return _put(state, replace(found, run=run, name=name, reported_us=now_us, ended_us=None))
+
+
+def record_end(
+    state: MetricsState, query: str, run: str, now_us: int, limits: Limits
+) -> MetricsState:
+    """Return `state` after a run of a query has ended; a later run of the query goes on."""
+    state = _note_ended(_forget_ended(state, now_us, limits), run)
+    found = state.queries.get(query)
+    if found is None or found.run != run:
+        return state
+    return _put(state, replace(found, reported_us=now_us, ended_us=now_us))
+
+
+def record_failure(state: MetricsState) -> MetricsState:
+    """Return `state` after an event that could not be read."""
+    return replace(state, failures=state.failures + 1)
+
+
+def record_progress(
+    state: MetricsState,
+    progress: Mapping[str, Any],
+    now_us: int,
+    limits: Limits,
+    explains: bool = True,
+) -> MetricsState:
+    """Return `state` after a progress event.
+
+    Args:
+        state: the state before it.
+        progress: the event as parsed JSON.
+        now_us: the wall clock.
+        limits: the bounds of the state.
+        explains: True: also find out from the offsets what holds the CTI back.
+
+    Raises:
+        ValueError, KeyError, TypeError, TimestreamError: the progress, or one of its offsets, does
+            not have the form that this version knows.
+    """
+    query, run = str(progress["id"]), str(progress["runId"])
+    state = record_start(state, query, run, progress.get("name"), now_us, limits)
+    found = state.queries.get(query)
+    if found is None or found.run != run:
+        return state
+    newest, batch = (int(progress["batchId"]), str(progress["timestamp"])), read_progress(progress)
+    kept = sorted({**dict(found.batches), newest: batch}.items(), key=lambda pair: pair[0])
+    found = replace(found, batches=tuple(kept[-_KEPT_BATCHES:]))
+    if found.newest is None or newest >= found.newest:
+        found = replace(found, newest=newest, own=tuple(_list_own(progress)), diagnosed={})
+        for place, report in enumerate(batch.reports):
+            found = _read_source(found, place, report, limits)
+    return _put(state, _explain_streams(found) if explains else found)
+
+
+def _list_own(progress: Mapping[str, Any]) -> Iterator[Sample]:
+    watermark_us = read_watermark(progress)
+    if watermark_us is not None:
+        yield Sample(QUERY.WATERMARK, (), watermark_us / SECOND_US)
+    for each in read_operators(progress):
+        place: Attributes = (("operator", each.operator),)
+        yield Sample(QUERY.STATE_ROWS, place, each.rows)
+        yield Sample(QUERY.STATE_MEMORY, place, each.memory or 0)
+
+
+def _read_source(found: QueryNumbers, place: int, report: Any, limits: Limits) -> QueryNumbers:
+    """Return `found` with the numbers in a source's report, or unchanged if it has none.
+
+    A stream shows the partitions that it showed before, and new ones up to the limit. Others exist
+    only once the limit is reached, and one that was counted with them stays there, because their
+    sum would otherwise lose its counts.
+    """
+    keys = report.keys() if isinstance(report, Mapping) else set()
+    shown = dict(found.shown)
+    samples: Iterable[Sample]
+    if keys >= _CLOCK_KEYS:
+        samples = _list_clock(report)
+    elif keys >= _SUBSCRIPTION_KEYS:
+        samples = _list_subscription(report)
+    elif keys >= _KAFKA_KEYS:
+        entries = {
+            Partition(topic, int(number)): entry
+            for topic, numbers in report["partitions"].items()
+            for number, entry in numbers.items()
+        }
+        before = shown.get(place, _NO_PARTITIONS)
+        free = max(limits.partitions - len(before), 0)
+        shown[place] = before | frozenset(sorted(entries.keys() - before)[:free])
+        samples = _list_stream(report, entries, shown[place])
+    else:
+        return found
+    return replace(found, sources={**found.sources, place: tuple(samples)}, shown=shown)
+
+
+def _explain_streams(found: QueryNumbers) -> QueryNumbers:
+    """Return `found` with what the kept offsets say about its streams."""
+    histories = build_histories(batch for _, batch in found.batches)
+    diagnosed = dict(found.diagnosed)
+    for place, offset in enumerate(found.batches[-1][1].offsets):
+        stream = offset.get("stream") if isinstance(offset, Mapping) else None
+        if place in found.shown and stream in histories:
+            diagnosed[place] = tuple(_list_diagnosed(histories[stream], found.shown[place]))
+    return replace(found, diagnosed=diagnosed)
+
+
+def _put(state: MetricsState, query: QueryNumbers) -> MetricsState:
+    return replace(state, queries={**state.queries, query.query: query})
+
+
+def _note_ended(state: MetricsState, run: str) -> MetricsState:
+    runs = (*(each for each in state.ended_runs if each != run), run)
+    return replace(state, ended_runs=runs[-_MAX_ENDED_RUNS:])
+
+
+def _is_shown(query: QueryNumbers, now_us: int, limits: Limits) -> bool:
+    return query.ended_us is None or now_us - query.ended_us < limits.keep_ended_us
+
+
+def _forget_ended(state: MetricsState, now_us: int, limits: Limits) -> MetricsState:
+    left = {name: each for name, each in state.queries.items() if _is_shown(each, now_us, limits)}
+    return replace(state, queries=left)
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+def list_samples(state: MetricsState, now_us: int, limits: Limits) -> Iterator[Sample]:
+    """Yield the samples of `state` at the wall clock `now_us`; metric and attributes are unique."""
+    yield Sample(LISTENER.FAILURES, (), state.failures)
+    for query in state.queries.values():
+        if _is_shown(query, now_us, limits):
+            yield from _list_query(query, now_us)
+
+
+def _list_query(query: QueryNumbers, now_us: int) -> Iterator[Sample]:
+    named = (("query.name", query.name),) if query.name else ()
+    of: Attributes = (*named, ("query.id", query.query))
+    runs = query.ended_us is None
+    yield Sample(QUERY.ACTIVE, of, int(runs))
+    if runs:
+        yield Sample(QUERY.REPORT_AGE, of, (now_us - query.reported_us) / SECOND_US)
+    for sample in query.own:
+        yield sample._replace(attributes=(*of, *sample.attributes))
+    for place, samples in sorted(query.sources.items()):
+        source: Attributes = (*of, ("source", str(place)))
+        for metric, attributes, value in (*samples, *query.diagnosed.get(place, ())):
+            if metric not in _AGES:
+                yield Sample(metric, (*source, *attributes), value)
+            elif runs:
+                # After its end a query's CTI cannot fall further behind.
+                yield Sample(metric, (*source, *attributes), (now_us - value) / SECOND_US)

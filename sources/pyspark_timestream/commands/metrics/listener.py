@@ -1,0 +1,356 @@
+"""`TimeMetrics` connects Spark's query events, the wall clock and the exporters.
+
+OpenTelemetry asks one instrument after the other. All instruments answer from one snapshot until
+one is asked again, so that a collection shows the numbers of one moment.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any, Final
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from pyspark_timestream.commands.metrics.catalogue import METRICS, Instrument, Metric
+from pyspark_timestream.commands.metrics.fold import (
+    Limits,
+    MetricsState,
+    Sample,
+    list_samples,
+    record_end,
+    record_failure,
+    record_progress,
+    record_start,
+)
+from pyspark_timestream.core.instants import parse_duration
+from pyspark_timestream.errors import MissingExtra, compose_message
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def render_page(samples: Iterable[Sample]) -> str:
+    """Render the page with `samples`, grouped by metric; leave out metrics without samples."""
+    groups: dict[Metric, list[Sample]] = {metric: [] for metric in METRICS}
+    for sample in samples:
+        groups[sample.metric].append(sample)
+    lines = []
+    for metric, found in groups.items():
+        if not found:
+            continue
+        name = metric.prometheus_name
+        lines += [
+            f"# HELP {name} {_escape(metric.description)}",
+            f"# TYPE {name} {metric.instrument}",
+            *(f"{name}{_render_labels(sample)} {sample.value!r}" for sample in found),
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _render_labels(sample: Sample) -> str:
+    escaped = ((name, _escape(text).replace('"', r"\"")) for name, text in sample.attributes)
+    labels = ",".join(f'{name.replace(".", "_")}="{text}"' for name, text in escaped)
+    return f"{{{labels}}}" if labels else ""
+
+
+def _escape(text: str) -> str:
+    """Escape `text` for the format; `?` replaces half a surrogate pair, which UTF-8 lacks."""
+    whole = text.encode("utf-8", "replace").decode("utf-8")
+    return whole.replace("\\", r"\\").replace("\n", r"\n")
+
+
+_LOG: Final = logging.getLogger(__name__)
+
+_PATHS: Final = ("/", "/metrics")
+_TIMEOUT_S: Final = 10.0
+"""How long a client may take for its request."""
+
+_POLL_S: Final = 0.2
+"""How often the server checks whether to close."""
+
+
+class PageServer:
+    """Serves one page at `/metrics`, in a thread that ends with the process.
+
+    Args:
+        host: the address to listen on.
+        port: the port; 0: any free one.
+        render: creates the page.
+
+    Raises:
+        OSError: the server cannot listen on this address.
+
+    Attributes:
+        port: the port that it listens on.
+    """
+
+    def __init__(self, host: str, port: int, render: Callable[[], str]) -> None:
+        try:
+            self._server = _create_server(host, port, render)
+        except (OSError, OverflowError) as error:
+            raise OSError(
+                compose_message(
+                    f"port {port} of '{host}' cannot be listened on: {error}",
+                    "a free port of this machine, or 0 for any",
+                    "pass another one as TimeMetrics(port=...), or close the listener that has it",
+                )
+            ) from error
+        self.port = int(self._server.server_address[1])
+        serve = self._server.serve_forever
+        Thread(target=serve, args=(_POLL_S,), name="timestream-metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _create_server(host: str, port: int, render: Callable[[], str]) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _TIMEOUT_S
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] not in _PATHS:
+                self.send_error(404, "the page is /metrics")
+                return
+            try:
+                page = render().encode("utf-8")
+            except Exception:
+                _LOG.exception("the page of TimeMetrics could not be rendered")
+                self.send_error(500, "the log of the driver says why")
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(page)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *arguments: object) -> None:
+            """Log nothing, because scrapes come every few seconds."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Log nothing: the client has gone."""
+
+    return Server((host, port), Handler)
+
+
+_SCOPE = "pyspark_timestream"
+
+
+def register_instruments(
+    take_samples: Callable[[], Iterable[Sample]], meter_provider: Any = None
+) -> None:
+    """Create an observable instrument for each metric.
+
+    Args:
+        take_samples: returns the samples of the present moment.
+        meter_provider: OpenTelemetry's; None: the global one.
+
+    Raises:
+        MissingExtra: opentelemetry-api is not installed.
+    """
+    try:
+        from opentelemetry import metrics
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "exporting OpenTelemetry metrics needs opentelemetry-api, which is not installed",
+            next_step="pip install 'pyspark-timestream[metrics]' on the driver",
+        ) from error
+    meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
+    snapshot = _Snapshot(take_samples)
+    for metric in METRICS:
+        create = (
+            meter.create_observable_counter
+            if metric.instrument is Instrument.COUNTER
+            else meter.create_observable_gauge
+        )
+        create(
+            metric.name,
+            [_create_callback(metric, snapshot, metrics.Observation)],
+            unit=metric.unit,
+            description=metric.description,
+        )
+
+
+def _create_callback(metric: Metric, snapshot: "_Snapshot", observe: Any) -> Callable[[Any], Any]:
+    def answer(options: object) -> list[Any]:
+        return [observe(each.value, dict(each.attributes)) for each in snapshot.answer(metric)]
+
+    return answer
+
+
+class _Snapshot:
+    """The samples of one collection."""
+
+    def __init__(self, take_samples: Callable[[], Iterable[Sample]]) -> None:
+        self._take_samples = take_samples
+        self._lock = Lock()
+        self._samples: dict[Metric, list[Sample]] = {}
+        self._unasked: set[Metric] = set()
+
+    def answer(self, metric: Metric) -> list[Sample]:
+        """Return the samples of `metric`; asking again for a metric begins a new collection."""
+        with self._lock:
+            if metric not in self._unasked:
+                self._samples, self._unasked = {}, set(METRICS)
+                for sample in self._take_samples():
+                    self._samples.setdefault(sample.metric, []).append(sample)
+            self._unasked.discard(metric)
+            return self._samples.get(metric, [])
+
+
+class TimeMetrics(StreamingQueryListener):
+    """Exports CTIs, lag and counters of running queries, to Prometheus and OpenTelemetry.
+
+    `spark.streams.addListener(TimeMetrics(port=9464))` covers all queries of the session. It never
+    fails a query: it counts what it cannot read, and logs that once.
+
+    Args:
+        port: serve the Prometheus page at `http://HOST:PORT/metrics`; 0: any free port; None: serve
+            none, and take it from `text()`.
+        host: the address to listen on. The default is this machine only; the page has the names of
+            topics, queries and writers.
+        opentelemetry: True: export to OpenTelemetry's global meter provider (extra `metrics`); or
+            the meter provider to export to.
+        max_partitions: how many partitions of each stream are exported one by one (at least 1); all
+            others are combined as `(others)`.
+        keep_ended: how long the last numbers of an ended query are shown, such as `1 minute`, so
+            that the next scrape still sees them.
+
+    Attributes:
+        port: the port that serves the page; None: none does.
+
+    Raises:
+        MissingExtra: `opentelemetry`, and opentelemetry-api is not installed.
+        OSError: the port is not free.
+        ValueError: `max_partitions` or `keep_ended` is not as above.
+    """
+
+    def __init__(
+        self,
+        port: int | None = None,
+        *,
+        host: str = "127.0.0.1",
+        opentelemetry: Any = False,
+        max_partitions: int = 200,
+        keep_ended: str = "1 minute",
+    ) -> None:
+        if max_partitions < 1:
+            raise ValueError(f"max_partitions={max_partitions!r}: accepted is 1 or more")
+        keep_us = parse_duration(keep_ended)
+        if keep_us < 0:
+            raise ValueError(f"keep_ended={keep_ended!r}: accepted is 0 or a positive duration")
+        self._limits = Limits(max_partitions, keep_us)
+        self._lock = Lock()
+        self._state = MetricsState()
+        self._told = set[str]()
+        # Compare by identity, because a provider may be false by its own rules.
+        if opentelemetry is not False and opentelemetry is not None:
+            provider = None if opentelemetry is True else opentelemetry
+            register_instruments(self._take_samples, provider)
+        self._server = None if port is None else PageServer(host, port, self.text)
+        self.port = None if self._server is None else self._server.port
+
+    def text(self) -> str:
+        """Return the Prometheus page of this moment, in text exposition format 0.0.4."""
+        return render_page(self._take_samples())
+
+    def close(self) -> None:
+        """Stop serving the page; remove the listener from the session first."""
+        server, self._server, self.port = self._server, None, None
+        if server is not None:
+            server.close()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Follow a query from its start."""
+        self._record_start(event)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Take the numbers of a batch."""
+
+        def record(state: MetricsState) -> MetricsState:
+            progress, now_us = json.loads(event.progress.json), _read_clock()
+            try:
+                state = record_progress(state, progress, now_us, self._limits)
+            except Exception as error:
+                # Try again without the diagnoses: the numbers themselves may be readable.
+                self._tell("the diagnoses of a batch", error)
+                state = record_failure(state)
+                state = record_progress(state, progress, now_us, self._limits, explains=False)
+            self._tell_limit(state)
+            return state
+
+        self._update(record)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Note that a query runs but has nothing to do."""
+        self._record_start(event)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Note that a query has ended; forget it a while later."""
+        self._update(
+            lambda state: record_end(
+                state, str(event.id), str(event.runId), _read_clock(), self._limits
+            )
+        )
+
+    def _record_start(self, event: QueryStartedEvent | QueryIdleEvent) -> None:
+        self._update(
+            lambda state: record_start(
+                state,
+                str(event.id),
+                str(event.runId),
+                getattr(event, "name", None),
+                _read_clock(),
+                self._limits,
+            )
+        )
+
+    def _take_samples(self) -> list[Sample]:
+        return list(list_samples(self._state, _read_clock(), self._limits))
+
+    def _update(self, change: Callable[[MetricsState], MetricsState]) -> None:
+        """Replace the state, and log exceptions, which nobody sees in Spark's listener bus."""
+        with self._lock:
+            try:
+                self._state = change(self._state)
+            except Exception as error:
+                self._state = record_failure(self._state)
+                self._tell("an event", error)
+
+    def _tell(self, what: str, error: Exception) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            _LOG.warning(
+                "TimeMetrics could not read %s, and goes on without it; further ones are counted "
+                "in timestream_listener_failures_total: %s: %s",
+                what, type(error).__name__, error, exc_info=error,
+            )  # fmt: skip
+
+    def _tell_limit(self, state: MetricsState) -> None:
+        is_cut = any(query.is_cut for query in state.queries.values())
+        if is_cut and "limit" not in self._told:
+            self._told.add("limit")
+            _LOG.warning(
+                "TimeMetrics exports the first %d partitions of a stream one by one, and all "
+                "others as one, '(others)'; next step: pass a larger max_partitions",
+                self._limits.partitions,
+            )
+
+
+def _read_clock() -> int:
+    return time.time_ns() // 1000

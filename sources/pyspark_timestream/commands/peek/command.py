@@ -1,0 +1,502 @@
+"""The command `peek`: shows ten records of a topic, and prints the options to read it with."""
+
+import argparse
+import io
+import json
+import logging
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_timestream.commands.peek.columns import Candidate
+from pyspark_timestream.commands.peek.detect import Detection, NoSample, Sample, format_key
+from pyspark_timestream.commands.peek.examine import TopicReport, examine
+from pyspark_timestream.commands.report import (
+    align_within,
+    format_count,
+    join_sections,
+    shorten_duration,
+)
+from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.options import is_secret, option_specs
+from pyspark_timestream.errors import OptionError, TimestreamError
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.diagnosis.samples import suggests_secret
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.schemas import ReaderSchema
+from pyspark_timestream.kafka.ranges import Partition, Range
+
+if TYPE_CHECKING:
+    from pyspark_timestream.kafka.client.range_reader import RangeReader
+
+
+_GROUP: Final = "timestream-peek"
+"""A consumer must name a group; this one never joins it and commits nothing to it."""
+
+_REACHES: Final = (1, 20, 500)
+"""Read this many offsets per requested record; if they hold too few records, the next number.
+
+Markers of transactions and compaction leave gaps.
+"""
+
+_MAX_PARTITIONS: Final = 32
+_ALL: Final = ColumnSet(timestamps=True, keys=True, values=True, headers=True)
+
+
+def read_sample(options: KafkaOptions, topic: str, count: int) -> Sample:
+    """Read the `count` newest records of a topic by their timestamps.
+
+    Raises:
+        NoSample: the topic does not exist.
+        BrokerUnreachable: no broker answers, or it refuses.
+    """
+    from pyspark_timestream.kafka.client.broker import Broker
+    from pyspark_timestream.kafka.client.range_reader import RangeReader
+
+    broker = Broker(options, _GROUP)
+    try:
+        partitions = broker.partitions()
+        if not partitions:
+            brokers = options.client["bootstrap.servers"]
+            raise NoSample(f"topic '{topic}' does not exist at {brokers}")
+        firsts, ends = broker.earliest(partitions), broker.ends(partitions)
+    finally:
+        broker.close()
+    sizes = {part: end - firsts[part] for part, end in ends.items() if part in firsts}
+    filled = [part for part in sorted(sizes) if sizes[part] > 0]
+    reader = RangeReader(options, _GROUP)
+    try:
+        read = {
+            part: _read_newest(reader, part, firsts[part], ends[part], count)
+            for part in islice(filled, _MAX_PARTITIONS)
+        }
+    finally:
+        reader.close()
+    blocks = {part: block for part, block in read.items() if block is not None}
+    return Sample(topic, len(partitions), sum(sizes.values()), _select_newest(blocks, count))
+
+
+def _read_newest(
+    reader: "RangeReader", partition: Partition, first: int, end: int, count: int
+) -> RecordBlock | None:
+    """Read the last records of one partition; None if there are none within reach."""
+    found: list[RecordBlock] = []
+    for reach in _REACHES:
+        start = max(first, end - count * reach)
+        found = list(reader.read(Range(partition, start, end), _ALL))
+        if start == first or sum(len(block.offsets) for block in found) >= count:
+            break
+    if not found:
+        return None
+    columns = (pa.concat_arrays(column) for column in zip(*found, strict=True))
+    whole = RecordBlock(*columns)
+    return _slice(whole, np.arange(max(0, len(whole.offsets) - count), len(whole.offsets)))
+
+
+def _select_newest(
+    blocks: Mapping[Partition, RecordBlock], count: int
+) -> tuple[tuple[Partition, RecordBlock], ...]:
+    places: list[tuple[int, Partition, int]] = []
+    for part, block in blocks.items():
+        assert block.timestamps_ms is not None, "all columns are read"
+        places += [(ms, part, row) for row, ms in enumerate(block.timestamps_ms.to_pylist())]
+    chosen: dict[Partition, list[int]] = {}
+    for _, part, row in sorted(places)[-count:]:
+        chosen.setdefault(part, []).append(row)
+    return tuple(
+        (part, _slice(blocks[part], np.array(sorted(rows))))
+        for part, rows in sorted(chosen.items())
+    )
+
+
+def _slice(block: RecordBlock, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> RecordBlock:
+    places = pa.array(rows, pa.int64())
+    return RecordBlock(*(column.take(places) for column in block if column is not None))
+
+
+_HIDDEN: Final = "..."
+_LOGIN: Final = re.compile("kafka[.]sasl[.](username|oauthbearer[.]client[.]id)", re.I)
+_DELAY_COMMENT: Final = (
+    "CTIs need a delay of at least the topic's disorder, of which ten records show too little:",
+    "see what each would drop, and choose one: python -m pyspark_timestream lateness",
+)
+
+
+def hide_option(name: str, value: str) -> str:
+    """Return the value of an option, or dots if it is a secret."""
+    return _HIDDEN if is_secret(name, value) or _LOGIN.fullmatch(name) else value
+
+
+def format_snippet(options: Mapping[str, str], columns: Sequence[str]) -> str:
+    """Format code that reads a stream with these options, and with a schema if there are columns.
+
+    Args:
+        options: option -> value; secrets become dots.
+        columns: the columns in Spark's DDL; empty for the source's own.
+    """
+    lines = ["stream = (", '    spark.readStream.format("timestream")']
+    for name, value in options.items():
+        lines.append(f"    .option({_literal(name)}, {_literal(hide_option(name, value))})")
+    if not {"ctiFrequency", "advanceTime", "ctiHeader"} & options.keys():
+        lines += [f"    # {line}" for line in _DELAY_COMMENT]
+        lines.append('    # .option("ctiFrequency", "1 second").option("ctiDelay", "5 minutes")')
+    if columns:
+        texts = [*(f"{column}, " for column in columns[:-1]), columns[-1]]
+        lines += ["    .schema(", *(f"        {_literal(text)}" for text in texts), "    )"]
+    return "\n".join([*lines, "    .load()", ")"])
+
+
+def _literal(text: str) -> str:
+    """Format a text as a Python literal, which is the same as in JSON.
+
+    Letters are not escaped: JSON escapes one beyond 16 bits as two, which Python reads as two.
+    """
+    return json.dumps(text, ensure_ascii=False)
+
+
+_SHOWN_BYTES: Final = 8
+_NOT_SHOWN: Final = "(not shown)"
+
+
+def format_report(report: TopicReport, width: int) -> str:
+    """Format a report: facts, rows, candidates for the event time, and the query to paste."""
+    sections = [_format_head(report)]
+    if len(report.sample):
+        rows = [report.rows.column_names, *_format_rows(report)]
+        sections.append(align_within(rows, width))
+        sections.append(["Candidates for the event time, the best one first:"])
+        sections[-1] += align_within(_format_candidates(report), width)
+    if report.notes:
+        sections.append([f"Note: {note}." for note in report.notes])
+    return f"{join_sections(sections)}\n\n{format_snippet(report.options, report.columns)}"
+
+
+def to_json(report: TopicReport) -> str:
+    """Format the report as one JSON object."""
+    sample = report.sample
+    found = {
+        "topic": sample.topic,
+        "partitions": sample.partitions,
+        "offsets": sample.offsets,
+        "records": len(sample),
+        "timestamps": _find_timestamps(report),
+        "payloads": {each.part: _describe(report, each) for each in report.detections},
+        "columns": list(report.columns),
+        "hidden_fields": report.secrets,
+        "rows": [
+            dict(zip(report.rows.column_names, cells, strict=True))
+            for cells in _format_rows(report)
+        ],
+        "malformed": dict(report.malformed),
+        "candidates": [_list_candidate(each) for each in report.candidates],
+        "options": {name: hide_option(name, text) for name, text in report.options.items()},
+        "notes": list(report.notes),
+    }
+    return json.dumps(found, indent=2)
+
+
+def _format_head(report: TopicReport) -> list[str]:
+    sample = report.sample
+    count = len(sample)
+    head = (
+        f"Topic '{sample.topic}': {format_count(sample.partitions, 'partition')}, "
+        f"{format_count(sample.offsets, 'offset')}"
+    )
+    if not count:
+        return [head, "It holds no records: nothing can be said of them."]
+    lines = [f"{head}; below the newest {format_count(count, 'record')}"]
+    stamps = _find_timestamps(report)
+    if stamps:
+        lines.append(f"Their timestamps: {stamps[0]} to {stamps[1]}")
+    for each in report.detections:
+        lines.append(f"{each.part.title()}s: {_format_detection(each)}")
+        if each.part in report.readers:
+            lines.append(f"  read by {_format_reader(report.readers[each.part])}")
+    for reason, rows in report.malformed.items():
+        lines.append(f"Malformed {reason}, in {rows} of {count} records")
+    if report.secrets:
+        lines.append(
+            f"{format_count(report.secrets, 'field')} with names that suggest secrets: not shown, "
+            "and not in the schema"
+        )
+    return lines
+
+
+def _find_timestamps(report: TopicReport) -> tuple[str, str] | None:
+    own = [each for each in report.candidates if each.kind == "record"]
+    return (format_instant(own[0].first_us), format_instant(own[0].last_us)) if own else None
+
+
+def _format_detection(found: Detection) -> str:
+    if not found.present:
+        return "all null"
+    framing = {
+        "confluent": ", each behind the id of its schema",
+        "header": ", with the id of its schema in a header",
+        "none": "",
+    }[found.framing]
+    ids = ", ".join(map(format_key, found.keys))
+    named = f" ({ids})" if ids and found.framing != "none" else ""
+    return f"{found.format}{framing}{named}; {found.fitting} of {found.present} fit"
+
+
+def _format_reader(reader: ReaderSchema) -> str:
+    message = f", message {reader.message}" if reader.message else ""
+    if reader.schema_id is None:
+        return f"the schema of the options{message}"
+    return f"schema {reader.schema_id}, version {reader.version} of '{reader.subject}'{message}"
+
+
+def _describe(report: TopicReport, found: Detection) -> dict[str, Any]:
+    reader = report.readers.get(found.part)
+    return {
+        "format": found.format,
+        "framing": found.framing,
+        "present": found.present,
+        "fitting": found.fitting,
+        "schema_ids": [format_key(key) for key in found.keys] if found.framing != "none" else [],
+        "reader": None if reader is None else reader.to_json(),
+    }
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _format_rows(report: TopicReport) -> Iterator[list[str]]:
+    for row in report.rows.to_pylist():
+        yield [_format_cell(value) for value in row.values()]
+
+
+def _format_cell(value: Any) -> str:
+    """Format a value; hide what may be a secret, and show only the beginning of other bytes."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case datetime():
+            zone = "Z" if value.tzinfo else ""
+            return value.replace(tzinfo=None).isoformat() + zone
+        case date():
+            return value.isoformat()
+        case bytes():
+            return _format_bytes(value)
+        case str():
+            return _NOT_SHOWN if hides_secret(value) else value
+        case dict():
+            return _format_fields(value.items())
+        case list() if value and all(isinstance(each, tuple) for each in value):
+            return _format_fields(value)
+        case list():
+            return f"[{', '.join(map(_format_cell, value))}]"
+        case _:
+            return str(value)
+
+
+def _format_fields(items: Any) -> str:
+    """Format the fields of a struct or the entries of a map; hide those that may be secrets."""
+    shown = (
+        f"{name}: {_NOT_SHOWN if suggests_secret(str(name)) else _format_cell(value)}"
+        for name, value in items
+    )
+    return "{" + ", ".join(shown) + "}"
+
+
+def _format_bytes(value: bytes) -> str:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if text.isprintable():
+        return _NOT_SHOWN if suggests_secret(text) or hides_secret(text) else text
+    more = "..." if len(value) > _SHOWN_BYTES else ""
+    return f"{format_count(len(value), 'byte')}: {value[:_SHOWN_BYTES].hex(' ')}{more}"
+
+
+# -- candidates ------------------------------------------------------------------------------------
+
+
+def _format_candidates(report: TopicReport) -> list[list[str]]:
+    rows = [["startTime", "is", "timeUnit", "records", "against the record's", "from", "to"]]
+    for each in report.candidates:
+        times = [format_instant(each.first_us), format_instant(each.last_us)]
+        readable = f"{each.readable} of {len(report.sample)}"
+        lag = "" if each.kind == "record" else format_lag(each)
+        rows.append([each.source, each.kind, each.unit, readable, lag, *times])
+    return rows
+
+
+def format_lag(found: Candidate) -> str:
+    """Say how far a candidate is behind its records' timestamps, or ahead of them."""
+    least, most = found.least_lag_us, found.most_lag_us
+    if least is None or most is None:
+        return "nothing to compare with"
+    if least < 0 < most:
+        return f"{shorten_duration(-least)} ahead to {shorten_duration(most)} behind"
+    if least == most == 0:
+        return "equal"
+    near, far = sorted((abs(least), abs(most)))
+    word = "behind" if most > 0 else "ahead"
+    return (
+        f"{shorten_duration(far)} {word}"
+        if near == far
+        else f"{shorten_duration(near)} to {shorten_duration(far)} {word}"
+    )
+
+
+def _list_candidate(found: Candidate) -> Mapping[str, Any]:
+    return {
+        "startTime": found.source,
+        "kind": found.kind,
+        "timeUnit": found.unit or None,
+        "readable": found.readable,
+        "from": format_instant(found.first_us),
+        "to": format_instant(found.last_us),
+        "least_lag_us": found.least_lag_us,
+        "most_lag_us": found.most_lag_us,
+    }
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+_RECORDS: Final = 10
+
+_ARGUMENTS: Final = {
+    "subscribe": "--topic",
+    "subscribePattern": "--topic",
+    "assign": "--topic",
+    "kafka.bootstrap.servers": "--bootstrap-servers",
+}
+"""Options with an argument of their own."""
+
+_DECLARED: Final = {spec.name.lower(): spec.name for spec in option_specs(KafkaOptions).values()}
+_READING: Final = ("kafkaConsumer.", "subscribe")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_source_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that `read_given` reads."""
+    parser.add_argument("--topic", required=True, help="the topic")
+    parser.add_argument(
+        "--bootstrap-servers", required=True, metavar="HOST:PORT", help="of one or more brokers"
+    )
+    parser.add_argument(
+        "--schema-registry", metavar="URL", help="of the registry that knows the payloads' schemas"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any option of the source, such as kafka.security.protocol=SSL; may be repeated",
+    )
+
+
+def main(given: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
+
+    def report() -> str:
+        raw = read_given(given)
+        sample = read_sample(read_kafka_options(select_reading(raw)), given.topic, _RECORDS)
+        found = examine(sample, raw)
+        return to_json(found) if given.json else format_report(found, terminal_width())
+
+    return run_command(report)
+
+
+def run_command(report: Callable[[], str]) -> int:
+    """Print a report, or the error that stops it; return the exit code."""
+    # The client's log would repeat what the error says at its end.
+    logging.getLogger("pyspark_timestream").addHandler(logging.NullHandler())
+    try:
+        text = report()
+    except (NoSample, OptionError, TimestreamError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Print escapes, which Python understands, for letters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    print(text)
+    return 0
+
+
+def terminal_width() -> int:
+    """Return the width of the terminal in characters."""
+    return shutil.get_terminal_size((120, 24)).columns
+
+
+def read_given(given: argparse.Namespace) -> dict[str, str]:
+    """Return the options that the arguments stand for, by their declared names.
+
+    Raises:
+        NoSample: one is not of the form NAME=VALUE, or has an argument of its own.
+    """
+    raw = {
+        "transport": "kafka",
+        "kafka.bootstrap.servers": given.bootstrap_servers,
+        "subscribe": given.topic,
+    }
+    if given.schema_registry is not None:
+        raw["schemaRegistry.url"] = given.schema_registry
+    for name, value in _split_options(given.option):
+        if name in raw or name in _ARGUMENTS:
+            instead = _ARGUMENTS.get(name, "--schema-registry")
+            raise NoSample(f"--option {name} is not needed here: leave it out, or use {instead}")
+        raw[name] = value
+    return raw
+
+
+def _split_options(given: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            # Do not show it: it may be a secret that lacks its name.
+            raise NoSample("an --option is not of the form NAME=VALUE; accepted: name=value")
+        lower = name.strip().lower()
+        prefix = "schemaregistry."
+        if lower.startswith(prefix):
+            yield f"schemaRegistry.{lower.removeprefix(prefix)}", value
+        else:
+            yield _DECLARED.get(lower, lower), value
+
+
+def select_reading(raw: dict[str, str]) -> dict[str, str]:
+    """Select the options that say how to fetch records, and names that no option has."""
+    others = [name for name in _DECLARED.values() if not name.startswith(_READING)]
+    return {
+        name: text
+        for name, text in raw.items()
+        if name not in others and not name.startswith("schemaRegistry.")
+    }
+
+
+def hides_secret(text: str) -> bool:
+    """Return whether a text has JSON with a field whose name suggests a secret."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return False
+    try:
+        pending = [json.loads(text)]
+    except (ValueError, RecursionError):
+        return suggests_secret(text)
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if any(suggests_secret(name) for name in value):
+                return True
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+    return False

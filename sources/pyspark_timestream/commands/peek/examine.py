@@ -1,0 +1,449 @@
+"""Finds out how the source would read a sample: options, columns, times, rows.
+
+Payloads that no schema can read stay binary, and a note says why.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_timestream.commands.peek.columns import (
+    UINT64,
+    Candidate,
+    Columns,
+    can_be_time,
+    find_candidates,
+    format_columns,
+    infer_json,
+    list_columns,
+    read_schema,
+)
+from pyspark_timestream.commands.peek.detect import (
+    Detection,
+    Payloads,
+    Sample,
+    ask_registry,
+    detect_part,
+    find_reader_options,
+    list_keys,
+)
+from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
+from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, METADATA, default_schema, project
+from pyspark_timestream.kafka.decode.formats import check_fields, decode_part
+from pyspark_timestream.kafka.decode.framing import split_value_frames
+from pyspark_timestream.kafka.decode.payload import read_payload
+from pyspark_timestream.kafka.decode.records import REASONS, RequestedFields
+from pyspark_timestream.kafka.decode.rows import JudgedBlock, interleave_ctis
+from pyspark_timestream.kafka.diagnosis.samples import parse_object
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.keys import read_registry_settings
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, Part, PayloadRules
+from pyspark_timestream.kafka.options.schemas import ReaderSchema
+from pyspark_timestream.kafka.registry.client import SchemaRegistry
+from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas, with_readers
+from pyspark_timestream.rules.policies import KEEP_ALL
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.step import step
+
+PARTS: Final[tuple[Part, Part]] = ("value", "key")
+
+_REGISTRY: Final = "schemaRegistry."
+_MAX_COLUMNS: Final = 60
+_METADATA_PREFIX: Final = "kafka_"
+_CORRUPT_COLUMN: Final = "_malformed"
+_KEY_PREFIX: Final = "record_key."
+
+
+class ReadingPlan(NamedTuple):
+    """The options and columns to read a sample with.
+
+    Attributes:
+        raw: the options as text.
+        options: the same options, with the schemas that payloads are read by.
+        columns: the fields that are columns, for values and for keys.
+        is_given: True if the user chose the format of values or keys.
+        notes: sentences about what is not available.
+    """
+
+    raw: Mapping[str, str]
+    options: KafkaOptions
+    columns: Mapping[Part, Columns]
+    is_given: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_fields(self) -> bool:
+        """True if values or keys are read as fields."""
+        return (self.options.value_format, self.options.key_format) != ("binary", "binary")
+
+    def with_options(self, raw: Mapping[str, str]) -> "ReadingPlan":
+        """Return the plan with other options that read the same payloads."""
+        options = load_schemas(read_kafka_options(raw))
+        return self._replace(raw=raw, options=with_readers(options, self.options.readers))
+
+
+def drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
+    """Return options without those of the registry, and without subjects, which need it."""
+    subjects = [f"{part}Subject" for part in PARTS]
+    return {
+        name: text
+        for name, text in raw.items()
+        if not name.startswith(_REGISTRY) and name not in subjects
+    }
+
+
+def plan_reading(
+    sample: Sample,
+    given: Mapping[str, str],
+    detections: Mapping[Part, Detection],
+    registry: SchemaRegistry | None,
+) -> ReadingPlan:
+    """Plan how to read a sample; values or keys without a detection stay binary.
+
+    Keep all options that the user gave, except those of a registry that has no use.
+    """
+    notes: list[str] = []
+    chosen = _choose_formats(sample.topic, given, detections, registry, notes)
+    while True:
+        raw = _compose(given, detections, chosen)
+        try:
+            options = fix_readers(load_schemas(read_kafka_options(raw)), {})
+            columns = {part: _list_columns(sample, options, part) for part in PARTS}
+        except (SchemaRegistryError, SchemaRefused) as error:
+            kept = {p: each for p, each in chosen.items() if detections[p].format == "json"}
+            if len(kept) == len(chosen):
+                raise
+            notes.append(str(error))
+            chosen = kept
+            continue
+        empty = [part for part in chosen if not columns[part].fields.names]
+        if not empty:
+            notes += [
+                f"the {part}s have {each.left} more fields, which are not in the schema"
+                for part, each in columns.items()
+                if each.left
+            ]
+            is_given = any(f"{part}Format" in given for part in PARTS)
+            plan = ReadingPlan(raw, options, columns, is_given, tuple(notes))
+            return _avoid_clashes(plan)
+        notes += [f"the {part}s have no fields that can be columns" for part in empty]
+        chosen = {part: each for part, each in chosen.items() if part not in empty}
+
+
+def _choose_formats(
+    topic: str,
+    given: Mapping[str, str],
+    detections: Mapping[Part, Detection],
+    registry: SchemaRegistry | None,
+    notes: list[str],
+) -> dict[Part, dict[str, str]]:
+    """Choose the format options of values and keys if their fields can be read."""
+    chosen: dict[Part, dict[str, str]] = {}
+    for part, each in detections.items():
+        if each.format == "binary" or f"{part}Format" in given:
+            continue
+        chosen[part] = {f"{part}Format": each.format}
+        if each.format in SCHEMA_FORMATS:
+            assert registry is not None, "only a registry tells that payloads have schemas"
+            try:
+                found = find_reader_options(registry, topic, each, given.get(f"{part}Subject"))
+            except SchemaRegistryError as error:
+                found, problem = None, str(error)
+            else:
+                subject = given.get(f"{part}Subject")
+                problem = (
+                    f"the registry lacks subject '{subject}', or has no {each.format} there: "
+                    f"correct '{part}Subject'"
+                    if subject is not None
+                    else "no subject of the registry that is named by the topic or the message has "
+                    f"the schema of the {part}s: set '{part}Subject'"
+                )
+            if found is None:
+                notes.append(problem)
+                del chosen[part]
+            else:
+                chosen[part] |= found
+    return chosen
+
+
+def _compose(
+    given: Mapping[str, str],
+    detections: Mapping[Part, Detection],
+    chosen: Mapping[Part, Mapping[str, str]],
+) -> dict[str, str]:
+    """Combine options; add options of framings that are not the default."""
+    raw = {name: text for each in chosen.values() for name, text in each.items()}
+    raw = {**given, **raw, **given}
+    for part in PARTS:
+        if f"{part}Format" not in raw:
+            # Without a format a subject has no effect, and a note says why fields are not read.
+            raw.pop(f"{part}Subject", None)
+    framings = {
+        part: detections[part].framing if part in detections else "none"
+        for part in PARTS
+        if f"{part}Format" in raw and f"{part}Framing" not in raw
+    }
+    is_given = any(f"{part}{name}" in given for part in PARTS for name in ("Format", "Framing"))
+    if not is_given and set(framings.values()) <= {"none"}:
+        # The registry would have no effect.
+        raw = drop_registry(raw)
+    has_registry = any(name.startswith(_REGISTRY) for name in raw)
+    for part, framing in framings.items():
+        if has_registry and part in chosen and framing != "confluent":
+            raw[f"{part}Framing"] = framing
+        if not has_registry and framing == "confluent":
+            raw[f"{part}Framing"] = framing
+    return raw
+
+
+def _list_columns(sample: Sample, options: KafkaOptions, part: Part) -> Columns:
+    """List the fields of the values or keys that can be columns."""
+    rules = options.value_rules if part == "value" else options.key_rules
+    if rules.format == "binary":
+        return Columns(pa.schema([]))
+    if rules.format == "json":
+        read = map(parse_object, _list_bodies(sample, rules))
+        found = list_columns(infer_json([each for each in read if each is not None]))
+    else:
+        found = list_columns(read_schema(rules.format, options.readers[part]))
+    fields = [field for field in found.fields if _is_readable(options, rules, field)]
+    left = max(len(fields) - _MAX_COLUMNS, 0)
+    return found._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), left=left)
+
+
+def _list_bodies(sample: Sample, rules: PayloadRules) -> list[bytes | None]:
+    payloads = sample.payloads(rules.part)
+    if rules.framing == "confluent":
+        payloads = split_value_frames(payloads).bodies
+    bodies: list[bytes | None] = payloads.to_pylist()
+    return bodies
+
+
+def _is_readable(options: KafkaOptions, rules: PayloadRules, field: pa.Field) -> bool:
+    try:
+        check_fields(options, rules, RequestedFields(pa.schema([field])))
+    except SchemaRefused:
+        return False
+    return True
+
+
+def _avoid_clashes(plan: ReadingPlan) -> ReadingPlan:
+    """Add a prefix to metadata if fields of values have the same names."""
+    raw = dict(plan.raw)
+    columns = plan.columns["value"].fields.names
+    names = {name.casefold() for name in columns}
+    if names & {name.casefold() for name in METADATA}:
+        raw.setdefault("metadataPrefix", _METADATA_PREFIX)
+    if names & {plan.options.corrupt_column.casefold() + each for each in DEAD_LETTER.values()}:
+        # A sink of malformed values may have written this field under Spark's own name for them.
+        raw.setdefault("columnNameOfCorruptRecord", _find_free(_CORRUPT_COLUMN, names))
+    prefix = plan.options.key_prefix
+    if plan.columns["key"].fields.names and any(name.startswith(prefix) for name in columns):
+        raw.setdefault("keyPrefix", _find_free(_KEY_PREFIX, names))
+    return plan if raw == plan.raw else plan.with_options(raw)
+
+
+def _find_free(name: str, names: Iterable[str]) -> str:
+    """Put underscores before a name until no other name begins with it."""
+    while any(each.startswith(name) for each in names):
+        name = f"_{name}"
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReport:
+    """The results of examining a topic.
+
+    Attributes:
+        sample: the records.
+        readers: for values and keys, the schema from a registry or a file that reads them.
+        options: the options to read them with; may hold secrets.
+        columns: the schema to read them with, in Spark's DDL; empty for the source's own.
+        candidates: the candidates for the event time, the best one first.
+        rows: the records as rows.
+        malformed: why a value or key is malformed -> the number of such records.
+        secrets: how many fields are left out because their names suggest secrets.
+        detections: the framing and format of values and of keys.
+        notes: sentences about what is wrong or unknown.
+    """
+
+    sample: Sample
+    readers: Mapping[str, ReaderSchema]
+    options: Mapping[str, str]
+    columns: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    rows: pa.Table
+    malformed: Mapping[str, int]
+    secrets: int
+    detections: tuple[Detection, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
+    """Examine a sample.
+
+    Args:
+        sample: the records.
+        given: all options that the user gave, by their declared names; they are kept.
+
+    Raises:
+        OptionError: an option is wrong, or conflicts with another one.
+        SchemaRefused: a schema that the options name does not fit.
+        SchemaRegistryError: the registry does not provide a schema.
+        MissingExtra: a library for the format is not installed.
+    """
+    payloads = [Payloads(part, sample.payloads(part), sample.headers()) for part in PARTS]
+    registry = _find_registry(given)
+    asked = {
+        each.part: ask_registry(registry, list_keys(each), given.get(f"{each.part}Subject"))
+        for each in payloads
+    }
+    problems = dict.fromkeys(each.problem for each in asked.values() if each.problem)
+    notes = list(problems)
+    if problems:
+        given, registry = drop_registry(given), None
+    answers = {part: None if problems else each.answers for part, each in asked.items()}
+    detections = {each.part: detect_part(each, answers[each.part]) for each in payloads}
+    for part, each in detections.items():
+        notes += each.notes
+        if each.needs_registry and not problems:
+            notes.append(
+                f"the {part}s carry ids of a schema registry, which knows whether they are Avro or "
+                "Protobuf: name it with --schema-registry URL"
+            )
+    usable = _blank_unusable(sample, detections.values())
+    plan = plan_reading(usable, given, detections, registry)
+    notes += plan.notes
+    try:
+        report = _read_sample(usable, plan)
+    except (SchemaRegistryError, SchemaRefused) as error:
+        # The latest schema does not fit one that wrote some of the records.
+        if plan.is_given:
+            raise
+        notes.append(str(error))
+        report = _read_sample(usable, plan_reading(usable, given, {}, None))
+    return replace(report, sample=sample, detections=tuple(detections.values()), notes=tuple(notes))
+
+
+def _find_registry(given: Mapping[str, str]) -> SchemaRegistry | None:
+    settings = read_registry_settings({name.lower(): text for name, text in given.items()})
+    return SchemaRegistry(settings) if settings else None
+
+
+def _blank_unusable(sample: Sample, detections: Iterable[Detection]) -> Sample:
+    """Return a sample without the values and keys with schemas that are not available."""
+    blocks, first = [], 0
+    for partition, block in sample.blocks:
+        rows = slice(first, first + len(block.offsets))
+        first = rows.stop
+        for each in detections:
+            if any(each.unusable[rows]):
+                mask, name = np.array(each.unusable[rows]), f"{each.part}s"
+                kept = pa.array(np.arange(len(mask)), mask=mask)
+                block = block._replace(**{name: getattr(block, name).take(kept)})
+        blocks.append((partition, block))
+    return replace(sample, blocks=tuple(blocks))
+
+
+def _read_sample(sample: Sample, plan: ReadingPlan) -> TopicReport:
+    """Choose the event time, and read the rows."""
+    secrets = sum(each.secrets for each in plan.columns.values())
+    candidates = _find_times(sample, plan)
+    plan = _choose_time(plan, candidates)
+    schema = _build_schema(sample, plan)
+    rows, malformed = _read_rows(sample, plan.options, schema)
+    return TopicReport(
+        sample=sample,
+        readers=plan.options.readers,
+        options=plan.raw,
+        columns=tuple(format_columns(schema)) if plan.has_fields else (),
+        candidates=candidates,
+        rows=rows,
+        malformed=malformed,
+        secrets=secrets,
+    )
+
+
+def _find_times(sample: Sample, plan: ReadingPlan) -> tuple[Candidate, ...]:
+    columns = plan.columns["value"].fields
+    rules = plan.options.value_rules
+    # A column holds unsigned 64-bit numbers as decimals; as times they are numbers.
+    unsigned = UINT64 if rules.format == "protobuf" else None
+    types = {
+        field.name: field.type
+        for field in columns
+        if can_be_time(field.type) or field.type == unsigned
+    }
+    fields: Mapping[str, Sequence[pa.Array]] = {}
+    if types:
+        wanted = RequestedFields(pa.schema([]), tuple(types))
+        values, headers = sample.payloads("value"), sample.headers()
+        fields = decode_part(plan.options, rules, wanted, values, headers).raw
+    return find_candidates(fields, types, sample.headers(), sample.timestamps_ms())
+
+
+def _choose_time(plan: ReadingPlan, candidates: Sequence[Candidate]) -> ReadingPlan:
+    if not candidates or "startTime" in plan.raw:
+        return plan
+    best, raw = candidates[0], dict(plan.raw)
+    raw["startTime"] = best.source
+    if best.unit not in ("", "ms"):
+        raw.setdefault("timeUnit", best.unit)
+    return plan.with_options(raw)
+
+
+def _build_schema(sample: Sample, plan: ReadingPlan) -> pa.Schema:
+    """Build the schema to read with: fields, then the metadata that is worth a column."""
+    options = plan.options
+    if not plan.has_fields:
+        return default_schema(options)
+    prefix = options.metadata_prefix
+    fields = [*plan.columns["value"].fields]
+    if options.value_format == "binary":
+        fields.append(pa.field(f"{prefix}value", METADATA["value"]))
+    of_keys = plan.columns["key"].fields
+    fields += [field.with_name(options.key_prefix + field.name) for field in of_keys]
+    keys = sample.payloads("key")
+    if options.key_format == "binary" and keys.null_count < len(keys):
+        fields.append(pa.field(f"{prefix}key", METADATA["key"]))
+    return pa.schema([*fields, pa.field(f"{prefix}start_time", METADATA["start_time"])])
+
+
+def _read_rows(
+    sample: Sample, options: KafkaOptions, schema: pa.Schema
+) -> tuple[pa.Table, Mapping[str, int]]:
+    """Read the rows with partition and offset in front; count why payloads are malformed."""
+    projection = project(options, schema)
+    reasons: Counter[str] = Counter()
+    tables = []
+    for partition, block in sample.blocks:
+        payload = read_payload(options, projection, block)
+        for part, decoded in (("value", payload.values), ("key", payload.keys)):
+            if decoded is not None:
+                reasons.update(f"{part}: {REASONS[each]}" for each in decoded.reasons if each)
+        _, result = step(replace(options.rules, policy=KEEP_ALL), PartitionState(), payload.events)
+        every = np.ones(len(block.offsets), dtype=np.bool_)
+        none = np.empty(0, dtype=np.int64)
+        judged = JudgedBlock(partition, block, payload, result)
+        batch = interleave_ctis(projection, judged, every, none, none)
+        number = pa.repeat(pa.scalar(partition.number, pa.int32()), len(every))
+        columns = {name: batch[name] for name in _list_shown(options, schema)}
+        # Parentheses keep the names of the places in front apart from those of fields.
+        places = {"(partition)": number, "(offset)": block.offsets}
+        tables.append(pa.table({**places, **columns}))
+    return (pa.concat_tables(tables) if tables else pa.table({})), dict(reasons)
+
+
+def _list_shown(options: KafkaOptions, schema: pa.Schema) -> list[str]:
+    """List the columns to show: the time first; of the default columns only those that vary."""
+    time = f"{options.metadata_prefix}start_time"
+    if options.value_format == options.key_format == "binary":
+        names = [f"{options.metadata_prefix}{name}" for name in ("key", "value", "timestamp")]
+    else:
+        names = [name for name in schema.names if name != time]
+    return [time, *names]

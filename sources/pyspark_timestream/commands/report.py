@@ -1,0 +1,159 @@
+"""How reports are written: units, cuts, tables, HTML and SVG, for every command and page.
+
+Reports are for people. Names and values come from brokers and records, so text for a terminal has
+its control characters escaped, and HTML and SVG are escaped completely, without scripts or
+references to anything outside.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+from pyspark_timestream.core.instants import (
+    DAY_US,
+    FINAL_US,
+    HOUR_US,
+    MINUTE_US,
+    SECOND_US,
+    format_instant,
+)
+
+GAP: Final = "  "
+"""Separates the columns of a table."""
+
+_MAX_CELL: Final = 40
+_MIN_CELL: Final = 10
+"""A column is left out if it would have to be cut below this width."""
+
+# -- units -----------------------------------------------------------------------------------------
+
+_UNITS: Final = ((DAY_US, "d"), (HOUR_US, "h"), (MINUTE_US, "min"), (SECOND_US, "s"))
+
+
+def shorten_duration(us: int) -> str:
+    """Format a duration with at most one decimal and a short unit.
+
+    >>> [shorten_duration(us) for us in (129_600_000_000, 90_000_000, 250_000, 1_500)]
+    ['1.5 d', '1.5 min', '250 ms', '1.5 ms']
+    """
+    for unit_us, name in _UNITS:
+        if us >= unit_us:
+            return f"{us / unit_us:,.1f} {name}".replace(".0 ", " ")
+    return f"{us / 1_000:.4g} ms"
+
+
+def format_time(us: int | None) -> str:
+    """Format an instant for people."""
+    if us is None:
+        return "none"
+    return f"{format_instant(us)} (final)" if us >= FINAL_US else format_instant(us)
+
+
+def format_count(number: int, what: str) -> str:
+    """Format a number of things.
+
+    >>> format_count(1, "offset"), format_count(2_000, "offset")
+    ('1 offset', '2,000 offsets')
+    """
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def escape_controls(line: str) -> str:
+    """Escape control characters."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line)
+
+
+def join_sections(sections: Sequence[Sequence[str]]) -> str:
+    """Join sections of lines with a blank line between them; leave out empty ones."""
+    return "\n\n".join("\n".join(map(escape_controls, lines)) for lines in sections if lines)
+
+
+def cut_text(text: str, size: int) -> str:
+    """Cut a text to at most `size` characters, and put dots where it is cut."""
+    return text if len(text) <= size else f"{text[: max(size - 3, 0)]}..."[:size]
+
+
+def align(rows: Sequence[Sequence[str]], to_right: bool = False) -> list[str]:
+    """Lay out cells in columns as wide as necessary; `to_right`: align all but the first right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        GAP.join(
+            cell.rjust(size) if to_right and place else cell.ljust(size)
+            for place, (cell, size) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def align_within(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Lay out cells in columns within `width`; cut some, or leave columns out and name them."""
+    cells = [[escape_controls(cell) for cell in row] for row in rows]
+    widths: list[int] = []
+    for column in zip(*cells, strict=True):
+        room = width - sum(widths) - len(GAP) * len(widths)
+        size = min(_MAX_CELL, max(map(len, column)))
+        if size > room and room < _MIN_CELL and widths:
+            break
+        widths.append(max(min(size, room), 1))
+    lines = align(
+        [[cut_text(cell, size) for cell, size in zip(row, widths, strict=False)] for row in cells]
+    )
+    left = cells[0][len(widths) :]
+    if left:
+        more = f"and {format_count(len(left), 'more column')}: {', '.join(left)}"
+        lines.append(cut_text(more, width))
+    return lines
+
+
+# -- HTML and SVG ----------------------------------------------------------------------------------
+
+
+def paragraph(lines: Sequence[str], title: str = "") -> str:
+    """Format lines of text as a paragraph below a bold title."""
+    bold = [f"<b>{escape(title)}</b>"] if title else []
+    return "<p>" + "<br/>".join([*bold, *(escape(line.strip()) for line in lines)]) + "</p>"
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Format a table with these columns."""
+
+    def fill(tag: str, cells: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "".join(fill("td", row) for row in rows)
+    return f"<table><thead>{fill('th', head)}</thead><tbody>{body}</tbody></table>"
+
+
+def svg(tag: str, text: str = "", *children: str, **attributes: object) -> str:
+    """Format an element of a picture; `_` in the name of an attribute stands for `-`.
+
+    >>> svg("text", "a & b", text_anchor="end", x=4)
+    '<text text-anchor="end" x="4">a &amp; b</text>'
+    """
+    named = "".join(
+        f' {name.replace("_", "-")}="{escape(str(value))}"' for name, value in attributes.items()
+    )
+    return f"<{tag}{named}>{escape(text)}{''.join(children)}</{tag}>"
+
+
+class Axis:
+    """Maps application time to pixels: the earliest instant a bit inside, the latest at the end."""
+
+    def __init__(self, first_us: int, last_us: int, left: int, width: int) -> None:
+        self._first_us, self._last_us, self._left, self._width = first_us, last_us, left, width
+
+    def at(self, us: int) -> float:
+        """Return the x of an instant."""
+        length_us = self._last_us - self._first_us
+        fraction = (us - self._first_us) / length_us if length_us else 1.0
+        return round(self._left + self._width * (0.05 + 0.95 * min(max(fraction, 0.0), 1.0)), 1)
+
+    def draw_labels(self, y: int) -> str:
+        """Draw the instants at both ends."""
+        right = self._left + self._width
+        return svg("text", format_time(self._first_us), x=self._left, y=y) + svg(
+            "text", format_time(self._last_us), x=right, y=y, text_anchor="end"
+        )

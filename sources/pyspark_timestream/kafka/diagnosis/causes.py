@@ -1,0 +1,460 @@
+"""Finds what holds a stream's CTI back, and orders all diagnoses for reports.
+
+Each rule examines the last batch, and earlier ones only to find when a state began. An offset holds
+the state *before* its batch's records, so a batch's effect shows one batch later; the source
+completes the picture with an empty batch after the last records.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pyspark_timestream.core.instants import format_duration, format_instant, round_duration
+from pyspark_timestream.kafka.diagnosis.history import (
+    BatchRecord,
+    History,
+    count_remaining,
+    find_blocking_partitions,
+    find_silent_writers,
+    find_since,
+    find_unchanged_since,
+)
+from pyspark_timestream.kafka.diagnosis.kinds import (
+    BOUNDED_RUN_ADVICE,
+    REPEATED_RUN_ADVICE,
+    WRITER_CLOCK_ADVICE,
+    Diagnosis,
+    Kind,
+    add_details,
+    name_partitions,
+    recall_warnings,
+)
+from pyspark_timestream.kafka.diagnosis.mistakes import (
+    MOST,
+    find_late_rows,
+    find_lossy_partitions,
+    find_mistakes,
+    has_malformed,
+    has_reached,
+    is_far,
+    makes_ctis,
+    report_far_future,
+)
+from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
+from pyspark_timestream.kafka.offsets.offset import StreamOffset
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.stream_cti import max_known, min_cti
+
+MAX_QUIET_US: Final = 30_000_000
+"""How long a partition that is caught up may hold the CTI back without a warning."""
+
+_MAX_WRITERS: Final = 3
+"""A diagnosis names this many silent writers, and counts the others."""
+
+_KIND_ORDER: Final = tuple(Kind)
+"""Reports list kinds in the order of their declarations."""
+
+
+def diagnose(
+    history: History, failed: bool = False, known: Sequence[Diagnosis] = ()
+) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses, never none, most important first.
+
+    First come those that hold results back or are about most events, then those about fewer events,
+    then the rest; each of these groups begins with earlier warnings, in the order of kinds.
+
+    Args:
+        history: the stream's history.
+        failed: the query has failed after the last batch was planned.
+        known: diagnoses from other sources; they count as warned of.
+    """
+    last = history[-1]
+    far = _find_far(last)
+    rules = [
+        *known,
+        *find_mistakes(history),
+        *report_far_future(history, far),
+        *_find_lost_rows(history, far),
+    ]
+    if not last.offset.final:
+        rules += _find_blockers(history, far)
+    warnings, seen = recall_warnings(last.offset.warnings), {each.kind for each in rules}
+    rules += [each for each in warnings if seen.isdisjoint(_list_refined(each))]
+    left = {part for part, size in count_remaining(history).items() if size}
+    if last.offset.final:
+        rules.append(_report_end(history, failed or bool(rules)))
+    elif left and all(each.kind is not Kind.BACKLOG for each in rules):
+        rules.append(_report_backlog(history, sorted(left)))
+    warned = {kind for each in (*known, *warnings) for kind in _list_refined(each)}
+    found = sorted(
+        rules,
+        key=lambda each: (_rank(each), each.kind not in warned, _KIND_ORDER.index(each.kind)),
+    )
+    return tuple(add_details(found, last.offset.warnings)) or (_report_caught_up(last),)
+
+
+def _list_refined(warning: Diagnosis) -> tuple[Kind, ...]:
+    """Return the kinds that a warning may turn into once all of the history is known."""
+    if warning.kind is Kind.LATE_ROWS:
+        return Kind.LATE_ROWS, Kind.EVERYTHING_DROPPED, Kind.FAR_FUTURE
+    return (warning.kind,)
+
+
+def _rank(diagnosis: Diagnosis) -> int:
+    """Return 0 if it holds results back or is about most events, 1 if about fewer, else 2."""
+    if diagnosis.is_partial:
+        return 1
+    return 2 if _KIND_ORDER.index(diagnosis.kind) > _KIND_ORDER.index(Kind.LATE_ROWS) else 0
+
+
+def find_warnings(history: History, now_us: int) -> list[Diagnosis]:
+    """Return what a driver warns of; `history` ends with the present state of the stream."""
+    far = _find_far(history[-1])
+    return [
+        *find_mistakes(history),
+        *report_far_future(history, far),
+        *find_late_rows(history, far),
+        *_find_quiet_partitions(history, now_us),
+    ]
+
+
+def _find_far(moment: BatchRecord) -> frozenset[Partition]:
+    return frozenset(part for part in moment.offset.partitions if is_far(moment, part))
+
+
+def _find_quiet_partitions(history: History, now_us: int) -> list[Diagnosis]:
+    """Diagnose partitions that are caught up and have held the stream's CTI for MAX_QUIET_US.
+
+    A bounded run reports them once everything is read, and partitions without any record at once.
+    """
+    last, left = history[-1], count_remaining(history)
+    shares = last.offset.partitions
+    if not makes_ctis(last) or (last.offset.bounded and any(left.values())):
+        return []
+    ahead_us = max_known(*(share.state.cti_us for share in shares.values()))
+    parts = {
+        part
+        for part in find_blocking_partitions(last)
+        if shares[part].state.cti_us != ahead_us
+        and not left.get(part)
+        and not shares[part].pending
+        and _is_quiet(last.offset, part, now_us)
+    }
+    return [_report_idle_partition(history, sorted(parts))] if parts else []
+
+
+def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
+    share = offset.partitions[part]
+    if offset.bounded and not share.state.events:
+        return True
+    return (
+        share.caught_up_since_us is not None and now_us - share.caught_up_since_us >= MAX_QUIET_US
+    )
+
+
+def _find_lost_rows(history: History, far: frozenset[Partition]) -> list[Diagnosis]:
+    """Diagnose rows lost as late, except in the partitions in `far`, where the cause is known."""
+    states = history[-1].states
+    malformed = {part for part, state in states.items() if has_malformed(state, MOST)}
+    found = list(find_lossy_partitions(history, far | malformed))
+    return found or list(find_late_rows(history, far))
+
+
+def _report_end(history: History, is_wrong: bool) -> Diagnosis:
+    began_us = find_unchanged_since(history, lambda moment: moment.offset.final)
+    left = sum(count_remaining(history).values())
+    text = "the final CTI promised that nothing changes any more, and every result is out"
+    if not is_wrong and not left:
+        return Diagnosis(Kind.ENDED, "nothing is wrong", text, began_us)
+    text += "; new records on this checkpoint are refused"
+    return Diagnosis(Kind.FINAL_CTI, "option 'finalCti' of a bounded run", text, began_us)
+
+
+def _report_caught_up(last: BatchRecord) -> Diagnosis:
+    offset = last.offset
+    shares = offset.partitions.values()
+    size = sum(share.end_exclusive - share.start_inclusive for share in shares)
+    if not shares:
+        text = "the stream has no partitions"
+    elif size:
+        text = f"the last batch read {size} records; what they did shows with the next one"
+    elif all(share.idle for share in shares):
+        text = "all partitions are idle and everything is read"
+        if offset.advanced_us is not None and offset.advanced_us == offset.cti_us:
+            text += "; the CTI follows the wall clock by 'idleAdvance'"
+    elif offset.end_of_run:
+        text = _describe_end(offset)
+    elif last.log_ends:
+        text = "everything is read, and no partition is behind another"
+    else:
+        text = "what was there then is read, and no partition is behind another"
+    return Diagnosis(Kind.CAUGHT_UP, "nobody", text)
+
+
+def _describe_end(offset: StreamOffset) -> str:
+    end = offset.settings.get("endingCti")
+    if end is not None and has_reached(offset.cti_us, end):
+        return f"the replay has reached its end, option 'endingCti' ({end})"
+    if offset.fixed_ends is not None:
+        return "the stream has reached its end, which the ending options fixed at its first start"
+    return "the bounded run has read everything that existed when it began"
+
+
+def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diagnosis]:
+    """Yield a diagnosis for each reason why partitions at the minimum do not advance."""
+    left, reasons = count_remaining(history), dict[Kind, set[Partition]]()
+    states = history[-1].states
+    whole = _Whole(
+        sum(state.events for state in states.values()),
+        max_known(*(state.cti_us for part, state in states.items() if part not in far)),
+    )
+    for part in sorted(find_blocking_partitions(history[-1])):
+        kind = _find_reason(history, part, whole, left)
+        if kind is not None:
+            reasons.setdefault(kind, set()).add(part)
+    for kind, parts in reasons.items():
+        yield _REPORTS[kind](history, sorted(parts))
+
+
+class _Whole(NamedTuple):
+    """All partitions: the number of events, and the greatest CTI that no clock ahead has driven."""
+
+    events: int
+    cti_us: int | None
+
+
+def _find_reason(
+    history: History, part: Partition, whole: _Whole, left: Mapping[Partition, int]
+) -> Kind | None:
+    """Return why `part`, at the minimum or without a CTI, does not advance; None if it does."""
+    offset = history[-1].offset
+    share = offset.partitions[part]
+    state, size = share.state, share.end_exclusive - share.start_inclusive
+    if share.pending or _import_is_late(offset, state):
+        return Kind.LATE_IMPORT
+    if left.get(part, size):
+        return Kind.BACKLOG
+    generated = "ctiFrequency" in offset.settings and "writerFrom" not in offset.settings
+    waits = not generated and _stands_still(history, part) and find_silent_writers(state)
+    if waits and not _lags_as_a_whole(state, whole):
+        return Kind.SILENT_WRITER
+    if state.cti_us is None:
+        others_have_events = whole.events > state.events and makes_ctis(history[-1])
+        return _explain_missing_cti(state, size, others_have_events)
+    is_behind = whole.cti_us is not None and whole.cti_us > state.cti_us
+    return Kind.IDLE_PARTITION if is_behind and not size else None
+
+
+def _lags_as_a_whole(state: PartitionState, whole: _Whole) -> bool:
+    """True if a partition's writers are closer to each other than to the other partitions."""
+    marks_us = [writer.mark_us for _, writer in state.writers]
+    known_us = [mark_us for mark_us in marks_us if mark_us is not None]
+    own_us = state.cti_us
+    if whole.cti_us is None or own_us is None or whole.cti_us <= own_us:
+        return False
+    if len(known_us) < len(marks_us):
+        return False
+    newest_us = max(*known_us, own_us if state.last_us is None else state.last_us)
+    return whole.cti_us - newest_us > newest_us - min(known_us)
+
+
+def _explain_missing_cti(state: PartitionState, size: int, others_have_events: bool) -> Kind | None:
+    """Return why a partition without backlog has no CTI yet."""
+    if state.events == 0 and size:
+        return None
+    if state.events == 0 and others_have_events:
+        return Kind.IDLE_PARTITION
+    unusable = state.malformed + state.tombstones + state.future
+    return None if state.events and state.events == unusable else Kind.NO_CTI
+
+
+def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:
+    """True if the clock waits for the imported topic: it has later events and no other CTIs."""
+    imported = offset.imported
+    if imported is None:
+        return False
+    if imported.cti_us is None or state.cti_us is None:
+        return state.cti_us is None and imported.cti_us is None
+    alone = offset.settings.keys().isdisjoint(("ctiFrequency", "ctiHeader"))
+    waits = state.last_us is not None and state.last_us > state.cti_us
+    return alone and waits and imported.cti_us <= state.cti_us
+
+
+def _stands_still(history: History, part: Partition) -> bool:
+    """True if the batch before the last did not move the clock of `part`."""
+    share = history[-1].offset.partitions[part]
+    before = history[-2].offset.partitions.get(part) if len(history) > 1 else None
+    is_caught_up = share.start_inclusive == share.end_exclusive
+    return is_caught_up or before is None or before.state.cti_us == share.state.cti_us
+
+
+def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
+    left, shares = count_remaining(history), history[-1].offset.partitions
+    known = sum(left[part] for part in parts if part in left)
+    size = sum(shares[part].end_exclusive - shares[part].start_inclusive for part in parts)
+    text = (
+        f"{known} records or more are left to read after the last batch, which read up to {size}"
+        if known
+        else f"the last batch was to read {size} records; how many are left is not known here"
+    )
+    waiting = [part for part, share in shares.items() if share.waits]
+    if waiting:
+        verb = "waits" if len(waiting) == 1 else "wait"
+        text += f"; by 'maxSkew' {name_partitions(waiting)} {verb} for the slowest partition"
+    return Diagnosis(
+        Kind.BACKLOG,
+        name_partitions(parts),
+        text,
+        find_since(history, parts, lambda share: share.end_exclusive > share.start_inclusive),
+        frozenset(parts),
+        advice=""
+        if "maxOffsetsPerTrigger" in history[-1].offset.unpinned
+        else "wait, or give it more partitions and cores, which read faster",
+    )
+
+
+def _report_blocked(
+    kind: Kind, history: History, parts: Sequence[Partition], text: str, **more: Any
+) -> Diagnosis:
+    """Report partitions that have held the stream's CTI since it reached its present value."""
+    cti_us, held = history[-1].offset.cti_us, frozenset(parts)
+    since_us = find_unchanged_since(
+        history, lambda m: m.offset.cti_us == cti_us and held <= find_blocking_partitions(m)
+    )
+    fields = {"cause": name_partitions(parts), "since_us": since_us, "partitions": held, **more}
+    return Diagnosis(kind, text=text, **fields)
+
+
+def _report_idle_partition(history: History, parts: Sequence[Partition]) -> Diagnosis:
+    states = history[-1].states
+    ahead_us, own_us = (
+        max_known(*(state.cti_us for state in states.values())),
+        states[parts[0]].cti_us,
+    )
+    stand = "its clock" if len(parts) == 1 else "each one's clock"
+    stand += " has no CTI" if own_us is None else f" stands at {format_instant(own_us)}"
+    others = f"others are up to {format_instant(ahead_us)}" if ahead_us else "others have records"
+    if own_us is not None and ahead_us is not None:
+        others += f", {round_duration(ahead_us - own_us)} ahead"
+    return _report_blocked(
+        Kind.IDLE_PARTITION,
+        history,
+        parts,
+        f"no records are left to read there, and {stand}, while {others}",
+        advice=_advise_idle(history[-1].offset),
+    )
+
+
+def _advise_idle(offset: StreamOffset) -> str:
+    """Advise what to do, without an option that is already set so."""
+    timeout = offset.unpinned.get("idleTimeout")
+    if offset.bounded:
+        return BOUNDED_RUN_ADVICE if timeout is None else REPEATED_RUN_ADVICE
+    if timeout is None:
+        return ""
+    return (
+        "wait: by option 'idleTimeout' the stream goes on without it once it has been caught up "
+        f"for {timeout}"
+    )
+
+
+def _report_silent_writers(history: History, parts: Sequence[Partition]) -> Diagnosis:
+    """Report all of them in one diagnosis, since the same writer is often silent everywhere."""
+    states = {part: history[-1].states[part] for part in parts}
+    pairs = [(part, name) for part, state in states.items() for name in find_silent_writers(state)]
+    marks_us = {name: dict(states[part].writers)[name].mark_us for part, name in reversed(pairs)}
+    # Writers without marks first, then those furthest behind.
+    names = sorted(
+        marks_us, key=lambda name: (marks_us[name] is not None, marks_us[name] or 0, name)
+    )
+    where = sorted({part for part, _ in pairs})
+    kind, rows, advice = "mark", "marks", ""
+    if "writerFrom" in history[-1].settings:
+        kind, rows, advice = "CTI", "records", WRITER_CLOCK_ADVICE
+    first, who = names[0], [f"writer '{n}'" if n else f"the {rows} without a writer" for n in names]
+    mark_us = marks_us[first]
+    mark = f"no {kind} yet" if mark_us is None else f"{format_instant(mark_us)} as its last {kind}"
+    text = f"{who[0]} has {mark}, while other marks or events have gone on"
+    if mark_us is not None:
+        newest_us = max(_find_newest(states[part]) for part in where)
+        text += f" by {round_duration(newest_us - mark_us)}"
+    shown = ", ".join(who[:_MAX_WRITERS])
+    if len(who) > _MAX_WRITERS:
+        shown += f" and {len(who) - _MAX_WRITERS} more"
+        text += f"; {len(who) - 1} more writers hold back as well"
+    return _report_blocked(
+        Kind.SILENT_WRITER,
+        history,
+        where,
+        text,
+        cause=f"{shown} of {name_partitions(where)}",
+        writers=frozenset(pairs),
+        advice=advice,
+    )
+
+
+def _find_newest(state: PartitionState) -> int:
+    """Return the greatest known time of a partition."""
+    marks_us = [writer.mark_us for _, writer in state.writers]
+    return max(us for us in (*marks_us, state.last_us, state.cti_us) if us is not None)
+
+
+def _report_no_cti(history: History, parts: Sequence[Partition]) -> Diagnosis:
+    last = history[-1]
+    text = _describe_missing_cti(last.settings, last.states[parts[0]])
+    if len(parts) > 1:
+        text += f"; so it is in {len(parts)} partitions"
+    return _report_blocked(Kind.NO_CTI, history, parts, text)
+
+
+def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) -> str:
+    """Describe the condition that a partition's first CTI lacks."""
+    frequency, header = settings.get("ctiFrequency"), settings.get("ctiHeader")
+    if not state.events:
+        return "no record has been read yet"
+    if frequency is None and header is None and "ctiImport" not in settings:
+        return "no option makes CTIs while the stream runs: 'ctiFrequency' is not set"
+    reasons = []
+    if "writerGrace" in settings:
+        reasons.append(f"option 'writerGrace' ('{settings['writerGrace']}') may not have passed")
+    if header is not None:
+        reasons.append(f"none of {state.events} records had a readable header '{header}'")
+    if "writerFrom" in settings:
+        reasons.append("some of its writers have no CTI")
+    elif frequency is not None and frequency.isdigit():
+        reasons.append(f"{state.count} events count so far, and 'ctiFrequency' is {frequency}")
+    elif frequency is not None and state.last_us is not None and state.base_us is not None:
+        later = format_duration(max(state.last_us - state.base_us, 0))
+        reasons.append(f"the last event is {later} after the first, 'ctiFrequency' is {frequency}")
+    return " and ".join(reasons) or "the events read so far have made none"
+
+
+def _report_late_import(history: History, parts: Sequence[Partition]) -> Diagnosis:
+    offset = history[-1].offset
+    imported = offset.imported or ImportedTopic()
+    holding = {
+        part: each.cti_us
+        for part, each in imported.partitions.items()
+        if not (each.ended or each.idle)
+    }
+    least = min_cti(holding.values())
+    slow = sorted(part for part, cti_us in holding.items() if cti_us == least)
+    cti = "no CTI yet" if imported.cti_us is None else format_instant(imported.cti_us)
+    text = f"the imported CTI is {cti}"
+    waiting = [pair for part in parts for pair in offset.partitions[part].pending[:1]]
+    if waiting:
+        until, cti_us = waiting[0]
+        text += f"; {format_instant(cti_us)} takes effect once offset {until} has been read"
+    else:
+        text += f", and {name_partitions(parts)} waits for more"
+    cause = f"the import of {name_partitions(slow)}" if slow else "option 'ctiImport'"
+    return _report_blocked(Kind.LATE_IMPORT, history, parts, text, cause=cause)
+
+
+_REPORTS: Final = {
+    Kind.BACKLOG: _report_backlog,
+    Kind.IDLE_PARTITION: _report_idle_partition,
+    Kind.LATE_IMPORT: _report_late_import,
+    Kind.NO_CTI: _report_no_cti,
+    Kind.SILENT_WRITER: _report_silent_writers,
+}

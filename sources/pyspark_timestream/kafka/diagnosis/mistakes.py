@@ -1,0 +1,593 @@
+"""Diagnoses from a stream's counters: unreadable times, bad values, late rows, clocks ahead.
+
+Each rule examines the clocks before the last batch of a history, and earlier batches only to find
+when a state began. So a driver that has just planned finds the same as a reader of a checkpoint.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark_timestream.core.instants import (
+    DAY_US,
+    FINAL_US,
+    HOUR_US,
+    MINUTE_US,
+    UNITS_US,
+    format_duration,
+    format_instant,
+    parse_duration,
+    parse_instant,
+    round_duration,
+)
+from pyspark_timestream.kafka.diagnosis.history import (
+    BatchRecord,
+    History,
+    count_remaining,
+    find_since,
+)
+from pyspark_timestream.kafka.diagnosis.kinds import (
+    NEXT_STEPS,
+    Diagnosis,
+    Kind,
+    list_counts,
+    name_partitions,
+    sort_by_count,
+)
+from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, PartitionOffset
+from pyspark_timestream.kafka.offsets.positions import has_stream_ended
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.policies import FUTURE_POLICIES, KEEP_ALL, POLICIES
+from pyspark_timestream.rules.state import EARLY_US, FAR_US, MAX_LEAD_US, PartitionState
+
+MOST: Final = 0.5
+"""From this fraction of a partition's events on, the options are wrong and not the events."""
+
+_FEW: Final = 0.01
+"""A partition with a smaller fraction of late or malformed events counts as healthy."""
+
+_MAX_AHEAD_US: Final = DAY_US
+"""A CTI further ahead of the wall clock, or of the late events after it, is wrong."""
+
+_MIN_AGREED_US: Final = HOUR_US
+"""If most events are late by more than this, but in order, a clock is ahead."""
+
+_MIN_FUTURE_US: Final = MINUTE_US
+"""The least `maxFuture` that is proposed; correct clocks differ by less."""
+
+_MIN_LATE: Final = 10
+"""Fewer late events do not show an order."""
+
+Count = Callable[[PartitionOffset], int]
+"""A counter of a partition."""
+
+
+def find_mistakes(history: History) -> list[Diagnosis]:
+    """Find mistakes in the options or the data, in any state of the stream."""
+    return [
+        *find_malformed_events(history),
+        *_find_tombstones(history),
+        *_find_improbable_times(history),
+        *find_malformed_values(history),
+        *_find_future_events(history),
+    ]
+
+
+def makes_ctis(moment: BatchRecord) -> bool:
+    """True if some option makes CTIs while the stream runs."""
+    return not moment.settings.keys().isdisjoint(("ctiFrequency", "ctiHeader", "ctiImport"))
+
+
+def keeps_late(settings: Mapping[str, str]) -> bool:
+    """True if a stream with these settings passes late events on, flagged."""
+    return POLICIES[settings.get("violationPolicy", "drop")].flags
+
+
+def _needs_times(moment: BatchRecord) -> bool:
+    """True if the options use event times, unlike those of a plain Kafka source."""
+    return makes_ctis(moment) or moment.settings.get("startTime", "timestamp") != "timestamp"
+
+
+def _count(moment: BatchRecord, counted: Count) -> dict[Partition, int]:
+    """Return the counts of the partitions, without zeros."""
+    shares = moment.offset.partitions.items()
+    return {part: count for part, share in shares if (count := counted(share))}
+
+
+def _report_counts(
+    kind: Kind,
+    history: History,
+    counts: Mapping[Partition, int],
+    text: str,
+    *,
+    counted: Count | None = None,
+    advice: str = "",
+    holds_back: bool = False,
+) -> Diagnosis:
+    """Report the counted events; the level rises each time that their number doubles.
+
+    `counted` gives the counts of earlier batches; `holds_back`: the events are many for the stream,
+    whatever their fraction.
+    """
+    parts, states, total = sort_by_count(counts), history[-1].states, sum(counts.values())
+    events = sum(states[part].events for part in parts)
+    return Diagnosis(
+        kind,
+        name_partitions(parts),
+        text,
+        counted and find_since(history, parts, lambda share: counted(share) > 0),
+        frozenset(parts),
+        level=total.bit_length(),
+        advice=advice,
+        share=1.0 if holds_back else min(total / max(events, 1), 1.0),
+        well=frozenset(part for part in parts if counts[part] < _FEW * states[part].events),
+    )
+
+
+def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of partitions with malformed events.
+
+    `least` is the fraction of a partition's events from which it counts.
+    """
+    last, states = history[-1], history[-1].states
+    counts = {p: state.malformed for p, state in states.items() if has_malformed(state, least)}
+    if not counts or not _needs_times(last):
+        return
+    malformed, events = sum(counts.values()), sum(states[part].events for part in counts)
+    advice = "correct the producers that write such events"
+    if not keeps_late(last.settings):
+        advice += f"; 'violationPolicy' = '{KEEP_ALL}', with a new checkpoint, keeps them as rows"
+    yield _report_counts(
+        Kind.MALFORMED,
+        history,
+        counts,
+        f"{malformed} of {events} events have no time that can be read "
+        f"({_describe_time_options(last.settings)})",
+        counted=lambda share: share.state.malformed,
+        # If most events are malformed, the options are wrong, which the kind's own fix is about.
+        advice="" if 2 * malformed >= events else advice,
+    )
+
+
+def has_malformed(state: PartitionState, least: float = 0.0) -> bool:
+    """True if `state` has malformed events, at least the fraction `least` of all with a value."""
+    return state.malformed > 0 and state.malformed >= least * (state.events - state.tombstones)
+
+
+def _find_tombstones(history: History) -> Iterator[Diagnosis]:
+    last, states = history[-1], history[-1].states
+    counts = _count(last, lambda share: share.state.tombstones)
+    if not counts:
+        return
+    total, events = sum(counts.values()), sum(state.events for state in states.values())
+    is_kept = keeps_late(last.settings) or not makes_ctis(last)
+    fate = "are passed on" if is_kept else "become no rows"
+    mute = [part for part in sort_by_count(counts) if _has_no_time(states[part])]
+    kept = "nothing to fix: they are rows without a time, which no window or join has"
+    yield _report_counts(
+        Kind.TOMBSTONES,
+        history,
+        counts,
+        f"{total} of {events} records have no value, where "
+        f"{_describe_time_options(last.settings)}, and {fate}: {list_counts(counts)}"
+        + _describe_mute(mute),
+        counted=lambda share: share.state.tombstones,
+        advice=kept if is_kept else "",
+        holds_back=bool(mute),
+    )
+
+
+def _has_no_time(state: PartitionState) -> bool:
+    """True if no event of the partition can drive its clock."""
+    unusable = state.future + state.malformed + state.tombstones
+    return state.cti_us is None and unusable == state.events
+
+
+def _describe_mute(mute: Sequence[Partition]) -> str:
+    return f"; without any other event there is no CTI in {name_partitions(mute)}" if mute else ""
+
+
+def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of partitions with events of early 1970, or a last one of 2100 or later."""
+    last, states = history[-1], history[-1].states
+    if not _needs_times(last):
+        return
+    source = (
+        f"option 'timeUnit' is '{last.settings.get('timeUnit', 'ms')}', and the time comes from "
+        f"{_describe_time_options(last.settings)}"
+    )
+    early = {
+        part: state.clues.early for part, state in states.items() if state.clues.has_other_unit
+    }
+    parts = sorted(part for part, state in states.items() if _is_improbable(state.last_us))
+    total, events = sum(early.values()), sum(states[part].events for part in early)
+    if early and total < events:
+        yield _report_counts(
+            Kind.IMPROBABLE_TIMES,
+            history,
+            early,
+            f"{total} of {events} events are of early 1970, as numbers in another unit than the "
+            f"others are, and times of clocks that were never set: {list_counts(early)}; {source}",
+            advice="correct the producers of such events: a query reads all of them in one unit",
+        )
+    elif parts:
+        yield Diagnosis(
+            Kind.IMPROBABLE_TIMES,
+            name_partitions(parts),
+            f"the last event there is of {format_instant(states[parts[0]].last_us or 0)}; {source}",
+            partitions=frozenset(parts),
+        )
+
+
+def _is_improbable(us: int | None) -> bool:
+    early_us, end_us = EARLY_US
+    return us is not None and (early_us <= us < end_us or FAR_US <= us < FINAL_US)
+
+
+def _describe_time_options(settings: Mapping[str, str]) -> str:
+    names = (name for name in ("startTime", "endTime", "edge") if name in settings)
+    return ", ".join(f"option '{name}' is '{settings[name]}'" for name in names)
+
+
+def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of partitions with malformed values or keys.
+
+    `least` is the fraction of a partition's records from which it counts.
+    """
+    shares = history[-1].offset.partitions
+    counts = {
+        part: count
+        for part, count in _count(history[-1], _count_malformed_values).items()
+        if count >= least * shares[part].state.events
+    }
+    if not counts:
+        return
+    found = sum((shares[part].malformed_values for part in counts), NO_MALFORMED_VALUES)
+    events = sum(shares[part].state.events for part in counts)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in found.by_reason)
+    most, _ = max(found.by_reason, key=lambda pair: pair[1], default=("", 0))
+    yield _report_counts(
+        Kind.MALFORMED_VALUES,
+        history,
+        counts,
+        f"{found.total} of {events} records have a malformed value or key"
+        + (f" (reasons: {reasons})" if reasons else ""),
+        counted=_count_malformed_values,
+        advice=NEXT_STEPS.get(most, ""),
+    )
+
+
+def _count_malformed_values(share: PartitionOffset) -> int:
+    return share.malformed_values.total
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedReason:
+    """The records of a stream with a value or key that is malformed for one reason.
+
+    Attributes:
+        reason: the reason, as in `malformedValues` of the progress.
+        partitions: partition -> the number of its records, without zeros.
+        next_step: what to do about them.
+    """
+
+    reason: str
+    partitions: Mapping[Partition, int]
+    next_step: str
+
+    @property
+    def total(self) -> int:
+        """The number of records in all partitions."""
+        return sum(self.partitions.values())
+
+
+def count_malformed_reasons(last: BatchRecord) -> tuple[MalformedReason, ...]:
+    """Count the malformed values and keys by reason, the most frequent first."""
+    counts: dict[str, dict[Partition, int]] = {}
+    for part, share in sorted(last.offset.partitions.items()):
+        for reason, count in share.malformed_values.by_reason:
+            counts.setdefault(reason, {})[part] = count
+    found = [
+        MalformedReason(reason, parts, NEXT_STEPS.get(reason, Kind.MALFORMED_VALUES.fix))
+        for reason, parts in counts.items()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.total, each.reason)))
+
+
+def _find_future_events(history: History) -> Iterator[Diagnosis]:
+    last, states = history[-1], history[-1].states
+    counts = _count(last, lambda share: share.state.future)
+    if not counts:
+        return
+    total, events = sum(counts.values()), sum(state.events for state in states.values())
+    fate = FUTURE_POLICIES[last.settings.get("futurePolicy", "keep")]
+    mute = [part for part in sort_by_count(counts) if _has_no_time(states[part])]
+    yield _report_counts(
+        Kind.FUTURE_EVENTS,
+        history,
+        counts,
+        f"{total} of {events} events lie further after their record's timestamp than option "
+        f"'maxFuture' ('{last.settings.get('maxFuture', '')}') and {fate}: {list_counts(counts)}"
+        + _describe_mute(mute),
+        counted=lambda share: share.state.future,
+        advice=_advise_future(last.settings, bool(mute) or 2 * total >= events),
+        holds_back=bool(mute),
+    )
+
+
+def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
+    """Advise what to do about events in the future, without an option that is already set so."""
+    if are_most:
+        return (
+            "most events of a partition are so: correct 'timeUnit' or 'startTime', or raise "
+            "'maxFuture', with a new checkpoint; or correct the clocks of the devices"
+        )
+    ways = [Kind.FUTURE_EVENTS.fix]
+    if settings.get("futurePolicy", "keep") == "keep":
+        ways.append("'futurePolicy' = 'drop', with a new checkpoint, leaves them out")
+        if not keeps_late(settings):
+            ways.append(f"'violationPolicy' = '{KEEP_ALL}' marks them instead")
+    return "; ".join(ways)
+
+
+# -- a clock ahead ---------------------------------------------------------------------------------
+
+
+def is_far(moment: BatchRecord, part: Partition) -> bool:
+    """True if a clock ahead has driven the CTI of `part`."""
+    state = moment.states[part]
+    if state.cti_us is None:
+        return False
+    ahead_us, late = _measure_ahead(moment, state), count_late(state)
+    if ahead_us > _MAX_AHEAD_US or not late:
+        return ahead_us > _MAX_AHEAD_US
+    return (
+        2 * state.clues.ahead >= late
+        or ahead_us > MAX_LEAD_US
+        or _measure_gap(state) > _MAX_AHEAD_US
+        or _is_majority_late(state)
+    )
+
+
+def count_late(state: PartitionState) -> int:
+    """Count the late events, except those with times that seem to be in another unit."""
+    late = state.dropped + state.adjusted + state.flagged
+    return max(late - state.clues.early, 0) if state.clues.has_other_unit else late
+
+
+def _measure_ahead(moment: BatchRecord, state: PartitionState) -> int:
+    """Return how far the CTI is ahead of the wall clock; 0 for a batch read, which has none."""
+    if state.cti_us is None or not moment.planned_us:
+        return 0
+    return max(state.cti_us - moment.planned_us, 0)
+
+
+def _measure_gap(state: PartitionState) -> int:
+    """Return how far the CTI is ahead of the last late event."""
+    behind_us = state.last_us if state.clues.behind_us is None else state.clues.behind_us
+    if state.cti_us is None or state.last_us is None or behind_us is None:
+        return 0
+    return state.cti_us - behind_us if state.last_us < state.cti_us else 0
+
+
+def _is_majority_late(state: PartitionState) -> bool:
+    """True if most events are far too late but in order, so that the others are wrong."""
+    late, clues = count_late(state), state.clues
+    are_far = clues.most_late_us > _MIN_AGREED_US
+    in_order = 10 * clues.misplaced < late
+    return are_far and in_order and late >= _MIN_LATE and 2 * late >= state.events
+
+
+def report_far_future(history: History, far: Set[Partition]) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of the partitions in `far`, for which `is_far` is true."""
+    last = history[-1]
+    # A last event of 2100 or later that made no event late is reported as an improbable time.
+    states = {
+        part: state
+        for part, state in last.states.items()
+        if part in far and (count_late(state) or (state.last_us or 0) < FAR_US)
+    }
+    if not states:
+        return
+    counts = {part: count_late(state) for part, state in states.items()}
+    parts = sort_by_count(counts)
+    worst = states[parts[0]]
+    late, events = sum(counts.values()), sum(state.events for state in states.values())
+    text = f"{_describe_ahead(last, worst)}; {late} of {events} events came late"
+    if len(parts) > 1 and late:
+        text += f": {list_counts({part: count for part, count in counts.items() if count})}"
+    by_record = any(state.clues.ahead or state.clues.lead_us for state in states.values())
+    yield Diagnosis(
+        Kind.FAR_FUTURE,
+        name_partitions(parts),
+        text,
+        find_since(history, parts[:1], lambda share: share.state.cti_us == worst.cti_us),
+        frozenset(parts),
+        level=late.bit_length(),
+        advice=_advise_right_clock(last.settings, by_record),
+    )
+
+
+def _describe_ahead(moment: BatchRecord, state: PartitionState) -> str:
+    assert state.cti_us is not None
+    cti, ahead_us = format_instant(state.cti_us), state.clues.lead_us
+    if ahead_us is not None:
+        return (
+            f"an event {round_duration(ahead_us)} after its record's timestamp made the CTI {cti}"
+        )
+    if _measure_ahead(moment, state):
+        # Give no duration: a text that changes by itself makes a new offset, and so a batch.
+        return f"its CTI is {cti}, ahead of the wall clock"
+    gap_us = max(_measure_gap(state), state.clues.most_late_us)
+    if gap_us > 0:
+        return f"its CTI is {cti}, {round_duration(gap_us)} ahead of the events that follow"
+    return f"events far after their records' timestamps made the CTI, which is {cti} by now"
+
+
+def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
+    """Advise what to do about a clock ahead; `by_record`: the records' timestamps show it."""
+    if "ctiFrequency" not in settings:
+        return (
+            "correct the clock of the writer whose mark is ahead, and start with a new checkpoint, "
+            "since a CTI never goes back"
+        )
+    # With this limit no CTI is ahead of its record, unless the delay is too short.
+    delay_us = parse_duration(settings.get("ctiDelay", "0 seconds"))
+    limit = f"'maxFuture' = '{format_duration(max(delay_us, _MIN_FUTURE_US))}'"
+    start = "correct that clock; a CTI never goes back, so start with a new checkpoint and with "
+    if by_record:
+        before = settings.get("maxFuture")
+        instead = "" if before is None else f" in place of '{before}'"
+        return f"{start}{limit}{instead}: events further ahead drive no clock"
+    ways = []
+    if "writerFrom" not in settings:
+        ways.append(
+            "'writerFrom', the field or header that names the device, so that each has a clock of "
+            "its own"
+        )
+    if settings.get("startTime") != "timestamp":
+        ways.append(
+            f"{limit}, once the broker sets the records' timestamps (the topic's "
+            "'message.timestamp.type' is 'LogAppendTime'): those of the producer may come from "
+            "the same clock"
+        )
+    return start + (", or with ".join(ways) or "that device's records in another topic")
+
+
+# -- late rows -------------------------------------------------------------------------------------
+
+
+def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of partitions that dropped late events.
+
+    Leave out those in `known`, where the cause of late rows is known.
+    """
+    last, states = history[-1], history[-1].states
+    dropped = _count(last, lambda share: min(share.state.dropped, count_late(share.state)))
+    dropped = {part: count for part, count in dropped.items() if part not in known}
+    if not dropped:
+        return
+    total, events = sum(dropped.values()), sum(state.events for state in states.values())
+    yield _report_counts(
+        Kind.LATE_ROWS,
+        history,
+        dropped,
+        f"{total} of {events} events came after a CTI that they precede and were dropped: "
+        + list_counts(dropped),
+        counted=lambda share: share.state.dropped,
+        advice=_advise_delay(
+            last.settings, [states[part] for part in dropped], "if too many are late"
+        ),
+    )
+
+
+def _advise_delay(
+    settings: Mapping[str, str], states: Sequence[PartitionState], condition: str
+) -> str:
+    """Propose the delay with which none of the events were late; empty if that is unknown."""
+    most_late_us = max(state.clues.most_late_us for state in states)
+    if "ctiFrequency" not in settings:
+        return (
+            f"{condition}, let the writers note a time only once all before it is sent, or "
+            f"start with a new checkpoint and 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
+        )
+    if not most_late_us or not settings.keys().isdisjoint(("ctiHeader", "ctiImport")):
+        return ""
+    delay_us = parse_duration(settings.get("ctiDelay", "0 seconds")) + most_late_us
+    unit_us = next((unit for unit in UNITS_US[1:] if delay_us >= 10 * unit), 1_000)
+    keep = ""
+    if not keeps_late(settings):
+        keep = f", or with 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
+    return (
+        f"{condition}, start with a new checkpoint and 'ctiDelay' = "
+        f"'{format_duration(-(-delay_us // unit_us) * unit_us)}', by which none of them would have "
+        f"been{keep}"
+    )
+
+
+def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of partitions that lose at least half of their events, lately or ever.
+
+    Leave out those in `known`, where the cause of the losses is known.
+    """
+    last = history[-1]
+    parts = sorted(part for part in last.states if part not in known and _loses_rows(history, part))
+    if not parts:
+        return
+    states = [last.states[part] for part in parts]
+    events, malformed = sum(s.events for s in states), sum(s.malformed for s in states)
+    dropped, flagged = sum(s.dropped for s in states), sum(s.flagged for s in states)
+    text = (
+        f"of {events} events {dropped} were dropped as late, {flagged} flagged, "
+        f"{malformed} malformed"
+    )
+    worst = max(states, key=_count_lost)
+    if worst.cti_us is not None and worst.last_us is not None and worst.last_us < worst.cti_us:
+        behind_us = worst.cti_us - worst.last_us
+        text += f"; the last event is {round_duration(behind_us)} before the CTI"
+    has_late = 2 * malformed < dropped + flagged + malformed
+    advice = _advise_delay(last.settings, states, "if they are not meant to be late")
+    yield Diagnosis(
+        Kind.EVERYTHING_DROPPED,
+        name_partitions(parts),
+        text,
+        find_since(history, parts, lambda share: _count_lost(share.state) > 0),
+        frozenset(parts),
+        advice=advice if has_late else "",
+    )
+
+
+def _loses_rows(history: History, part: Partition) -> bool:
+    """True if half of all events, or of those in the history, are lost."""
+    now, before = history[-1].states[part], history[0].states.get(part, PartitionState())
+    recent = now.events - before.events
+    return (now.events > 0 and 2 * _count_lost(now) >= now.events) or (
+        recent > 0 and 2 * (_count_lost(now) - _count_lost(before)) >= recent
+    )
+
+
+def _count_lost(state: PartitionState) -> int:
+    return max(count_late(state) - state.adjusted, 0) + state.malformed
+
+
+# -- replays ---------------------------------------------------------------------------------------
+
+
+def find_short_replays(history: History) -> Iterator[Diagnosis]:
+    """Yield a diagnosis if a bounded run's log ends below `startingCti` or `endingCti`.
+
+    If the stream has reached `endingCti` without its idle partitions, nothing is missing
+    (semantics 7.7).
+    """
+    offset = history[-1].offset
+    begin, end = (offset.settings.get(name) for name in ("startingCti", "endingCti"))
+    if not offset.bounded or any(count_remaining(history).values()):
+        return
+    ctis_us = {part: state.cti_us for part, state in history[-1].states.items()}
+    known = [cti_us for cti_us in ctis_us.values() if cti_us is not None]
+    if begin is not None and max(known, default=parse_instant(begin) - 1) < parse_instant(begin):
+        text = f"no partition's CTI reaches {begin}: {_name_cti(max(known, default=None))}"
+        yield Diagnosis(Kind.SHORT_REPLAY, "option 'startingCti'", text)
+        return
+    if end is None or has_stream_ended(offset, parse_instant(end)):
+        return
+    short = sorted(part for part, cti_us in ctis_us.items() if not has_reached(cti_us, end))
+    if short:
+        clocks = [ctis_us[part] for part in short]
+        least = None if None in clocks else min(us for us in clocks if us is not None)
+        text = f"everything is read, and its CTI has not reached option 'endingCti' ({end}): "
+        yield Diagnosis(
+            Kind.SHORT_REPLAY,
+            name_partitions(short),
+            text + _name_cti(least),
+            partitions=frozenset(short),
+        )
+
+
+def has_reached(cti_us: int | None, instant: str) -> bool:
+    """True if a CTI is at an instant or after it."""
+    return cti_us is not None and cti_us >= parse_instant(instant)
+
+
+def _name_cti(cti_us: int | None) -> str:
+    return "there is none yet" if cti_us is None else f"it is {format_instant(cti_us)}"

@@ -1,0 +1,545 @@
+"""Describes sample records, so that a warning has a field's name and an example value.
+
+A description quotes the beginning of one value, and also the end if it cannot be parsed: at most
+half of it and at most twelve characters, and nothing if a field's name suggests a secret, because
+logs have more readers than topics.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_timestream.core.event_time import TIME_UNITS, read_number_times
+from pyspark_timestream.core.instants import format_instant, parse_instant
+from pyspark_timestream.kafka.decode.columns import Projection
+from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.payload import read_payload
+from pyspark_timestream.kafka.decode.records import (
+    FRAMING,
+    NAME,
+    REASONS,
+    SYNTAX,
+    DecodedBlock,
+    RecordBlock,
+    RequestedFields,
+)
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import (
+    Path,
+    TimeFrom,
+    descend,
+    format_path,
+    parse_path,
+)
+from pyspark_timestream.kafka.options.reading import PayloadRules
+from pyspark_timestream.rules.policies import check_times
+
+_MAGIC: Final = (
+    (b"\xef\xbb\xbf", "a byte order mark before the text"),
+    (b"\xff\xfe", "UTF-16 with a byte order mark"),
+    (b"\xfe\xff", "UTF-16 with a byte order mark"),
+    (b"\x1f\x8b", "compressed with gzip"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd"),
+    (b"\x04\x22\x4d\x18", "compressed with lz4"),
+    (b"Obj\x01", "an Avro file"),
+    (b"\0", "framed as by a schema registry: it begins with a zero byte"),
+)
+
+_TIME: Final = r"\d{4}-?\d\d-?\d\d[Tt ]\d\d:?\d\d\S*"
+_TEXT_FORMS: Final = (
+    (rf"{_TIME}\[[\w/+:-]+\]", "a time with a zone's name in brackets"),
+    (rf"{_TIME} ?[A-Z][A-Za-z_]+/[A-Za-z_/]+", "a time with a zone's name"),
+    (r"\d{1,2}[/.]\d{1,2}[/.]\d{2,4}.*", "a date that begins with its day or month"),
+    (r".*\d ?[AaPp]\.?[Mm]\.?", "a time with AM or PM"),
+    (r"\d{4}-\d\d-\d\d[T ][\d:.,]+ ?(?!Z$)[A-Z]{1,5}", "a time with a zone's abbreviation"),
+    (r"\d{4}-\d\d-\d\d[T ][\d:.,]+[+-]\d", "a time with an offset of one digit"),
+    (r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun).*", "a time as of mails or HTTP (RFC 1123)"),
+    (r"\d{4}[/.]\d{1,2}[/.]\d{1,2}.*", "a date with slashes or points"),
+    (r"\d{4}-?W\d\d.*", "a date by its week"),
+    (r"\d{4}-?\d{3}", "a date by its day of the year"),
+    (r"\d{4}-?\d\d-?\d\d[T ]24:?\d\d.*", "a time with hour 24"),
+    (r"\d{4}-?\d\d-?\d\d[T ]\d\d:?\d\d:?60.*", "a time with a leap second"),
+    (r"\d{4}-\d\d-\d\d[T ]\d\d(Z|[+-].*)?", "a time without minutes"),
+    (r"\d{1,2}:\d\d.*", "a time without a date"),
+    (r"[+-]?\d+[.,eE][\d.,eE+-]*", "a number with decimals, as a text"),
+    (r"[+-]?\d{14,}", "a number of that many digits, as a text"),
+    (r"(?i)null|none|nan|n/a|-|undefined", "a word for no time"),
+)
+
+
+class ValueForm(NamedTuple):
+    """The form of a value that is not a JSON object.
+
+    Attributes:
+        name: the form in words; empty if nothing better is known.
+        is_near: True if it is nearly a JSON object, or contains some.
+    """
+
+    name: str
+    is_near: bool = False
+
+
+def name_value_form(value: bytes | None) -> ValueForm:
+    """Name the form of a value that is not a JSON object."""
+    if value is None:
+        return ValueForm("a tombstone: it is null")
+    if not value.strip():
+        return ValueForm("empty")
+    for beginning, name in _MAGIC:
+        if value.startswith(beginning):
+            return ValueForm(name, is_near=beginning != b"\0")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return ValueForm("not text in UTF-8")
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        return ValueForm("nested too deeply")
+    except ValueError as error:
+        return _name_broken(text, error)
+    return _name_json(found)
+
+
+def _name_json(found: Any) -> ValueForm:
+    if isinstance(found, list):
+        are_objects = bool(found) and all(isinstance(each, dict) for each in found)
+        inside = " of objects: several events in one record" if are_objects else ""
+        return ValueForm(f"a JSON array{inside}", is_near=True)
+    if isinstance(found, str):
+        try:
+            if isinstance(json.loads(found), dict | list):
+                return ValueForm("JSON within a JSON text", is_near=True)
+        except (ValueError, RecursionError):
+            pass
+        return ValueForm("a JSON text")
+    return ValueForm("a JSON number or word")
+
+
+def _name_broken(text: str, error: ValueError) -> ValueForm:
+    """Name the form of a text that is not JSON."""
+    at = error.pos if isinstance(error, json.JSONDecodeError) else 0
+    if at == 0 or text.lstrip()[:1] not in ("{", "["):
+        is_xml = text.lstrip().startswith("<")
+        return ValueForm("XML" if is_xml else "no JSON", is_xml)
+    if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+        return ValueForm("several JSON texts in one record", is_near=True)
+    if at >= len(text.rstrip()) - 1 or error.args[0].startswith("Unterminated string"):
+        return ValueForm("JSON that is cut off", is_near=True)
+    if "'" in text[at : at + 1]:
+        return ValueForm("JSON with single quotes", is_near=True)
+    return ValueForm(f"no JSON from character {at + 1} on")
+
+
+def name_time_form(value: Any) -> str:
+    """Name the form of a value that is not a readable time; empty if it is unknown."""
+    if isinstance(value, dict):
+        for fields, name in (
+            ({"$date"}, "MongoDB's extended JSON"),
+            ({"seconds"}, "seconds and nanoseconds in fields of their own"),
+        ):
+            if fields <= value.keys():
+                return name
+        return ""
+    if isinstance(value, list):
+        is_jackson = 3 <= len(value) <= 7 and all(isinstance(each, int) for each in value)
+        return (
+            "year, month, day and so on in an array, as Jackson writes times" if is_jackson else ""
+        )
+    if not isinstance(value, str):
+        return ""
+    text = value.strip()
+    return next((name for form, name in _TEXT_FORMS if re.fullmatch(form, text, re.ASCII)), "")
+
+
+_MAX_SHOWN_CHARS: Final = 12
+_MIN_SHOWN_CHARS: Final = 6
+"""With fewer characters to show, only the beginning is shown."""
+
+_MAX_NAMES: Final = 8
+"""A list has at most this many names of fields or headers."""
+
+_SHOWN_BYTES: Final = 6
+"""A payload without its frame shows this many bytes."""
+
+_MAX_DEPTH: Final = 4
+"""Fields are searched for elsewhere down to this depth."""
+
+_MAX_PATH_CHARS: Final = 80
+
+PROBABLE_US: Final = (
+    parse_instant("1990-01-01T00:00:00Z"),
+    parse_instant("2100-01-01T00:00:00Z"),
+)
+"""A number is taken for a time if that is in this range, without its end."""
+
+_DIGITS: Final = re.compile(r"\s*([+-]?[0-9]{1,19})\s*", re.ASCII)
+_WORD: Final = re.compile(r"[\w-]+")
+_SPARK_NAMES: Final = {
+    "bool": "boolean",
+    "int8": "byte",
+    "int16": "short",
+    "int32": "int",
+    "int64": "long",
+}
+
+
+def describe_malformed(options: KafkaOptions, block: RecordBlock) -> str:
+    """Describe the last malformed event of `block` that has a value; empty if there is none."""
+    payload = read_payload(options, None, block)
+    _, _, malformed = check_times(payload.events)
+    if payload.events.valueless is not None:
+        malformed = malformed & ~payload.events.valueless
+    if not malformed.any():
+        return ""
+    row = int(np.flatnonzero(malformed)[-1])
+    if not payload.start_known[row]:
+        return _describe("startTime", options.start_time, options, block, row)
+    edge = None if payload.edges is None else payload.edges[row].as_py()
+    if options.edge is not None and edge not in ("start", "end"):
+        return _describe("edge", options.edge, options, block, row)
+    if options.end_time is not None and payload.end_known is not None:
+        if not payload.end_known[row]:
+            return _describe("endTime", options.end_time, options, block, row)
+        return f"the end, in '{options.end_time}', is not after the start"
+    return ""
+
+
+def describe_unit(options: KafkaOptions, block: RecordBlock) -> str:
+    """Suggest a unit for the last time of `block` that another unit would make plausible.
+
+    Empty if there is none.
+    """
+    source = options.start_time
+    for row in reversed(range(len(block.offsets))):
+        _, value = _find_value(source, block, row)
+        unit = _guess_unit(value)
+        if unit is not None and unit != options.time_unit and source.kind != "timestamp":
+            return _suggest_unit(unit, value)
+    if source.kind == "timestamp" and len(block.offsets) and block.timestamps_ms is not None:
+        value = block.timestamps_ms[-1].as_py()
+        if _guess_unit(value) is not None:
+            return "the producer sets timestamps that are not in milliseconds"
+    return ""
+
+
+def has_field_timestamp(block: RecordBlock) -> bool:
+    """Return whether a value of `block` has a field with the name of the record's timestamp."""
+    values = [] if block.values is None else block.values.to_pylist()
+    names = (name for value in values for name in parse_object(value) or ())
+    return any(name.lower() == "timestamp" for name in names)
+
+
+def describe_values(projection: Projection, block: RecordBlock) -> str:
+    """Describe the fields with a type that a value of `block` does not match; empty if none."""
+    values = block.values
+    if values is None or not len(values):
+        return ""
+    # A null value has no fields.
+    objects = [{} if v is None else parse_object(v) for v in values.to_pylist()]
+    misfits = "; ".join(_describe_misfits(projection.fields, values, objects))
+    broken = [row for row, read in enumerate(objects) if read is None]
+    if broken and (not misfits or 2 * len(broken) >= len(objects)):
+        return _describe_non_object(values[broken[-1]].as_py())
+    return misfits
+
+
+def _describe_misfits(
+    fields: pa.Schema, values: pa.Array, objects: Sequence[dict[str, Any] | None]
+) -> Iterator[str]:
+    """Describe each of `fields` that does not fit one of the values that are objects."""
+    whole = np.array([read is not None for read in objects])
+    for field in fields:
+        wrong = parse_json(RequestedFields(pa.schema([field])), values).malformed & whole
+        if not wrong.any():
+            continue
+        row = int(np.flatnonzero(wrong)[-1])
+        kind = _SPARK_NAMES.get(str(field.type), str(field.type))
+        path = parse_path(field.name)
+        found = descend(objects[row] or {}, path)
+        if found.blocked:
+            parent = _describe_parent(objects[row], path[: found.depth])
+            yield f"field '{field.name}' of .schema(...) is inside another, and {parent}"
+            continue
+        there = _summarize(field.name, found.value)
+        yield f"field '{field.name}' is {kind} in .schema(...), and one value there is {there}"
+
+
+def _describe(
+    option: str, source: TimeFrom, options: KafkaOptions, block: RecordBlock, row: int
+) -> str:
+    """Describe what `source` holds in a record that has no readable time, or edge, there."""
+    problem, value = _find_value(source, block, row)
+    if problem:
+        return problem
+    form = "" if option == "edge" else name_time_form(value)
+    text = f"one value in '{source}' is {_summarize(source.name, value, has_end=True)}"
+    text += f": {form}" if form else ""
+    unit = _guess_unit(value) if option != "edge" else None
+    if unit is not None and unit != options.time_unit:
+        text += f"; {_suggest_unit(unit, value)}"
+    return text
+
+
+def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, Any]:
+    """Return why there is nothing at `source`, empty if there is something, and the value."""
+    if source.kind == "timestamp":
+        return "the record has no timestamp", None
+    if source.kind == "header":
+        headers = (block.headers[row].as_py() if block.headers is not None else None) or []
+        values = [each["value"] for each in headers if each["key"] == source.name]
+        if not values:
+            return (
+                f"there is no header '{source.name}'{_list_names('header', headers, 'key')}",
+                None,
+            )
+        return "", None if values[-1] is None else values[-1].decode(errors="replace")
+    value = block.values[row].as_py() if block.values is not None else None
+    if value is None:
+        return "the record has no value", None
+    read = parse_object(value)
+    if read is None:
+        return _describe_non_object(value), None
+    path, found = source.path, descend(read, source.path)
+    if found.depth == len(path):
+        return "", found.value
+    parent = descend(read, path[: found.depth]).value
+    if isinstance(parent, dict):
+        return _describe_absence(read, path, found.depth) + _compare(source, block), None
+    return _describe_parent(read, path[: found.depth]), None
+
+
+def _compare(source: TimeFrom, block: RecordBlock) -> str:
+    """Say whether other records have the field that this one lacks."""
+    values = [] if block.values is None else block.values.to_pylist()
+    read = [parse_object(value) for value in values]
+    has = sum(descend(each, source.path).depth == len(source.path) for each in read if each)
+    return f"; {has} of {len(values)} records have it: events of another type" if has else ""
+
+
+def _describe_parent(read: dict[str, Any] | None, path: Path) -> str:
+    """Describe the value at `path`, which should be an object."""
+    name = format_path(path)
+    return f"one value in '{name}' is {_summarize(name, descend(read, path).value)}, not an object"
+
+
+def _describe_absence(read: dict[str, Any], path: Path, depth: int) -> str:
+    """Describe that the object at the first `depth` names of `path` lacks the next name."""
+    absent = f"there is no field '{format_path(path)}'"
+    elsewhere = _find_elsewhere(read, path)
+    if elsewhere is not None:
+        option = TimeFrom("field", elsewhere)
+        return f"{absent}, but '{elsewhere}' is there: name it '{option}'"
+    siblings = descend(read, path[:depth]).value
+    fields = [{"name": format_path((*path[:depth], name))} for name in siblings]
+    return f"{absent}{_list_names('field', fields, 'name')}"
+
+
+def _find_elsewhere(read: dict[str, Any], path: Path) -> str | None:
+    """Find the path of a field named like the last name of `path`, or like all of it."""
+    wanted = {path[-1], ".".join(path)}
+    level: list[tuple[Path, dict[str, Any]]] = [((), read)]
+    for _ in range(_MAX_DEPTH):
+        for parent, inner in level:
+            for name in inner:
+                text = format_path((*parent, name))
+                if name in wanted and len(text) <= _MAX_PATH_CHARS and _is_printable(text):
+                    return text
+        level = [
+            ((*parent, name), each)
+            for parent, inner in level
+            for name, each in inner.items()
+            if isinstance(each, dict)
+        ]
+    return None
+
+
+def parse_object(value: bytes | None) -> dict[str, Any] | None:
+    """Parse a value as a JSON object; None if it is not one."""
+    try:
+        read = None if value is None else json.loads(value.decode())
+    except (ValueError, RecursionError):
+        return None
+    return read if isinstance(read, dict) else None
+
+
+def _describe_non_object(value: bytes) -> str:
+    if value[:1] == b"\0":
+        return "the values are not JSON: they begin with a zero byte, as those of a schema registry"
+    text = value.decode(errors="replace")
+    # Both ends of the text may show any field, so one name that suggests a secret hides them.
+    secret = next(filter(suggests_secret, _WORD.findall(text)), "")
+    shown = _summarize(secret, text, has_end=True)
+    return f"one value is not a JSON object, but {shown}: {name_value_form(value).name}"
+
+
+def _list_names(what: str, things: Sequence[dict[str, Any]], key: str) -> str:
+    names = [f"'{_mask_unprintable(str(each[key])[:40])}'" for each in things[:_MAX_NAMES]]
+    if not names:
+        return f", nor any {what}"
+    more = f" and {len(things) - _MAX_NAMES} more" if len(things) > _MAX_NAMES else ""
+    return f", but {', '.join(names)}{more}"
+
+
+def _summarize(name: str, value: Any, has_end: bool = False) -> str:
+    """Describe a value by its type and beginning; a possible secret only by its type.
+
+    With `has_end` show the end too, if both together are at most half of the value.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, list):
+        return "an array"
+    if isinstance(value, dict):
+        return "an object"
+    text = value if isinstance(value, str) else json.dumps(value)
+    what = "a text" if isinstance(value, str) else "a number"
+    if not text:
+        return "an empty text"
+    if suggests_secret(name) or len(text) == 1:
+        return what
+    shown = min(len(text) // 2, _MAX_SHOWN_CHARS)
+    at_end = shown // 2 if has_end and shown >= _MIN_SHOWN_CHARS else 0
+    beginning = _mask_unprintable(text[: shown - at_end])
+    told = f"{what} of {len(text)} characters that begins '{beginning}'"
+    return f"{told} and ends '{_mask_unprintable(text[-at_end:])}'" if at_end else told
+
+
+def _mask_unprintable(text: str) -> str:
+    return "".join(char if _is_printable(char) else "?" for char in text)
+
+
+def _is_printable(text: str) -> bool:
+    return text.isprintable() and "'" not in text
+
+
+def _to_number(value: Any) -> int | float | None:
+    """Return the number that a value is, or that its digits spell, else None."""
+    digits = _DIGITS.fullmatch(value) if isinstance(value, str) else None
+    if digits is not None:
+        return int(digits[1])
+    return None if isinstance(value, bool | str) or not isinstance(value, int | float) else value
+
+
+def _guess_unit(value: Any) -> str | None:
+    """Return the unit in which a number is a plausible time; None if there is none."""
+    number = _to_number(value)
+    if number is None:
+        return None
+    least_us, most_us = PROBABLE_US
+    for unit in TIME_UNITS:
+        us = _to_instant(number, unit)
+        if us is not None and least_us <= us < most_us:
+            return unit
+    return None
+
+
+def _to_instant(value: float, unit: str) -> int | None:
+    try:
+        us, readable = read_number_times(pa.array([value]), unit)
+    except (pa.ArrowInvalid, OverflowError):
+        return None
+    return int(us[0]) if readable[0] else None
+
+
+def _suggest_unit(unit: str, value: Any) -> str:
+    us = _to_instant(_to_number(value) or 0, unit) or 0
+    return f"'timeUnit' = '{unit}' would fit: it is of {format_instant(us)[:10]} then"
+
+
+def describe_payloads(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> str:
+    """Describe why most malformed values, or else keys, of `block` are so; empty if none is."""
+    payload = read_payload(options, projection, block)
+    for rules, payloads, decoded in (
+        (options.value_rules, block.values, payload.values),
+        (options.key_rules, block.keys, payload.keys),
+    ):
+        if payloads is not None and decoded is not None and decoded.reasons.any():
+            return _describe_reason(rules, payloads, decoded)
+    return ""
+
+
+def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBlock) -> str:
+    counts = np.bincount(decoded.reasons, minlength=len(REASONS))
+    reason = int(np.argmax(counts[1:])) + 1
+    part, found = rules.part, f"{counts[reason]} of {len(payloads)} {rules.part}s"
+    if reason == FRAMING:
+        framing = rules.option_name("framing")
+        first = payloads[int(np.argmax(decoded.reasons == FRAMING))].as_py()
+        where = "one has no such header"
+        if rules.framing != "header":
+            shown = first[:_SHOWN_BYTES].hex(" ") or "nothing"
+            where = f"one begins with the bytes {shown}"
+        return f"{found} lack the schema id of '{framing}' = '{rules.framing}' ({where})"
+    if reason == NAME:
+        return (
+            f"{found} are of other records or messages than '{rules.option_name('message')}' says, "
+            "or than is read"
+        )
+    if reason == SYNTAX:
+        return f"{found} are not {rules.format} of the schema that wrote them"
+    return (
+        f"{found} have a field that does not fit its column in .schema(...), or the {part}'s type"
+    )
+
+
+# -- secrets ---------------------------------------------------------------------------------------
+
+_SECRET_PART: Final = re.compile(
+    "(?i:passw|pwd|secret|token|credential|cookie|private|key$|iban|ssn|cvv|pin$|card(?!inalit))"
+    "|(?i:auth)(?!or(?!i[sz])|OR(?!I[SZ]))"
+)
+"""Matches parts of secrets' names, but neither `author` nor `cardinality`."""
+
+_PLAIN_KEY: Final = re.compile(
+    "(?i:key|(?:foreign|partition|record|sort)[ _-]?key|primary[ _-]key)"
+)
+"""Matches keys that identify a record. Cloud services call one of their secrets `primaryKey`."""
+
+_SECRET_KEY: Final = frozenset(
+    ("api", "access", "account", "encryption", "license", "master", "session", "shared", "signing",
+     "ssh", "storage", "subscription", "webhook")
+)  # fmt: skip
+"""A word before "key" or "keys" that makes a secret of it anywhere in a name."""
+
+_NAME_WORD: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def split_name(name: str) -> list[str]:
+    """Split a name into its words, in lower case.
+
+    >>> split_name("URLOfEvent_time")
+    ['url', 'of', 'event', 'time']
+    """
+    return [word.lower() for word in _NAME_WORD.findall(name)]
+
+
+def suggests_secret(name: str) -> bool:
+    """Return whether the name of a field or header suggests that it holds a secret.
+
+    >>> [suggests_secret(each) for each in ("apiKey", "db_password", "primary_key", "author")]
+    [True, True, False, False]
+    """
+    if _PLAIN_KEY.fullmatch(name) is not None:
+        return False
+    if _SECRET_PART.search(name) is not None:
+        return True
+    words = split_name(name)
+    joined = [word.removesuffix("key") for word in words if word.endswith("key")]
+    return (
+        "pin" in words
+        or any(each in _SECRET_KEY for each in joined)
+        or any(
+            last in ("key", "keys") and first in _SECRET_KEY
+            for first, last in itertools.pairwise(words)
+        )
+    )

@@ -1,0 +1,433 @@
+"""The driver's warnings: looks for mistakes after each batch, and reports each of them once."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from pyspark_timestream.kafka.decode.columns import Projection
+from pyspark_timestream.kafka.decode.payload import find_unused_unit, read_payload
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.diagnosis.causes import find_warnings
+from pyspark_timestream.kafka.diagnosis.history import BatchRecord
+from pyspark_timestream.kafka.diagnosis.kinds import (
+    REPEATED_RUN_ADVICE,
+    Diagnosis,
+    Kind,
+    find_new_warnings,
+    recall_warnings,
+    update_warnings,
+)
+from pyspark_timestream.kafka.diagnosis.mistakes import (
+    MOST,
+    find_malformed_events,
+    find_malformed_values,
+    find_short_replays,
+)
+from pyspark_timestream.kafka.diagnosis.samples import (
+    describe_malformed,
+    describe_payloads,
+    describe_unit,
+    describe_values,
+    has_field_timestamp,
+)
+from pyspark_timestream.kafka.offsets.offset import (
+    NO_MALFORMED_VALUES,
+    MalformedValues,
+    PartitionOffset,
+    StreamOffset,
+    Warnings,
+    group_name,
+)
+from pyspark_timestream.kafka.offsets.positions import name_other_unit
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.step import step
+
+T = TypeVar("T")
+
+_LOG: Final = logging.getLogger(__name__)
+_SAMPLE_RECORDS: Final = 100
+"""Examine at most this many of a partition's newest records for an example."""
+
+_MAX_SAMPLE_WAIT_MS: Final = 5_000
+_MIN_UPDATE_INTERVAL_US: Final = 1_000_000
+"""Update this often at most between batches, when only time can add a diagnosis."""
+
+
+class SampleReader(Protocol):
+    """Reads records; the client's `RangeReader` does."""
+
+    def read(self, wanted: Range, columns: ColumnSet, /) -> Iterator[RecordBlock]:
+        """Read a range in blocks."""
+
+    def close(self) -> None:
+        """End the connections."""
+
+
+CreateReader = Callable[[KafkaOptions, str], SampleReader]
+"""Creates a reader from options and a consumer group."""
+
+DescribeBlock = Callable[[KafkaOptions, Projection | None, RecordBlock], str]
+"""Describes a mistake in a block of records; empty if it shows none."""
+
+
+class Warner:
+    """Keeps the warnings of one run up to date.
+
+    Args:
+        options: the query's options.
+        projection: the columns that the query requests; None if unknown.
+        reader: creates a reader for a few sample records.
+    """
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        projection: Projection | None,
+        reader: CreateReader,
+    ) -> None:
+        self._options, self._projection, self._reader = options, projection, reader
+        self._details: dict[tuple[Kind, int], str] = {}
+        self._sampled: list[Diagnosis] | None = None
+        self._of_options = [*_find_unused_unit(options), *find_improbable_bounds(options)]
+        self._two_timestamps: list[Diagnosis] | None = None
+        self._recent = RecentCounts()
+        self._last_update: tuple[tuple[str, int], int, Warnings] | None = None
+
+    def warn_at_start(
+        self, earliest: Mapping[Partition, int], starts: Mapping[Partition, int], bounded: bool
+    ) -> Warnings:
+        """Return the warnings of a new query that starts reading at `starts`."""
+        passed_over = sum(at - earliest.get(part, at) for part, at in starts.items())
+        if not bounded or not self._options.starts_by_default or not passed_over:
+            return ()
+        text = (
+            "it was not given, so this new query starts at the latest offsets, and a bounded run "
+            f"ends there as well: {passed_over} records that are in the topics are not read"
+        )
+        start_at_end = Diagnosis(Kind.START_AT_END, "option 'startingOffsets'", text)
+        return update_warnings((), [start_at_end])
+
+    def update(
+        self,
+        previous: StreamOffset,
+        now: StreamOffset,
+        log_ends: Mapping[Partition, int],
+        now_us: int,
+        found_before: Iterable[Diagnosis] = (),
+    ) -> Warnings:
+        """Return the warnings after the batch `previous`.
+
+        Args:
+            previous: the last batch, with the warnings up to it.
+            now: the stream's positions and clocks after it.
+            log_ends: for each partition the end up to which records can be read.
+            now_us: the wall clock.
+            found_before: diagnoses about the batch `previous` itself.
+        """
+        batch = previous.stream, previous.number
+        if self._last_update is not None:
+            looked_at, looked_us, warnings = self._last_update
+            if looked_at == batch and now_us - looked_us < _MIN_UPDATE_INTERVAL_US:
+                return warnings
+        self._recent = update_counts(self._recent, previous.partitions, now.partitions)
+        read = [each.partition for each in previous.ranges() if each.size]
+        here = (BatchRecord(now_us, now, log_ends),)
+        found = [
+            *find_recent_mistakes(self._recent, now),
+            *find_warnings(here, now_us),
+            *find_short_replays(here),
+            # The warning of a start at the end of the log holds until something is read.
+            *([] if read else _recall_start_at_end(previous)),
+            *self._find_uncounted(read, previous, now),
+            *self._of_options,
+            *found_before,
+            *self._find_two_timestamps(read, now),
+        ]
+        warnings = update_warnings(
+            previous.warnings,
+            [told for each in found if (told := self._adapt(each, now.bounded))],
+            lambda each: self._get_detail(each, now),
+        )
+        self._last_update = batch, now_us, warnings
+        return warnings
+
+    def _find_uncounted(
+        self, read: Sequence[Partition], previous: StreamOffset, now: StreamOffset
+    ) -> list[Diagnosis]:
+        """Examine a sample of a partition that was read without counting, once per run.
+
+        Records are not counted if several tasks read one partition, or if the group is forbidden
+        and the clocks do not need the records.
+        """
+        if self._sampled is None:
+            before, after = previous.partitions, now.partitions
+            for part in read:
+                if part in after and after[part].state.events == before[part].state.events:
+                    self._sampled = self._try(self._examine_sample, part, now) or []
+                    break
+        return self._sampled or []
+
+    def _find_two_timestamps(self, read: list[Partition], now: StreamOffset) -> list[Diagnosis]:
+        """Check once per run whether values also have a field `timestamp`, which is not read."""
+        if not self._options.start_time.given or self._options.value_format != "json":
+            return []
+        counted = [part for part, share in now.partitions.items() if share.state.events]
+        for part in (read or counted)[:1]:
+            if self._two_timestamps is None:
+                self._two_timestamps = self._try(self._compare_timestamps, part, now) or []
+        return self._two_timestamps or []
+
+    def _compare_timestamps(self, part: Partition, now: StreamOffset) -> list[Diagnosis]:
+        if not any(map(has_field_timestamp, self._read_newest(part, now))):
+            return []
+        text = (
+            "the record's timestamp is read, and the values have a field 'timestamp', which is not"
+        )
+        return [Diagnosis(Kind.TWO_TIMESTAMPS, "option 'startTime' = 'timestamp'", text)]
+
+    def _examine_sample(self, part: Partition, now: StreamOffset) -> list[Diagnosis]:
+        state, malformed = PartitionState(), NO_MALFORMED_VALUES
+        for block in self._read_newest(part, now):
+            payload = read_payload(self._options, self._projection, block)
+            state, _ = step(self._options.rules, state, payload.events, payload.marks)
+            malformed += MalformedValues.from_reasons(payload.count_malformed())
+        position = now.partitions[part].start_inclusive
+        share = PartitionOffset(position, position, state, malformed_values=malformed)
+        alone = replace(now, partitions={part: share})
+        found = find_warnings((BatchRecord(0, alone),), 0)
+        return [replace(each, scope="of its newest records") for each in found]
+
+    def _adapt(self, diagnosis: Diagnosis, bounded: bool) -> Diagnosis | None:
+        """Adapt a diagnosis to options that offsets do not contain; None: give no warning.
+
+        An idle partition is one only if it may delay results for longer than the options allow.
+        """
+        has_timeout = self._options.idle_timeout_us is not None
+        if diagnosis.kind is not Kind.IDLE_PARTITION:
+            return diagnosis
+        if self._options.final_cti if bounded else has_timeout:
+            return None
+        advice = REPEATED_RUN_ADVICE if bounded and has_timeout else diagnosis.advice
+        return replace(diagnosis, advice=advice)
+
+    def _get_detail(self, diagnosis: Diagnosis, now: StreamOffset) -> str:
+        """Describe `diagnosis` by the partition's newest records, if they can be read."""
+        describe = _DESCRIPTIONS.get(diagnosis.kind)
+        if describe is None or not diagnosis.partitions:
+            return ""
+        key = diagnosis.kind, diagnosis.level
+        if key not in self._details:
+            part, at = _choose_example(diagnosis, now)
+            look = partial(self._describe, describe, at)
+            self._details[key] = self._try(look, part, now) or ""
+        return self._details[key]
+
+    def _describe(
+        self, describe: DescribeBlock, at: int | None, part: Partition, now: StreamOffset
+    ) -> str:
+        blocks = self._read_newest(part, now, at)
+        found = (describe(self._options, self._projection, block) for block in blocks)
+        return next(filter(None, found), "")
+
+    def _try(
+        self, look: Callable[[Partition, StreamOffset], T], part: Partition, now: StreamOffset
+    ) -> T | None:
+        """Call `look`; unexpected records and broker errors must not fail the query."""
+        try:
+            return look(part, now)
+        except Exception:
+            _LOG.debug("%s: cannot describe its records", part, exc_info=True)
+            return None
+
+    def _read_newest(
+        self, part: Partition, now: StreamOffset, at: int | None = None
+    ) -> list[RecordBlock]:
+        """Read the newest records, or those up to offset `at`."""
+        position = now.partitions[part].start_inclusive if at is None else at + 1
+        newest = Range(part, max(position - _SAMPLE_RECORDS, 0), position)
+        patience_ms = min(self._options.poll_timeout_ms, _MAX_SAMPLE_WAIT_MS)
+        options = replace(self._options, poll_timeout_ms=patience_ms, fail_on_data_loss=True)
+        reader = self._reader(options, group_name(options.group_prefix, now.stream))
+        try:
+            keys = options.key_format != "binary"
+            return list(reader.read(newest, ColumnSet(True, keys, values=True, headers=True)))
+        finally:
+            reader.close()
+
+
+def _choose_example(diagnosis: Diagnosis, now: StreamOffset) -> tuple[Partition, int | None]:
+    """Return the partition to sample, and the offset of a malformed record if a task noted one."""
+    for part in sorted(diagnosis.partitions):
+        if part in now.partitions:
+            noted = now.partitions[part].malformed_values
+            at = {
+                Kind.MALFORMED: noted.event_at,
+                Kind.IMPROBABLE_TIMES: noted.time_at,
+            }.get(diagnosis.kind, noted.value_at)
+            if at is not None:
+                return part, at
+    return min(diagnosis.partitions), None
+
+
+def _describe_malformed(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> str:
+    if _is_plain_json(options):
+        return describe_malformed(options, block)
+    return describe_payloads(options, projection, block)
+
+
+def _describe_unit(options: KafkaOptions, _: Projection | None, block: RecordBlock) -> str:
+    return describe_unit(options, block) if _is_plain_json(options) else ""
+
+
+def _describe_values(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> str:
+    if projection is None or not _is_plain_json(options) or len(projection.key_fields):
+        return describe_payloads(options, projection, block)
+    return describe_values(projection, block)
+
+
+def _is_plain_json(options: KafkaOptions) -> bool:
+    """True if fields are read from values that are text."""
+    return options.value_format in ("binary", "json") and options.value_rules.framing == "none"
+
+
+_DESCRIPTIONS: Final[Mapping[Kind, DescribeBlock]] = {
+    Kind.MALFORMED: _describe_malformed,
+    Kind.IMPROBABLE_TIMES: _describe_unit,
+    Kind.MALFORMED_VALUES: _describe_values,
+}
+
+
+def _recall_start_at_end(previous: StreamOffset) -> list[Diagnosis]:
+    return [each for each in recall_warnings(previous.warnings) if each.kind is Kind.START_AT_END]
+
+
+def warn_about_read(
+    options: KafkaOptions,
+    projection: Projection,
+    reader: CreateReader,
+    ended: Mapping[Partition, tuple[int, PartitionState, MalformedValues]],
+) -> None:
+    """Log the mistakes in the records that a task of a batch read has read.
+
+    Args:
+        options: the options of the read.
+        projection: the columns that the read requests.
+        reader: creates a reader for a few sample records.
+        ended: partition -> its end offset, the clock there, and its malformed values and keys.
+    """
+    shares = {
+        part: PartitionOffset(at, at, state, malformed_values=malformed)
+        for part, (at, state, malformed) in ended.items()
+    }
+    blank = StreamOffset("", options.settings(), 1, {})
+    now = replace(blank, partitions=shares)
+    # If partitions are cut into parts, the end of a part is not that of its partition.
+    read = () if options.is_cut else (BatchRecord(0, replace(now, bounded=True)),)
+    short = find_short_replays(read) if read else ()
+    log_new_warnings((), Warner(options, projection, reader).update(blank, now, {}, 0, short))
+
+
+def log_new_warnings(before: Warnings, after: Warnings) -> None:
+    """Log the warnings that the previous offset did not have."""
+    for diagnosis in find_new_warnings(before, after):
+        _LOG.warning("%s", diagnosis.line)
+
+
+def _find_unused_unit(options: KafkaOptions) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of a `timeUnit` without effect, because the schema gives the unit."""
+    fields = find_unused_unit(options)
+    if fields:
+        listed = " and ".join(f"'{name}'" for name in fields)
+        yield Diagnosis(
+            Kind.UNUSED_UNIT,
+            f"option 'timeUnit' = '{options.time_unit}'",
+            f"it has no effect: the Avro schema says the unit of {listed}",
+        )
+
+
+def find_improbable_bounds(options: KafkaOptions) -> list[Diagnosis]:
+    """Diagnose the first starting or ending timestamp that is in another unit."""
+    for name, given in (
+        ("startingTimestamp", options.starting_timestamp_ms),
+        ("startingOffsetsByTimestamp", options.starting_timestamps_ms),
+        ("endingTimestamp", options.ending_timestamp_ms),
+        ("endingOffsetsByTimestamp", options.ending_timestamps_ms),
+    ):
+        for ms in given.values() if isinstance(given, Mapping) else [given]:
+            unit = None if ms is None else name_other_unit(ms)
+            if unit:
+                text = f"{ms} counts milliseconds since 1970, but it looks like {unit}"
+                return [Diagnosis(Kind.IMPROBABLE_BOUND, f"option '{name}'", text)]
+    return []
+
+
+# -- what the last events show ---------------------------------------------------------------------
+
+_MIN_EVENTS: Final = 10
+"""Counts of fewer events are too random to report."""
+
+_NOTHING: Final = PartitionOffset(0, 0, PartitionState())
+
+Shares = Mapping[Partition, PartitionOffset]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentCounts:
+    """The recent counts of a run.
+
+    Attributes:
+        since: each partition as it was when its present count began.
+        counts: each partition that has had enough events, with the counts of only the last ones.
+    """
+
+    since: Shares = field(default_factory=dict)
+    counts: Shares = field(default_factory=dict)
+
+
+def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCounts:
+    """Return `recent` after a batch.
+
+    Args:
+        recent: the counts before the batch.
+        before: the partitions at the batch's start.
+        now: the partitions after it.
+    """
+    since, counts = dict[Partition, PartitionOffset](), dict[Partition, PartitionOffset]()
+    for part, share in now.items():
+        began = recent.since.get(part) or before.get(part) or _NOTHING
+        more = _subtract_counts(began, share)
+        is_enough = more.state.events >= _MIN_EVENTS
+        # A recreated partition begins to count again, so its difference is negative.
+        since[part] = share if is_enough or more.state.events < 0 else began
+        if is_enough or part in recent.counts:
+            counts[part] = more if is_enough else recent.counts[part]
+    return RecentCounts(since, counts)
+
+
+def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagnosis]:
+    """Find the mistakes that the last events of the stream at `now` show, whatever came before."""
+    last, whole = BatchRecord(0, replace(now, partitions=recent.counts)), BatchRecord(0, now)
+    found = [*find_malformed_events((last,), MOST), *find_malformed_values((last,), MOST)]
+    ever = [*find_malformed_events((whole,)), *find_malformed_values((whole,))]
+    levels = {each.kind: each.level for each in ever}
+    return [replace(each, scope="lately", level=levels.get(each.kind, 0)) for each in found]
+
+
+def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> PartitionOffset:
+    """Return `after` with only the counts since `before`."""
+    state = replace(
+        after.state,
+        events=after.state.events - before.state.events,
+        malformed=after.state.malformed - before.state.malformed,
+    )
+    return replace(
+        after, state=state, malformed_values=after.malformed_values - before.malformed_values
+    )

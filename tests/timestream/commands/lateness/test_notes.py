@@ -1,0 +1,67 @@
+"""What a pass over a topic may hide is told, and a topic without times is refused."""
+
+import pytest
+from timestream.builders import at, options
+
+from pyspark_timestream import OptionError
+from pyspark_timestream.commands.lateness.clock import DelayClock
+from pyspark_timestream.commands.lateness.measure import (
+    DelayResult,
+    Lateness,
+    check_readable,
+    list_notes,
+)
+from pyspark_timestream.rules.state import PartitionState
+
+TIMED = {"startTime": "field:t", "ctiFrequency": "5"}
+
+
+def findings(*states: PartitionState, behind: int | None = None, every: int = 1) -> Lateness:
+    found = DelayResult(0)
+    for number, state in enumerate(states):
+        found = found.add(at(number), DelayClock(state, behind))
+    return Lateness(("topic",), (found,), every)
+
+
+@pytest.mark.parametrize(
+    ("found", "whole_us", "said"),
+    [
+        (findings(PartitionState(events=9, ctis=1)), None, []),
+        (findings(PartitionState(events=9, ctis=1)), 7_200_000_000, ["of less than 2 hours: all"]),
+        (findings(PartitionState(events=9, malformed=2, ctis=1)), None, ["2 of 9 events have no"]),
+        (
+            findings(PartitionState(events=3), PartitionState(), PartitionState(events=7, ctis=1)),
+            None,
+            ["1 of 3 partitions have no CTI, since they hold less than option 'ctiFrequency'"],
+        ),
+        (
+            findings(PartitionState(events=9, ctis=1), behind=172_800_000_000),
+            None,
+            ["one event was 2 days behind an earlier one: if that one's time is wrong"],
+        ),
+        (findings(PartitionState(events=9, ctis=1), every=3), None, ["on one in 3 records"]),
+    ],
+)
+def test_notes_say_what_the_numbers_hide(found, whole_us, said) -> None:
+    notes = list(list_notes(options(**TIMED), found, whole_us))
+    assert len(notes) == len(said)
+    assert all(text in note for note, text in zip(notes, said, strict=True))
+
+
+def test_silence_of_a_partition_may_be_a_writers() -> None:
+    waited_for = options(**TIMED, writerFrom="field:device", writers="a")
+    (note,) = list_notes(waited_for, findings(PartitionState(events=9)), None)
+    assert "asks for, or a writer that is waited for has not come as far" in note
+
+
+def test_with_max_future_no_wrong_clock_is_suspected() -> None:
+    found = findings(PartitionState(events=9, ctis=1), behind=172_800_000_000)
+    assert not list(list_notes(options(**TIMED, maxFuture="1 hour"), found, None))
+
+
+def test_events_without_times_are_refused_and_lead_to_peek() -> None:
+    check_readable(options(**TIMED), findings(PartitionState(events=9, malformed=8)))
+    with pytest.raises(OptionError, match=r"none of 9 events has a readable time in 't'.* peek "):
+        check_readable(options(**TIMED), findings(PartitionState(events=9, malformed=9)))
+    with pytest.raises(OptionError, match=r"no record is an event"):
+        check_readable(options(**TIMED), findings(PartitionState()))

@@ -1,0 +1,230 @@
+"""Warnings from samples of uncounted partitions and of batch reads."""
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from timestream.builders import at, block, options, projection
+
+from pyspark_timestream.errors import BrokerUnreachable
+from pyspark_timestream.kafka.diagnosis.kinds import Kind, find_new_warnings, recall_warnings
+from pyspark_timestream.kafka.diagnosis.warner import (
+    Warner,
+    find_improbable_bounds,
+    warn_about_read,
+)
+from pyspark_timestream.kafka.offsets.offset import (
+    NO_MALFORMED_VALUES,
+    MalformedValues,
+    PartitionOffset,
+    StreamOffset,
+)
+from pyspark_timestream.rules.state import Clues, PartitionState
+
+JSON = {"valueFormat": "json", "startTime": "at", "ctiFrequency": "1"}
+COLUMNS = [("price", pa.float64())]
+
+
+class Records:
+    """A reader over one partition's values, which notes what it is asked for."""
+
+    def __init__(self, *values):
+        self.values = [json.dumps(value).encode() for value in values]
+        self.asked = []
+
+    def __call__(self, given, group):
+        self.options = given
+        return self
+
+    def read(self, span, needs):
+        self.asked.append((span.start_inclusive, span.end_exclusive))
+        yield block(*self.values[span.start_inclusive : span.end_exclusive])
+
+    def close(self):
+        pass
+
+
+def offset(end=0, number=0, **share):
+    part = PartitionOffset(0, end, PartitionState(), **share)
+    return StreamOffset("me", options(**JSON).settings(), 1, {at(0): part}, number)
+
+
+def stands(at_offset, **share):
+    part = PartitionOffset(at_offset, at_offset, **{"state": PartitionState(), **share})
+    return StreamOffset("me", options(**JSON).settings(), 1, {at(0): part})
+
+
+def warner(records, *columns):
+    given = options(**JSON)
+    return Warner(given, projection(given, *(columns or COLUMNS)), records)
+
+
+def test_uncounted_partition_is_sampled_once_per_run():
+    records = Records(*[{"when": 1, "price": "1,5"}] * 250)
+    look = warner(records)
+    for number in range(3):
+        warnings = look.update(offset(250, number), stands(250), {at(0): 250}, number * 10**7)
+        malformed, wrong = recall_warnings(warnings)
+        assert (malformed.kind, wrong.kind) == (Kind.MALFORMED, Kind.MALFORMED_VALUES)
+        assert malformed.text.startswith("of its newest records, 100 of 100 events have no time")
+        assert "there is no field 'at', but 'when', 'price'" in malformed.detail
+        assert "100 of 100 records have a malformed value or key (reasons: 100 type)" in wrong.text
+        assert "field 'price' is double" in wrong.detail
+    # One look at all of them, and one for each example.
+    assert records.asked == [(150, 250)] * 3
+
+
+def test_where_events_were_counted_or_nothing_was_read_no_record_is_asked_for():
+    records = Records(*[{"when": 1}] * 9)
+    look = warner(records)
+    counted = stands(9, state=PartitionState(events=9))
+    assert look.update(offset(9), counted, {at(0): 9}, 0) == ()
+    assert look.update(offset(0), stands(0), {at(0): 0}, 10**7) == ()
+    assert records.asked == []
+
+
+def test_records_that_cannot_be_had_are_no_reason_to_fail():
+    def refuse(given, group):
+        raise BrokerUnreachable("nobody is there")
+
+    assert warner(refuse).update(offset(9), stands(9), {at(0): 9}, 0) == ()
+    told = warner(refuse).update(
+        offset(9), stands(9, state=PartitionState(events=9, malformed=9)), {at(0): 9}, 0
+    )
+    assert [(each.kind, each.detail) for each in told] == [(Kind.MALFORMED, "")]
+
+
+def test_sample_is_read_with_short_timeouts_and_fails_on_loss():
+    records = Records(*[{"when": 1}] * 9)
+    look = Warner(options(**JSON, failOnDataLoss="false"), None, records)
+    look.update(offset(9), stands(9), {at(0): 9}, 0)
+    assert records.options.fail_on_data_loss
+    assert records.options.poll_timeout_ms <= 5_000
+
+
+def test_task_of_a_batch_read_warns_about_its_records(caplog):
+    records = Records(*[{"at": "noon", "price": 1.5}] * 4)
+    given = options(**JSON)
+    told = {at(0): (4, PartitionState(events=4, malformed=4), NO_MALFORMED_VALUES)}
+    warn_about_read(given, projection(given, *COLUMNS), records, told)
+    assert caplog.text.count("malformed events: topic 'topic' partition 0: 4 of 4 events") == 1
+    assert "begins 'no'" in caplog.text
+    caplog.clear()
+    wrong = MalformedValues.from_reasons({"syntax": 3})
+    told = {at(0): (4, PartitionState(events=4), wrong)}
+    warn_about_read(given, projection(given, *COLUMNS), records, told)
+    assert "3 of 4 records have a malformed value or key (reasons: 3 syntax)" in caplog.text
+    caplog.clear()
+    well = {at(0): (4, PartitionState(events=4), NO_MALFORMED_VALUES)}
+    warn_about_read(given, projection(given, *COLUMNS), records, well)
+    assert caplog.text == ""
+
+
+def test_data_that_goes_wrong_late_is_warned_about_at_once():
+    years, records = 10**6, Records(*[{"when": 1}] * 20)
+
+    def at_event(events, malformed):
+        state = PartitionState(events=events, malformed=malformed)
+        part = PartitionOffset(20, 20, state)
+        return StreamOffset("me", options(**JSON).settings(), 1, {at(0): part}, events)
+
+    look = warner(records)
+    first = look.update(at_event(years, 0), at_event(years + 9, 9), {at(0): 20}, 0)
+    assert recall_warnings(first)[0].text.startswith("9 of 1000009 events have no time")
+    batch = at_event(years + 9, 9)
+    warnings = look.update(batch, at_event(years + 11, 11), {at(0): 20}, 10**7)
+    (diagnosis,) = recall_warnings(warnings)
+    assert diagnosis.full_text.startswith("lately, 11 of 11 events have no time that can be read")
+    assert diagnosis.detail == "there is no field 'at', but 'when'"
+    restarted = replace(at_event(years + 11, 11), warnings=warnings)
+    later = warner(records).update(restarted, at_event(years + 11, 11), {at(0): 20}, 2 * 10**7)
+    assert find_new_warnings(warnings, later) == []
+    well = warner(records).update(restarted, at_event(years + 40, 11), {at(0): 20}, 3 * 10**7)
+    assert recall_warnings(well)[0].text.startswith("11 of 1000040 events")
+
+
+def test_one_malformed_record_in_a_long_batch_is_the_example_wherever_it_lies():
+    """The task has noted its offset, so that the sample is not the newest records."""
+    good = {"at": 1_704_110_400_000, "price": 1.5}
+    records = Records(
+        *[good] * 50, {"at": "2026-11-26T12:00:00Z[UTC]", "price": "x"}, *[good] * 450
+    )
+    noted = MalformedValues((("type", 1),), value_at=50, event_at=50)
+    now = stands(501, state=PartitionState(events=501, malformed=1), malformed_values=noted)
+    warnings = warner(records).update(offset(501), now, {at(0): 501}, 0)
+    event, value = recall_warnings(warnings)
+    assert event.detail.endswith(": a time with a zone's name in brackets")
+    assert "field 'price' is double" in value.detail
+    assert records.asked == [(0, 51), (0, 51)]
+
+
+def test_an_event_in_another_unit_is_the_example_with_the_unit_that_fits_it():
+    right, wrong = {"at": 1_704_110_400_000, "price": 1.5}, {"at": 1_704_110_400, "price": 1.5}
+    records = Records(*[right] * 30, wrong, *[right] * 300)
+    clues = Clues(early=1, old=1)
+    noted = MalformedValues(time_at=30)
+    now = stands(331, state=PartitionState(events=331, clues=clues), malformed_values=noted)
+    (diagnosis,) = recall_warnings(warner(records).update(offset(331), now, {at(0): 331}, 0))
+    assert diagnosis.kind is Kind.IMPROBABLE_TIMES
+    assert diagnosis.detail == "'timeUnit' = 's' would fit: it is of 2024-01-01 then"
+
+
+@pytest.mark.parametrize(
+    ("start_time", "value", "is_told"),
+    [
+        ("timestamp", {"timestamp": 5, "price": 1.5}, True),
+        ("Timestamp", {"Timestamp": 5}, True),
+        ("timestamp", {"at": 5}, False),
+        ("timestamp", {"inner": {"timestamp": 5}}, False),
+        ("record:timestamp", {"timestamp": 5}, False),
+        (None, {"timestamp": 5}, False),
+    ],
+)
+def test_which_of_two_timestamps_is_read_is_said_once_where_the_option_could_mean_both(
+    start_time, value, is_told, caplog
+):
+    records = Records(*[value] * 9)
+    given = options(**{**JSON, "startTime": start_time})
+    look = Warner(given, projection(given, *COLUMNS), records)
+    state = PartitionState(events=9)
+    share = PartitionOffset(9, 9, state)
+    now = StreamOffset("me", given.settings(), 1, {at(0): share})
+    told = look.update(offset(9), now, {at(0): 9}, 0)
+    assert [each.kind for each in told] == [Kind.TWO_TIMESTAMPS] * is_told
+    asked = len(records.asked)
+    again = look.update(replace(offset(9, 1), warnings=told), now, {at(0): 9}, 10**7)
+    assert len(records.asked) == asked
+    assert find_new_warnings(told, again) == []
+    if is_told:
+        assert "the record's timestamp is read" in told[0].text
+
+
+@pytest.mark.parametrize("name", ["startingTimestamp", "endingTimestamp"])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1704110400", "seconds, of 2024-01-01"),
+        ("1704110400000000", "microseconds, of 2024-01-01"),
+        ("1704110400000000000", "nanoseconds, of 2024-01-01"),
+        ("1704110400000", None),
+        ("0", None),
+        ("1000", None),
+    ],
+)
+def test_a_bound_in_another_unit_than_milliseconds_is_named_with_its_day(name, text, says):
+    given = options(**JSON, **{name: text})
+    found = find_improbable_bounds(given)
+    assert [each.kind for each in found] == ([Kind.IMPROBABLE_BOUND] if says else [])
+    if says:
+        assert says in found[0].text
+        assert found[0].cause == f"option '{name}'"
+    look = Warner(given, projection(given, *COLUMNS), Records())
+    warned = look.update(offset(0), stands(0), {at(0): 0}, 0)
+    assert [each.kind for each in warned] == [Kind.IMPROBABLE_BOUND] * bool(says)
+
+
+def test_a_bound_of_one_partition_in_another_unit_is_named_too():
+    given = options(**JSON, startingOffsetsByTimestamp='{"topic": {"0": 1704110400}}')
+    (diagnosis,) = find_improbable_bounds(given)
+    assert "seconds, of 2024-01-01" in diagnosis.text
