@@ -1,0 +1,326 @@
+"""Divide time into buckets of a width, also by the clock of a time zone (semantics 32.1).
+
+The clock of a zone is that of UTC plus an *offset*, which is constant between two *transitions*.
+`_segments` returns these pieces, so a bucket's start is found by arithmetic on whole arrays. Only
+the first times of a piece need care: their bucket may have begun before the transition.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from pyspark_timestream.core.instants import (
+    DAY_US,
+    FINAL_US,
+    MIN_US,
+    parse_duration,
+    to_datetime,
+)
+from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.model.arrays import Int64Array
+from pyspark_tseries.model.query import datetime_to_us, timedelta_to_us
+
+DEFAULT_ORIGIN_US: Final = 946_857_600_000_000
+"""2000-01-03T00:00:00Z, a Monday."""
+
+MAX_BUCKETS: Final = 10_000_000
+"""The most buckets that one series may be filled up to."""
+
+_MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
+_CALENDAR: Final = re.compile(r"([0-9]+)\s*(month|quarter|year)s?", re.IGNORECASE | re.ASCII)
+_EPOCH_MONTHS: Final = 1970 * 12
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """All buckets of a width.
+
+    Attributes:
+        us: the width in microseconds; 0 if it is in months.
+        months: the width in months; 0 if it is in microseconds.
+        zone: the IANA name of the time zone; None for UTC.
+        origin_us: a bucket begins here, by the clock of the zone: microseconds of its local time.
+    """
+
+    us: int
+    months: int = 0
+    zone: str | None = None
+    origin_us: int = DEFAULT_ORIGIN_US
+
+    def starts(self, us: Int64Array) -> Int64Array:
+        """Return the start of the bucket that each time is in."""
+        if self.zone is None or not len(us):
+            return self._floor(us)
+        result = np.empty_like(us)
+        for piece in self._pieces(int(us.min()), int(us.max())):
+            inside = np.flatnonzero((us >= piece.start) & (us < piece.end))
+            times = us[inside]
+            floors = self._floor(times + piece.offset) - piece.offset
+            result[inside] = np.where(times < piece.first, piece.before, floors)
+        return result
+
+    def between(self, low: int, high: int) -> Int64Array:
+        """Return the starts of all buckets from the one that `low` is in to that of `high`.
+
+        Raises:
+            InvalidQuery: there are more than `MAX_BUCKETS`.
+        """
+        if self.zone is None:
+            return self._steps(*self._floor(np.array([low, high])).tolist())
+        found = []
+        for piece in self._pieces(low, high):
+            head = max(piece.start, low)
+            if head < piece.first:
+                found.append(np.array([piece.before], np.int64))
+            ends = max(head, piece.first), min(piece.end - 1, high)
+            if ends[0] <= ends[1]:
+                floors = self._floor(np.array(ends, np.int64) + piece.offset).tolist()
+                found.append(self._steps(*floors) - piece.offset)
+        return np.unique(np.concatenate(found))
+
+    def ends(self, starts: Int64Array) -> Int64Array:
+        """Return the end of each bucket, exclusive, from its start."""
+        if self.zone is None:
+            return self._later(starts, 1)
+        ends = starts.copy()
+        open_ = np.arange(len(starts))
+        # A day of 25 hours has a bucket longer than the width, so one step may not leave it.
+        for step in range(1, 5):
+            ends[open_] = self.starts(self._later(starts[open_], step))
+            open_ = open_[ends[open_] <= starts[open_]]
+            if not len(open_):
+                break
+        return ends
+
+    def _later(self, us: Int64Array, steps: int) -> Int64Array:
+        if not self.months:
+            # Two hours more than days, so that a long day ends inside of the next bucket.
+            slack = DAY_US // 12 if self.zone is not None and self.us >= DAY_US else 0
+            return us + steps * self.us + slack
+        if self.zone is None:
+            months, into = _split_months(us)
+            return _join_months(months + steps * self.months, into)
+        # Somewhere in the middle of a month, so that no offset leads to another one.
+        months, _ = _split_months(us + 15 * DAY_US)
+        return _join_months(months + steps * self.months, 15 * DAY_US)
+
+    def _floor(self, us: Int64Array) -> Int64Array:
+        """Return the last multiple of the width up to each time of a clock."""
+        if self.us:
+            return (us - self.origin_us) // self.us * self.us + self.origin_us
+        origin = self.origin_us
+        months, into = _split_months(us)
+        first, origin_into = (int(part[0]) for part in _split_months(np.array([origin])))
+        months = months - (into < origin_into)
+        return _join_months((months - first) // self.months * self.months + first, origin_into)
+
+    def _steps(self, low: int, high: int) -> Int64Array:
+        """Return the multiples of the width from `low` to `high`, which are multiples."""
+        if self.us:
+            count = (high - low) // self.us + 1
+        else:
+            ends, into = _split_months(np.array([low, high]))
+            count = int(ends[1] - ends[0]) // self.months + 1
+        if count > MAX_BUCKETS:
+            raise InvalidQuery(
+                f"the range has {count:,} buckets",
+                f"{MAX_BUCKETS:,} at most",
+                "give wider buckets, a smaller range, or leave fill out",
+            )
+        if self.us:
+            return low + np.arange(count) * self.us
+        return _join_months(ends[0] + np.arange(count) * self.months, int(into[0]))
+
+    def _pieces(self, low: int, high: int) -> "Iterator[_Piece]":
+        assert self.zone is not None
+        # Enough before `low` for the bucket that it is in to begin.
+        reach = max(self.us, self.months * 31 * DAY_US) + 2 * DAY_US
+        before = None
+        for start, end, offset in _segments(self.zone, low - reach, high):
+            if before is None:
+                first = int(self._floor(np.array([start + offset]))[0]) - offset
+                piece = _Piece(start, end, offset, max(first, start), first)
+            else:
+                piece = self._follow(before, start, end, offset)
+            if end > low:
+                yield piece
+            before = piece
+
+    def _follow(self, before: "_Piece", start: int, end: int, offset: int) -> "_Piece":
+        """Return the piece that begins with a transition at `start`."""
+        last = self._last_start(before)
+        wall = start + offset
+        below = int(self._floor(np.array([wall - 1]))[0])
+        if offset > before.offset and below >= start + before.offset:
+            last = start  # The clock skips the start of a bucket, which begins with the skip.
+        at = int(self._floor(np.array([wall]))[0])
+        first = start if at == wall else self._next_multiple(at) - offset
+        if self._is_calendar and offset < before.offset:
+            # The clock shows these times again: their buckets have begun already.
+            again = start + before.offset
+            while first + offset < again:
+                first = self._next_multiple(first + offset) - offset
+        return _Piece(start, end, offset, first, last)
+
+    @property
+    def _is_calendar(self) -> bool:
+        return self.months > 0 or self.us % DAY_US == 0
+
+    def _next_multiple(self, wall: int) -> int:
+        if self.us:
+            return wall + self.us
+        months, into = _split_months(np.array([wall]))
+        return int(_join_months(months + self.months, into)[0])
+
+    def _last_start(self, piece: "_Piece") -> int:
+        """Return the start of the bucket that the last time of `piece` is in."""
+        at = piece.end - 1
+        if at < piece.first:
+            return piece.before
+        return int(self._floor(np.array([at + piece.offset]))[0]) - piece.offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A time between two transitions: `start` inclusive, `end` exclusive, in UTC.
+
+    `first` is the first start of a bucket in it; times before that are in the bucket that begins
+    at `before`.
+    """
+
+    start: int
+    end: int
+    offset: int
+    first: int
+    before: int
+
+
+def parse_buckets(
+    width: str | timedelta, timezone: str | None = None, origin: datetime | None = None
+) -> Buckets:
+    """Return the buckets of a width: a duration, or whole months, quarters or years as a text.
+
+    Args:
+        width: such as `15 minutes`, `1 day`, `2 weeks`, `1 month`, or a timedelta.
+        timezone: an IANA name; None for UTC.
+        origin: an aware datetime at which a bucket begins; None for the default.
+
+    Raises:
+        InvalidQuery: a width that is none, is not positive, or, with a zone, neither divides a day
+            nor is whole days; an unknown zone; or an origin after the 28th of a month for months.
+    """
+    us, months = _parse_width(width)
+    name = _check_zone(timezone)
+    if name is not None and us and us % DAY_US and DAY_US % us:
+        raise InvalidQuery(
+            f"a width of {width!r} neither divides a day nor is whole days",
+            "with timezone, widths such as 15 minutes, 6 hours or 2 days",
+            "take another width, or leave timezone out",
+        )
+    at = DEFAULT_ORIGIN_US
+    if origin is not None:
+        at = datetime_to_us(origin)
+        at += 0 if name is None else _offset(name, at)
+    elif months:
+        at -= 2 * DAY_US
+    if months and (to_datetime(at).day > 28):
+        raise InvalidQuery(
+            f"origin {origin} is on a day that some months lack",
+            "a day up to the 28th for widths in months",
+            "take an earlier day",
+        )
+    if us and name is not None and origin is None and us < DAY_US:
+        at = 0  # Any midnight will do.
+    return Buckets(us, months, name, at)
+
+
+def _parse_width(width: str | timedelta) -> tuple[int, int]:
+    if isinstance(width, str) and (calendar := _CALENDAR.fullmatch(width.strip())):
+        us, months = 0, int(calendar[1]) * _MONTHS[calendar[2].lower()]
+    else:
+        months = 0
+        try:
+            us = timedelta_to_us(width) if isinstance(width, timedelta) else parse_duration(width)
+        except (ValueError, AttributeError):
+            us = 0
+    if us <= 0 and not 0 < months <= 12 * 10_000:
+        raise InvalidQuery(
+            f"{width!r} is not the width of buckets",
+            "a positive duration such as '15 minutes', '1 day', '1 week', '1 month' or '1 year'",
+            "correct it",
+        )
+    return us, months
+
+
+def _check_zone(name: str | None) -> str | None:
+    if name is None or name == "UTC":
+        return None
+    try:
+        ZoneInfo(name)
+    except Exception:
+        raise InvalidQuery(
+            f"{name!r} is not a time zone", "an IANA name such as 'Europe/Berlin'", "correct it"
+        ) from None
+    return name
+
+
+def _split_months(us: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the month of each time, counted from 1970-01, and the microseconds into it."""
+    times = us.astype("datetime64[us]")
+    months = times.astype("datetime64[M]")
+    into = times - months.astype("datetime64[us]")
+    return months.astype(np.int64), into.astype(np.int64)
+
+
+def _join_months(months: Int64Array, into: int | Int64Array) -> Int64Array:
+    starts: Int64Array = months.astype("datetime64[M]").astype("datetime64[us]").astype(np.int64)
+    joined: Int64Array = starts + into
+    return joined
+
+
+def _offset(zone: str, us: int) -> int:
+    """Return how far the clock of `zone` is ahead of UTC at a time, in microseconds."""
+    at = to_datetime(min(max(us, MIN_US + DAY_US), FINAL_US - DAY_US))
+    gap = at.astimezone(ZoneInfo(zone)).utcoffset()
+    assert gap is not None
+    return gap // timedelta(microseconds=1)
+
+
+def _segments(zone: str, low: int, high: int) -> list[tuple[int, int, int]]:
+    """Return start, end (exclusive) and offset of the pieces that cover `low` to `high`."""
+    first, last = (to_datetime(min(max(us, MIN_US), FINAL_US)).year for us in (low, high))
+    changes = [change for year in range(first, last + 1) for change in _transitions(zone, year)]
+    inside = [change for change in changes if low < change <= high]
+    starts, ends = [low, *inside], [*inside, high + 1]
+    return [(start, end, _offset(zone, start)) for start, end in zip(starts, ends, strict=True)]
+
+
+@lru_cache(maxsize=4096)
+def _transitions(zone: str, year: int) -> tuple[int, ...]:
+    """Return the times of a year at which the offset of `zone` changes; one a day at most."""
+    first = max(datetime_to_us(datetime(year, 1, 1, tzinfo=UTC)), MIN_US + DAY_US)
+    end = FINAL_US - DAY_US
+    if year < 9999:
+        end = min(datetime_to_us(datetime(year + 1, 1, 1, tzinfo=UTC)), end)
+    days = [*range(first, end, DAY_US), end]
+    offsets = [_offset(zone, day) for day in days]
+    return tuple(
+        _find_change(zone, days[i], days[i + 1])
+        for i in range(len(days) - 1)
+        if offsets[i] != offsets[i + 1]
+    )
+
+
+def _find_change(zone: str, low: int, high: int) -> int:
+    """Return the first time after `low` with the offset of `high`; they differ in one change."""
+    before = _offset(zone, low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _offset(zone, middle) == before else (low, middle)
+    return high
