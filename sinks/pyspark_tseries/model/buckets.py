@@ -24,7 +24,7 @@ from pyspark_timestream.core.instants import (
 )
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import Int64Array
-from pyspark_tseries.model.query import datetime_to_us, timedelta_to_us
+from pyspark_tseries.model.ranges import datetime_to_us, timedelta_to_us
 
 DEFAULT_ORIGIN_US: Final = 946_857_600_000_000
 """2000-01-03T00:00:00Z, a Monday."""
