@@ -95,7 +95,7 @@ test-4.2: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
 test: java $(READY) ## the fast tests: rules, storage, and a stream of Spark for what users rely on
 	$(BIN)/python -m pytest tests -m "not session or everyday" $(WORKERS) $(RERUNS)
 
-test-spark: java $(CLASSES) ## the other tests with Spark that need no broker
+test-spark: java $(CLASSES) ## the other tests with Spark, and those with an S3 server
 	$(BIN)/python -m pytest tests -m "session and not everyday" $(WORKERS) $(RERUNS)
 
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python

@@ -1,4 +1,4 @@
-"""What all fast tests share: Spark's workers start without compiling PySpark again."""
+"""What all fast tests share: which of them are in `make test`, and how many examples they try."""
 
 import gc
 import os
@@ -11,8 +11,12 @@ from pyspark_timestream.core.session import use_installed_pyspark
 
 use_installed_pyspark(os.environ)
 
-# A run tries a third of the examples, other ones each time; `make soak` tries them all.
-EXAMPLES_SHARE = 3
+# CI tries a third of the examples, other ones each time, and `make test` of a developer a sixth;
+# `make soak` tries them all.
+EXAMPLES_SHARE = 3 if os.environ.get("CI") == "true" else 6
+MIN_EXAMPLES = 30 // EXAMPLES_SHARE
+# Fixtures that start a process of many seconds: a session of Spark, an S3 server.
+SESSIONS = {"spark", "bucket"}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -22,13 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_sessions(items: list[pytest.Item]) -> None:
-    """Mark what uses the session of Spark, and run it first.
+    """Mark what uses a session of Spark or of a server, and run it first.
 
     A worker then begins with all of it, and the others, which take tests from the end of that
     one's list, start no session of their own for the few tests of `make test`.
     """
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        if SESSIONS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("session")
     items.sort(key=lambda item: item.get_closest_marker("session") is None)
 
@@ -44,7 +48,7 @@ def limit_examples(items: list[pytest.Item]) -> None:
         if own is None or test in seen:
             continue
         seen.add(test)
-        fewer = max(own.max_examples // EXAMPLES_SHARE, 10)
+        fewer = max(own.max_examples // EXAMPLES_SHARE, MIN_EXAMPLES)
         test._hypothesis_internal_use_settings = settings(own, max_examples=fewer)
 
 

@@ -72,8 +72,7 @@ CANARY = (
 )
 
 
-@pytest.mark.everyday
-@pytest.mark.parametrize("bumped", [None, "true"])
+@pytest.mark.parametrize("bumped", [pytest.param(None, marks=pytest.mark.everyday), "true"])
 def test_window_is_released_by_a_cti_at_exactly_its_end(spark, tmp_path, rows, bumped):
     place = tmp_path / "stream"
     place.mkdir()
@@ -144,8 +143,14 @@ def test_an_event_before_1970_fails_the_query_by_name_in_every_operator(
     assert f"advance_time(shift_time(df, '{CENTURIES}'))" in line
 
 
-@pytest.mark.everyday
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
+@pytest.mark.parametrize(
+    "operator",
+    [
+        pytest.param(each, marks=[pytest.mark.everyday] if each in (windowed, ordered) else [])
+        for each in OPERATORS
+    ],
+    ids=lambda operator: operator.__name__,
+)
 def test_an_event_before_1970_passes_every_operator_once_it_is_shifted(stream, rows, operator):
     (row,) = rows(operator(shift_time(stream(LANDING), CENTURIES)))
     moved = tuple(each - BACK if isinstance(each, datetime) else each for each in row)

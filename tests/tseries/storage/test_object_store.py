@@ -88,6 +88,7 @@ def files_of(location, *directory):
     return sorted(path for path, _ in location.list_files(location.file(*directory)))
 
 
+@pytest.mark.everyday
 def test_the_python_client_appends_edits_and_queries(location):
     made = TimeSeries.create(
         location.root, VALUES, "limit 5", auto_compact=False, storage_options=dict(location.options)

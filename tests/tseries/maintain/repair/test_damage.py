@@ -28,7 +28,7 @@ from pyspark_tseries.store.admin_commits import add_columns, set_retained_range
 from pyspark_tseries.store.store import Store
 
 NAMES = "abcä"
-DAMAGES = int(os.environ.get("DAMAGES", repetitions(16, 1500)))
+DAMAGES = int(os.environ.get("DAMAGES", repetitions(7, 1500)))
 FIRST = int(os.environ.get("DAMAGE_SEED", 0))
 KINDS = ("entry", "entry", "entry", "checkpoint", "pointer", "head", "data")
 WAYS = ("bit", "bit", "cut", "delete")
@@ -53,12 +53,25 @@ def fill(path, commits, compacted=None):
     return path
 
 
-@pytest.fixture(scope="module", params=["no checkpoint", "checkpoints"])
-def sound(request, tmp_path_factory):
+def fill_sound(path, interval):
     with pytest.MonkeyPatch.context() as patch:
-        interval = 1000 if request.param == "no checkpoint" else 10
         patch.setattr("pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL", interval)
-        return fill(tmp_path_factory.mktemp("sound") / "s", 24, compacted=11)
+        return fill(path, 24, compacted=11)
+
+
+@pytest.fixture(scope="module")
+def without_checkpoints(tmp_path_factory):
+    return fill_sound(tmp_path_factory.mktemp("sound") / "s", 1000)
+
+
+@pytest.fixture(scope="module")
+def with_checkpoints(tmp_path_factory):
+    return fill_sound(tmp_path_factory.mktemp("sound") / "s", 10)
+
+
+@pytest.fixture(params=["without_checkpoints", "with_checkpoints"])
+def sound(request):
+    return request.getfixturevalue(request.param)
 
 
 def answers(path):
@@ -193,9 +206,11 @@ def copy_of(sound, path):
 
 @pytest.mark.parametrize("how", ["words", "cut", "delete"])
 @pytest.mark.usefixtures("no_checkpoints")
-def test_a_damaged_entry_before_whole_ones_is_made_again_without_give_up(tmp_path, how):
-    """Forty commits; those after the damaged entry are whole and were synced."""
-    path = fill(tmp_path / "s", 40)
+def test_a_damaged_entry_before_whole_ones_is_made_again_without_give_up(
+    without_checkpoints, tmp_path, how
+):
+    """The commits after the damaged entry are whole and were synced."""
+    path = copy_of(without_checkpoints, tmp_path / "s")
     right, victim = answers(path), entry(path, 20)
     content = victim.read_bytes()
     if how == "delete":

@@ -2,13 +2,12 @@
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 
 import pytest
 from tseries.builders import batch, new_store, stored
 
 from pyspark_tseries import TimeSeries, describe
+from pyspark_tseries.__main__ import main
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.commits import UNKNOWN_WRITERS, CtiRecord
@@ -32,10 +31,17 @@ def reopened(path):
     return Store.open(str(path))
 
 
-def run(path, *more):
-    line = [sys.executable, "-m", "pyspark_tseries", "repair", str(path), *more]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def run(path, capsys):
+    """The command, as by a process that has never seen the store: its exit code and its words."""
+
+    def call(*more):
+        Store.forget_all()
+        code = main(["repair", str(path), *more])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return call
 
 
 def test_a_sound_store_needs_no_repair(path):
@@ -106,11 +112,11 @@ def test_head_file_that_was_never_committed_promises_nothing(tmp_path):
     assert ctis == CtiRecord({"query q": None, "query ended": None, UNKNOWN_WRITERS: None})
 
 
-def test_repair_command_reports_what_it_mended(path):
-    assert run(path) == (0, "nothing to repair\n")
+def test_repair_command_reports_what_it_mended(path, run):
+    assert run() == (0, "nothing to repair\n")
     shutil.rmtree(path / "_tseries" / "head")
-    code, said = run(path, "--dry-run")
+    code, said = run("--dry-run")
     assert (code, "mended: the store's head file" in said) == (1, True)
-    code, said = run(path)
+    code, said = run()
     assert (code, "mended: the store's head file" in said) == (0, True)
-    assert run(path) == (0, "nothing to repair\n")
+    assert run() == (0, "nothing to repair\n")
