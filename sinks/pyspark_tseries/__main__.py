@@ -29,7 +29,7 @@ from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.damage import DAMAGES
 from pyspark_tseries.model.erasures import Erasure
-from pyspark_tseries.options import os_user
+from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer
@@ -216,8 +216,7 @@ def _backup(path: Location, given: argparse.Namespace) -> int:
 
 
 def _forget_writer(path: Location, given: argparse.Namespace) -> int:
-    principal = os_user() if given.principal is None else given.principal
-    forget_writer(Store.open(path), given.writer, now_us(), principal)
+    forget_writer(Store.open(path), given.writer, now_us(), author_or_user(given.principal))
     return 0
 
 

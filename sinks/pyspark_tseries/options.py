@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pyspark_timestream.core.instants import (
     MAX_DURATION,
@@ -26,7 +26,7 @@ from pyspark_timestream.core.options import (
     text,
     whole_number,
 )
-from pyspark_timestream.errors import OptionError
+from pyspark_timestream.errors import OptionError, compose_message
 from pyspark_tseries.model.ranges import (
     FULL_RANGE,
     NO_LIMIT,
@@ -59,6 +59,11 @@ def os_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # A container's user may have no name.
         return str(os.getuid())
+
+
+def author_or_user(name: str | None) -> str:
+    """Return the author or principal `name`; None stands for the user of the operating system."""
+    return os_user() if name is None else name
 
 
 def _series_names(value: str) -> tuple[str, ...]:
@@ -375,7 +380,7 @@ class WriteOptions(_Located):
 
     def author_and_principal(self) -> tuple[str, str]:
         """Return the author of rows that name none, and the principal."""
-        principal = os_user() if self.principal is None else self.principal
+        principal = author_or_user(self.principal)
         return principal if self.author is None else self.author, principal
 
 
@@ -569,6 +574,21 @@ def parse_any_read(raw: Mapping[str, str]) -> ReadOptions | SubscribeOptions:
     only_streams = {spec.name.lower() for spec in option_specs(SubscribeOptions).values()} - both
     streams = only_streams & {name.lower() for name in raw}
     return parse_subscribe(raw) if streams else parse_read(raw)
+
+
+def parse_argument(name: str, value: str) -> Any:
+    """Return an argument of the client, read as the write option that has this field.
+
+    Raises:
+        ValueError: the option does not accept it.
+    """
+    parser = option_specs(WriteOptions)[name].parser
+    try:
+        return parser.parse(value)
+    except (ValueError, AttributeError):  # What has no `strip` is not a text.
+        raise ValueError(
+            compose_message(f"{name} {value!r} is unknown", parser.accepts, f"correct {name}")
+        ) from None
 
 
 _BELONGS: Final = {

@@ -19,13 +19,11 @@ import pyarrow.types as kinds
 from pyspark_timestream.core.instants import from_datetime
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, type_name
+from pyspark_tseries.model.ranges import show_value
 from pyspark_tseries.write.rows import RowPlan, stage_rows, staged_schema
 
 Column: TypeAlias = pa.ChunkedArray | pa.Array | Sequence[Any]
 """The values of a column as a program gives them: Arrow data, or Python objects."""
-
-MAX_SHOWN: Final = 80
-"""A message shows at most this many characters of a value."""
 
 
 @dataclass
@@ -83,12 +81,6 @@ def convert_value(value: Any, field: pa.Field) -> pa.Array:
         raise _error(field, _Misfit(have, field.type, str(error), value=(value,)), None) from None
     except _Misfit as misfit:
         raise _error(field, misfit, None) from None
-
-
-def show_value(value: object) -> str:
-    """Return a value as text of bounded length."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def _error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleValue:

@@ -11,13 +11,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from pyspark_timestream.errors import compose_message
-from pyspark_tseries.client.convert import show_value
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.columns import RESERVED_NAMES, is_valid_text, new_value_field
 from pyspark_tseries.model.ranges import (
@@ -26,30 +24,13 @@ from pyspark_tseries.model.ranges import (
     Point,
     Query,
     Range,
-    datetime_to_us,
+    point_at,
+    point_off,
+    show_value,
     timedelta_to_us,
+    to_whole,
 )
-from pyspark_tseries.options import DURABILITIES, NO_MAX_US, os_user
-
-
-def parse_author(given: str | None) -> str:
-    """Return the author; None means the OS user. Raise ValueError if it is not a valid text."""
-    if given is not None and not is_valid_text(given):
-        raise ValueError(f"author {given!r} is not a valid text")
-    return os_user() if given is None else given
-
-
-def parse_durability(durability: str) -> bool:
-    """Return whether acknowledged commits survive a power loss."""
-    if durability not in DURABILITIES:
-        raise ValueError(
-            compose_message(
-                f"durability {durability!r} is unknown",
-                ", ".join(map(repr, DURABILITIES)),
-                "leave it out for 'fsync'",
-            )
-        )
-    return durability == "fsync"
+from pyspark_tseries.options import NO_MAX_US
 
 
 def parse_schema(given: Any) -> pa.Schema:
@@ -84,30 +65,25 @@ def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
     return [new_value_field(column) for column in schema]
 
 
-def parse_choice(name: str, given: Any, choices: Sequence[str]) -> str:
-    """Return the value of argument `name`; raise ValueError if it is not one of `choices`."""
-    if given not in choices:
-        raise ValueError(
-            compose_message(
-                f"{name} {given!r} is unknown", ", ".join(map(repr, choices)), f"correct {name}"
-            )
-        )
-    return str(given)
-
-
-def parse_max_future(given: timedelta | None) -> int | None:
-    """Convert `max_future` to microseconds (None: the default); raise ValueError if invalid."""
-    if given is None:
+def parse_duration_argument(name: str, duration: timedelta | None) -> int | None:
+    """Convert a duration to microseconds, None to None; raise ValueError if it is negative."""
+    if duration is None:
         return None
-    if not isinstance(given, timedelta) or given < timedelta(0):
+    if not isinstance(duration, timedelta) or duration < timedelta(0):
         raise ValueError(
             compose_message(
-                f"max_future {given!r} is unknown",
-                "a timedelta that is not negative, timedelta.max for no limit, or None",
+                f"{name} {duration!r} is unknown",
+                "a timedelta that is not negative, or None",
                 "leave it out for the default",
             )
         )
-    return NO_MAX_US if given == timedelta.max else timedelta_to_us(given)
+    return timedelta_to_us(duration)
+
+
+def parse_max_future(max_future: timedelta | None) -> int | None:
+    """Return `max_future` in microseconds; None for the default."""
+    us = parse_duration_argument("max_future", max_future)
+    return NO_MAX_US if max_future == timedelta.max else us
 
 
 def parse_series(given: Any) -> str:
@@ -117,45 +93,6 @@ def parse_series(given: Any) -> str:
             f"{given!r} is not the name of a series", "a text", "ask for one series at a time"
         )
     return str(given)
-
-
-def parse_timestamp(given: Any) -> int | None:
-    """Convert an aware datetime to microseconds, None to None; refuse all other values."""
-    if given is None:
-        return None
-    if not isinstance(given, datetime):
-        raise IncompatibleValue(
-            f"timestamp {show_value(given)} is not a datetime", "an aware datetime", "convert it"
-        )
-    if given.tzinfo is None:
-        raise IncompatibleValue(
-            f"timestamp {given!r} has no time zone, so it could be any moment",
-            "an aware datetime",
-            "give it one, such as timestamp.replace(tzinfo=UTC)",
-        )
-    if getattr(given, "nanosecond", 0):  # A Timestamp of pandas has them.
-        raise IncompatibleValue(
-            f"timestamp {given!r} is finer than a microsecond",
-            "whole microseconds",
-            "round it, such as with timestamp.floor('us')",
-        )
-    return datetime_to_us(given)
-
-
-def parse_sequence(given: Any) -> int:
-    """Return the sequence of an original; raise IncompatibleValue if it is not an integer."""
-    if not is_integer(given):
-        raise IncompatibleValue(
-            f"original_sequence {show_value(given)} is not a sequence",
-            "the int that append returned",
-            "correct it",
-        )
-    return int(given)
-
-
-def is_integer(value: object) -> TypeGuard[int]:
-    """Return whether `value` is an integer of Python or NumPy, and not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def parse_values(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
@@ -242,18 +179,18 @@ class RangeQuery:
 
     def from_(self, anchor: int | datetime) -> "RangeQuery":
         """Begin the range at a sequence or a time, inclusive."""
-        return self._with_anchor(_absolute_point(anchor))
+        return self._with_anchor(point_at(anchor))
 
     def from_last(self, amount: int | timedelta) -> "RangeQuery":
         """Begin the range `amount` events before the end, or that time before the last event.
 
         A time counts from the last original in the view range, from any event in the edit range.
         """
-        return self._with_anchor(_relative_point("last", amount))
+        return self._with_anchor(point_off("last", amount))
 
     def to(self, end: int | datetime) -> "RangeQuery":
         """End the range at a sequence or a time, inclusive."""
-        return self._with_span(_absolute_point(end))
+        return self._with_span(point_at(end))
 
     def to_start(self) -> "RangeQuery":
         """End the range before the first event."""
@@ -261,22 +198,19 @@ class RangeQuery:
 
     def until_last(self, amount: int | timedelta) -> "RangeQuery":
         """Leave out the last `amount` events, or that time before the last event."""
-        return self._with_span(_relative_point("last", amount))
+        return self._with_span(point_off("last", amount))
 
     def next(self, amount: int | timedelta) -> "RangeQuery":
         """End the range `amount` events, or that time, after its anchor."""
-        return self._with_span(_relative_point("next", amount))
+        return self._with_span(point_off("next", amount))
 
     def previous(self, amount: int | timedelta) -> "RangeQuery":
         """End the range `amount` events, or that time, before its anchor."""
-        return self._with_span(_relative_point("previous", amount))
+        return self._with_span(point_off("previous", amount))
 
     def limit(self, count: int) -> "RangeQuery":
         """Keep at most `count` events: the last ones of the query's order."""
-        count = _check_whole(count)
-        if count < 0:
-            raise InvalidQuery(f"limit {count} is negative", "0 or more", "correct it")
-        asked = dataclasses.replace(self.asked, limit=min(count, NO_LIMIT))
+        asked = dataclasses.replace(self.asked, limit=min(to_whole(count), NO_LIMIT))
         return dataclasses.replace(self, asked=asked)
 
     def columns(self, *names: str) -> "RangeQuery":
@@ -334,21 +268,3 @@ def _misplaced_error(step: str, after: str, instead: str) -> InvalidQuery:
         f"{step}() belongs to queries that begin with {after}(); accepted here: {instead}",
         next_step=f"call {after}() first",
     )
-
-
-def _check_whole(value: object) -> int:
-    if not is_integer(value):
-        raise InvalidQuery(f"{value!r} is not a whole number", "an int", "correct it")
-    return int(value)
-
-
-def _absolute_point(end: int | datetime) -> Point:
-    if isinstance(end, datetime):
-        return Point("time", datetime_to_us(end))
-    return Point("sequence", _check_whole(end))
-
-
-def _relative_point(word: str, amount: int | timedelta) -> Point:
-    if isinstance(amount, timedelta):
-        return Point(f"{word}_us", timedelta_to_us(amount))
-    return Point(f"{word}_count", _check_whole(amount))

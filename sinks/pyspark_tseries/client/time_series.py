@@ -16,18 +16,14 @@ import pyarrow as pa
 
 from pyspark_timestream.core.instants import to_datetime
 from pyspark_timestream.errors import wrap_methods
-from pyspark_tseries.client.convert import convert_value, show_value, stage_given_rows
+from pyspark_tseries.client.convert import convert_value, stage_given_rows
 from pyspark_tseries.client.range_query import (
     RangeQuery,
     new_value_fields,
-    parse_author,
-    parse_choice,
-    parse_durability,
+    parse_duration_argument,
     parse_max_future,
     parse_schema,
-    parse_sequence,
     parse_series,
-    parse_timestamp,
     parse_values,
 )
 from pyspark_tseries.client.results import (
@@ -54,7 +50,8 @@ from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.model.policy import AccessCheck, ensure_owner, parse_policy
 from pyspark_tseries.model.properties import new_properties, tseries_properties
-from pyspark_tseries.model.ranges import format_range, parse_initial, parse_range, timedelta_to_us
+from pyspark_tseries.model.ranges import datetime_to_us, format_range, show_value, to_whole
+from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location, parse_location
@@ -160,19 +157,18 @@ class TimeSeries:
             ValueError: an empty path, an invalid retained range, a negative age, an unknown
                 durability or storage option.
         """
-        synced = parse_durability(durability)
+        synced = parse_argument("durability", durability) == "fsync"
         location = parse_location(path, storage_options)
-        if min_retention_age is not None and min_retention_age < timedelta(0):
-            raise ValueError(f"min_retention_age {min_retention_age} is below 0")
-        retained = None if retained_range is None else parse_range(retained_range)
-        values = new_value_fields(parse_schema(schema))
-        who = parse_author(author)
-        allowed = None if policy is None else ensure_owner(parse_policy(policy), who)
         asked = (
-            retained,
-            None if min_retention_age is None else timedelta_to_us(min_retention_age),
-            None if subscription_range is None else parse_initial(subscription_range),
+            None if retained_range is None else parse_argument("retained_range", retained_range),
+            parse_duration_argument("min_retention_age", min_retention_age),
+            None
+            if subscription_range is None
+            else parse_argument("subscription_range", subscription_range),
         )
+        values = new_value_fields(parse_schema(schema))
+        who = _parse_author(author)
+        allowed = None if policy is None else ensure_owner(parse_policy(policy), who)
         with named_failures(location, is_new=True):
             if Store.find(location) is not None:
                 raise _exists_error(path)
@@ -204,7 +200,7 @@ class TimeSeries:
             UnusableStore: it has a newer version, is not a store, or is damaged: see `repair`.
             ValueError: an empty path, an unknown durability or storage option.
         """
-        who, synced = parse_author(author), parse_durability(durability)
+        who, synced = _parse_author(author), parse_argument("durability", durability) == "fsync"
         location = parse_location(path, storage_options)
         with named_failures(location):
             store = Store.open(location)
@@ -237,7 +233,10 @@ class TimeSeries:
             StoreBusy: other writers won every attempt.
         """
         future = FutureLimit(parse_max_future(max_future))
-        return self._append_one(series, value, parse_timestamp(timestamp), None, future)
+        us = None
+        if timestamp is not None:
+            us = datetime_to_us(timestamp, "timestamp", IncompatibleValue)
+        return self._append_one(series, value, us, None, future)
 
     def edit(self, series: str, original_sequence: int, value: Any) -> EventMetadata:
         """Add an event that overrides the value of an original, which remains in the store.
@@ -247,7 +246,8 @@ class TimeSeries:
             IncompatibleValue: `value` does not fit the store's columns.
             StoreBusy: other writers won every attempt.
         """
-        return self._append_one(series, value, None, parse_sequence(original_sequence))
+        original = to_whole(original_sequence, "sequence", IncompatibleValue)
+        return self._append_one(series, value, None, original)
 
     def append_many(
         self,
@@ -282,20 +282,20 @@ class TimeSeries:
             IncompatibleValue: a column of a wrong name, or a value that its column cannot hold.
             StoreBusy: other writers won every attempt.
         """
-        parse_choice("out_of_order", out_of_order, ("fail", "drop", "adjust"))
-        parse_choice("missing_original", missing_original, ("fail", "drop"))
-        parse_choice("clock", clock, ("wall", "event"))
-        parse_choice("future_policy", future_policy, ("fail", "drop"))
-        future = FutureLimit(parse_max_future(max_future), future_policy)
+        late = parse_argument("out_of_order", out_of_order)
+        missing = parse_argument("missing_original", missing_original)
+        clock = parse_argument("clock", clock)
+        ahead = parse_argument("future_policy", future_policy)
+        future = FutureLimit(parse_max_future(max_future), ahead)
         self._store.refresh()
         staged = stage_given_rows(rows, self._store.values)
         if not staged.num_rows:
             return RECEIPT_SCHEMA.empty_table()
         batch = Batch(
             staged.combine_chunks(),
-            out_of_order,
+            late,
             self._author,
-            missing_original=missing_original,
+            missing_original=missing,
             clock=clock,
             future=future,
         )
@@ -375,7 +375,8 @@ class TimeSeries:
             StoreBusy: other writers won every attempt.
         """
         self._store.refresh()
-        set_retained_range(self._store, parse_range(retained_range), now_us(), self._author)
+        retained = parse_argument("retained_range", retained_range)
+        set_retained_range(self._store, retained, now_us(), self._author)
 
     def compact(self) -> CompactionResult:
         """Cluster the files by series and remove events out of the retained range.
@@ -488,6 +489,12 @@ class TimeSeries:
             AccessCheck(snapshot.policy, self._author).require_query(query.asked)
             found = run_query(snapshot, head, query.asked, names, columns=query.wanted)
         return QueryResult(found.table, found.selected, query.asked.kind)
+
+
+def _parse_author(author: str | None) -> str:
+    if author is not None and not is_valid_text(author):
+        raise ValueError(f"author {author!r} is not a valid text")
+    return author_or_user(author)
 
 
 def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -> TimeSeries:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from numbers import Integral
 from typing import Final
 
 import numpy as np
@@ -29,7 +30,7 @@ from pyspark_timestream.core.instants import (
     parse_duration,
     parse_instant,
 )
-from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.errors import InvalidQuery, TseriesError
 from pyspark_tseries.model.arrays import Int64Array
 
 NO_LIMIT: Final = 2**63 - 1
@@ -41,6 +42,9 @@ QUERY_KINDS: Final = ("values", "allEdits", "latestEdits")
 
 _MAX_VALUE: Final = 2**61
 """Every sequence, count and duration is below this, so arithmetic stays in 64 bits."""
+
+_MAX_SHOWN: Final = 80
+"""A message shows at most this many characters of a value."""
 
 _RELATIVE: Final = re.compile(r"(last|next|previous)\s+(.+)", re.IGNORECASE | re.DOTALL | re.ASCII)
 _SEQUENCE: Final = re.compile(r"sequence\s+(-?[0-9]+)", re.IGNORECASE | re.ASCII)
@@ -101,6 +105,10 @@ class Query:
     edits: Range = field(default=FULL_RANGE)
     limit: int = NO_LIMIT
 
+    def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise InvalidQuery(f"limit {self.limit} is negative", "0 or more", "correct it")
+
 
 def parse_anchor(text: str) -> Point:
     """Return the point that `text` describes; raise ValueError if `ANCHOR_KINDS` lacks its kind.
@@ -132,27 +140,68 @@ def _parse_relative(word: str, amount: str) -> Point:
     return Point(f"{word}_us", parse_duration(amount))
 
 
-def datetime_to_us(moment: datetime) -> int:
-    """Return microseconds since the epoch; raise InvalidQuery for no zone or pandas nanoseconds."""
-    if moment.tzinfo is None:
-        raise InvalidQuery(
-            f"{moment!r} has no time zone", "an aware datetime", "give it one, such as tzinfo=UTC"
+def point_at(end: object) -> Point:
+    """Return the point on an event: a sequence, or an aware datetime."""
+    if isinstance(end, datetime):
+        return Point("time", datetime_to_us(end))
+    return Point("sequence", to_whole(end))
+
+
+def point_off(word: str, amount: object) -> Point:
+    """Return the point `amount` events, or that time, in the direction of `word`."""
+    if isinstance(amount, timedelta):
+        return Point(f"{word}_us", timedelta_to_us(amount))
+    return Point(f"{word}_count", to_whole(amount))
+
+
+def to_whole(
+    number: object, kind: str = "whole number", refuse: type[TseriesError] = InvalidQuery
+) -> int:
+    """Return an integer of Python or NumPy as an int; raise `refuse` for all other values."""
+    if isinstance(number, Integral) and not isinstance(number, bool):
+        return int(number)
+    raise refuse(f"{show_value(number)} is not a {kind}", "an int", "correct it")
+
+
+def datetime_to_us(
+    time: object, name: str = "time", refuse: type[TseriesError] = InvalidQuery
+) -> int:
+    """Convert an aware datetime to microseconds; raise `refuse` for all other values."""
+    if not isinstance(time, datetime):
+        raise refuse(
+            f"{name} {show_value(time)} is not a datetime", "an aware datetime", "convert it"
         )
-    _refuse_nanoseconds(moment, getattr(moment, "nanosecond", 0))
-    return from_datetime(moment)
+    if time.tzinfo is None:
+        raise refuse(
+            f"{name} {time!r} has no time zone, so it could be any instant",
+            "an aware datetime",
+            f"give it one, such as {name}.replace(tzinfo=UTC)",
+        )
+    _refuse_nanoseconds(time, getattr(time, "nanosecond", 0), name, refuse)
+    return from_datetime(time)
 
 
-def timedelta_to_us(span: timedelta) -> int:
-    """Return the microseconds of `span`; raise InvalidQuery for nanoseconds, as pandas may have."""
-    _refuse_nanoseconds(span, getattr(span, "nanoseconds", 0))
-    return span // timedelta(microseconds=1)
+def timedelta_to_us(duration: timedelta) -> int:
+    """Return the microseconds of `duration`; raise InvalidQuery for nanoseconds of pandas."""
+    _refuse_nanoseconds(duration, getattr(duration, "nanoseconds", 0), "duration", InvalidQuery)
+    return duration // timedelta(microseconds=1)
 
 
-def _refuse_nanoseconds(given: object, nanoseconds: int) -> None:
+def _refuse_nanoseconds(
+    value: object, nanoseconds: int, name: str, refuse: type[TseriesError]
+) -> None:
     if nanoseconds:
-        raise InvalidQuery(
-            f"{given!r} is finer than a microsecond", "whole microseconds", "round it to 'us'"
+        raise refuse(
+            f"{name} {value!r} is finer than a microsecond",
+            "whole microseconds",
+            f"round it, such as with {name}.floor('us')",
         )
+
+
+def show_value(value: object) -> str:
+    """Return a value as text of bounded length."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 _UNITS_US: Final = {

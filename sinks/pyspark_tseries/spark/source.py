@@ -42,7 +42,7 @@ from pyspark_tseries.options import (
     ReadOptions,
     SubscribeOptions,
     WriteOptions,
-    os_user,
+    author_or_user,
     parse_any_read,
     parse_read,
     parse_subscribe,
@@ -108,7 +108,7 @@ class DefaultSource(DataSource):
         snapshot = store.snapshot()
         there = pick_columns(result_schema(snapshot.values), options.columns)
         check_schema(to_arrow_schema(schema, timezone="UTC"), there)
-        guard = _open_guard(store, options.principal)
+        guard = AccessCheck(store.policy, author_or_user(options.principal))
         guard.require_query(options.to_query())
         if options.as_of is not None:
             guard.require("query_obsolete", "set asOf, which shows overridden values")
@@ -148,7 +148,7 @@ class DefaultSource(DataSource):
     def _open_subscription(self, schema: StructType) -> SubscriptionReader:
         options = parse_subscribe(self.options)
         store = Store.open(options.location)
-        principal = os_user() if options.principal is None else options.principal
+        principal = author_or_user(options.principal)
         check = functools.partial(
             _check_subscription, to_arrow_schema(schema, timezone="UTC"), options, principal
         )
@@ -253,10 +253,6 @@ def _optimistic_number(store: Store) -> OptimisticNumber:
     return OptimisticNumber(
         store.head_id(), metadata.commit + 1, max(store.read_clock(), metadata.commit_us)
     )
-
-
-def _open_guard(store: Store, principal: str | None) -> AccessCheck:
-    return AccessCheck(store.policy, os_user() if principal is None else principal)
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
