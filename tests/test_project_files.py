@@ -151,7 +151,7 @@ def test_no_test_is_imported_by_another(folder: str) -> None:
 
 QUESTIONS = {
     "What is a CTI?": "semantics.md#2-ctis",
-    "Where is a late row judged?": "`rules/step.py`",
+    "Where does a late row meet its policy?": "`rules/step.py`",
     "Where is an offset written?": "`kafka/offsets/next_offset.py`",
     "How do I add an option?": "contributing.md#where-a-change-is-seen",
     "What is fsynced, and when?": "`store/log_writer.py`",

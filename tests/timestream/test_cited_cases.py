@@ -20,9 +20,8 @@ from pyspark_timestream.kafka.offsets.alignment import find_caught_up, newly_idl
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.policies import Events, Verdicts
 from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import NO_MARKS, TimeRules, step
+from pyspark_timestream.rules.step import NO_MARKS, BlockResult, Events, TimeRules, step
 from pyspark_timestream.rules.stream_cti import compute_stream_cti, min_cti
 
 FRESH = PartitionState()
@@ -33,19 +32,21 @@ def column(values: Sequence[int], kind: type = np.int64) -> np.ndarray:
     return np.array(list(values), dtype=kind)
 
 
-def points(*times: int, state: PartitionState = FRESH, **rules) -> tuple[PartitionState, Verdicts]:
+def points(
+    *times: int, state: PartitionState = FRESH, **rules
+) -> tuple[PartitionState, BlockResult]:
     """Points at these times under these rules."""
     readable = np.ones(len(times), dtype=np.bool_)
     return step(TimeRules(**rules), state, Events(column(times), readable))
 
 
-def in_order(times: Sequence[int], judged: Verdicts) -> list[str]:
+def in_order(times: Sequence[int], result: BlockResult) -> list[str]:
     """Kept events as `e5` (late ones `l5`) and CTIs as `c5`, as a reader sees them."""
-    said = [f"c{us}" for us, at in zip(judged.cti_us, judged.cti_index, strict=True) if at < 0]
+    said = [f"c{us}" for us, at in zip(result.cti_us, result.cti_index, strict=True) if at < 0]
     for index, time in enumerate(times):
-        if judged.keep[index]:
-            said.append(f"{'l' if judged.violation[index] else 'e'}{time}")
-        said += [f"c{us}" for us, at in zip(judged.cti_us, judged.cti_index, strict=True)
+        if result.keep[index]:
+            said.append(f"{'l' if result.violation[index] else 'e'}{time}")
+        said += [f"c{us}" for us, at in zip(result.cti_us, result.cti_index, strict=True)
                  if at == index]  # fmt: skip
     return said
 
@@ -56,7 +57,7 @@ class Writers:
     def __init__(self, **rules) -> None:
         self.rules = TimeRules(**rules)
         self.state = FRESH
-        self.last: Verdicts | None = None
+        self.last: BlockResult | None = None
 
     def hear(self, writer: str, mark: int | None = None, at: int = 0, close: bool = False):
         """One punctuation; the CTI after it."""
@@ -89,8 +90,8 @@ class Writers:
 
 def test_trill_17_a_point_that_another_key_made_late_cannot_be_adjusted() -> None:
     times = (70, 11, 22)
-    state, judged = points(*times, policy="adjust", delay_us=50, **EACH)
-    assert in_order(times, judged) == ["e70", "c20", "e22"]
+    state, result = points(*times, policy="adjust", delay_us=50, **EACH)
+    assert in_order(times, result) == ["e70", "c20", "e22"]
     assert state.dropped == 1
 
 
@@ -99,19 +100,19 @@ def test_trill_22_an_event_below_an_explicit_mark_is_dropped() -> None:
     mark = Marks(column([2]), column([100]), yes, yes, pa.array([""]), no)
     here = column([1, 1, 0, 1], np.bool_)
     events = Events(column([1, 101, 0, 99]), here, present=here)
-    _, judged = step(TimeRules(), FRESH, events, mark)
-    assert in_order([1, 101, 0, 99], judged) == ["e1", "e101", "c100"]
+    _, result = step(TimeRules(), FRESH, events, mark)
+    assert in_order([1, 101, 0, 99], result) == ["e1", "e101", "c100"]
 
 
 @pytest.mark.parametrize("policy", ["drop", "adjust", "flag"])
 def test_trill_25_sorted_input_from_the_grid_has_its_marks_on_the_grid(policy: str) -> None:
     times = range(1001)
-    _, judged = points(*times, policy=policy, every_us=10)
-    assert judged.cti_us.tolist() == list(range(10, 1001, 10))
-    assert bool(judged.keep.all())
+    _, result = points(*times, policy=policy, every_us=10)
+    assert result.cti_us.tolist() == list(range(10, 1001, 10))
+    assert bool(result.keep.all())
     # From 1 on, Trill's marks would be the same; ours follow their base.
-    _, judged = points(*range(1, 1001), policy=policy, every_us=10)
-    assert judged.cti_us.tolist() == list(range(11, 1001, 10))
+    _, result = points(*range(1, 1001), policy=policy, every_us=10)
+    assert result.cti_us.tolist() == list(range(11, 1001, 10))
 
 
 def test_trill_27_a_union_goes_as_far_as_its_slower_side() -> None:
@@ -131,9 +132,9 @@ def test_trill_29_after_a_restore_late_events_are_adjusted_to_the_restored_clock
     readable = np.ones(10, dtype=np.bool_)
     state, _ = step(rules, FRESH, Events(np.full(10, 10_000), readable, np.full(10, 10_001)))
     restored = PartitionState.from_json(state.to_json())
-    _, judged = step(rules, restored, Events(np.zeros(10, np.int64), readable, np.full(10, 20_000)))
-    assert judged.start_us.tolist() == [10_000] * 10
-    assert bool(judged.keep.all())
+    _, result = step(rules, restored, Events(np.zeros(10, np.int64), readable, np.full(10, 20_000)))
+    assert result.start_us.tolist() == [10_000] * 10
+    assert bool(result.keep.all())
 
 
 def test_trill_30_a_checkpoint_of_another_policy_is_refused() -> None:
@@ -147,8 +148,8 @@ def test_trill_30_a_checkpoint_of_another_policy_is_refused() -> None:
 
 def test_trill_31_the_diagnostic_stream_has_exactly_the_late_events() -> None:
     times = [number + 1000 if number % 2 == 0 else 0 for number in range(10_000)]
-    _, judged = points(*times, policy="flag", **EACH)
-    assert np.flatnonzero(judged.violation).tolist() == list(range(1, 10_000, 2))
+    _, result = points(*times, policy="flag", **EACH)
+    assert np.flatnonzero(result.violation).tolist() == list(range(1, 10_000, 2))
 
 
 # -- Pravega --------------------------------------------------------------------------------------
@@ -274,8 +275,8 @@ def test_flink_54_what_is_removed_neither_holds_back_nor_takes_back() -> None:
 
 def test_hazelcast_56_the_lag_is_behind_the_greatest_and_a_late_event_passes_alone() -> None:
     times = (100, 90, 101)
-    state, judged = points(*times, policy="flag", delay_us=3, **EACH)
-    assert in_order(times, judged) == ["e100", "c97", "l90", "e101", "c98"]
+    state, result = points(*times, policy="flag", delay_us=3, **EACH)
+    assert in_order(times, result) == ["e100", "c97", "l90", "e101", "c98"]
     assert compute_stream_cti([state.cti_us], [], [None], None) == 98
 
 
@@ -318,8 +319,8 @@ def test_an_unreadable_mark_under_fail_is_no_malformed_event(cti: int | None) ->
     yes, no = column([1], np.bool_), column([0], np.bool_)
     marks = Marks(column([0]), column([0]), yes, no, pa.array([""]), no)
     events = Events(column([0]), no, present=no)
-    _, judged = step(TimeRules(policy="fail"), PartitionState(cti_us=cti), events, marks)
-    failure = judged.failure
+    _, result = step(TimeRules(policy="fail"), PartitionState(cti_us=cti), events, marks)
+    failure = result.failure
     assert failure is not None
-    assert (failure.index, failure.malformed, failure.mark) == (0, False, True)
+    assert (failure.index, failure.kind) == (0, "mark")
     assert failure.cti_us == cti

@@ -1,8 +1,8 @@
-"""Runs one task of a batch: reads its ranges in order, judges records and emits CTIs.
+"""Runs one task of a batch: reads its ranges in order, applies the rules and emits CTIs.
 
 For each block of records, a task decodes times and marks (`decode.payload`), advances the
-partition's clock and judges the records (`rules.step`), and interleaves rows with the CTIs that its
-partitions prove together (semantics 2 and 7). Only the reader that it is given does I/O.
+partition's clock and applies the policies (`rules.step`), and interleaves rows with the CTIs that
+its partitions prove together (semantics 2 and 7). Only the reader that it is given does I/O.
 """
 
 import logging
@@ -26,16 +26,15 @@ from pyspark_timestream.kafka.decode.records import (
     ReadRange,
     RecordBlock,
 )
-from pyspark_timestream.kafka.decode.rows import JudgedBlock, build_cti_rows, interleave_ctis
+from pyspark_timestream.kafka.decode.rows import ProcessedBlock, build_cti_rows, interleave_ctis
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.rules.policies import POLICIES, check_times
 from pyspark_timestream.rules.state import PartitionState, find_early, raise_cti
-from pyspark_timestream.rules.step import step
+from pyspark_timestream.rules.step import POLICIES, step
 from pyspark_timestream.rules.stream_cti import TaskWatermark, max_known
 
 _LOG = logging.getLogger(__name__)
@@ -108,11 +107,11 @@ class _TaskRun:
             for block in _read_to_end(options, state, offset_range, self._columns, self._read):
                 before = state
                 with _locate_refusals(partition, block):
-                    state, judged = self._judge(state, partition, block)
-                malformed_values += _count_malformed(judged, before, state)
-                _fail_on_violation(options, judged)
-                _warn_of_marks(options, judged)
-                yield from self._deliver(place, judged)
+                    state, processed = self._process(state, partition, block)
+                malformed_values += _count_malformed(processed, before, state)
+                _fail_on_violation(options, processed)
+                _warn_of_marks(options, processed)
+                yield from self._deliver(place, processed)
                 if options.rules.is_at_end(state.cti_us):
                     break
         self.range_end = RangeEnd(state, malformed_values)
@@ -122,52 +121,52 @@ class _TaskRun:
         if self._has_ctis and len(rows_us):
             yield build_cti_rows(self._projection, rows_us)
 
-    def _judge(
+    def _process(
         self, state: PartitionState, partition: Partition, block: RecordBlock
-    ) -> tuple[PartitionState, JudgedBlock]:
-        """Judge a block; decode it for the clock only if it lies before the start of a replay."""
+    ) -> tuple[PartitionState, ProcessedBlock]:
+        """Apply the rules to a block; one before a replay's start is decoded for the clock only."""
         options, from_us = self._options, self._options.rules.from_us
         if from_us is not None and (state.cti_us is None or state.cti_us < from_us):
             payload = read_payload(options, None, block)
-            after, verdicts = step(options.rules, state, payload.events, payload.marks)
-            if verdicts.inside is not None and not verdicts.inside.any():
-                return after, JudgedBlock(partition, block, payload, verdicts)
+            after, result = step(options.rules, state, payload.events, payload.marks)
+            if result.inside is not None and not result.inside.any():
+                return after, ProcessedBlock(partition, block, payload, result)
         payload = read_payload(options, self._projection, block)
-        after, verdicts = step(options.rules, state, payload.events, payload.marks)
-        return after, JudgedBlock(partition, block, payload, verdicts)
+        after, result = step(options.rules, state, payload.events, payload.marks)
+        return after, ProcessedBlock(partition, block, payload, result)
 
-    def _deliver(self, place: int, judged: JudgedBlock) -> Iterator[pa.RecordBatch]:
+    def _deliver(self, place: int, processed: ProcessedBlock) -> Iterator[pa.RecordBatch]:
         """Return the rows of a block, with the CTI rows that it lets the task prove."""
-        verdicts = judged.verdicts
-        self.watermark, places, rows_us = self.watermark.advance(place, verdicts.cti_us)
-        after = verdicts.cti_index[places]
+        result = processed.result
+        self.watermark, places, rows_us = self.watermark.advance(place, result.cti_us)
+        after = result.cti_index[places]
         if not self._has_ctis:
             after, rows_us = after[:0], rows_us[:0]
-        if verdicts.inside is None or verdicts.inside.any():
-            keep = _select_rows(self._options, judged)
-            yield interleave_ctis(self._projection, judged, keep, after, rows_us)
+        if result.inside is None or result.inside.any():
+            keep = _select_rows(self._options, processed)
+            yield interleave_ctis(self._projection, processed, keep, after, rows_us)
         elif len(rows_us):
             yield build_cti_rows(self._projection, rows_us)
 
 
 def _count_malformed(
-    judged: JudgedBlock, before: PartitionState, after: PartitionState
+    processed: ProcessedBlock, before: PartitionState, after: PartitionState
 ) -> MalformedValues:
     """Count malformed values, and note an offset for each warning: that of the last such record."""
-    payload, inside = judged.payload, judged.verdicts.inside
+    payload, result = processed.payload, processed.result
+    inside = result.inside
     counted = MalformedValues.from_reasons(payload.count_malformed(inside))
-    offsets = judged.block.offsets
+    offsets = processed.block.offsets
     if counted.total:
         reasons = payload.find_reasons()
         assert reasons is not None
         wrong = (reasons != FINE) if inside is None else (reasons != FINE) & inside
         counted = replace(counted, value_at=offsets[int(np.flatnonzero(wrong)[-1])].as_py())
     if after.clues.early > before.clues.early:
-        times, well_formed, _ = check_times(payload.events)
-        early = np.flatnonzero(well_formed & find_early(times))
+        early = np.flatnonzero(result.well_formed & find_early(result.times))
         counted = replace(counted, time_at=offsets[int(early[-1])].as_py())
     if after.malformed > before.malformed:
-        _, _, malformed = check_times(payload.events)
+        malformed = result.malformed
         if payload.events.valueless is not None:
             malformed = malformed & ~payload.events.valueless
         counted = replace(counted, event_at=offsets[int(np.flatnonzero(malformed)[-1])].as_py())
@@ -225,22 +224,22 @@ def follow_clock(
     for block in _read_to_end(options, state, task_range.offsets, columns, read):
         with _locate_refusals(task_range.offsets.partition, block):
             payload = read_payload(options, None, block)
-        state, verdicts = step(options.rules, state, payload.events, payload.marks)
-        yield state, verdicts.cti_us
+        state, result = step(options.rules, state, payload.events, payload.marks)
+        yield state, result.cti_us
         if options.rules.is_at_end(state.cti_us):
             return
 
 
-def _select_rows(options: KafkaOptions, judged: JudgedBlock) -> Mask:
+def _select_rows(options: KafkaOptions, processed: ProcessedBlock) -> Mask:
     """Select the records that become rows, by the event rules and the parse mode."""
-    keep, reasons = judged.verdicts.keep, judged.payload.find_reasons()
+    keep, reasons = processed.result.keep, processed.payload.find_reasons()
     if reasons is None or options.parse_mode == "PERMISSIVE":
         return keep
     broken: Mask = keep & (reasons != FINE)
     if options.parse_mode == "FAILFAST" and broken.any():
         row = int(np.argmax(broken))
         raise ViolationFound(
-            f"{judged.locate(row)}: {_describe_malformed(options, reasons[row])}, and "
+            f"{processed.locate(row)}: {_describe_malformed(options, reasons[row])}, and "
             "option 'parseMode' is 'FAILFAST'; use 'PERMISSIVE' to get nulls, or 'DROPMALFORMED' "
             "to leave such rows out"
         )
@@ -253,34 +252,34 @@ def _describe_malformed(options: KafkaOptions, reason: int) -> str:
     return f"the {part} is not {FORMATS[form]} of the schema (reason: {RECORD_REASONS[reason]})"
 
 
-def _warn_of_marks(options: KafkaOptions, judged: JudgedBlock) -> None:
-    unreadable = judged.verdicts.unreadable
+def _warn_of_marks(options: KafkaOptions, processed: ProcessedBlock) -> None:
+    unreadable = processed.result.unreadable
     if len(unreadable):
         _LOG.warning(
             "%s: %d marks in header '%s' from here on cannot be read and are ignored",
-            judged.locate(int(unreadable[0])),
+            processed.locate(int(unreadable[0])),
             len(unreadable),
             options.cti_header,
         )
 
 
-def _fail_on_violation(options: KafkaOptions, judged: JudgedBlock) -> None:
-    failure = judged.verdicts.failure
+def _fail_on_violation(options: KafkaOptions, processed: ProcessedBlock) -> None:
+    failure = processed.result.failure
     if failure is None:
         return
-    where = judged.locate(failure.index)
+    where = processed.locate(failure.index)
     cti = "none yet" if failure.cti_us is None else format_instant(failure.cti_us)
-    if failure.mark:
-        what = f"mark in header '{options.cti_header}' cannot be read"
-    elif failure.malformed:
-        what = f"event is malformed ({_describe_expected(options)})"
-    elif failure.future:
+    if failure.kind == "future":
         raise ViolationFound(
             f"{where}: the event has event time {format_instant(failure.event_us)}, which is "
             "further after its record's timestamp than option 'maxFuture' allows, and option "
             "'futurePolicy' is 'fail'; correct the clock of its writer, or use 'drop' or 'keep' "
             "to go on"
         )
+    if failure.kind == "mark":
+        what = f"mark in header '{options.cti_header}' cannot be read"
+    elif failure.kind == "malformed":
+        what = f"event is malformed ({_describe_expected(options)})"
     else:
         what = f"event has event time {format_instant(failure.event_us)}, before"
     going_on = " or ".join(f"'{name}'" for name, policy in POLICIES.items() if not policy.fails)

@@ -9,15 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
 from pyspark_timestream.core.instants import (
-    FINAL_US,
-    MIN_US,
-    NEVER,
     Instants,
     Mask,
-    instant_or_sentinel,
     parse_instant,
 )
 
@@ -34,7 +28,7 @@ Seconds up to the year 2100, read as milliseconds, lie there, and so do 0, -1 an
 clock that was never set.
 """
 
-_OLD_US: Final = parse_instant("1990-01-01T00:00:00Z")
+OLD_US: Final = parse_instant("1990-01-01T00:00:00Z")
 
 
 class Clues(NamedTuple):
@@ -74,85 +68,6 @@ class Clues(NamedTuple):
     def from_json(cls, value: Mapping[str, int]) -> "Clues":
         """Return the clues that `to_json` wrote."""
         return cls(**value)
-
-
-class Judged(NamedTuple):
-    """A block of n records after the clock has passed it.
-
-    Attributes:
-        times: n instants: the events' times.
-        well_formed: n booleans.
-        late: n booleans.
-        before: n instants: the CTI in force before each record.
-        record_us: n instants: the records' timestamps, NEVER where there is none; None: not read.
-        cti_index: each CTI took effect right after the record with this index; -1: before the
-            first.
-        cti_us: these CTIs.
-    """
-
-    times: Instants
-    well_formed: Mask
-    late: Mask
-    before: Instants
-    record_us: Instants | None
-    cti_index: Instants
-    cti_us: Instants
-
-
-def add_clues(clues: Clues, delay_us: int, block: Judged) -> Clues:
-    """Return the clues after a block.
-
-    Args:
-        clues: the clues before the block.
-        delay_us: the delay of generated CTIs.
-        block: the block.
-    """
-    late = block.late
-    if len(late) and int(block.times.min()) < _OLD_US:
-        is_old = block.well_formed & (block.times < _OLD_US)
-        is_early = is_old & find_early(block.times)
-        late = late & ~is_early
-        clues = clues._replace(
-            old=clues.old + int(np.count_nonzero(is_old)),
-            early=clues.early + int(np.count_nonzero(is_early)),
-        )
-    places = np.flatnonzero(late)
-    if len(places):
-        return _add_late(clues, delay_us, block, places)
-    if len(block.cti_index):
-        last = _find_leads(delay_us, block, block.cti_index[-1:], block.cti_us[-1:])
-        return clues._replace(lead_us=int(last[0]) or None)
-    return clues
-
-
-def _add_late(clues: Clues, delay_us: int, block: Judged, places: Instants) -> Clues:
-    leads = np.concatenate(
-        ([clues.lead_us or 0], _find_leads(delay_us, block, block.cti_index, block.cti_us))
-    )
-    is_ahead = leads[np.searchsorted(block.cti_index, places)] > 0
-    times = block.times[places]
-    gaps = (block.before[places] - times)[~is_ahead]
-    highest = np.maximum.accumulate(np.concatenate(([instant_or_sentinel(clues.behind_us)], times)))
-    floor = np.where(highest[:-1] == NEVER, MIN_US, highest[:-1]) - max(delay_us, 0)
-    return clues._replace(
-        lead_us=int(leads[-1]) or None,
-        ahead=clues.ahead + int(np.count_nonzero(is_ahead)),
-        behind_us=int(highest[-1]),
-        misplaced=clues.misplaced + int(np.count_nonzero(times < floor)),
-        most_late_us=max(clues.most_late_us, int(gaps.max(initial=0))),
-    )
-
-
-def _find_leads(delay_us: int, block: Judged, index: Instants, ctis_us: Instants) -> Instants:
-    """Return the lead of each CTI; 0 if it has none or no event made it."""
-    if block.record_us is None:
-        return np.zeros(len(index), dtype=np.int64)
-    at = np.maximum(index, 0)
-    times, record_us = block.times[at], block.record_us[at]
-    made = np.clip(times - delay_us, MIN_US, FINAL_US) == ctis_us
-    known = (index >= 0) & block.well_formed[at] & made & (record_us != NEVER)
-    lead_us = times - np.where(known, record_us, times)
-    return np.where(lead_us - max(delay_us, 0) > MAX_LEAD_US, lead_us, 0)
 
 
 def find_early(times: Instants) -> Mask:

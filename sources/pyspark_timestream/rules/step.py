@@ -1,10 +1,11 @@
-"""The state machine of one partition, over columns of records (semantics 2.2).
+"""The state machine of one partition (semantics 2.2) and its policies (3), over columns.
 
 Each partition has its own clock: the CTI in force, none at first. For each record, in this order:
 
 1. Forget the writers that have been silent for too long, which may raise the CTI (4.5).
-2. Judge the event: it is late if its time is strictly before the CTI in force (3), else in the
-   future if it is more than `maxFuture` after its record's timestamp (3.8).
+2. Compare the event with the CTI in force: it is *late* if its time is strictly before it (3), else
+   *in the future* if it is more than `maxFuture` after its record's timestamp (3.8). It is
+   *malformed* if it has no readable time, an unknown edge, or an end that is not after its start.
 3. Count the event, unless it is malformed, an end edge, or more than `maxFuture` after its record's
    timestamp (2.10). It may trigger a CTI right after it, at its received time minus the delay (2.3
    to 2.5).
@@ -13,16 +14,26 @@ Each partition has its own clock: the CTI in force, none at first. For each reco
 A CTI takes effect only if it is greater than the one in force. The policy for late events never
 influences the clock: a dropped event counts too, and an adjusted one drives the clock with its
 received time. So `step` computes the clock of a whole block first, and the violations after it.
-`step` is a fold: any split of the records into calls gives the same verdicts, CTIs and end state.
+`step` is a fold: any split of the records into calls gives the same results, CTIs and end state.
+
+A replay from T to U (7.7) delivers the rows of the full run with a time in [T, U). Each partition
+ends right after the record at which its CTI reaches U, and that CTI then becomes exactly U. Every
+on-time row below U comes before this end, so nobody reads the rest.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import (
+    FINAL_US,
+    MIN_US,
     NEVER,
     Instants,
     Mask,
@@ -30,30 +41,129 @@ from pyspark_timestream.core.instants import (
     instant_or_sentinel,
 )
 from pyspark_timestream.rules.generator import (
+    GeneratedCtis,
     GeneratorRules,
     WrittenEvents,
     fold_written_events,
     generate_ctis,
 )
-from pyspark_timestream.rules.marks import MarkEffects, Marks, WriterRules, fold_marks
-from pyspark_timestream.rules.policies import (
-    ADJUSTED,
-    POLICIES,
-    Events,
-    Failure,
-    Verdicts,
-    check_times,
-    classify,
-    cut_events,
-    cut_marks,
-    refuse_future,
-    select_inside,
+from pyspark_timestream.rules.marks import MarkEffects, Marks, Window, WriterRules, fold_marks
+from pyspark_timestream.rules.state import (
+    MAX_LEAD_US,
+    OLD_US,
+    Clues,
+    PartitionState,
+    find_early,
 )
-from pyspark_timestream.rules.state import Judged, PartitionState, add_clues
 
-_NO_INSTANTS = np.empty(0, dtype=np.int64)
-_NO_FLAGS = np.empty(0, dtype=np.bool_)
-NO_MARKS = Marks(
+
+class Action(Enum):
+    """What a policy does with a violating event.
+
+    Attributes:
+        text: the words of the policy table of semantics 3.
+        counter: counts late events of this action (semantics 3.7); "" if the query fails.
+        moves: the time that the action sets to the CTI; the row then has the violation `adjusted`
+            and keeps the original times. None: it moves no time.
+    """
+
+    text: str
+    counter: str
+    moves: Literal["start_us", "end_us"] | None
+
+    DROP = "dropped", "dropped", None
+    MOVE_START = "start moved to the CTI", "adjusted", "start_us"
+    MOVE_END = "end moved to the CTI", "adjusted", "end_us"
+    FAIL = "the query fails", "", None
+    FLAG = "passed on, flagged", "flagged", None
+
+    def __init__(
+        self, text: str, counter: str, moves: Literal["start_us", "end_us"] | None
+    ) -> None:
+        self.text, self.counter, self.moves = text, counter, moves
+
+
+class Policy(NamedTuple):
+    """A row of the policy table: the action for each kind of event.
+
+    An `ended interval` ends at or before the CTI, so moving its start would leave nothing of it.
+    """
+
+    point: Action
+    interval: Action
+    ended_interval: Action
+    start_edge: Action
+    end_edge: Action
+    malformed: Action
+
+    @property
+    def flags(self) -> bool:
+        """True if late events become rows that differ from others only by `violation`."""
+        return Action.FLAG in self
+
+    @property
+    def fails(self) -> bool:
+        """True if a violation fails the query."""
+        return Action.FAIL in self
+
+    def columns(self, shape: str) -> set[str]:
+        """Return the columns that this policy fills in rows of events of `shape`."""
+        moves = {action.moves for action in self} - {None}
+        filled = {"violation"} if moves or self.flags else set()
+        if moves:
+            filled |= {"original_start_time"}
+            filled |= set() if shape == "point" else {"original_end_time"}
+        return filled
+
+
+POLICIES: Final[Mapping[str, Policy]] = {
+    "drop": Policy(*[Action.DROP] * 6),
+    # A point lives one tick, so it can never straddle a CTI: adjusting it leaves nothing.
+    "adjust": Policy(
+        point=Action.DROP,
+        interval=Action.MOVE_START,
+        ended_interval=Action.DROP,
+        start_edge=Action.MOVE_START,
+        end_edge=Action.MOVE_END,
+        malformed=Action.DROP,
+    ),
+    "fail": Policy(*[Action.FAIL] * 6),
+    "flag": Policy(*[Action.FLAG] * 6),
+}
+"""The policy table of semantics 3. Its rows alone decide what a policy does, counts and fills."""
+
+KEEP_ALL: Final = "flag"
+"""The policy that loses nothing: commands that inspect a topic use it, and messages advise it."""
+
+
+class FuturePolicy(NamedTuple):
+    """What becomes of an event in the future (semantics 3.8).
+
+    Attributes:
+        fate: what has become of such events, for messages.
+        action: None: it stays as it is, flagged if the violation policy flags.
+    """
+
+    fate: str
+    action: Action | None
+
+
+FUTURE_POLICIES: Final[Mapping[str, FuturePolicy]] = {
+    "keep": FuturePolicy("were kept", None),
+    "drop": FuturePolicy("were dropped", Action.DROP),
+    "fail": FuturePolicy("failed the query", Action.FAIL),
+}
+
+LATE: Final = 1
+ADJUSTED: Final = 2
+MALFORMED: Final = 3
+FUTURE: Final = 4
+VIOLATIONS: Final = (None, "late", "adjusted", "malformed", "future")
+"""The `violation` column's text by code; code 0 means no violation."""
+
+_NO_INSTANTS: Final = np.empty(0, dtype=np.int64)
+_NO_FLAGS: Final = np.empty(0, dtype=np.bool_)
+NO_MARKS: Final = Marks(
     _NO_INSTANTS, _NO_INSTANTS, _NO_FLAGS, _NO_FLAGS, pa.nulls(0, pa.string()), _NO_FLAGS
 )
 """The marks of a block without any."""
@@ -101,116 +211,130 @@ class TimeRules:
         return self.until_us is not None and cti_us is not None and cti_us >= self.until_us
 
 
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A block of n consecutive records of one partition, in offset order, as events.
+
+    Attributes:
+        start_us: n instants: the start time (for an end edge: the start of the event it ends).
+        readable: n booleans; False where a time is missing or unreadable or the edge unknown.
+            Times at unreadable places are arbitrary.
+        end_us: n instants for intervals and edges; None for points.
+        is_end: n booleans for edges: this is an end edge; None for points and intervals.
+        present: n booleans: the record is an event; None: all are. A punctuation without a value
+            is no event.
+        record_us: n instants: the record timestamps, NEVER where there is none; None if no rule
+            needs them.
+        valueless: n booleans: the record lacks the value that would contain its time; None: no
+            record does.
+        writers: n texts: the writer of each record, "" where there is none; each writer has its own
+            clock. None: the partition has one clock.
+    """
+
+    start_us: Instants
+    readable: Mask
+    end_us: Instants | None = None
+    is_end: Mask | None = None
+    present: Mask | None = None
+    record_us: Instants | None = None
+    writers: pa.Array | None = None
+    valueless: Mask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first record that a policy `fail` refuses.
+
+    Attributes:
+        index: its index in the block.
+        kind: `late`, `malformed` or `future`, or `mark` for an unreadable mark.
+        event_us: the event time that was compared; arbitrary if malformed, or a mark.
+        cti_us: the CTI in force; None: none yet.
+    """
+
+    index: int
+    kind: str
+    event_us: int
+    cti_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResult:
+    """What the rules make of a block of n records.
+
+    Attributes:
+        keep: n booleans: the event becomes a row.
+        violation: n codes, each an index into VIOLATIONS.
+        start_us: n instants, adjusted.
+        end_us: n instants, adjusted; None for points.
+        times: n instants: the received event times that were compared.
+        well_formed: n booleans: the record is an event with such a time.
+        malformed: n booleans: the record is an event without one.
+        late: n booleans: the event is well-formed and before the CTI in force.
+        in_force_us: n instants: the CTI in force before each record, NEVER where there is none.
+        cti_index: each CTI comes right after the record with this index; -1: before the first.
+        cti_us: the CTIs, strictly increasing, each above the one in force before the block.
+        unreadable: the places of unreadable marks.
+        window: the rows' time windows; None if the rules ask for none.
+        failure: set if policy `fail` ends the stream; the rest is then meaningless.
+        inside: n booleans: the record is in the replay window; None without one.
+    """
+
+    keep: Mask
+    violation: npt.NDArray[np.uint8]
+    start_us: Instants
+    end_us: Instants | None
+    times: Instants
+    well_formed: Mask
+    malformed: Mask
+    late: Mask
+    in_force_us: Instants
+    cti_index: Instants
+    cti_us: Instants
+    unreadable: Instants
+    window: Window | None = None
+    failure: Failure | None = None
+    inside: Mask | None = None
+
+
 def step(
     rules: TimeRules, state: PartitionState, events: Events, marks: Marks = NO_MARKS
-) -> tuple[PartitionState, Verdicts]:
-    """Judge `events`, apply `marks`, and advance the clock.
+) -> tuple[PartitionState, BlockResult]:
+    """Apply the rules to `events` and `marks`, and advance the clock.
 
     Raises:
         ValueError: the columns of `marks` differ in length.
     """
     if rules.is_at_end(state.cti_us):
         return state, _leave_out(rules, events)
-    moved, verdicts = _fold(rules, state, events, marks)
+    moved, result = _fold(rules, state, events, marks)
     until_us = rules.until_us
     if until_us is None or not rules.is_at_end(moved.cti_us):
-        return moved, verdicts
-    at = int(np.searchsorted(verdicts.cti_us, until_us))
-    stop = int(verdicts.cti_index[at]) + 1
+        return moved, result
+    at = int(np.searchsorted(result.cti_us, until_us))
+    stop = int(result.cti_index[at]) + 1
     # Fold again, only up to the record at which the CTI reaches the end.
-    moved, before = _fold(rules, state, cut_events(events, stop), cut_marks(marks, stop))
+    moved, before = _fold(rules, state, _cut_events(events, stop), _cut_marks(marks, stop))
     # The cut block may lack the record that revealed a writer's silence and so brought this CTI.
     moved = dataclasses.replace(moved, cti_us=until_us, ctis=state.ctis + at + 1)
-    is_before = np.arange(len(verdicts.keep)) < stop
+    is_before = np.arange(len(result.keep)) < stop
     return moved, dataclasses.replace(
-        verdicts,
-        keep=verdicts.keep & is_before,
-        cti_index=verdicts.cti_index[: at + 1],
-        cti_us=np.append(verdicts.cti_us[:at], until_us),
+        result,
+        keep=result.keep & is_before,
+        cti_index=result.cti_index[: at + 1],
+        cti_us=np.append(result.cti_us[:at], until_us),
         failure=before.failure,
         unreadable=before.unreadable,
-        inside=is_before if verdicts.inside is None else verdicts.inside & is_before,
+        inside=is_before if result.inside is None else result.inside & is_before,
     )
 
 
-def _fold(
-    rules: TimeRules, state: PartitionState, events: Events, marks: Marks
-) -> tuple[PartitionState, Verdicts]:
-    """Fold a block without regard to the partition's end."""
-    policy = POLICIES[rules.policy]
-    times, well_formed, malformed = check_times(events)
-    ahead = _find_ahead(rules, events, times)
-    counts = well_formed if events.is_end is None else well_formed & ~events.is_end
-    counted = np.flatnonzero(counts if ahead is None else counts & ~ahead)
-    writer_rules = WriterRules(
-        rules.writers, rules.writer_timeout_us, rules.time_window, rules.writer_grace_us
-    )
-    frequency = GeneratorRules(rules.every_events, rules.every_us, rules.delay_us)
-    driving = times[counted]
-    if events.writers is None:
-        effects = fold_marks(writer_rules, state, marks, events.record_us, len(times))
-    else:
-        written = WrittenEvents(counted, driving, events.writers, events.record_us)
-        effects = fold_written_events(writer_rules, frequency, state, written)
-        # The writers' own generators made the CTIs; the partition generates none (4.8).
-        frequency = GeneratorRules(None, None, 0)
-    generated = generate_ctis(frequency, state, counted, driving, effects.proposals)
-    before = spread_ctis(state.cti_us, generated.index, generated.us, len(times))
-    late = well_formed & (times < before)
-    verdicts, tally = classify(rules.shape, rules.policy, events, times, late, malformed, before)
-    future = None if ahead is None else ahead & well_formed & ~late
-    if future is not None:
-        verdicts = refuse_future(rules.future_policy, policy.flags, future, times, before, verdicts)
-    if policy.fails:
-        verdicts = _fail_on_marks(verdicts, effects, before)
-    verdicts = dataclasses.replace(
-        verdicts,
-        cti_index=generated.index,
-        cti_us=generated.us,
-        unreadable=effects.unreadable,
-        window=effects.window,
-    )
-    present = len(times) if events.present is None else np.count_nonzero(events.present)
-    tally["events"] = int(present)
-    tally["malformed"] = int(np.count_nonzero(malformed))
-    if events.valueless is not None:
-        tally["tombstones"] = int(np.count_nonzero(malformed & events.valueless))
-        tally["malformed"] -= tally["tombstones"]
-    tally["future"] = 0 if future is None else int(np.count_nonzero(future))
-    if rules.from_us is not None or rules.until_us is not None:
-        placed = np.where(malformed | (verdicts.violation == ADJUSTED), before, times)
-        inside = select_inside(placed, rules.from_us, rules.until_us)
-        tally["outside"] = int(np.count_nonzero(verdicts.keep & ~inside))
-        verdicts = dataclasses.replace(verdicts, keep=verdicts.keep & inside, inside=inside)
-    ineffective = int(np.count_nonzero(effects.proposals.is_mark & ~generated.effective))
-    tally["ignored_ctis"] = ineffective + len(effects.unreadable)
-    tally["ctis"] = len(generated.us)
-    judged = Judged(
-        times, well_formed, late, before, events.record_us, generated.index, generated.us
-    )
-    moved = dataclasses.replace(
-        state,
-        clues=add_clues(state.clues, rules.delay_us, judged),
-        cti_us=int(generated.us[-1]) if len(generated.us) else state.cti_us,
-        count=generated.count,
-        base_us=generated.base_us,
-        last_us=_find_last_time(state, times, well_formed),
-        writers=effects.writers,
-        noted_us=effects.noted_us,
-        record_us=effects.record_us,
-        first_us=effects.first_us,
-        begun=effects.begun,
-        **{name: getattr(state, name) + more for name, more in tally.items()},
-    )
-    return moved, verdicts
-
-
-def _leave_out(rules: TimeRules, events: Events) -> Verdicts:
-    """Return the verdicts on records after the partition's end."""
-    _, verdicts = _fold(rules, PartitionState(), events, NO_MARKS)
-    none = np.zeros(len(verdicts.keep), dtype=np.bool_)
+def _leave_out(rules: TimeRules, events: Events) -> BlockResult:
+    """Return the result for records after the partition's end."""
+    _, result = _fold(rules, PartitionState(), events, NO_MARKS)
+    none = np.zeros(len(result.keep), dtype=np.bool_)
     return dataclasses.replace(
-        verdicts,
+        result,
         keep=none,
         cti_index=_NO_INSTANTS,
         cti_us=_NO_INSTANTS,
@@ -218,6 +342,96 @@ def _leave_out(rules: TimeRules, events: Events) -> Verdicts:
         unreadable=_NO_INSTANTS,
         inside=none,
     )
+
+
+def _cut_events(events: Events, stop: int) -> Events:
+    columns = ((field.name, getattr(events, field.name)) for field in dataclasses.fields(events))
+    cut: Any = {name: None if column is None else column[:stop] for name, column in columns}
+    return Events(**cut)
+
+
+def _cut_marks(marks: Marks, stop: int) -> Marks:
+    count = int(np.searchsorted(marks.places, stop))
+    cut: Any = (column[:count] for column in marks)
+    return Marks(*cut)
+
+
+def _fold(
+    rules: TimeRules, state: PartitionState, events: Events, marks: Marks
+) -> tuple[PartitionState, BlockResult]:
+    """Fold a block without regard to the partition's end."""
+    times, well_formed, malformed = check_times(events)
+    ahead = _find_ahead(rules, events, times)
+    counts = well_formed if events.is_end is None else well_formed & ~events.is_end
+    counted = np.flatnonzero(counts if ahead is None else counts & ~ahead)
+    effects, generated = _advance_clock(rules, state, events, marks, (counted, times[counted]))
+    in_force_us = _spread_ctis(state.cti_us, generated.index, generated.us, len(times))
+    result = BlockResult(
+        keep=np.ones(len(times), dtype=np.bool_) if events.present is None else events.present,
+        violation=np.zeros(len(times), dtype=np.uint8),
+        start_us=events.start_us,
+        end_us=events.end_us,
+        times=times,
+        well_formed=well_formed,
+        malformed=malformed,
+        late=well_formed & (times < in_force_us),
+        in_force_us=in_force_us,
+        cti_index=generated.index,
+        cti_us=generated.us,
+        unreadable=effects.unreadable,
+        window=effects.window,
+    )
+    future = None if ahead is None else ahead & well_formed & ~result.late
+    result, tally = _apply_policies(rules, events, future, result)
+    tally["events"] = len(times) if events.present is None else _count(events.present)
+    tally["malformed"] = _count(malformed)
+    if events.valueless is not None:
+        tally["tombstones"] = _count(malformed & events.valueless)
+        tally["malformed"] -= tally["tombstones"]
+    tally["future"] = 0 if future is None else _count(future)
+    if rules.from_us is not None or rules.until_us is not None:
+        inside = _select_inside(rules, result)
+        tally["outside"] = _count(result.keep & ~inside)
+        result = dataclasses.replace(result, keep=result.keep & inside, inside=inside)
+    tally["ignored_ctis"] = len(effects.unreadable) + _count(
+        effects.proposals.is_mark & ~generated.effective
+    )
+    tally["ctis"] = len(generated.us)
+    places = np.flatnonzero(well_formed)
+    moved = dataclasses.replace(
+        state,
+        clues=_add_clues(state.clues, rules.delay_us, result, events.record_us),
+        cti_us=int(generated.us[-1]) if len(generated.us) else state.cti_us,
+        count=generated.count,
+        base_us=generated.base_us,
+        last_us=int(times[places[-1]]) if len(places) else state.last_us,
+        writers=effects.writers,
+        noted_us=effects.noted_us,
+        record_us=effects.record_us,
+        first_us=effects.first_us,
+        begun=effects.begun,
+        **{name: getattr(state, name) + more for name, more in tally.items()},
+    )
+    return moved, result
+
+
+def _count(mask: Mask) -> int:
+    return int(np.count_nonzero(mask))
+
+
+def check_times(events: Events) -> tuple[Instants, Mask, Mask]:
+    """Return each event's time to compare, and masks of the well-formed and malformed events."""
+    times, well_formed = events.start_us, events.readable
+    if events.end_us is not None:
+        lasting = events.end_us > events.start_us
+        if events.is_end is None:
+            well_formed = well_formed & lasting
+        else:
+            times = np.where(events.is_end, events.end_us, events.start_us)
+            well_formed = well_formed & (lasting | ~events.is_end)
+    if events.present is None:
+        return times, well_formed, ~well_formed
+    return times, well_formed & events.present, ~well_formed & events.present
 
 
 def _find_ahead(rules: TimeRules, events: Events, times: Instants) -> Mask | None:
@@ -229,15 +443,31 @@ def _find_ahead(rules: TimeRules, events: Events, times: Instants) -> Mask | Non
     return is_ahead
 
 
-def spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:
-    """Return the CTI in force before each record, NEVER where there is none.
+def _advance_clock(
+    rules: TimeRules,
+    state: PartitionState,
+    events: Events,
+    marks: Marks,
+    counted: tuple[Instants, Instants],
+) -> tuple[MarkEffects, GeneratedCtis]:
+    """Advance the clock by the marks and the `counted` events, as their places and times."""
+    writer_rules = WriterRules(
+        rules.writers, rules.writer_timeout_us, rules.time_window, rules.writer_grace_us
+    )
+    frequency = GeneratorRules(rules.every_events, rules.every_us, rules.delay_us)
+    if events.writers is None:
+        rows = len(events.start_us)
+        effects = fold_marks(writer_rules, state, marks, events.record_us, rows)
+    else:
+        written = WrittenEvents(*counted, events.writers, events.record_us)
+        effects = fold_written_events(writer_rules, frequency, state, written)
+        # The writers' own generators made the CTIs; the partition generates none (4.8).
+        frequency = GeneratorRules(None, None, 0)
+    return effects, generate_ctis(frequency, state, *counted, effects.proposals)
 
-    Args:
-        cti_us: the CTI before the first record; None if there is none.
-        index: each CTI takes effect right after the record with this index; -1: before the first.
-        us: these CTIs, increasing.
-        rows: the number of records.
-    """
+
+def _spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:
+    """Return the CTI in force before each record; `cti_us` is that before the first one."""
     candidates = np.full(rows + 1, NEVER, dtype=np.int64)
     candidates[0] = instant_or_sentinel(cti_us)
     # NumPy assigns in order, so a record keeps the last, greatest CTI after it.
@@ -245,17 +475,126 @@ def spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) ->
     return np.maximum.accumulate(candidates)[:-1]
 
 
-def _find_last_time(state: PartitionState, times: Instants, well_formed: Mask) -> int | None:
-    places = np.flatnonzero(well_formed)
-    return int(times[places[-1]]) if len(places) else state.last_us
+def _apply_policies(
+    rules: TimeRules, events: Events, future: Mask | None, result: BlockResult
+) -> tuple[BlockResult, dict[str, int]]:
+    """Apply the policies, and return what they add to each counter of late events."""
+    policy = POLICIES[rules.policy]
+    counts = {action.counter: 0 for action in Action if action.counter}
+    for kind, mask in _group_by_kind(rules.shape, events, result):
+        if mask.any():
+            action: Action = getattr(policy, kind)
+            if kind == "malformed":
+                result = _apply(action, MALFORMED, mask, result)
+                continue
+            result = _apply(action, LATE, mask, result)
+            if action.counter:
+                counts[action.counter] += _count(mask)
+    to_future = FUTURE_POLICIES[rules.future_policy].action
+    to_future = Action.FLAG if to_future is None and policy.flags else to_future
+    if to_future is not None and future is not None and future.any():
+        result = _apply(to_future, FUTURE, future, result)
+    if policy.fails and len(result.unreadable):
+        place = int(result.unreadable[0])
+        # An event of the same record fails before its mark.
+        if result.failure is None or result.failure.index > place:
+            cti_us = instant_or_none(result.in_force_us[place])
+            result = dataclasses.replace(result, failure=Failure(place, "mark", 0, cti_us))
+    return result, counts
 
 
-def _fail_on_marks(verdicts: Verdicts, effects: MarkEffects, before: Instants) -> Verdicts:
-    """Fail at the first unreadable mark, unless an event in the same or an earlier record fails."""
-    failure = verdicts.failure
-    if not len(effects.unreadable) or (failure and failure.index <= effects.unreadable[0]):
-        return verdicts
-    place = int(effects.unreadable[0])
-    cti_us = instant_or_none(before[place])
-    failure = Failure(place, malformed=False, event_us=0, cti_us=cti_us, mark=True)
-    return dataclasses.replace(verdicts, failure=failure)
+def _group_by_kind(shape: str, events: Events, result: BlockResult) -> list[tuple[str, Mask]]:
+    """Split the violating events by kind, which names a column of the policy table."""
+    late = result.late
+    if events.is_end is not None:
+        shaped = [("start_edge", late & ~events.is_end), ("end_edge", late & events.is_end)]
+    elif shape == "interval" and events.end_us is not None:
+        ended = late & (events.end_us <= result.in_force_us)
+        shaped = [("ended_interval", ended), ("interval", late & ~ended)]
+    else:
+        shaped = [("point", late)]
+    return [*shaped, ("malformed", result.malformed)]
+
+
+def _apply(action: Action, code: int, mask: Mask, result: BlockResult) -> BlockResult:
+    """Apply an action to the events of `mask`; `code` is their violation."""
+    if action is Action.DROP:
+        return dataclasses.replace(result, keep=result.keep & ~mask)
+    if action is Action.FAIL:
+        return dataclasses.replace(result, failure=_find_failure(code, mask, result))
+    code = code if action is Action.FLAG else ADJUSTED
+    violation = np.where(mask, np.uint8(code), result.violation)
+    if action.moves is None:
+        return dataclasses.replace(result, violation=violation)
+    moved: Any = {action.moves: np.where(mask, result.in_force_us, getattr(result, action.moves))}
+    return dataclasses.replace(result, violation=violation, **moved)
+
+
+def _find_failure(code: int, mask: Mask, result: BlockResult) -> Failure:
+    at, failure = int(np.argmax(mask)), result.failure
+    if failure is not None and failure.index < at:
+        return failure
+    cti_us = instant_or_none(result.in_force_us[at])
+    return Failure(at, str(VIOLATIONS[code]), int(result.times[at]), cti_us)
+
+
+def _select_inside(rules: TimeRules, result: BlockResult) -> Mask:
+    """Select the records in the replay window, by each event's time after the policy.
+
+    A malformed event has none and counts at the CTI in force. Each record is selected by itself, so
+    neither the split into blocks nor the start of reading changes the result.
+    """
+    has_no_time = result.malformed | (result.violation == ADJUSTED)
+    placed = np.where(has_no_time, result.in_force_us, result.times)
+    inside = np.ones(len(placed), dtype=np.bool_)
+    if rules.from_us is not None:
+        inside &= placed >= rules.from_us
+    if rules.until_us is not None:
+        inside &= placed < rules.until_us
+    return inside
+
+
+def _add_clues(
+    clues: Clues, delay_us: int, result: BlockResult, record_us: Instants | None
+) -> Clues:
+    """Return the clues after a block; `record_us` are the timestamps, if they were read."""
+    late, times = result.late, result.times
+    if len(late) and int(times.min()) < OLD_US:
+        is_old = result.well_formed & (times < OLD_US)
+        is_early = is_old & find_early(times)
+        late = late & ~is_early
+        clues = clues._replace(old=clues.old + _count(is_old), early=clues.early + _count(is_early))
+    places = np.flatnonzero(late)
+    if not len(places):
+        if len(result.cti_index):
+            last = _find_leads(delay_us, result, record_us, slice(-1, None))
+            clues = clues._replace(lead_us=int(last[0]) or None)
+        return clues
+    leads = np.append(clues.lead_us or 0, _find_leads(delay_us, result, record_us, slice(None)))
+    is_ahead = leads[np.searchsorted(result.cti_index, places)] > 0
+    late_us = times[places]
+    gaps = (result.in_force_us[places] - late_us)[~is_ahead]
+    highest = np.maximum.accumulate(np.append(instant_or_sentinel(clues.behind_us), late_us))
+    floor = np.where(highest[:-1] == NEVER, MIN_US, highest[:-1]) - max(delay_us, 0)
+    return clues._replace(
+        lead_us=int(leads[-1]) or None,
+        ahead=clues.ahead + _count(is_ahead),
+        behind_us=int(highest[-1]),
+        misplaced=clues.misplaced + _count(late_us < floor),
+        most_late_us=max(clues.most_late_us, int(gaps.max(initial=0))),
+    )
+
+
+def _find_leads(
+    delay_us: int, result: BlockResult, record_us: Instants | None, some: slice
+) -> Instants:
+    """Return the lead of `some` CTIs; 0 if one has none or no event made it."""
+    index, ctis_us = result.cti_index[some], result.cti_us[some]
+    if record_us is None:
+        return np.zeros(len(index), dtype=np.int64)
+    at = np.maximum(index, 0)
+    times, stamps_us = result.times[at], record_us[at]
+    made = np.clip(times - delay_us, MIN_US, FINAL_US) == ctis_us
+    known = (index >= 0) & result.well_formed[at] & made & (stamps_us != NEVER)
+    lead_us = times - np.where(known, stamps_us, times)
+    return np.where(lead_us - max(delay_us, 0) > MAX_LEAD_US, lead_us, 0)

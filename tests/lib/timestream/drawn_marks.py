@@ -11,9 +11,8 @@ from timestream.oracle import Event, Failed, Record
 
 from pyspark_timestream.core.instants import NEVER
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.policies import FUTURE_POLICIES, POLICIES, VIOLATIONS
 from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import TimeRules, step
+from pyspark_timestream.rules.step import FUTURE_POLICIES, POLICIES, VIOLATIONS, TimeRules, step
 
 NAMES = ("", "a", "b", "c")
 
@@ -87,9 +86,8 @@ def stepped(shape, policy, how, topic, cuts=()):
         state, said = step(rules, state, block, marks(some))
         if said.failure is not None:
             fail = said.failure
-            time = None if fail.malformed or fail.mark else fail.event_us
-            kind = "mark" if fail.mark else "future" if fail.future else fail.malformed
-            raise Failed(first + fail.index, kind, time, fail.cti_us)
+            time = None if fail.kind in ("malformed", "mark") else fail.event_us
+            raise Failed(first + fail.index, fail.kind, time, fail.cti_us)
         ctis = list(zip(said.cti_index.tolist(), said.cti_us.tolist(), strict=True))
         out += [("cti", us) for index, us in ctis if index < 0]
         for i, record in enumerate(some):

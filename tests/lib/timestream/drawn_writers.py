@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from timestream.oracle import FINAL
 
 from pyspark_timestream.core.instants import NEVER
-from pyspark_timestream.rules.policies import Events
 from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import TimeRules, step
+from pyspark_timestream.rules.step import Events, TimeRules, step
 
 instants = st.integers(0, 20)
 

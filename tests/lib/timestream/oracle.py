@@ -29,7 +29,7 @@ class Record(NamedTuple):
 
 
 class Failed(Exception):
-    """Policy `fail`: (index, malformed or "mark", judged time or None, CTI in force or None)."""
+    """Policy `fail`: (index, kind, compared time or None, CTI in force or None)."""
 
 
 def outcome(function, *arguments, **more):
@@ -89,7 +89,7 @@ def run(
             far = None not in (future, record.stamp) and not bad and t > record.stamp + future
             early = far and not late
             if policy == "fail" and (bad or late):
-                raise Failed(index, bad, t, cti)
+                raise Failed(index, "malformed" if bad else "late", t, cti)
             if ahead == "fail" and early:
                 raise Failed(index, "future", t, cti)
             tally["malformed"] += bad

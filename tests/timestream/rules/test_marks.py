@@ -12,8 +12,8 @@ from timestream.oracle import Event, Failed, Record, outcome, run
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, NEVER
 from pyspark_timestream.rules.generator import GeneratorRules, generate_ctis
 from pyspark_timestream.rules.marks import Proposals, WriterRules, fold_marks
-from pyspark_timestream.rules.policies import POLICIES
 from pyspark_timestream.rules.state import PartitionState, WriterState
+from pyspark_timestream.rules.step import POLICIES
 
 
 @given(topics())
@@ -136,7 +136,7 @@ def test_an_unreadable_mark_fails_under_fail_after_the_event_in_the_same_record(
     assert failed.value.args == (1, "mark", None, 5)
     with pytest.raises(Failed) as failed:
         told(mark(5), Record(Event("point", 4), "?"), policy="fail")
-    assert failed.value.args == (1, False, 4, 5)
+    assert failed.value.args == (1, "late", 4, 5)
 
 
 def test_a_value_with_a_mark_is_an_event_that_comes_before_its_punctuation():

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from timestream.drawn_rules import KINDS, columns, delays, frequencies
 from timestream.oracle import Event, Failed, outcome, run
 
-from pyspark_timestream.core.instants import FINAL_US, MIN_US, NEVER
+from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.rules import generator
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.policies import POLICIES, VIOLATIONS, Events, classify
 from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import TimeRules, step
+from pyspark_timestream.rules.step import POLICIES, VIOLATIONS, Events, TimeRules, step
 
 GOING_ON = [name for name, policy in POLICIES.items() if not policy.fails]
 
@@ -45,8 +44,8 @@ def stepped(shape, policy, how, events, cuts=(), state=None):
         state, said = step(rules(shape, policy, how), state, columns(shape, some))
         if said.failure is not None:
             fail = said.failure
-            time = None if fail.malformed else fail.event_us
-            raise Failed(first + fail.index, fail.malformed, time, fail.cti_us)
+            time = None if fail.kind == "malformed" else fail.event_us
+            raise Failed(first + fail.index, fail.kind, time, fail.cti_us)
         ctis = dict(zip(said.cti_index.tolist(), said.cti_us.tolist(), strict=True))
         assert len(ctis) == len(said.cti_index)
         for i, event in enumerate(some):
@@ -96,9 +95,9 @@ def test_ctis_increase_and_nothing_unflagged_comes_before_the_one_in_force(strea
             in_force = what[1]
         else:
             _, index, start, end, violation = what
-            judged = end if events[index].kind == "end" else start
+            compared = end if events[index].kind == "end" else start
             if violation in (None, "adjusted") and in_force is not None:
-                assert judged >= in_force
+                assert compared >= in_force
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), frequencies)
@@ -189,7 +188,7 @@ def test_the_span_is_measured_from_the_first_counted_event_dropped_or_not():
     assert [what for what in out if what[0] == "cti"] == [("cti", 8)]
 
 
-def test_end_edges_are_judged_by_their_end_and_do_not_count():
+def test_end_edges_are_late_by_their_end_and_do_not_count():
     out, state = stepped(
         "edge",
         "drop",
@@ -226,7 +225,7 @@ def test_fail_names_the_first_violating_event_whatever_its_kind():
     ended = Event("interval", 1, 2)
     first = Event("interval", 5, 6)
     for order in ([bad, late, ended], [late, ended, bad], [ended, bad, late]):
-        expected = (1, order[0] is bad, None if order[0] is bad else 1, 5)
+        expected = (1, "malformed", None, 5) if order[0] is bad else (1, "late", 1, 5)
         with pytest.raises(Failed) as failed:
             stepped("interval", "fail", {"every": 1}, [first, *order])
         assert failed.value.args == expected
@@ -235,7 +234,7 @@ def test_fail_names_the_first_violating_event_whatever_its_kind():
 def test_a_malformed_event_at_the_start_fails_without_a_cti():
     with pytest.raises(Failed) as failed:
         stepped("point", "fail", {"every": 1}, [Event("point", 1)] * 0 + [Event("point", None)])
-    assert failed.value.args == (0, True, None, None)
+    assert failed.value.args == (0, "malformed", None, None)
 
 
 @pytest.mark.parametrize("delay", [-1, 0, 1])
@@ -278,15 +277,14 @@ def test_unreadable_marks_are_told_by_their_places():
     marks = Marks(np.array([0, 2]), np.array([7, 0]), np.array([True, True]),
                   np.array([True, False]), pa.array(["", ""]), nothing[:2])  # fmt: skip
     events = Events(np.zeros(3, dtype=np.int64), nothing, present=nothing)
-    state, verdicts = step(TimeRules(), PartitionState(), events, marks)
-    assert verdicts.unreadable.tolist() == [2]
+    state, result = step(TimeRules(), PartitionState(), events, marks)
+    assert result.unreadable.tolist() == [2]
     assert (state.cti_us, state.ignored_ctis) == (7, 1)
 
 
-def test_a_judgement_has_no_ctis_before_the_clock_has_run():
-    times, none = np.array([3, 5]), np.zeros(2, dtype=np.bool_)
-    before = np.full(2, NEVER)
-    said, _ = classify("point", "drop", Events(times, ~none), times, none, none, before)
+def test_without_a_source_of_ctis_a_block_has_none():
+    events = Events(np.array([3, 5]), np.ones(2, dtype=np.bool_))
+    _, said = step(TimeRules(), PartitionState(), events)
     for column in (said.cti_index, said.cti_us):
         assert (column.dtype, column.tolist()) == (np.int64, [])
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pyspark_timestream.rules.policies import POLICIES, Action, Policy
 from pyspark_timestream.rules.state import COUNTERS, PartitionState
+from pyspark_timestream.rules.step import POLICIES, Action, Policy
 
 D, S, E, F, G = Action.DROP, Action.MOVE_START, Action.MOVE_END, Action.FAIL, Action.FLAG
 

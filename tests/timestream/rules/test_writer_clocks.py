@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from timestream.drawn_writers import records, rules, stepped
 from timestream.oracle import FINAL, run_writers
 
-from pyspark_timestream.rules.policies import Events
 from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import TimeRules, step
+from pyspark_timestream.rules.step import Events, TimeRules, step
 
 
 @given(rules, st.lists(records, max_size=40))

@@ -33,9 +33,15 @@ from pyspark_timestream.kafka.decode.payload import read_payload, required_colum
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.policies import KEEP_ALL, LATE, Events, check_times
 from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import TimeRules, spread_ctis, step
+from pyspark_timestream.rules.step import (
+    KEEP_ALL,
+    LATE,
+    Events,
+    TimeRules,
+    check_times,
+    step,
+)
 
 _BITS: Final = 7
 _FIRST: Final = 1 << _BITS
@@ -196,9 +202,8 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
     places = np.flatnonzero(late)
     most_late_us = clock.most_late_us
     if len(places):
-        cti_us = clock.state.cti_us
-        in_force = spread_ctis(cti_us, result.cti_index, result.cti_us, len(late))
-        most_late_us = max(int((in_force[places] - block.times[places]).max()), most_late_us or 0)
+        late_by_us = result.in_force_us[places] - block.times[places]
+        most_late_us = max(int(late_by_us.max()), most_late_us or 0)
     return replace(
         clock,
         state=state,

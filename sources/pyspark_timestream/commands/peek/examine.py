@@ -37,7 +37,7 @@ from pyspark_timestream.kafka.decode.formats import check_fields, decode_part
 from pyspark_timestream.kafka.decode.framing import split_value_frames
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.records import REASONS, RequestedFields
-from pyspark_timestream.kafka.decode.rows import JudgedBlock, interleave_ctis
+from pyspark_timestream.kafka.decode.rows import ProcessedBlock, interleave_ctis
 from pyspark_timestream.kafka.diagnosis.samples import parse_object
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import read_registry_settings
@@ -46,9 +46,8 @@ from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, Part, Paylo
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.registry.client import SchemaRegistry
 from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas, with_readers
-from pyspark_timestream.rules.policies import KEEP_ALL
 from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import step
+from pyspark_timestream.rules.step import KEEP_ALL, step
 
 PARTS: Final[tuple[Part, Part]] = ("value", "key")
 
@@ -429,8 +428,8 @@ def _read_rows(
         _, result = step(replace(options.rules, policy=KEEP_ALL), PartitionState(), payload.events)
         every = np.ones(len(block.offsets), dtype=np.bool_)
         none = np.empty(0, dtype=np.int64)
-        judged = JudgedBlock(partition, block, payload, result)
-        batch = interleave_ctis(projection, judged, every, none, none)
+        processed = ProcessedBlock(partition, block, payload, result)
+        batch = interleave_ctis(projection, processed, every, none, none)
         number = pa.repeat(pa.scalar(partition.number, pa.int32()), len(every))
         columns = {name: batch[name] for name in _list_shown(options, schema)}
         # Parentheses keep the names of the places in front apart from those of fields.

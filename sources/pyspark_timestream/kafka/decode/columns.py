@@ -19,7 +19,7 @@ from pyspark_timestream.kafka.options.parsers import (
     parse_path,
 )
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS
-from pyspark_timestream.rules.policies import POLICIES
+from pyspark_timestream.rules.step import POLICIES
 
 _PASSABLE: Final = "a path through objects only: columns that are structs, or strings"
 

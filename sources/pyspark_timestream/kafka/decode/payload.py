@@ -39,8 +39,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import Part, PayloadRules
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.policies import Events
-from pyspark_timestream.rules.step import NO_MARKS
+from pyspark_timestream.rules.step import NO_MARKS, Events
 
 
 @dataclass(frozen=True, slots=True)

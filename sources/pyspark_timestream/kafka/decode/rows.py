@@ -1,4 +1,4 @@
-"""Turns judged records and CTIs into the rows of the stream (semantics 2.9)."""
+"""Turns processed records and CTIs into the rows of the stream (semantics 2.9)."""
 
 import itertools
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from pyspark_timestream.kafka.decode.columns import METADATA, Projection
 from pyspark_timestream.kafka.decode.payload import Payload
 from pyspark_timestream.kafka.decode.records import RECORD_REASONS, Reasons, RecordBlock
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.policies import ADJUSTED, VIOLATIONS, Verdicts
+from pyspark_timestream.rules.step import ADJUSTED, VIOLATIONS, BlockResult
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
@@ -27,20 +27,20 @@ _ROWS_A_CUT: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedBlock:
-    """n consecutive records of one partition, decoded and judged.
+class ProcessedBlock:
+    """n consecutive records of one partition, decoded and processed.
 
     Attributes:
         partition: the partition of the records.
         block: the n records.
         payload: their decoded content.
-        verdicts: the verdicts of the state machine.
+        result: the result of the state machine.
     """
 
     partition: Partition
     block: RecordBlock
     payload: Payload
-    verdicts: Verdicts
+    result: BlockResult
 
     def locate(self, index: int) -> str:
         """Name the record at `index`, for messages."""
@@ -60,7 +60,7 @@ def build_cti_rows(projection: Projection, ctis_us: Indices) -> pa.RecordBatch:
 
 def interleave_ctis(
     projection: Projection,
-    judged: JudgedBlock,
+    processed: ProcessedBlock,
     keep: Mask,
     cti_after: Indices,
     ctis_us: Indices,
@@ -72,23 +72,23 @@ def interleave_ctis(
     kept = np.flatnonzero(keep)
     places = np.searchsorted(kept, cti_after, side="right")
     if 0 < len(ctis_us) * _ROWS_A_CUT < len(keep):
-        rows = _take_rows(projection, judged, kept, ctis_us[:0])
+        rows = _take_rows(projection, processed, kept, ctis_us[:0])
         return _insert_rows(rows, places, build_cti_rows(projection, ctis_us))
-    return _take_rows(projection, judged, np.insert(kept, places, -1), ctis_us)
+    return _take_rows(projection, processed, np.insert(kept, places, -1), ctis_us)
 
 
 def _take_rows(
-    projection: Projection, judged: JudgedBlock, source: Indices, ctis_us: Indices
+    projection: Projection, processed: ProcessedBlock, source: Indices, ctis_us: Indices
 ) -> pa.RecordBatch:
     """Build the rows of the records `source`; -1 there stands for a CTI row."""
-    is_whole = not len(ctis_us) and len(source) == len(judged.block.offsets)
+    is_whole = not len(ctis_us) and len(source) == len(processed.block.offsets)
     indices = pa.array(source, mask=source < 0) if len(ctis_us) else pa.array(source)
     columns = []
     for field in projection.schema:
         if projection.metadata.get(field.name) == "cti":
             columns.append(_build_cti_column(source, ctis_us))
         else:
-            column = _build_column(field.name, projection, judged)
+            column = _build_column(field.name, projection, processed)
             columns.append(column if is_whole else column.take(indices))
     return pa.RecordBatch.from_arrays(columns, schema=projection.schema)
 
@@ -110,30 +110,30 @@ def _build_cti_column(source: Indices, ctis_us: Indices) -> pa.Array:
     return pa.array(values, pa.int64(), mask=source >= 0).cast(_INSTANT)
 
 
-def _build_column(name: str, projection: Projection, judged: JudgedBlock) -> pa.Array:
+def _build_column(name: str, projection: Projection, processed: ProcessedBlock) -> pa.Array:
     if name in projection.metadata:
-        return _build_metadata(projection.metadata[name], judged)
+        return _build_metadata(projection.metadata[name], processed)
     if name in projection.dead_letter:
-        return _build_dead_letter(projection, name, judged)
+        return _build_dead_letter(projection, name, processed)
     place = projection.fields.get_field_index(name)
     if place >= 0:
-        return _require(judged.payload.values).columns[place]
-    return _require(judged.payload.keys).columns[projection.key_fields.get_field_index(name)]
+        return _require(processed.payload.values).columns[place]
+    return _require(processed.payload.keys).columns[projection.key_fields.get_field_index(name)]
 
 
-def _build_dead_letter(projection: Projection, name: str, judged: JudgedBlock) -> pa.Array:
+def _build_dead_letter(projection: Projection, name: str, processed: ProcessedBlock) -> pa.Array:
     """Build what column `name` says about malformed payloads; null elsewhere."""
-    values = judged.payload.values
+    values = processed.payload.values
     if projection.dead_letter[name] == "reason":
-        return _name_reasons(judged.payload.find_reasons(), len(judged.block.offsets))
+        return _name_reasons(processed.payload.find_reasons(), len(processed.block.offsets))
     kind = projection.schema.field(name).type
     if values is None:
-        return pa.nulls(len(judged.block.offsets), kind)
+        return pa.nulls(len(processed.block.offsets), kind)
     malformed = pa.array(values.malformed)
     if projection.dead_letter[name] == "schema_id":
         ids = pa.nulls(len(malformed), kind) if values.schema_ids is None else values.schema_ids
         return pc.if_else(malformed, ids, None)
-    found = pc.if_else(malformed, _require(judged.block.values), None)
+    found = pc.if_else(malformed, _require(processed.block.values), None)
     return _decode_texts(found) if pa.types.is_string(kind) else found
 
 
@@ -152,11 +152,11 @@ def _decode_texts(values: pa.Array) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def _build_metadata(name: str, judged: JudgedBlock) -> pa.Array:
-    partition, block, payload = judged.partition, judged.block, judged.payload
-    verdicts = judged.verdicts
+def _build_metadata(name: str, processed: ProcessedBlock) -> pa.Array:
+    partition, block, payload = processed.partition, processed.block, processed.payload
+    result = processed.result
     rows = len(block.offsets)
-    adjusted = verdicts.violation == ADJUSTED
+    adjusted = result.violation == ADJUSTED
     match name:
         case "key":
             return _require(block.keys)
@@ -175,14 +175,14 @@ def _build_metadata(name: str, judged: JudgedBlock) -> pa.Array:
         case "timestampType":
             return _require(block.timestamp_types)
         case "start_time":
-            return _build_instants(verdicts.start_us, payload.start_known)
+            return _build_instants(result.start_us, payload.start_known)
         case "end_time":
-            return _build_instants(_require(verdicts.end_us), _require(payload.end_known))
+            return _build_instants(_require(result.end_us), _require(payload.end_known))
         case "edge":
             return _require(payload.edges)
         case "violation":
             # Not a module constant: Arrow would load pandas for it, even in the driver.
-            return pa.array(list(VIOLATIONS), pa.string()).take(pa.array(verdicts.violation))
+            return pa.array(list(VIOLATIONS), pa.string()).take(pa.array(result.violation))
         case "original_start_time":
             return _build_instants(payload.events.start_us, adjusted)
         case "original_end_time":
@@ -196,9 +196,9 @@ def _build_metadata(name: str, judged: JudgedBlock) -> pa.Array:
             names = payload.values.names if payload.values else None
             return pa.nulls(rows, METADATA[name]) if names is None else names
         case "time_lower":
-            return _build_bounds(_require(verdicts.window).lower_us)
+            return _build_bounds(_require(result.window).lower_us)
         case "time_upper":
-            return _build_bounds(_require(verdicts.window).upper_us)
+            return _build_bounds(_require(result.window).upper_us)
         case _:
             raise AssertionError(f"no metadata {name}")
 

@@ -37,8 +37,8 @@ from pyspark_timestream.kafka.diagnosis.kinds import (
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import has_stream_ended
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.policies import FUTURE_POLICIES, KEEP_ALL, POLICIES
 from pyspark_timestream.rules.state import EARLY_US, FAR_US, MAX_LEAD_US, PartitionState
+from pyspark_timestream.rules.step import FUTURE_POLICIES, KEEP_ALL, POLICIES
 
 MOST: Final = 0.5
 """From this fraction of a partition's events on, the options are wrong and not the events."""
@@ -300,7 +300,7 @@ def _find_future_events(history: History) -> Iterator[Diagnosis]:
     if not counts:
         return
     total, events = sum(counts.values()), sum(state.events for state in states.values())
-    fate = FUTURE_POLICIES[last.settings.get("futurePolicy", "keep")]
+    fate = FUTURE_POLICIES[last.settings.get("futurePolicy", "keep")].fate
     mute = [part for part in sort_by_count(counts) if _has_no_time(states[part])]
     yield _report_counts(
         Kind.FUTURE_EVENTS,

@@ -37,7 +37,7 @@ from pyspark_timestream.kafka.options.parsers import (
     parse_path,
 )
 from pyspark_timestream.kafka.options.reading import PayloadRules
-from pyspark_timestream.rules.policies import check_times
+from pyspark_timestream.rules.step import check_times
 
 _MAGIC: Final = (
     (b"\xef\xbb\xbf", "a byte order mark before the text"),

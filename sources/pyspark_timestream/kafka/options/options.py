@@ -25,8 +25,7 @@ from pyspark_timestream.kafka.options.parsers import (
 )
 from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
 from pyspark_timestream.kafka.options.topic_settings import TIME_SETTINGS, SettingsPlace
-from pyspark_timestream.rules.policies import FUTURE_POLICIES, KEEP_ALL, POLICIES
-from pyspark_timestream.rules.step import TimeRules
+from pyspark_timestream.rules.step import FUTURE_POLICIES, KEEP_ALL, POLICIES, TimeRules
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
 _CTI_SOURCES: Final = ("ctiFrequency", "advanceTime")
@@ -390,8 +389,8 @@ class KafkaOptions(PayloadOptions):
         }
         if self.frequency is None:
             del texts["ctiDelay"]
-        if self.future_policy == "keep":
-            # 'keep' changes no row: the checkpoint compares 'maxFuture' only.
+        if FUTURE_POLICIES[self.future_policy].action is None:
+            # It changes no row: the checkpoint compares 'maxFuture' only.
             del texts["futurePolicy"]
         if self.ends_by_default:
             del texts["endingOffsets"]

@@ -9,8 +9,7 @@ from timestream.oracle import Event, Record, run
 
 from pyspark_timestream.commands.lateness.clock import DelayClock, advance, make_block
 from pyspark_timestream.core.instants import NEVER
-from pyspark_timestream.rules.policies import Events
-from pyspark_timestream.rules.step import NO_MARKS, TimeRules
+from pyspark_timestream.rules.step import NO_MARKS, Events, TimeRules
 
 MS = 1_000
 stamps = st.none() | st.integers(0, 40)

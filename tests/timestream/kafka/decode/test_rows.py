@@ -1,4 +1,4 @@
-"""Judged records and CTIs as rows."""
+"""Processed records and CTIs as rows."""
 
 from unittest import mock
 
@@ -10,7 +10,7 @@ from timestream.builders import INSTANT, at, block, micros, options, projection
 
 from pyspark_timestream.kafka.decode import rows
 from pyspark_timestream.kafka.decode.payload import read_payload
-from pyspark_timestream.kafka.decode.rows import JudgedBlock, build_cti_rows, interleave_ctis
+from pyspark_timestream.kafka.decode.rows import ProcessedBlock, build_cti_rows, interleave_ctis
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.step import step
 
@@ -27,12 +27,12 @@ def test_cti_row_directly_follows_its_record_despite_drops(data):
     marks = 100 + np.arange(len(after), dtype=np.int64)
     records = block(*[None] * count, first=50)
     payload = read_payload(PLAIN, WANTED, records)
-    _, verdicts = step(PLAIN.rules, PartitionState(), payload.events)
-    judged = JudgedBlock(at(3), records, payload, verdicts)
+    _, result = step(PLAIN.rules, PartitionState(), payload.events)
+    processed = ProcessedBlock(at(3), records, payload, result)
     # Few CTIs for a block's rows cut it into slices, many have every row taken.
     rows_a_cut = data.draw(st.sampled_from([0.01, 400]))
     with mock.patch.object(rows, "_ROWS_A_CUT", rows_a_cut):
-        woven = interleave_ctis(WANTED, judged, keep, after, marks)
+        woven = interleave_ctis(WANTED, processed, keep, after, marks)
     expected = []
     cti_of = dict(zip(after.tolist(), marks.tolist(), strict=True))
     for i in range(count):
@@ -68,7 +68,7 @@ def woven(raw, *values, columns):
     _, said = step(given_options.rules, PartitionState(), payload.events)
     none = np.empty(0, dtype=np.int64)
     table = interleave_ctis(
-        wanted, JudgedBlock(at(0), records, payload, said), said.keep, none, none
+        wanted, ProcessedBlock(at(0), records, payload, said), said.keep, none, none
     )
     read = [micros(table[n]) if t == INSTANT else table[n].to_pylist() for n, t in columns]
     return list(zip(*read, strict=True))
@@ -155,7 +155,7 @@ def test_metadata_carries_what_the_record_had():
     none = np.empty(0, dtype=np.int64)
     everything = np.array([True, True])
     table = interleave_ctis(
-        wanted, JudgedBlock(at(3), records, payload, said), everything, none, none
+        wanted, ProcessedBlock(at(3), records, payload, said), everything, none, none
     )
     assert (micros(table["timestamp"]), micros(table["start_time"])) == (
         [5000, -1000],

@@ -72,8 +72,8 @@ def run(sent: Iterable[Sent], **more: str) -> tuple[PartitionState, int, BatchRe
     ]
     stamps = [each.stamp_us // 1000 for each in some]
     payload = read_payload(given, None, block(*values, timestamps_ms=stamps))
-    state, verdicts = step(given.rules, PartitionState(), payload.events, payload.marks)
-    kept = verdicts.keep & (verdicts.violation == 0)
+    state, result = step(given.rules, PartitionState(), payload.events, payload.marks)
+    kept = result.keep & (result.violation == 0)
     is_good = np.array([each.device == "good" for each in some])
     share = PartitionOffset(len(some), len(some), state)
     offset = StreamOffset("me", given.settings(), 1, {at(0): share}, cti_us=state.cti_us)
@@ -224,11 +224,11 @@ def read(values, **more):
     payload = read_payload(
         given, None, block(*values, timestamps_ms=[NOON // 1000 + 3_600_000] * len(values))
     )
-    state, verdicts = step(given.rules, PartitionState(), payload.events, payload.marks)
+    state, result = step(given.rules, PartitionState(), payload.events, payload.marks)
     share = PartitionOffset(len(values), len(values), state)
     offset = StreamOffset("me", given.settings(), 1, {at(0): share}, cti_us=state.cti_us)
     record = BatchRecord(NOON + 120 * MINUTE, offset, {at(0): len(values)})
-    return state, int(np.count_nonzero(verdicts.keep)), record
+    return state, int(np.count_nonzero(result.keep)), record
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
