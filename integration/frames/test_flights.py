@@ -201,7 +201,7 @@ def test_small_batches_change_nothing(ran, part) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("encoding", ALL)
-def test_kills_in_flight_change_nothing(
+def test_kills_in_flight_and_between_sink_and_checkpoint_change_nothing(
     spark, broker, topics, expected, tmp_path, encoding
 ) -> None:
     store, checkpoint = tmp_path / "store", tmp_path / "ck"
@@ -210,31 +210,10 @@ def test_kills_in_flight_change_nothing(
         broker.bootstrap, topic, store, checkpoint,
         max_offsets_per_trigger=repetitions(6_000, 40_000), **ALIGNED, **DROPPING, **options,
     )  # fmt: skip
-    # With the next test in the soak, this is its one kill of CI.
-    assert run_until(job, between_sink(checkpoint, store)).hit
+    stored_only = between_sink_and_checkpoint(checkpoint, store, app_id="tseries:q:")
+    assert all(run_until(job, stored_only).hit for _ in range(2))
     killed = run_killed(job, InBatch(checkpoint), kills=KILLS, timeout=800)
     assert (killed.hits, killed.exit_code) == (KILLS, 0)
-    assert stored(spark, store) == expected
-
-
-def between_sink(checkpoint: Path, store: Path) -> InBatch:
-    return between_sink_and_checkpoint(checkpoint, store, app_id="tseries:q:")
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("encoding", ALL)
-def test_kills_between_the_sinks_commit_and_the_checkpoint_double_nothing(
-    spark, broker, topics, expected, tmp_path, encoding
-) -> None:
-    store, checkpoint = tmp_path / "store", tmp_path / "ck"
-    topic, options = topics(encoding, count=KILLED)
-    job = flights_job(
-        broker.bootstrap, topic, store, checkpoint,
-        max_offsets_per_trigger=repetitions(6_000, 50_000), **DROPPING, **options,
-    )  # fmt: skip
-    killed = run_killed(job, between_sink(checkpoint, store), kills=2, timeout=500)
-    assert (killed.hits, killed.exit_code) == (2, 0)
     assert stored(spark, store) == expected
 
 

@@ -10,7 +10,7 @@ import copy
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakSet
@@ -156,7 +156,9 @@ _SET_OPERATIONS: Final = {"union": UNION, "intersect": "Intersect", "except": "E
 _CHILDREN: Final = ("_child", "right", "other", "_other", "_right")
 """The attributes in which Python's plan objects keep the plans below."""
 
+_ANTI: Final = "LEFT_ANTI"
 _FUNCTIONS: Final = {
+    "==": "EqualTo",
     "and": "And",
     "coalesce": "Coalesce",
     "isnotnull": "IsNotNull",
@@ -382,9 +384,12 @@ class _ConnectStep:
         self._places = [
             name for name in _CHILDREN if hasattr(getattr(plan, name, None), "_plan_id")
         ]
-        self.inputs: Sequence[Step] = [
-            _ConnectStep(getattr(plan, name), session) for name in self._places
-        ]
+        self.inputs = [_ConnectStep(getattr(plan, name), session) for name in self._places]
+        self.is_stream: bool = getattr(plan, "_is_streaming", False) or any(
+            each.is_stream for each in self.inputs
+        )
+        self.ids: set[int] = {plan._plan_id}.union(*(each.ids for each in self.inputs))
+        """The numbers by which columns refer to this plan and to those below."""
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:
         """Match by name, and follow renamed and computed columns."""
@@ -452,7 +457,7 @@ class _ConnectStep:
             names = {new.lower(): old for old, new in self.plan._colsMap.items()}
             was_other = wanted in {old.lower() for old in self.plan._colsMap}
             return names.get(wanted, None if was_other else column)
-        is_anti = kind == "Join" and self._is_anti(place)
+        is_anti = kind == JOIN and self._join_type == _ANTI and place == 0
         return column if kind in _UNCHANGING or is_anti else None
 
     def _find_same_in_project(self, column: str) -> str | None:
@@ -475,49 +480,41 @@ class _ConnectStep:
             return found[0]
         return column if has_star else None
 
-    def _is_anti(self, place: int) -> bool:
+    @property
+    def _join_type(self) -> str:
         from pyspark.sql.connect.proto import Join
 
-        return bool(self.plan.how == Join.JOIN_TYPE_LEFT_ANTI) and place == 0
+        return str(Join.JoinType.Name(self.plan.how)).removeprefix("JOIN_TYPE_")
 
     def _matches_none(self, is_null: IsNull) -> bool:
         """Return whether the join's condition contains an equality that no CTI row meets."""
         on = self.plan.on if isinstance(self.plan.on, list) else [self.plan.on]
-        left = _list_plan_ids(self.inputs[0].plan) - _list_plan_ids(self.inputs[1].plan)
+        left = self.inputs[0].ids - self.inputs[1].ids
 
-        def is_null_left(expression: Any) -> bool:
+        def is_null_left(attribute: Any) -> bool:
             # Without a plan id the name may belong to the other side.
-            name, attribute = _read_plain(expression), expression.unresolved_attribute
-            is_left = attribute.HasField("plan_id") and attribute.plan_id in left
+            name, found = _read_plain(attribute), attribute.unresolved_attribute
+            is_left = found.HasField("plan_id") and found.plan_id in left
             return name is not None and is_left and is_null(name)
 
-        def read(expression: Any) -> Condition:
-            if expression.WhichOneof("expr_type") != "unresolved_function":
-                return Condition("NULL" if is_null_left(expression) else "")
-            function = expression.unresolved_function
-            inputs = tuple(map(read, function.arguments))
-            return Condition(
-                {"and": "And", "==": "EqualTo"}.get(function.function_name, ""), inputs
-            )
-
         return any(
-            is_null(each) if isinstance(each, str) else read(self._read(each)).matches_none
+            is_null(each)
+            if isinstance(each, str)
+            else _read_expression(self._read(each), is_null_left).matches_none
             for each in on
             if each is not None
         )
 
     def keeps_outer(self, place: int, is_null: IsNull) -> bool:
         """Accept joins with a batch DataFrame that keep CTI rows."""
-        if self.name != JOIN or _reads_stream(self.inputs[1 - place].plan):
+        if self.name != JOIN or self.inputs[1 - place].is_stream:
             return False
-        from pyspark.sql.connect.proto import Join
-
-        if self.plan.how in (Join.JOIN_TYPE_INNER, Join.JOIN_TYPE_CROSS):
+        how = self._join_type
+        if how in ("INNER", "CROSS"):
             return self.plan.on is None
-        if self._is_anti(place):
+        if how == _ANTI and place == 0:
             return self._matches_none(is_null)
-        sides = (Join.JOIN_TYPE_LEFT_OUTER, Join.JOIN_TYPE_RIGHT_OUTER)
-        return self.plan.how in (Join.JOIN_TYPE_FULL_OUTER, sides[place])
+        return how in ("FULL_OUTER", ("LEFT_OUTER", "RIGHT_OUTER")[place])
 
     def find_condition(self, column: str, is_null: IsNull) -> Condition | None:
         """Return the condition if it names the column, or all columns as `na.drop()` does."""
@@ -531,7 +528,11 @@ class _ConnectStep:
         if column.lower() not in map(str.lower, _list_names(expression)):
             return None
         if expression.WhichOneof("expr_type") != "expression_string":
-            return _read_expression(expression, column, is_null)
+            return _read_expression(
+                expression,
+                lambda each: (name := _read_plain(each)) is not None and is_null(name),
+                column,
+            )
         # Only the server can read SQL text, so ask it if two CTI rows pass.
         text = expression.expression_string.expression
         return Condition("Literal", value=True if self._keeps_rows(text, column) else None)
@@ -588,12 +589,6 @@ class _ConnectStep:
         return plan
 
 
-def _reads_stream(plan: Any) -> bool:
-    below = [getattr(plan, name, None) for name in _CHILDREN]
-    is_stream = bool(getattr(plan, "_is_streaming", False))
-    return is_stream or any(_reads_stream(each) for each in below if each is not None)
-
-
 def _read_name(expression: Any) -> str:
     text = str(expression.unresolved_attribute.unparsed_identifier)
     return text.replace("`", "").rpartition(".")[2]
@@ -631,24 +626,20 @@ def _read_plain(expression: Any) -> str | None:
     return text if _WORD.fullmatch(text) else None
 
 
-def _list_plan_ids(plan: Any) -> set[int]:
-    below = [getattr(plan, name, None) for name in _CHILDREN]
-    found = {plan._plan_id}
-    return found.union(*(_list_plan_ids(each) for each in below if hasattr(each, "_plan_id")))
-
-
-def _read_expression(expression: Any, column: str, is_null: IsNull) -> Condition:
+def _read_expression(
+    expression: Any, is_null: Callable[[Any], bool], column: str | None = None
+) -> Condition:
+    """Read a condition; `is_null` says whether a column that it names is null in CTI rows."""
     kind = expression.WhichOneof("expr_type")
     if kind == "unresolved_attribute":
-        if _read_name(expression).lower() == column.lower():
+        if column is not None and _read_name(expression).lower() == column.lower():
             return Condition("CTI")
-        plain = _read_plain(expression)
-        return Condition("NULL" if plain is not None and is_null(plain) else kind)
+        return Condition("NULL" if is_null(expression) else kind)
     if kind == "literal":
         is_bool = expression.literal.WhichOneof("literal_type") == "boolean"
         return Condition("Literal", value=expression.literal.boolean if is_bool else None)
     messages = _list_messages(expression)
-    inputs = tuple(_read_expression(each, column, is_null) for each in messages)
+    inputs = tuple(_read_expression(each, is_null, column) for each in messages)
     if kind == "unresolved_function":
         name = expression.unresolved_function.function_name.lower()
         return Condition(_FUNCTIONS.get(name, name), inputs)
