@@ -4,6 +4,7 @@ Arrow columns are converted and checked as a whole. Python values become Arrow a
 one class together, and then take the same way.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from pyspark_timestream.core.instants import from_datetime
+from pyspark_timestream.core.nested import build_nested, list_lengths
 from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.model.arrays import Int64Array, find_first
 from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, type_name
 from pyspark_tseries.model.ranges import show_value
 from pyspark_tseries.write.rows import RowPlan, stage_rows, staged_schema
@@ -47,14 +50,12 @@ class _Misfit(Exception):
     path: str = ""
 
 
-def convert_column(given: Column, field: pa.Field) -> pa.ChunkedArray:
+def convert_column(column: Column, field: pa.Field) -> pa.ChunkedArray:
     """Convert a column of rows to the type of `field`; raise IncompatibleValue if it cannot be."""
-    is_arrow = isinstance(given, pa.ChunkedArray | pa.Array)
-    chunks = given.chunks if isinstance(given, pa.ChunkedArray) else [given]
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
     def build(some: Any) -> pa.Array:
-        make = _from_arrow if is_arrow else _from_values
-        return make(some, field.type, "")
+        return _convert(some, field.type, "")
 
     made, before = [], 0
     for chunk in chunks:
@@ -75,7 +76,7 @@ def convert_column(given: Column, field: pa.Field) -> pa.ChunkedArray:
 def convert_value(value: Any, field: pa.Field) -> pa.Array:
     """Convert one `value` to an array; raise IncompatibleValue if `field` cannot hold it."""
     try:
-        return _from_values([value], field.type, "")
+        return _convert([value], field.type, "")
     except pa.ArrowException as error:
         have = type(value).__name__
         raise _error(field, _Misfit(have, field.type, str(error), value=(value,)), None) from None
@@ -100,58 +101,101 @@ def _first_misfit(
     column: Any, build: Callable[[Any], object], known: _Misfit
 ) -> tuple[int, _Misfit]:
     """Find the first row that `build` refuses, and why; it refuses at least one."""
-    first, end = 0, len(column)
-    while end - first > 1:
-        middle = (first + end) // 2
+
+    def is_refused(first: int, end: int) -> bool:
+        nonlocal known
         try:
-            build(column[first:middle])
+            build(column[first:end])
         except _Misfit as misfit:
-            end, known = middle, misfit
-        else:
-            first = middle
-    try:
-        build(column[first:end])
-    except _Misfit as misfit:
-        known = misfit
-    return first, known
+            known = misfit
+            return True
+        return False
+
+    row = find_first(len(column), is_refused)
+    is_refused(row, row + 1)
+    return row, known
 
 
-def _child(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _convert(column: Any, kind: pa.DataType, path: str) -> pa.Array:
+    """Convert an Arrow array, or a list of Python objects, to `kind`."""
+    is_arrow = isinstance(column, pa.Array)
+    if is_arrow:
+        column = _decode(column)
+        if column.type == kind:
+            return column
+        if kinds.is_null(column.type):
+            return pa.nulls(len(column), kind)
+    else:
+        natural = _convert_natural(column, kind)
+        if natural is not None:
+            return natural
+        column = [None if _is_missing(value) else value for value in column]
+    if not kinds.is_nested(kind):
+        return (_leaf if is_arrow else _leaves_from_values)(column, kind, path)
+    columns, lengths = (_split_arrow if is_arrow else _split_values)(column, kind, path)
+    children = [
+        _convert(child, field.type, f"{path}.{field.name}" if path else field.name)
+        for child, field in zip(columns, _list_children(kind), strict=True)
+    ]
+    if kinds.is_map(kind) and children[0].null_count:
+        have = type_name(children[0].type)
+        raise _Misfit(have, kind, "a key is null", "leave the entry out", (None,), path)
+    nulls = column.is_null() if is_arrow else pa.array([value is None for value in column])
+    return build_nested(kind, children, lengths, nulls)
+
+
+def _list_children(kind: pa.DataType) -> list[pa.Field]:
+    """List the columns inside a nested one, by the names that they have in messages."""
+    if kinds.is_list(kind):
+        return [pa.field("element", kind.value_type)]
+    if kinds.is_map(kind):
+        return [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
+    return list(kind)
+
+
+_Split: TypeAlias = tuple[Sequence[Any], Int64Array | None]
+"""The columns inside a nested one, and the lengths of its lists or maps; None for structs."""
+
+
+def _fields_by_name(
+    kind: pa.DataType, names: Sequence[Any], have: str, path: str
+) -> dict[str, int]:
+    """Return the places in `names` of a struct's fields that are given; names match in any case."""
+    wanted = {field.name.lower(): field.name for field in kind}
+    places: dict[str, int] = {}
+    for place, name in enumerate(names):
+        known = wanted.get(str(name).lower())
+        if known is None or known in places:
+            problem = "which it lacks" if known is None else "which it has once, in any case"
+            shown = ", ".join(f"'{field.name}'" for field in kind)
+            raise _Misfit(
+                have,
+                kind,
+                f"it has a field {name!r}, {problem}; its fields are {shown}",
+                "correct the name, or leave the field out",
+                path=path,
+            )
+        places[known] = place
+    return places
 
 
 # -- Arrow's columns -----------------------------------------------------------------------------
 
 
-def _from_arrow(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
-    array = _decode(array)
+def _split_arrow(array: pa.Array, kind: pa.DataType, path: str) -> _Split:
     have = array.type
-    if have == kind:
-        return array
-    if kinds.is_null(have):
-        return pa.nulls(len(array), kind)
     if kinds.is_list(kind) and _is_list(have):
-        values = _from_arrow(array.flatten(), kind.value_type, _child(path, "element"))
-        return pa.ListArray.from_arrays(_offsets(array), values, kind, mask=_nulls(array))
+        return [array.flatten()], list_lengths(array)
     if kinds.is_map(kind) and _is_map(have):
         if kinds.is_map(have):
             entry = [pa.field("key", have.key_type), pa.field("value", have.item_type)]
             array = array.cast(pa.list_(pa.struct(entry)))
-        key, item = array.flatten().flatten()
-        key = _from_arrow(key, kind.key_type, _child(path, "key"))
-        item = _from_arrow(item, kind.item_type, _child(path, "value"))
-        return _map_array(_offsets(array), key, item, kind, nulls=_nulls(array), path=path)
+        return array.flatten().flatten(), list_lengths(array)
     if kinds.is_struct(kind) and kinds.is_struct(have):
         at = _fields_by_name(kind, [field.name for field in have], type_name(have), path)
-        children = array.flatten()
-        columns = [
-            pa.nulls(len(array), field.type)
-            if field.name not in at
-            else _from_arrow(children[at[field.name]], field.type, _child(path, field.name))
-            for field in kind
-        ]
-        return pa.StructArray.from_arrays(columns, fields=list(kind), mask=_nulls(array))
-    return _leaf(array, kind, path)
+        children, none = array.flatten(), pa.nulls(len(array))
+        return [children[at[f.name]] if f.name in at else none for f in kind], None
+    raise _wrong_type(have, kind, path)
 
 
 _STORED_AS: Final[dict[str, Callable[[Any], pa.Array]]] = {
@@ -196,53 +240,6 @@ def _is_map(kind: pa.DataType) -> bool:
         return True
     entries = _is_list(kind) and kinds.is_struct(kind.value_type)
     return entries and [field.name for field in kind.value_type] == ["key", "value"]
-
-
-def _nulls(array: pa.Array) -> pa.Array | None:
-    return array.is_null() if array.null_count else None
-
-
-def _offsets(array: pa.Array) -> pa.Array:
-    """Return where each list begins in the result of `flatten`, which skips null lists."""
-    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-
-
-def _map_array(
-    offsets: pa.Array,
-    key: pa.Array,
-    item: pa.Array,
-    kind: pa.DataType,
-    *,
-    nulls: pa.Array | None,
-    path: str,
-) -> pa.Array:
-    if key.null_count:
-        have = type_name(key.type)
-        raise _Misfit(have, kind, "a key is null", "leave the entry out", (None,), path)
-    return pa.MapArray.from_arrays(offsets, key, item, kind, mask=nulls)
-
-
-def _fields_by_name(
-    kind: pa.DataType, names: Sequence[Any], have: str, path: str
-) -> dict[str, int]:
-    """Return the places in `names` of a struct's fields that are given; names match in any case."""
-    wanted = {field.name.lower(): field.name for field in kind}
-    found: dict[str, int] = {}
-    for place, name in enumerate(names):
-        known = wanted.get(str(name).lower())
-        if known is None or known in found:
-            problem = "which it lacks" if known is None else "which it has once, in any case"
-            shown = ", ".join(f"'{field.name}'" for field in kind)
-            raise _Misfit(
-                have,
-                kind,
-                f"it has a field {name!r}, {problem}; its fields are {shown}",
-                "correct the name, or leave the field out",
-                path=path,
-            )
-        found[known] = place
-    return found
 
 
 # -- single types --------------------------------------------------------------------------------
@@ -388,21 +385,14 @@ _NATURAL: Final[dict[pa.DataType, type]] = {
 """By type, the Python class with values that Arrow takes as they are, or refuses."""
 
 
-def _from_values(values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
+def _convert_natural(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
+    """Convert values of the classes that Arrow takes for `kind`; None if there are others."""
     classes = set(map(type, values)) - {type(None)}
     if classes <= {_NATURAL.get(kind)} or (kinds.is_decimal(kind) and classes <= {int, Decimal}):
-        try:
+        # Otherwise the slow way says which value is wrong, and why.
+        with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
             return pa.array(values, kind)
-        except (pa.ArrowException, ValueError, OverflowError):
-            pass  # The slow way says which value is wrong, and why.
-    values = [None if _is_missing(value) else value for value in values]
-    if kinds.is_list(kind):
-        return _list_from_values(values, kind, path)
-    if kinds.is_map(kind):
-        return _map_from_values(values, kind, path)
-    if kinds.is_struct(kind):
-        return _struct_from_values(values, kind, path)
-    return _leaves_from_values(values, kind, path)
+    return None
 
 
 def _is_missing(value: object) -> bool:
@@ -415,33 +405,35 @@ def _is_missing(value: object) -> bool:
     return kind.__name__ in ("NAType", "NaTType") and kind.__module__.startswith("pandas.")
 
 
-def _list_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
-    for value in values:
-        is_list = isinstance(value, np.ndarray) and value.ndim > 0
-        if value is not None and not is_list and not isinstance(value, list | tuple):
-            raise _wrong_class(value, kind, "a list is needed", path)
-    flat = [item for value in values if value is not None for item in value]
-    child = _from_values(flat, kind.value_type, _child(path, "element"))
-    return pa.ListArray.from_arrays(_lengths(values), child, kind, mask=_missing(values))
+def _split_values(values: list[Any], kind: pa.DataType, path: str) -> _Split:
+    if kinds.is_struct(kind):
+        return _split_mappings(values, kind, path), None
+    if kinds.is_list(kind):
+        lists, need, is_fit = values, "a list is needed", _is_sequence
+    else:
+        lists = [list(v.items()) if isinstance(v, Mapping) else v for v in values]
+        need, is_fit = "a mapping, or a list of pairs, is needed", _is_pairs
+    for value, items in zip(values, lists, strict=True):
+        if items is not None and not is_fit(items):
+            raise _wrong_class(value, kind, need, path)
+    flat = [item for items in lists if items is not None for item in items]
+    lengths = np.array([0 if items is None else len(items) for items in lists], np.int64)
+    if kinds.is_list(kind):
+        return [flat], lengths
+    return [[pair[0] for pair in flat], [pair[1] for pair in flat]], lengths
 
 
-def _map_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
-    entries: list[Sequence[Any] | None] = []
-    for value in values:
-        pairs = list(value.items()) if isinstance(value, Mapping) else value
-        if pairs is not None and not (
-            isinstance(pairs, list | tuple)
-            and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs)
-        ):
-            raise _wrong_class(value, kind, "a mapping, or a list of pairs, is needed", path)
-        entries.append(pairs)
-    flat = [pair for pairs in entries if pairs is not None for pair in pairs]
-    key = _from_values([pair[0] for pair in flat], kind.key_type, _child(path, "key"))
-    item = _from_values([pair[1] for pair in flat], kind.item_type, _child(path, "value"))
-    return _map_array(_lengths(entries), key, item, kind, nulls=_missing(values), path=path)
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
-def _struct_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
+def _is_pairs(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(pair, tuple | list) and len(pair) == 2 for pair in value
+    )
+
+
+def _split_mappings(values: list[Any], kind: pa.DataType, path: str) -> list[list[Any]]:
     columns: dict[str, list[Any]] = {field.name: [None] * len(values) for field in kind}
     for row, value in enumerate(values):
         if value is None:
@@ -452,29 +444,15 @@ def _struct_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.A
         )
         if not isinstance(named, Mapping):
             raise _wrong_class(value, kind, "a mapping of its fields is needed", path)
-        given = list(named)
+        keys = list(named)
         try:
-            at = _fields_by_name(kind, given, type(value).__name__, path)
+            at = _fields_by_name(kind, keys, type(value).__name__, path)
         except _Misfit as misfit:
             misfit.value = (value,)
             raise
         for name, place in at.items():
-            columns[name][row] = named[given[place]]
-    made = [
-        _from_values(columns[field.name], field.type, _child(path, field.name)) for field in kind
-    ]
-    return pa.StructArray.from_arrays(made, fields=list(kind), mask=_missing(values))
-
-
-def _lengths(values: Sequence[Any]) -> pa.Array:
-    """Return the offsets of lists in the array of all their items."""
-    lengths = [0, *(0 if value is None else len(value) for value in values)]
-    return pa.array(np.cumsum(lengths), pa.int32())
-
-
-def _missing(values: list[Any]) -> pa.Array | None:
-    nulls = [value is None for value in values]
-    return pa.array(nulls, pa.bool_()) if any(nulls) else None
+            columns[name][row] = named[keys[place]]
+    return list(columns.values())
 
 
 def _leaves_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:

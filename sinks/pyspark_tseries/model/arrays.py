@@ -5,7 +5,7 @@ for null, so that arithmetic on it neither fails nor overflows. A key is (series
 and Arrow both compare names by their UTF-8 bytes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -94,6 +94,18 @@ def sort_keys(codes: Int64Array, sequence: Int64Array) -> Int64Array:
     if np.all((step > 0) | ((step == 0) & (ahead > 0))):
         return np.arange(len(codes))
     return sort_by_code(codes, sequence)
+
+
+def find_first(size: int, is_before: Callable[[int, int], bool]) -> int:
+    """Find a row among `size` rows by halving; it is there.
+
+    `is_before(first, end)` returns whether it is among the rows from `first` to `end`, exclusive.
+    """
+    first, end = 0, size
+    while end - first > 1:
+        middle = (first + end) // 2
+        first, end = (first, middle) if is_before(first, middle) else (middle, end)
+    return first
 
 
 def is_same(one: Any, other: Any) -> bool:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.model.arrays import find_first
 
 MAX_SHOWN_BYTES = 24
 
@@ -70,15 +71,11 @@ def _is_valid_utf8(column: pa.Array) -> bool:
 
 
 def _first_invalid_row(column: pa.Array) -> int:
-    first, end = 0, len(column)
-    while end - first > 1:
-        middle = (first + end) // 2
-        # validate() checks the whole buffers of a slice; take() copies only these rows.
-        if _is_valid_utf8(column.take(pa.array(np.arange(first, middle)))):
-            first = middle
-        else:
-            end = middle
-    return first
+    # validate() checks the whole buffers of a slice; take() copies only these rows.
+    return find_first(
+        len(column),
+        lambda first, end: not _is_valid_utf8(column.take(pa.array(np.arange(first, end)))),
+    )
 
 
 def _describe_cell(column: pa.Array, row: int) -> object:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import InvalidQuery, NoSuchStore
-from pyspark_tseries.model.arrays import ALL_KEYS, MIN_NUMBER, KeyRange, to_int64
+from pyspark_tseries.model.arrays import ALL_KEYS, MIN_NUMBER, KeyRange, find_first, to_int64
 from pyspark_tseries.model.series_index import (
     NO_COMMIT,
     SeriesIndex,
@@ -160,14 +160,8 @@ def _find_version(location: Location, newest: int, latest_us: int) -> int | None
     """Return the last log entry up to `newest` not later than `latest_us`; None for none."""
     if _is_visible(location, newest, latest_us):
         return newest
-    there, later = -1, newest
-    while later - there > 1:
-        middle = (there + later) // 2
-        if _is_visible(location, middle, latest_us):
-            there = middle
-        else:
-            later = middle
-    return None if there < 0 else there
+    later = find_first(newest + 1, lambda _, end: not _is_visible(location, end - 1, latest_us))
+    return later - 1 if later else None
 
 
 def _is_visible(location: Location, version: int, latest_us: int) -> bool:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US, Mask
+from pyspark_timestream.core.nested import build_nested, list_lengths
 from pyspark_timestream.kafka.decode.records import to_mask, to_texts
 
 _PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
@@ -72,9 +73,8 @@ def convert(
 
 def convert_list(array: pa.Array, target: pa.DataType, convert_item: Convert) -> Converted:
     """Convert lists item by item."""
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     items = convert_item(array.flatten())
-    return build_repeated(target, [items], lengths, to_mask(array.is_null()))
+    return build_repeated(target, [items], list_lengths(array), to_mask(array.is_null()))
 
 
 def convert_map(
@@ -98,9 +98,8 @@ def build_struct(target: pa.DataType, fields: Sequence[Converted], absent: Mask)
         bad |= field.bad
     if not fields:
         return Converted(pa.array([None if gone else {} for gone in absent], target), bad)
-    mask = pa.array(absent) if absent.any() else None
-    columns = [field.column for field in fields]
-    return Converted(pa.StructArray.from_arrays(columns, fields=list(target), mask=mask), bad)
+    nulls = pa.array(absent) if absent.any() else None
+    return Converted(build_nested(target, [field.column for field in fields], None, nulls), bad)
 
 
 def build_repeated(
@@ -121,16 +120,11 @@ def build_repeated(
             bad[owners[part.bad]] = True
             absent = absent.copy()
             absent[owners[part.bad & to_mask(part.column.is_null())]] = True
-    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-    mask = pa.array(absent) if absent.any() else None
+    nulls = pa.array(absent) if absent.any() else None
     columns = [part.column for part in parts]
-    if pa.types.is_list(target):
-        made = pa.ListArray.from_arrays(offsets, columns[0], type=target, mask=mask)
-    else:
-        made = pa.MapArray.from_arrays(
-            offsets, _fill_keys(columns[0]), columns[1], target, mask=mask
-        )
-    return Converted(made, bad)
+    if pa.types.is_map(target):
+        columns[0] = _fill_keys(columns[0])
+    return Converted(build_nested(target, columns, lengths, nulls), bad)
 
 
 def _fill_keys(keys: pa.Array) -> pa.Array:

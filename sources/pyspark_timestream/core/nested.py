@@ -1,0 +1,36 @@
+"""Rebuild columns of lists, maps and structs around their converted children, for both packages.
+
+What happens to a value that does not fit is each package's own rule: a source makes it null
+(semantics 13.13), a store refuses it (semantics 15.6).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Return how many items of each list `flatten()` returns: 0 for a null list."""
+    lengths: npt.NDArray[np.int64] = pc.list_value_length(array).fill_null(0).to_numpy()
+    return lengths
+
+
+def build_nested(
+    kind: pa.DataType,
+    children: Sequence[pa.Array],
+    lengths: npt.NDArray[np.int64] | None,
+    nulls: pa.Array | None,
+) -> pa.Array:
+    """Return lists, maps or structs of type `kind`, null where `nulls` is true.
+
+    `children` are the items of all lists in order, the keys and values of all maps, or the fields
+    of the structs. `lengths` are the numbers of items; None for structs.
+    """
+    if lengths is None:
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=nulls)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+    make = pa.ListArray.from_arrays if pa.types.is_list(kind) else pa.MapArray.from_arrays
+    return make(offsets, *children, kind, mask=nulls)
