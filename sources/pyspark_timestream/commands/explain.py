@@ -13,6 +13,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream.commands.explanation import Explanation, explain_stream
+from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.core.why import find_own_message
 from pyspark_timestream.errors import CheckpointUnreadable, compose_message
@@ -24,7 +25,6 @@ from pyspark_timestream.kafka.diagnosis.history import (
     read_offset_log,
     read_operators,
     read_progress,
-    resolve_directory,
 )
 from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, Kind
 from pyspark_timestream.kafka.diagnosis.mistakes import makes_ctis

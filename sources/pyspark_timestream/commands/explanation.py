@@ -18,6 +18,7 @@ from pyspark_timestream.commands.report import (
     paragraph,
     svg,
 )
+from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import format_duration
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.history import (
@@ -29,7 +30,6 @@ from pyspark_timestream.kafka.diagnosis.history import (
     find_unchanged_since,
     read_offset_log,
     read_state_store,
-    resolve_directory,
 )
 from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, list_counts
 from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons

@@ -133,6 +133,9 @@ def read_entry(checkpoint: Path, batch: int) -> LogEntry:
     return LogEntry(entry_path(checkpoint, batch).read_text(encoding="utf-8"))
 
 
+CTI_SETTINGS: Final = ("ctiFrequency", "ctiHeader", "ctiImport")
+"""A stream makes CTIs while it runs if the settings in its offset have one of these."""
+
 FORMAT_VERSION: Final = 1
 """The version of both transports' offsets."""
 

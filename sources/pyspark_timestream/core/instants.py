@@ -163,6 +163,10 @@ def check_instant(us: int) -> int:
     return us
 
 
+PROBABLE_US: Final = parse_instant("1990-01-01T00:00:00Z"), parse_instant("2100-01-01T00:00:00Z")
+"""An event time outside this range, which excludes its end, hints at a wrong unit or clock."""
+
+
 def clamp_instant(us: int) -> int:
     """Return the legal application time nearest to `us`."""
     return min(max(us, MIN_US), FINAL_US)

@@ -3,17 +3,15 @@
 import json
 import time
 from threading import Thread
-from typing import Any, Final
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.errors import compose_message
 from pyspark_timestream.frames.end_requests import EndRequests, ServerEndRequests, find_directory
 from pyspark_timestream.frames.watermark import has_ended
-
-_CTI_SOURCES: Final = frozenset({"ctiFrequency", "ctiHeader", "ctiImport"})
-"""A stream has CTIs if its offset has one of these settings."""
 
 
 def end_stream(
@@ -79,7 +77,8 @@ def _has_final_end(query: StreamingQuery) -> bool:
         return False
     offsets = [_read_offset(source.endOffset) for source in progress.sources]
     return all(
-        offset["final"] or (offset["end_of_run"] and not offset["settings"].keys() & _CTI_SOURCES)
+        offset["final"]
+        or (offset["end_of_run"] and offset["settings"].keys().isdisjoint(CTI_SETTINGS))
         for offset in offsets
     )
 

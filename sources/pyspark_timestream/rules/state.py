@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.core.instants import (
+    PROBABLE_US,
     Instants,
     Mask,
     parse_instant,
@@ -18,8 +19,8 @@ from pyspark_timestream.core.instants import (
 MAX_LEAD_US: Final = 60_000_000
 """Clock skew does not explain a time further after its record's timestamp or the wall clock."""
 
-FAR_US: Final = parse_instant("2100-01-01T00:00:00Z")
-"""Event times from here on are improbable."""
+OLD_US, FAR_US = PROBABLE_US
+"""Event times before the first or from the second on are improbable."""
 
 EARLY_US: Final = parse_instant("1969-12-31T00:00:00Z"), parse_instant("1970-04-01T00:00:00Z")
 """From the first (inclusive) to the second (exclusive), times hint at a wrong unit.
@@ -27,8 +28,6 @@ EARLY_US: Final = parse_instant("1969-12-31T00:00:00Z"), parse_instant("1970-04-
 Seconds up to the year 2100, read as milliseconds, lie there, and so do 0, -1 and the times of a
 clock that was never set.
 """
-
-OLD_US: Final = parse_instant("1990-01-01T00:00:00Z")
 
 
 class Clues(NamedTuple):

@@ -9,6 +9,7 @@ import pytest
 from timestream.builders import options
 
 from pyspark_timestream import end_stream
+from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.frames import end
 from pyspark_timestream.frames.end_requests import EndRequests, EndRequestSource
 
@@ -98,7 +99,7 @@ def test_a_sink_that_never_takes_the_last_rows_is_waited_for_no_longer(directory
 )
 def test_a_stream_with_ctis_is_known_by_its_settings(raw):
     given = options(**raw)
-    assert bool(given.settings().keys() & end._CTI_SOURCES) == given.has_ctis
+    assert given.settings().keys().isdisjoint(CTI_SETTINGS) != given.has_ctis
 
 
 def test_a_server_makes_and_withdraws_requests_where_its_readers_look(monkeypatch, tmp_path):

@@ -81,11 +81,14 @@ class Waits:
     def __len__(self) -> int:
         return int(self.counts.sum())
 
-    def find_quantile(self, share: float) -> int | None:
-        """Return the least wait, in ms, that at least this share of all waits does not exceed.
+    def summarize_us(self) -> tuple[int | None, int | None, int | None]:
+        """Return the waits that 50 %, 95 % and 100 % do not exceed; None without any."""
+        found = self.find_quantile(0.5), self.find_quantile(0.95), self.greatest_ms
+        median_us, most_us, all_us = (None if ms is None else ms * _US_PER_MS for ms in found)
+        return median_us, most_us, all_us
 
-        It is rounded up within its class. None without waits.
-        """
+    def find_quantile(self, share: float) -> int | None:
+        """Return the least wait, in ms and rounded up, that this share of all does not exceed."""
         if self.greatest_ms is None:
             return None
         reached = np.cumsum(self.counts)
@@ -118,12 +121,8 @@ _NOTHING: Final = np.empty(0, dtype=np.int64)
 class Block(NamedTuple):
     """n consecutive records of a partition, decoded; the same for all delays.
 
-    Attributes:
-        events: the records as events.
-        marks: the marks of writers among them.
-        times: n instants: the times that decide whether they are late.
-        record_us: n instants: the records' timestamps, NEVER where there is none.
-        sampled: n booleans: the event is well-formed and its wait is measured.
+    `times` decide whether they are late. `record_us` are the records' timestamps, NEVER where there
+    is none, and `sampled` is true where an event is well-formed and its wait is measured.
     """
 
     events: Events
@@ -167,15 +166,7 @@ class DelayClock:
 def make_block(
     events: Events, marks: Marks, record_us: Instants, first: int, sampled_every: int
 ) -> Block:
-    """Prepare a block.
-
-    Args:
-        events: n records as events.
-        marks: the marks among them.
-        record_us: n instants: the records' timestamps, NEVER where there is none.
-        first: the number of the partition's records before these.
-        sampled_every: waits are measured on the partition's records 0, N, 2 N and so on.
-    """
+    """Prepare a block that `first` records precede; measure waits on each N-th record."""
     times, well_formed, _ = check_times(events)
     sampled = well_formed
     if sampled_every > 1:
@@ -251,14 +242,7 @@ _MAX_SAMPLED: Final = 500_000
 
 @dataclass(frozen=True, slots=True)
 class FollowedPartition:
-    """One partition after some of its records.
-
-    Attributes:
-        clocks: its clock by each delay.
-        records: the number of these records.
-        first_us: the least of their timestamps; None if none has one.
-        last_us: the greatest.
-    """
+    """One partition after some records: its clock by each delay, and the bounds of timestamps."""
 
     clocks: tuple[DelayClock, ...]
     records: int = 0
@@ -288,14 +272,7 @@ def follow_partition(
     sampled_every: int,
     blocks: Iterable[RecordBlock],
 ) -> FollowedPartition:
-    """Follow a partition from its first block to its last.
-
-    Args:
-        options: the options of a query; its delay and policy have no effect.
-        delays_us: the delays.
-        sampled_every: waits are measured on each N-th record.
-        blocks: consecutive records, with the columns of `list_columns`.
-    """
+    """Follow a partition through all its blocks; the delay and policy of options do not matter."""
     # Only late events are flagged, so they can be counted; no policy moves a clock (semantics 2.5).
     rules = [
         replace(options.rules, delay_us=each, policy=KEEP_ALL, time_window=False)

@@ -3,13 +3,13 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from pyspark_timestream.commands.lateness.measure import (
+    DURATIONS,
     DelayResult,
     Lateness,
-    build_table,
+    build_row,
     find_lateness,
 )
 from pyspark_timestream.commands.peek.command import (
@@ -41,15 +41,11 @@ _TIME_OPTIONS: Final = (
 def format_report(
     report: Lateness, options: Mapping[str, str], width: int, *, all_delays: bool
 ) -> str:
-    """Format a report for a terminal.
-
-    Args:
-        report: the results.
-        options: the stream's options, by their declared names.
-        width: the terminal's width in characters.
-        all_delays: show each delay; else none after the first without late rows.
-    """
-    shown = list(report.delays) if all_delays else _select_informative(report.delays)
+    """Format a report; without `all_delays` show none after the first without late rows."""
+    shown = list(report.delays)
+    if not all_delays:
+        lossless = next((place for place, each in enumerate(shown) if not each.late), len(shown))
+        shown = shown[: lossless + 1]
     sections = [
         _format_head(report),
         _draw_delays(report, shown, width),
@@ -63,8 +59,10 @@ def format_report(
 def to_json(report: Lateness) -> str:
     """Format a report as one JSON object; durations are in microseconds."""
     rows = []
-    for row, each in zip(_list_rows(report), report.delays, strict=True):
-        rows.append({"delay": _format_delay(each), **row})
+    for each in report.delays:
+        row = build_row(each, report.sampled_every)
+        named = {f"{name}_us" if name in DURATIONS else name: cell for name, cell in row.items()}
+        rows.append({"delay": _format_delay(each), **named})
     lossless, nearly = report.find_lossless(), report.find_nearly_lossless()
     found = {
         "topics": list(report.topics),
@@ -77,25 +75,6 @@ def to_json(report: Lateness) -> str:
         "notes": list(report.notes),
     }
     return json.dumps(found, indent=2)
-
-
-def _list_rows(report: Lateness) -> list[dict[str, Any]]:
-    table = build_table(report)
-    durations = ("delay", "most_late", "wait_median", "wait_p95", "wait_max")
-    columns = {}
-    for name in table.column_names:
-        column = table[name]
-        if name in durations:
-            columns[f"{name}_us"] = column.cast("int64").to_pylist()
-        else:
-            columns[name] = column.to_pylist()
-    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
-
-
-def _select_informative(delays: Sequence[DelayResult]) -> list[DelayResult]:
-    """Select the delays up to the first without late rows."""
-    lossless = next((place for place, each in enumerate(delays) if not each.late), len(delays))
-    return list(islice(delays, lossless + 1))
 
 
 def _format_head(report: Lateness) -> list[str]:
@@ -128,13 +107,11 @@ def _draw_delays(report: Lateness, shown: Sequence[DelayResult], width: int) -> 
 
 
 def _describe_delay(report: Lateness, each: DelayResult) -> list[str]:
-    waits = each.waits
-    shown = (waits.find_quantile(0.5), waits.find_quantile(0.95), waits.greatest_ms)
     return [
         _format_delay(each),
         f"{each.late:,}",
         _format_share(each.late_share),
-        *("-" if ms is None else shorten_duration(ms * 1_000) for ms in shown),
+        *("-" if us is None else shorten_duration(us) for us in each.waits.summarize_us()),
         f"{each.waiting * report.sampled_every:,}",
     ]
 
@@ -206,12 +183,12 @@ def _format_advice(report: Lateness, options: Mapping[str, str]) -> list[list[st
 def _format_choice(title: str, found: DelayResult, options: Mapping[str, str]) -> list[str]:
     given = {name: options[name] for name in _TIME_OPTIONS if name in options}
     given["ctiDelay"] = _format_delay(found)
-    middle, most = found.waits.find_quantile(0.5), found.waits.find_quantile(0.95)
+    median_us, most_us, _ = found.waits.summarize_us()
     cost = "what it costs in waiting is unknown: no CTI passed an event"
-    if middle is not None and most is not None:
+    if median_us is not None and most_us is not None:
         cost = (
-            f"half of the events wait for at most {shorten_duration(middle * 1_000)}, "
-            f"95 % for at most {shorten_duration(most * 1_000)}"
+            f"half of the events wait for at most {shorten_duration(median_us)}, "
+            f"95 % for at most {shorten_duration(most_us)}"
         )
     lines = [f"    .option({json.dumps(name)}, {json.dumps(text)})" for name, text in given.items()]
     return [f"{title}; {cost}:", *lines]

@@ -6,7 +6,7 @@ does not need Spark.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -106,7 +106,7 @@ _FEW: Final = 0.001
 """The second recommendation allows a smaller share of late events than this."""
 
 _DURATION: Final = pa.duration("us")
-_US_PER_MS: Final = 1_000
+DURATIONS: Final = ("delay", "most_late", "wait_median", "wait_p95", "wait_max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Lateness:
 
 def build_table(report: Lateness) -> pa.Table:
     """Build the table that `measure_lateness` returns: one row for each delay, in order."""
-    rows = [_build_row(each, report.sampled_every) for each in report.delays]
+    rows = [build_row(each, report.sampled_every) for each in report.delays]
     return pa.Table.from_pylist(rows, schema=_SCHEMA)
 
 
@@ -211,18 +211,16 @@ _SCHEMA: Final = pa.schema(
         ("delay", _DURATION),
         *((name, pa.int64()) for name in ("events", "malformed", "late")),
         ("late_percent", pa.float64()),
-        *((name, _DURATION) for name in ("most_late", "wait_median", "wait_p95", "wait_max")),
+        *((name, _DURATION) for name in DURATIONS[1:]),
         *((name, pa.int64()) for name in ("waiting", "sampled_every")),
         ("partitions", pa.list_(_PARTITION)),
     ]
 )
 
 
-def _build_row(found: DelayResult, sampled_every: int) -> dict[str, object]:
-    waits = (found.waits.find_quantile(0.5), found.waits.find_quantile(0.95))
-    median_us, p95_us, max_us = (
-        None if ms is None else ms * _US_PER_MS for ms in (*waits, found.waits.greatest_ms)
-    )
+def build_row(found: DelayResult, sampled_every: int) -> dict[str, Any]:
+    """Build one delay's row; durations are in microseconds."""
+    median_us, p95_us, max_us = found.waits.summarize_us()
     return {
         "delay": found.delay_us,
         "events": found.events,
@@ -437,29 +435,22 @@ def _follow(
 
 
 _REFUSED: Final = {
-    "ctidelay": ("ctiDelay", "the delays are what is tried here", "name some as 'delays'"),
-    "advancetime": (
-        "advanceTime",
+    "ctiDelay": ("the delays are what is tried here", "name some as 'delays'"),
+    "advanceTime": (
         "a preset fixes the delay",
         "set 'ctiFrequency' to '1', which is what each preset stands for",
     ),
-    "ctiimport": (
-        "ctiImport",
+    "ctiImport": (
         "when a CTI of another topic takes effect depends on when a query reads it",
         "leave it out",
     ),
-    "idletimeout": (
-        "idleTimeout",
-        "it depends on the wall clock of a query",
-        "leave it out",
-    ),
-    "timesettings": (
-        "timeSettings",
+    "idleTimeout": ("it depends on the wall clock of a query", "leave it out"),
+    "timeSettings": (
         "a description may hold the delay, which is what is tried here",
         "set what else it holds as options",
     ),
 }
-"""Options that affect CTIs but cannot be followed here -> name, reason, next step."""
+"""Options that affect CTIs but cannot be followed here -> reason, next step."""
 
 _STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 
@@ -528,8 +519,8 @@ def find_lateness(
 
 def _read_options(raw: Mapping[str, str], last: str | None) -> KafkaOptions:
     given = {name.lower(): str(text) for name, text in raw.items()}
-    for key, (name, problem, next_step) in _REFUSED.items():
-        if key in given:
+    for name, (problem, next_step) in _REFUSED.items():
+        if name.lower() in given:
             raise OptionError(name, f"it has no place here: {problem}", "its absence", next_step)
     for name in _STARTS:
         if last is not None and name.lower() in given:

@@ -25,7 +25,7 @@ from pyspark_timestream.core.event_time import (
     read_record_times,
     read_value_times,
 )
-from pyspark_timestream.core.instants import DAY_US
+from pyspark_timestream.core.instants import DAY_US, PROBABLE_US
 from pyspark_timestream.kafka.decode.avro.schemas import (
     ParsedSchema,
     kind_of,
@@ -35,7 +35,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
 from pyspark_timestream.kafka.decode.framing import HEADERS
 from pyspark_timestream.kafka.decode.protobuf.descriptors import compile_reader, create_reader
 from pyspark_timestream.kafka.decode.records import read_header
-from pyspark_timestream.kafka.diagnosis.samples import PROBABLE_US, split_name, suggests_secret
+from pyspark_timestream.kafka.diagnosis.samples import split_name, suggests_secret
 from pyspark_timestream.kafka.options.parsers import format_path
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 

@@ -8,6 +8,7 @@ completes the picture with an empty batch after the last records.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.instants import format_duration, format_instant, round_duration
 from pyspark_timestream.kafka.diagnosis.history import (
     BatchRecord,
@@ -20,6 +21,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
 )
 from pyspark_timestream.kafka.diagnosis.kinds import (
     BOUNDED_RUN_ADVICE,
+    MOST,
     REPEATED_RUN_ADVICE,
     WRITER_CLOCK_ADVICE,
     Diagnosis,
@@ -29,7 +31,6 @@ from pyspark_timestream.kafka.diagnosis.kinds import (
     recall_warnings,
 )
 from pyspark_timestream.kafka.diagnosis.mistakes import (
-    MOST,
     find_late_rows,
     find_lossy_partitions,
     find_mistakes,
@@ -165,9 +166,9 @@ def _report_end(history: History, is_wrong: bool) -> Diagnosis:
     left = sum(count_remaining(history).values())
     text = "the final CTI promised that nothing changes any more, and every result is out"
     if not is_wrong and not left:
-        return Diagnosis(Kind.ENDED, "nothing is wrong", text, began_us)
+        return Diagnosis(Kind.ENDED, "nothing is wrong", text, since_us=began_us)
     text += "; new records on this checkpoint are refused"
-    return Diagnosis(Kind.FINAL_CTI, "option 'finalCti' of a bounded run", text, began_us)
+    return Diagnosis(Kind.FINAL_CTI, "option 'finalCti' of a bounded run", text, since_us=began_us)
 
 
 def _report_caught_up(last: BatchRecord) -> Diagnosis:
@@ -275,7 +276,7 @@ def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:
         return False
     if imported.cti_us is None or state.cti_us is None:
         return state.cti_us is None and imported.cti_us is None
-    alone = offset.settings.keys().isdisjoint(("ctiFrequency", "ctiHeader"))
+    alone = offset.settings.keys() & set(CTI_SETTINGS) <= {"ctiImport"}
     waits = state.last_us is not None and state.last_us > state.cti_us
     return alone and waits and imported.cti_us <= state.cti_us
 
@@ -305,8 +306,10 @@ def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
         Kind.BACKLOG,
         name_partitions(parts),
         text,
-        find_since(history, parts, lambda share: share.end_exclusive > share.start_inclusive),
-        frozenset(parts),
+        since_us=find_since(
+            history, parts, lambda share: share.end_exclusive > share.start_inclusive
+        ),
+        partitions=frozenset(parts),
         advice=""
         if "maxOffsetsPerTrigger" in history[-1].offset.unpinned
         else "wait, or give it more partitions and cores, which read faster",
@@ -412,7 +415,7 @@ def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) ->
     frequency, header = settings.get("ctiFrequency"), settings.get("ctiHeader")
     if not state.events:
         return "no record has been read yet"
-    if frequency is None and header is None and "ctiImport" not in settings:
+    if settings.keys().isdisjoint(CTI_SETTINGS):
         return "no option makes CTIs while the stream runs: 'ctiFrequency' is not set"
     reasons = []
     if "writerGrace" in settings:

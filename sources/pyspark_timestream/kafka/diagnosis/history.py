@@ -2,9 +2,7 @@
 
 It has two sources: the offset log in Spark's checkpoint (all recent batches, without log ends), and
 a query's progress (this run's batches, with log ends). Both become the same `Batch`es, and these
-one history per stream. The log's directory `offsets` has one file per batch, named by its number,
-and `commits` one per finished batch. Spark writes a file elsewhere and renames it, so only an
-incomplete copy has half-written files; they are skipped with a note.
+one history per stream. Files of the log that are half-written are skipped with a note.
 
 A query's progress has the size of each operator's state. A Spark session can read the state itself
 from the checkpoint: Spark marks the column whose time a watermark is compared with, so a window
@@ -14,14 +12,12 @@ as for joins, only the number of rows is known.
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
-from pyspark_timestream.core.checkpoint import check_offset
+from pyspark_timestream.core.checkpoint import check_offset, read_entry
 from pyspark_timestream.core.instants import FINAL_US, format_instant, parse_instant
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
@@ -29,14 +25,7 @@ from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import min_cti
 
-LOG_VERSIONS: Final = ("v1", "v2")
-"""A file of Spark's offset log begins with one of these if this code can read it.
-
-Version 2 belongs to named sources: the source's name, or its number, precedes each offset.
-"""
-
 _NEXT_STEP: Final = "pass the directory that the query had as option 'checkpointLocation'"
-_SOURCE_NAME: Final = re.compile(r"\w+", re.ASCII)
 _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
 
 
@@ -102,12 +91,12 @@ def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
         )
     batches: dict[int, Batch] = {}
     notes = []
-    files = {int(file.name): file for file in log.iterdir() if file.name.isdecimal()}
-    for number, file in sorted(files.items()):
+    for number in sorted(int(file.name) for file in log.iterdir() if file.name.isdecimal()):
         try:
-            batches[number] = read_log_entry(file.read_text(encoding="utf-8"))
+            entry = read_entry(root, number)
+            batches[number] = Batch(offsets=entry.offsets, planned_us=entry.planned_us)
         except (OSError, ValueError, RecursionError) as error:
-            notes.append(f"offsets/{file.name} was passed over: {error}")
+            notes.append(f"offsets/{number} was passed over: {error}")
     if not batches:
         reason = notes[-1] if notes else "the query has planned no batch yet"
         raise CheckpointUnreadable(
@@ -119,59 +108,6 @@ def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
         for number in batches.keys() - kept.keys()
     ]
     return kept, notes
-
-
-def resolve_directory(location: str) -> Path:
-    """Return the path that `location`, a path or a `file:` URI, names.
-
-    >>> str(resolve_directory("file:///tmp/a%20b")), str(resolve_directory("/tmp/a b"))
-    ('/tmp/a b', '/tmp/a b')
-    """
-    parts = urlsplit(location)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    if "://" in location or (parts.scheme and not Path(location).exists()):
-        raise CheckpointUnreadable(
-            f"'{location}' is not on this machine",
-            "a local directory or a file: URI",
-            "copy the checkpoint's directories 'offsets' and 'commits' here",
-        )
-    return Path(location)
-
-
-def read_log_entry(text: str) -> Batch:
-    """Parse a file of Spark's offset log, of version 1 or 2.
-
-    Raises:
-        ValueError: the text is half-written, or not an offset log.
-    """
-    lines = text.splitlines()
-    version = lines[0].strip() if lines else ""
-    if version not in LOG_VERSIONS:
-        found = repr(version[:20]) if version else "nothing"
-        raise ValueError(f"it begins with {found} and not with {' or '.join(LOG_VERSIONS)}")
-    if len(lines) < 3:
-        raise ValueError("it ends before the first source's offset")
-    metadata = json.loads(lines[1])
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("batchTimestampMs"), int):
-        raise ValueError("its second line has no batchTimestampMs")
-    texts = lines[2:] if version == "v1" else _strip_source_names(lines[2:])
-    offsets = tuple(None if text.strip() == "-" else json.loads(text) for text in texts)
-    return Batch(metadata["batchTimestampMs"] * 1000, offsets)
-
-
-def _strip_source_names(lines: Iterable[str]) -> list[str]:
-    """Return the offsets of `NAME:OFFSET` lines; unnamed sources in the order of the sources.
-
-    Spark writes these lines from a map, which keeps the order of sources only up to four.
-    """
-    parts = [line.partition(":") for line in lines]
-    for name, colon, _ in parts:
-        if not colon or not _SOURCE_NAME.fullmatch(name):
-            raise ValueError(f"a line begins with {name[:20]!r} and not with a source's name")
-    if all(name.isdecimal() for name, _, _ in parts):
-        parts.sort(key=lambda part: int(part[0]))
-    return [offset for _, _, offset in parts]
 
 
 def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:

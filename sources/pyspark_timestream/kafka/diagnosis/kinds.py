@@ -21,15 +21,12 @@ _MAX_NAMED: Final = 3
 _MAX_COUNTED: Final = 10
 """This many partitions are listed with their counts; the rest is summed up."""
 
-_MOST: Final = 0.5
+MOST: Final = 0.5
+"""From this fraction of a partition's events on, the options are wrong and not the events."""
 
 
 class Kind(StrEnum):
-    """Kinds of diagnoses, in the order of reports; docs/how-to/troubleshooting.md lists each.
-
-    Attributes:
-        fix: what to do about it.
-    """
+    """Kinds of diagnoses and their fixes, in the order of reports (docs/how-to/troubleshooting)."""
 
     fix: str
 
@@ -189,11 +186,13 @@ class Kind(StrEnum):
 _KNOWN: Final = {str(kind): kind for kind in Kind}
 """The kinds by name, since a newer release may have given warnings of kinds unknown here."""
 
+_FRAMING: Final = (
+    "compare '{side}Framing' with the producer's serializer: 'confluent' and 'header' expect a "
+    "schema id, 'none' expects the payload alone"
+)
+
 NEXT_STEPS: Final[Mapping[str, str]] = {
-    "framing": (
-        "compare 'valueFraming' with the producer's serializer: 'confluent' and 'header' expect a "
-        "schema id, 'none' expects the payload alone"
-    ),
+    "framing": _FRAMING.format(side="value"),
     "syntax": (
         "compare 'valueFormat' and the schema with what the producer writes; a column of "
         "'columnNameOfCorruptRecord' shows such values, so that they can go to a topic of their own"
@@ -205,10 +204,7 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
         "nothing, if the topic has several record types: option 'valueMessage' names the one that "
         "is read, and a query of its own reads another"
     ),
-    "key framing": (
-        "compare 'keyFraming' with the producer's serializer: 'confluent' and 'header' expect a "
-        "schema id, 'none' expects the payload alone"
-    ),
+    "key framing": _FRAMING.format(side="key"),
     "key syntax": (
         "compare 'keyFormat' and the key's schema with what the producer writes; read the column "
         "'key' beside them to see such keys"
@@ -245,41 +241,30 @@ WRITER_CLOCK_ADVICE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Something that is wrong, or that holds results back.
+class Diagnosis(GivenWarning):
+    """Something that is wrong, or that holds results back: a warning, and what is known beside it.
 
     Attributes:
-        kind: its kind.
-        cause: partitions, a writer, a topic, an option.
-        text: what was seen, in one or two sentences.
         since_us: the wall clock since when it holds, within the history; None: unknown.
         partitions: the partitions concerned.
         writers: the (partition, writer's name) concerned.
         scope: the records that it is about, such as `lately`; empty: all.
-        detail: what the records themselves add; empty: nothing.
-        level: the severity; a warning is repeated when it rises.
-        advice: the fix, if it differs from that of the kind.
         share: the fraction of its partitions' events that it is about.
         well: those of its partitions in which so few events are concerned that they are healthy.
     """
 
     kind: Kind
-    cause: str
-    text: str
     since_us: int | None = None
     partitions: frozenset[Partition] = frozenset()
     writers: frozenset[tuple[Partition, str]] = frozenset()
     scope: str = ""
-    detail: str = ""
-    level: int = 0
-    advice: str = ""
     share: float = 1.0
     well: frozenset[Partition] = frozenset()
 
     @property
     def is_partial(self) -> bool:
         """True if it is about less than half of the events, so that it holds nothing back."""
-        return self.share < _MOST
+        return self.share < MOST
 
     @property
     def fix(self) -> str:
@@ -334,28 +319,21 @@ def update_warnings(
 ) -> Warnings:
     """Return the warnings after an update, in the order of kinds.
 
-    A warning takes the newest text, with the present counts. Its detail is described anew if it
-    holds again, has another cause, or has risen in level.
-
-    Args:
-        before: the warnings so far.
-        found: what holds now; the first of each kind counts. The texts depend only on the stream,
-            not on the wall clock, so that an unchanged stream has equal offsets.
-        detail: describes a new diagnosis by its records.
+    Of what holds now, `found`, the first of each kind counts. A warning takes the newest text, with
+    the present counts; `detail` describes it anew by its records if it holds again, has another
+    cause, or has risen in level. Texts depend on the stream and not on the wall clock, so that an
+    unchanged stream has equal offsets.
     """
-    after = {each.kind: dataclasses.replace(each, holds=False) for each in before}
     known = {each.kind: each for each in before}
+    after = {kind: dataclasses.replace(each, holds=False) for kind, each in known.items()}
     for kind, diagnosis in {str(each.kind): each for each in reversed(list(found))}.items():
-        given = known.get(kind)
+        given, shown = known.get(kind), diagnosis.detail
         level = max(diagnosis.level, given.level if given else 0)
-        shown = diagnosis.detail
-        is_same = given and (given.holds, given.level, given.cause) == (
-            True,
-            level,
-            diagnosis.cause,
-        )
-        if not shown:
-            shown = given.detail if given and is_same else detail(diagnosis)
+        now = True, level, diagnosis.cause
+        if not shown and given and (given.holds, given.level, given.cause) == now:
+            shown = given.detail
+        else:
+            shown = shown or detail(diagnosis)
         scoped = dataclasses.replace(diagnosis, detail="").full_text
         after[kind] = GivenWarning(kind, diagnosis.cause, scoped, shown, diagnosis.advice, level)
     return tuple(after[kind] for kind in Kind if kind in after)
@@ -374,25 +352,17 @@ def recall_warnings(warnings: Warnings) -> list[Diagnosis]:
 
 
 def _recall(given: GivenWarning) -> Diagnosis:
-    return Diagnosis(
-        _KNOWN[given.kind],
-        given.cause,
-        given.text,
-        detail=given.detail,
-        level=given.level,
-        advice=given.advice,
-    )
+    return Diagnosis(**{**dataclasses.asdict(given), "kind": _KNOWN[given.kind]})
 
 
 def add_details(found: Iterable[Diagnosis], warnings: Warnings) -> list[Diagnosis]:
     """Add to each diagnosis the detail and advice that its warning was given with."""
-    given = {each.kind: each for each in warnings}
-    return [
-        dataclasses.replace(
-            each,
-            detail=each.detail or (given[each.kind].detail if each.kind in given else ""),
-            advice=(each.kind in given and given[each.kind].holds and given[each.kind].advice)
-            or each.advice,
-        )
-        for each in found
-    ]
+    known = {each.kind: each for each in warnings}
+    told = []
+    for each in found:
+        given = known.get(each.kind)
+        if given is not None:
+            advice = (given.holds and given.advice) or each.advice
+            each = dataclasses.replace(each, detail=each.detail or given.detail, advice=advice)
+        told.append(each)
+    return told

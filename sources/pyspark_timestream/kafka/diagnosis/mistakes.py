@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
+from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.instants import (
     DAY_US,
     FINAL_US,
@@ -39,9 +40,6 @@ from pyspark_timestream.kafka.offsets.positions import has_stream_ended
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import EARLY_US, FAR_US, MAX_LEAD_US, PartitionState
 from pyspark_timestream.rules.step import FUTURE_POLICIES, KEEP_ALL, POLICIES
-
-MOST: Final = 0.5
-"""From this fraction of a partition's events on, the options are wrong and not the events."""
 
 _FEW: Final = 0.01
 """A partition with a smaller fraction of late or malformed events counts as healthy."""
@@ -75,7 +73,7 @@ def find_mistakes(history: History) -> list[Diagnosis]:
 
 def makes_ctis(moment: BatchRecord) -> bool:
     """True if some option makes CTIs while the stream runs."""
-    return not moment.settings.keys().isdisjoint(("ctiFrequency", "ctiHeader", "ctiImport"))
+    return not moment.settings.keys().isdisjoint(CTI_SETTINGS)
 
 
 def keeps_late(settings: Mapping[str, str]) -> bool:
@@ -115,8 +113,8 @@ def _report_counts(
         kind,
         name_partitions(parts),
         text,
-        counted and find_since(history, parts, lambda share: counted(share) > 0),
-        frozenset(parts),
+        since_us=counted and find_since(history, parts, lambda share: counted(share) > 0),
+        partitions=frozenset(parts),
         level=total.bit_length(),
         advice=advice,
         share=1.0 if holds_back else min(total / max(events, 1), 1.0),
@@ -401,8 +399,8 @@ def report_far_future(history: History, far: Set[Partition]) -> Iterator[Diagnos
         Kind.FAR_FUTURE,
         name_partitions(parts),
         text,
-        find_since(history, parts[:1], lambda share: share.state.cti_us == worst.cti_us),
-        frozenset(parts),
+        since_us=find_since(history, parts[:1], lambda share: share.state.cti_us == worst.cti_us),
+        partitions=frozenset(parts),
         level=late.bit_length(),
         advice=_advise_right_clock(last.settings, by_record),
     )
@@ -491,7 +489,7 @@ def _advise_delay(
             f"{condition}, let the writers note a time only once all before it is sent, or "
             f"start with a new checkpoint and 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
         )
-    if not most_late_us or not settings.keys().isdisjoint(("ctiHeader", "ctiImport")):
+    if not most_late_us or settings.keys() & set(CTI_SETTINGS) != {"ctiFrequency"}:
         return ""
     delay_us = parse_duration(settings.get("ctiDelay", "0 seconds")) + most_late_us
     unit_us = next((unit for unit in UNITS_US[1:] if delay_us >= 10 * unit), 1_000)
@@ -531,8 +529,8 @@ def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[D
         Kind.EVERYTHING_DROPPED,
         name_partitions(parts),
         text,
-        find_since(history, parts, lambda share: _count_lost(share.state) > 0),
-        frozenset(parts),
+        since_us=find_since(history, parts, lambda share: _count_lost(share.state) > 0),
+        partitions=frozenset(parts),
         advice=advice if has_late else "",
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_timestream.core.event_time import TIME_UNITS, read_number_times
-from pyspark_timestream.core.instants import format_instant, parse_instant
+from pyspark_timestream.core.instants import PROBABLE_US, format_instant
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.payload import read_payload
@@ -171,12 +171,6 @@ _MAX_DEPTH: Final = 4
 """Fields are searched for elsewhere down to this depth."""
 
 _MAX_PATH_CHARS: Final = 80
-
-PROBABLE_US: Final = (
-    parse_instant("1990-01-01T00:00:00Z"),
-    parse_instant("2100-01-01T00:00:00Z"),
-)
-"""A number is taken for a time if that is in this range, without its end."""
 
 _DIGITS: Final = re.compile(r"\s*([+-]?[0-9]{1,19})\s*", re.ASCII)
 _WORD: Final = re.compile(r"[\w-]+")

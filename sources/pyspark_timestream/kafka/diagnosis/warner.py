@@ -12,6 +12,7 @@ from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.diagnosis.causes import find_warnings
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.diagnosis.kinds import (
+    MOST,
     REPEATED_RUN_ADVICE,
     Diagnosis,
     Kind,
@@ -20,7 +21,6 @@ from pyspark_timestream.kafka.diagnosis.kinds import (
     update_warnings,
 )
 from pyspark_timestream.kafka.diagnosis.mistakes import (
-    MOST,
     find_malformed_events,
     find_malformed_values,
     find_short_replays,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pyspark_timestream.core.instants import format_instant, parse_instant
+from pyspark_timestream.core.instants import PROBABLE_US, format_instant
 from pyspark_timestream.errors import LOSS_ADVICE, DataLost, OptionError
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import StreamState
@@ -123,7 +123,6 @@ def keep_missing(
     }
 
 
-_OUR_DAYS_US: Final = parse_instant("1990-01-01T00:00:00Z"), parse_instant("2100-01-01T00:00:00Z")
 _WORDS: Final = {EARLIEST: "-2 is earliest", LATEST: "-1 is latest"}
 _ByPartition = Mapping[Partition, int]
 
@@ -414,7 +413,7 @@ def name_other_unit(ms: int) -> str:
     >>> name_other_unit(1_700_000_000), name_other_unit(1_700_000_000_000), name_other_unit(0)
     ('seconds, of 2023-11-14', '', '')
     """
-    first_us, end_us = _OUR_DAYS_US
+    first_us, end_us = PROBABLE_US
     if first_us <= ms * 1_000 < end_us:
         return ""
     for unit, us in (

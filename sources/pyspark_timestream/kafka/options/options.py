@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.event_time import TIME_UNITS
 from pyspark_timestream.core.options import boolean, choice, fixed_settings, option, text
 from pyspark_timestream.kafka.options.keys import select_record_settings
@@ -28,10 +29,11 @@ from pyspark_timestream.kafka.options.topic_settings import TIME_SETTINGS, Setti
 from pyspark_timestream.rules.step import FUTURE_POLICIES, KEEP_ALL, POLICIES, TimeRules
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
-_CTI_SOURCES: Final = ("ctiFrequency", "advanceTime")
-_CLOCKS: Final = (*_CTI_SOURCES, "ctiHeader")
+_GENERATED: Final = ("ctiFrequency", "advanceTime")
+_CLOCKS: Final = (*_GENERATED, "ctiHeader")
+_CTIS: Final = (*_GENERATED, *CTI_SETTINGS[1:])
 _ENDINGS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_ANY_CTIS: Final = (*_CTI_SOURCES, "ctiHeader", "ctiImport", "finalCti")
+_ANY_CTIS: Final = (*_CTIS, "finalCti")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class KafkaOptions(PayloadOptions):
             "tick`)"
         ),
         may_change=False,
-        needs=_CTI_SOURCES,
+        needs=_GENERATED,
     )
     final_cti: bool = option(
         "finalCti",
@@ -163,7 +165,7 @@ class KafkaOptions(PayloadOptions):
             "moves only itself"
         ),
         may_change=False,
-        needs=_CTI_SOURCES,
+        needs=_GENERATED,
         excludes=("ctiHeader",),
     )
     writers: tuple[str, ...] | None = option(
@@ -281,7 +283,7 @@ class KafkaOptions(PayloadOptions):
             "time index; otherwise by the pace of each partition's last batch"
         ),
         effect="stream",
-        needs=(*_CTI_SOURCES, "ctiHeader", "ctiImport"),
+        needs=_CTIS,
         excludes=("minPartitions", "maxRecordsPerPartition"),
     )
     cti_import: ImportSource | None = option(

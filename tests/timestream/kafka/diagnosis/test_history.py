@@ -14,7 +14,6 @@ from pyspark_timestream.kafka.diagnosis.history import (
     drop_skipped,
     find_blocking_partitions,
     find_unchanged_since,
-    read_log_entry,
     read_progress,
 )
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
@@ -27,29 +26,8 @@ def offset(number=0, stream="me", size=5):
     return StreamOffset(stream, {}, 1, shares, number)
 
 
-def entry(*lines, version="v1", metadata='{"batchTimestampMs": 7}'):
-    return "\n".join([version, metadata, *lines])
-
-
 def report(first, lag):
     return {"partitions": {"topic": {"0": {"offset": first, "lag": lag}}}}
-
-
-def test_a_log_entry_is_its_time_and_an_offset_a_source():
-    batch = read_log_entry(entry(json.dumps(offset().to_json()), "-"))
-    assert (batch.planned_us, batch.offsets) == (7000, (offset().to_json(), None))
-
-
-@pytest.mark.parametrize("names", [["trips", "b_2"], ["0", "1"]])
-def test_a_log_entry_of_version_2_is_that_of_version_1(names):
-    lines = [json.dumps(offset().to_json()), "-"]
-    named = [":".join(pair) for pair in zip(names, lines, strict=True)]
-    assert read_log_entry(entry(*named, version="v2")) == read_log_entry(entry(*lines))
-
-
-def test_sources_without_names_are_in_their_order_in_any_order_of_lines():
-    batch = read_log_entry(entry("10:10", "2:2", "0:0", version="v2"))
-    assert batch.offsets == (0, 2, 10)
 
 
 def test_a_batch_that_a_repartition_skipped_is_left_out():
@@ -60,25 +38,6 @@ def test_a_batch_that_a_repartition_skipped_is_left_out():
     }
     assert list(drop_skipped(batches)) == [0, 1, 3, 4, 5]
     assert list(drop_skipped(dict(reversed(batches.items())))) == [0, 1, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "nothing"),
-        ("v3\n{}\n{}", "'v3'"),
-        (entry('{"from": 1}', version="v2"), "not with a source's name"),
-        (entry("trips", version="v2"), "not with a source's name"),
-        (entry(), "before the first source"),
-        (entry("{}", metadata="[]"), "batchTimestampMs"),
-        (entry("{}", metadata='{"batchTimestampMs": "x"}'), "batchTimestampMs"),
-        (entry('{"from'), "."),
-        ("\x00\x00", "begins with"),
-    ],
-)
-def test_what_is_no_log_entry_is_refused_with_the_reason(text, said):
-    with pytest.raises(ValueError, match=said):
-        read_log_entry(text)
 
 
 @pytest.mark.parametrize("encode", [json.dumps, lambda value: value])
