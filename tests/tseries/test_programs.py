@@ -159,7 +159,7 @@ def carry_out(path, model, step, now):
             store.append(batch(*rows, **_edits(step)), lambda: now)
     elif isinstance(step, RetainedRange):
         changed = step != model.retained
-        set_retained_range(store, step, now)
+        set_retained_range(store, step, now, "me")
         if changed:
             model.narrow(step)
         return changed

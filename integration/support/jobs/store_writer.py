@@ -113,7 +113,7 @@ def maintenance(store: Store, doomed: Doomed) -> None:
             # As if hour and ten minutes of grace were 20 seconds, far longer than an append takes.
             remove_obsolete_files(store, time.time_ns() // 1000 + 3_580_000_000)
         with doomed.passing("range"):
-            set_retained_range(store, RetainedRange(limit=limit), time.time_ns() // 1000)
+            set_retained_range(store, RetainedRange(limit=limit), time.time_ns() // 1000, "me")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import CompactionResult, merge_file_groups
 from pyspark_tseries.maintain.erase import remove_erased_bytes
+from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import (
@@ -31,10 +32,9 @@ from pyspark_tseries.storage.location import (
     bears_mark,
     is_inside_store,
     list_event_files,
-    parse_location,
 )
 from pyspark_tseries.storage.locks import exclusive
-from pyspark_tseries.store.admin_commits import require_owner
+from pyspark_tseries.store.admin_commits import open_as_owner
 from pyspark_tseries.store.history import keep_history
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import list_log_files, read_plain_entry
@@ -165,8 +165,8 @@ def maintain(
         TseriesError: there is no such store, or it cannot be opened.
         OSError: a file could not be read or removed.
     """
-    store = Store.open(parse_location(path, storage_options))
-    require_owner(store, principal, "maintain the store")
+    who = author_or_user(principal)
+    store = open_as_owner(path, storage_options, who, "maintain the store")
     with exclusive(store.location, LOCK_FILE) as lock:
         return None if lock is None else _run_round(store)
 

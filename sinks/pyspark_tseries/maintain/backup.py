@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_tseries.errors import StoreBusy, UnusableStore
+from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.commits import CommitMark
 from pyspark_tseries.storage.head_files import head_chain
 from pyspark_tseries.storage.location import (
@@ -28,7 +28,6 @@ from pyspark_tseries.store.log_entries import LAST_CHECKPOINT, read_mark
 from pyspark_tseries.store.log_writer import log_tail
 from pyspark_tseries.store.store import Store
 
-MAX_ATTEMPTS: Final = 20
 _LOG: Final = "_delta_log"
 _COPY_BYTES: Final = 16 * 1024 * 1024
 
@@ -69,18 +68,19 @@ def backup(
         OSError: a file cannot be read or written.
     """
     source, to = parse_end(path, storage_options), parse_end(target, storage_options)
-    Store.open(source)  # Run the checks that `open_damaged` leaves out.
+    store = Store.open(source)  # Run the checks that `open_damaged` leaves out.
     _refuse_target(source, to)
     if to.is_local:
         os.makedirs(to.root, exist_ok=True)
     copied: dict[str, int] = {}
-    for _ in range(MAX_ATTEMPTS):
+
+    def attempt() -> BackupResult | None:
         # Before the log: a batch of `correct_late` needs the file of the one before it.
         _copy_files(source, to, _list_beside(source), copied, again=True)
         # Open it anew: this process's writers may refresh an object that they share meanwhile.
         moment = _read_moment(Store.open_damaged(source))
         if moment is None or not _copy_files(source, to, moment.files, copied):
-            continue
+            return None
         beside = set(_list_beside(source))
         _copy_files(source, to, beside, copied, again=True)
         extra = copied.keys() - {*moment.files, *beside}
@@ -90,9 +90,12 @@ def backup(
         size = sum(copied[name] for name in copied.keys() - extra)
         size += sum(map(len, moment.log.values()))
         return BackupResult(moment.commit, len(copied) - len(extra) + len(moment.log), size)
-    raise StoreBusy(
-        f"files of the store '{source.root}' were removed before they could be copied, in all of "
-        f"{MAX_ATTEMPTS} attempts; what was copied to '{to.root}' is not a store",
+
+    return store.retry(
+        attempt,
+        store.retrying.rewrites,
+        f"what was copied to '{to.root}' is not a store",
+        rivals="files were removed before they could be copied,",
         next_step="remove that directory, and copy to a faster one",
     )
 

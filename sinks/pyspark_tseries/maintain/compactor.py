@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
-from pyspark_tseries.errors import StoreBusy, UnusableStore
+from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
@@ -40,11 +40,12 @@ from pyspark_tseries.model.series_index import (
     combine_states,
     compute_state,
 )
+from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.data_files import DataFile, Snapshot, WrittenFile
-from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import FOOTER_CACHE, read_key_range, sample_sizes, scan_file
-from pyspark_tseries.store.admin_commits import replace_files, require_owner
+from pyspark_tseries.store.admin_commits import open_as_owner, replace_files
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import series_column
 
@@ -103,7 +104,6 @@ MAX_RANGE_BYTES: Final = 128 * 1024 * 1024
 """The uncompressed size of a key range that is in memory at once, and becomes one file."""
 
 MAX_ROWS_PER_ROW_GROUP: Final = 20_000
-MAX_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +132,16 @@ def compact(
         WrongClock: this machine's clock is far ahead, or was when the last commit was made.
         UnusableStore: the log and the files disagree; nothing is changed.
     """
-    store = Store.open(parse_location(path, storage_options))
-    require_owner(store, principal, "compact the store")
+    who = author_or_user(principal)
+    store = open_as_owner(path, storage_options, who, "compact the store")
     now_us = store.read_clock() if now_us is None else now_us
     return merge_file_groups(store, now_us, everything=True)
 
 
 def merge_file_groups(store: Store, now_us: int, *, everything: bool) -> CompactionResult:
     """Compact all files of `store`, or those that are due."""
-    lost: DeltaError | OSError | None = None
-    for _ in range(MAX_ATTEMPTS):
+
+    def attempt() -> CompactionResult | None:
         snapshot = store.snapshot()
         chosen = choose_files(snapshot.files, everything=everything)
         if not chosen:
@@ -151,26 +151,27 @@ def merge_file_groups(store: Store, now_us: int, *, everything: bool) -> Compact
             return CompactionResult(len(chosen), len(chosen), 0)
         written = merge.write_all()
         horizon = merge.horizon if merge.removed else None
-        certain = True
         try:
             done = replace_files(store, chosen, written, horizon, now_us)
-        except (DeltaError, OSError) as error:
-            lost = error
+        except (DeltaError, OSError):
             # The commit may have succeeded, and only the checkpoint after it failed.
-            done = bool({file.path for file in written} & _list_live_paths(store))
-            # In an object store the commit may still happen; if not, maintenance removes the files.
-            certain = store.location.is_local
+            if not {file.path for file in written} & _list_live_paths(store):
+                # In an object store it may still happen; if not, maintenance removes the files.
+                if store.location.is_local:
+                    _discard(store, written)
+                raise
+            done = True
         if done:
             return CompactionResult(len(chosen), len(written), merge.removed)
-        if certain:
-            _discard(store, written)
-        if isinstance(lost, OSError):
-            raise lost
-    raise StoreBusy(
-        f"store '{store.root}': other compactions, or acts of erasing, were first in all of "
-        f"{MAX_ATTEMPTS} attempts; nothing was changed",
+        _discard(store, written)
+        return None
+
+    return store.retry(
+        attempt,
+        store.retrying.rewrites,
+        rivals="other compactions, or acts of erasing, were first",
         next_step="leave it to them, or try again later",
-    ) from lost
+    )
 
 
 def _lost_events_error(store: Store) -> UnusableStore:

@@ -34,7 +34,7 @@ from pyspark_tseries.model.series_index import (
     make_change,
     next_metadata,
 )
-from pyspark_tseries.options import os_user
+from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.data_files import DataFile, Snapshot, WrittenFile
 from pyspark_tseries.storage.head_files import (
     mark_act,
@@ -50,7 +50,7 @@ from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import LogFile, list_log_files
 from pyspark_tseries.store.log_entries import read_mark
 from pyspark_tseries.store.log_writer import write_checkpoint
-from pyspark_tseries.store.store import MAX_ATTEMPTS, Store, contention_error, now_us
+from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit
 
 KEPT_FOR_READERS_US: Final = 600_000_000
@@ -237,9 +237,6 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
     location.remove(file.full for file in list_log_files(location) if file.version <= last)
 
 
-_CONTENTION_TEXTS: Final = ("nothing was erased", "try again")
-
-
 def erase(
     path: str | Location,
     series: str,
@@ -273,9 +270,8 @@ def erase(
         WrongClock: the clock is far ahead, or was when the last commit was made.
         OSError: the storage failed.
     """
-    store = Store.open(parse_location(path, storage_options))
-    principal = os_user() if principal is None else principal
-    return erase_events(store, series, sequences, reason, principal=principal, clock=clock)
+    store, who = Store.open(parse_location(path, storage_options)), author_or_user(principal)
+    return erase_events(store, series, sequences, reason, principal=who, clock=clock)
 
 
 def erase_events(
@@ -298,7 +294,7 @@ def erase_events(
     except _NothingLeft:
         return None
     except StoreBusy as error:
-        raise contention_error(store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from error
+        raise store.busy_error(store.retrying.commits, "nothing was erased") from error
     finally:
         act.discard_unused()
     assert commit is not None

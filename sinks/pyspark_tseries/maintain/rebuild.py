@@ -30,6 +30,7 @@ from pyspark_tseries.model.series_index import (
     build_index,
     min_retained_table,
 )
+from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.data_files import (
     DataFile,
     FileStats,
@@ -47,7 +48,7 @@ from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, scan_file, scan_state
 from pyspark_tseries.store.admin_commits import replace_files, replace_index, require_owner
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entries_back
-from pyspark_tseries.store.store import Store, backoff
+from pyspark_tseries.store.store import Store
 
 MAX_LOG_ENTRIES: Final = 200
 """Search at most this many log entries for the heads that they name."""
@@ -116,7 +117,6 @@ def _list_committed_heads(store: Store) -> Iterator[int]:
             yield head_id
 
 
-MAX_ATTEMPTS: Final = 5
 _BOUND_COLUMNS: Final = ("series", "sequence", "timestamp")
 
 
@@ -168,26 +168,33 @@ def correct_bounds(store: Store, wrong: Mapping[DataFile, FileStats], now_us: in
 
     Each gets a new name, so that this and a concurrent compaction cannot both succeed.
     """
-    location, lost = store.location, None
+    location = store.location
     ids: dict[str, str] = {}
     written = []
     for file, rows in wrong.items():
         path = _new_path(file, ids.setdefault(file.run, f"{store.new_id():016x}"))
         location.copy(location.file(file.path), location.file(path))
         written.append(WrittenFile(path, file.size, rows))
-    for attempt in range(MAX_ATTEMPTS):
+
+    def attempt() -> bool:
         try:
-            if not replace_files(store, list(wrong), written, None, now_us):
-                break
-        except DeltaError as error:
-            lost = error
-        if {file.path for file in written} <= {file.path for file in store.snapshot().files}:
-            return
-        backoff(attempt)
-    location.remove(location.file(file.path) for file in written)
-    raise StoreBusy(
-        f"store '{store.root}': a compaction was first; nothing was changed", next_step="try again"
-    ) from lost
+            return replace_files(store, list(wrong), written, None, now_us)
+        except DeltaError:
+            # The commit may have succeeded nevertheless.
+            live = {file.path for file in store.snapshot().files}
+            if not live.issuperset(file.path for file in written):
+                raise
+            return True
+
+    try:
+        if not store.retry(attempt, store.retrying.commits):
+            raise StoreBusy(
+                f"store '{store.root}': a compaction was first; nothing was changed",
+                next_step="try again",
+            )
+    except StoreBusy:
+        location.remove(location.file(file.path) for file in written)
+        raise
 
 
 def _new_path(file: DataFile, new_id: str) -> str:
@@ -227,7 +234,7 @@ def rebuild(
     """
     store = Store.open_damaged(parse_location(path, storage_options))
     store.log.check()
-    require_owner(store, principal, "make the head again")
+    require_owner(store, author_or_user(principal), "make the head again")
 
     def rebuild_head(head_id: int | None, version: int) -> SeriesIndex:
         found, newest_us = scan_state(store.location, store.data_files(), -1)

@@ -85,8 +85,8 @@ class RangeReader(DataSourceReader):
         series: Sequence[str] | None,
         schema: StructType,
         *,
+        principal: str,
         planned_us: int | None = None,
-        principal: str | None = None,
     ) -> None:
         self._snapshot = snapshot
         self._location = snapshot.location
@@ -120,8 +120,7 @@ class RangeReader(DataSourceReader):
     def _rebind_snapshot(self, us: int) -> files.Snapshot:
         snapshot = find_snapshot_at(self._snapshot, us)
         check_schema(self._target, result_schema(snapshot.values))
-        if self._principal is not None:
-            AccessCheck(snapshot.policy, self._principal).require_query(self._query)
+        AccessCheck(snapshot.policy, self._principal).require_query(self._query)
         return snapshot
 
     def _plan_parts(self, snapshot: files.Snapshot) -> list[Part]:

@@ -4,11 +4,9 @@ A new head competes with appends for the head of the store, so it is as atomic a
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import BlockColumns, Int64Array
@@ -23,52 +21,44 @@ from pyspark_tseries.model.series_index import (
     next_metadata,
     read_metadata,
 )
-from pyspark_tseries.options import os_user
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.head_files import readable_metadata, write_head
-from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.log import Log
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.log_entries import Change, add_files, remove_files
-from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store, backoff, contention_error
+from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
 from pyspark_tseries.write.batch import PreparedCommit
 
 
-def require_owner(store: Store, principal: str | None, to_do: str) -> None:
-    """Raise if the store has a policy and the principal (None: the OS user) is not an owner.
+def open_as_owner(
+    path: str | Location, storage_options: Mapping[str, str] | None, principal: str, to_do: str
+) -> Store:
+    """Return the store at `path` if the principal may administer it; raise what both checks do."""
+    store = Store.open(parse_location(path, storage_options))
+    require_owner(store, principal, to_do)
+    return store
 
-    If the head cannot be read, the newest readable one counts, as in a rebuild.
 
-    Raises:
-        PermissionDenied: the principal is not an owner.
+def require_owner(store: Store | Location, principal: str, to_do: str) -> None:
+    """Raise PermissionDenied if the store has a policy and the principal is not an owner.
+
+    If the head cannot be read, the newest readable one counts, as in a rebuild. At the location of
+    a damaged store it also decides if even the log cannot be read.
     """
+    policy = _read_policy(store)
+    AccessCheck(policy, principal).require("own", to_do)
+
+
+def _read_policy(store: Store | Location) -> Policy | None:
+    location = store if isinstance(store, Location) else store.location
+    properties: dict[str, str] = {}
     try:
-        policy = store.policy
+        opened = Store.open_damaged(store) if isinstance(store, Location) else store
+        properties = opened.log.properties()
+        return opened.policy
     except UnusableStore:
-        policy = current_policy(store.log.properties(), _newest_metadata(store.location))
-    _require_ownership(policy, principal, to_do)
-
-
-def require_owner_of_damaged(location: Location, principal: str | None, to_do: str) -> None:
-    """Like `require_owner`; if even the log cannot be read, the newest readable head decides."""
-    try:
-        store = Store.open_damaged(location)
-    except UnusableStore:
-        _require_ownership(current_policy({}, _newest_metadata(location)), principal, to_do)
-    else:
-        require_owner(store, principal, to_do)
-
-
-def _require_ownership(policy: Policy | None, principal: str | None, to_do: str) -> None:
-    AccessCheck(policy, os_user() if principal is None else principal).require("own", to_do)
-
-
-def _newest_metadata(location: Location) -> CommitMetadata:
-    found = readable_metadata(location).values()
-    return max(found, key=lambda metadata: metadata.commit, default=NO_COMMIT)
-
-
-MAX_ATTEMPTS: Final = 50
-_CONTENTION_TEXTS: Final = ("nothing was changed", "try again")
+        known = readable_metadata(location).values()
+        newest = max(known, key=lambda metadata: metadata.commit, default=NO_COMMIT)
+        return current_policy(properties, newest)
 
 
 def replace_index(
@@ -89,8 +79,8 @@ def replace_index(
         NoSuchStore: the store was removed.
         OSError: the storage failed.
     """
-    lost: DeltaError | None = None
-    for attempt in range(MAX_ATTEMPTS):
+
+    def attempt() -> SeriesIndex:
         with store.commit_lock():
             if timed:
                 store.read_clock()
@@ -102,19 +92,15 @@ def replace_index(
             index = dataclasses.replace(index, metadata=read_metadata(written.schema))
             write_head(store.location, new_id, written)
             try:
+                # If it fails, it may have succeeded nevertheless: leave its file to maintenance.
                 store.publish(PreparedCommit(new_id, index, [], []), {}, synced=True)
-            except DeltaError as error:
-                # The commit may have succeeded nevertheless, so leave its file to maintenance.
-                lost = error
             except OSError:
                 # The commit has succeeded if only the checkpoint after it failed.
                 if not (store.refresh() and store.head_id() == new_id):
                     raise
-                return index
-            else:
-                return index
-        backoff(attempt)
-    raise contention_error(store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
+            return index
+
+    return store.retry(attempt, store.retrying.commits)
 
 
 def replace_files(
@@ -145,52 +131,36 @@ def replace_files(
     return True
 
 
-def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
-    """Add those columns of `wanted` that the store lacks; existing events have nulls there.
+def add_columns(store: Store, requested: Sequence[pa.Field]) -> None:
+    """Add those `requested` columns that the store lacks; existing events have nulls there.
 
     Raises:
         StoreBusy: other clients won all attempts.
     """
 
-    def add(log: Log) -> bool:
-        known = {name.lower() for name in pa.schema(log.table.schema()).names}
-        new = [field for field in wanted if field.name.lower() not in known]
-        if new:
-            log.add_columns(pa.schema(new))
-        return bool(new)
-
-    _change_table(store, add)
-
-
-def _change_table(store: Store, change: Callable[[Log], bool]) -> None:
-    """Call `change`, again after a lost race; it returns True if it has committed."""
-    lost: DeltaError | None = None
-    for attempt in range(MAX_ATTEMPTS):
+    def attempt() -> bool:
         with store.commit_lock() as log:
-            try:
-                if change(log):
-                    store.refresh()
-            except DeltaError as error:
-                lost = error
-            else:
-                return
-        backoff(attempt)
-    raise contention_error(store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
+            known = {name.lower() for name in pa.schema(log.table.schema()).names}
+            new = [field for field in requested if field.name.lower() not in known]
+            if new:
+                log.add_columns(pa.schema(new))
+                store.refresh()
+        return True
+
+    store.retry(attempt, store.retrying.commits)
 
 
-def set_retained_range(
-    store: Store, retained: RetainedRange, now_us: int, principal: str | None = None
-) -> None:
+def set_retained_range(store: Store, retained: RetainedRange, now_us: int, principal: str) -> None:
     """Set the store's retained range; events out of the old range do not come back.
 
     Args:
         store: the store.
         retained: the new range, in whole milliseconds, as from `parse_range`.
         now_us: the wall clock.
-        principal: who sets it; None skips the check of the policy.
+        principal: who sets it.
 
     Raises:
-        PermissionDenied: the principal is not an owner.
+        PermissionDenied: the store has a policy, and the principal is not an owner.
         StoreBusy: other clients won all attempts.
     """
     text, to_do = format_range(retained), "change the retained range"
@@ -200,12 +170,12 @@ def set_retained_range(
         changed = dataclasses.replace(metadata, retained=text, retained_since=metadata.commit)
         return SeriesIndex(index.ids, columns, changed)
 
-    _require_owner(store, principal, to_do)
+    require_owner(store, principal, to_do)
     if store.retained != retained:
         _change_head(store, now_us, principal, to_do, change)
 
 
-def set_policy(store: Store, policy: Policy, now_us: int, principal: str | None = None) -> None:
+def set_policy(store: Store, policy: Policy, now_us: int, principal: str) -> None:
     """Set the store's policy, which names an owner; the rest is as in `set_retained_range`."""
     text = format_policy(policy)
 
@@ -215,7 +185,7 @@ def set_policy(store: Store, policy: Policy, now_us: int, principal: str | None 
     _change_head(store, now_us, principal, "set the policy", change)
 
 
-def forget_writer(store: Store, writer: str, now_us: int, principal: str | None = None) -> None:
+def forget_writer(store: Store, writer: str, now_us: int, principal: str) -> None:
     """Remove a writer, so that it no longer holds back the store's CTI, until it appends again.
 
     Raises:
@@ -237,23 +207,18 @@ def forget_writer(store: Store, writer: str, now_us: int, principal: str | None 
 def _change_head(
     store: Store,
     now_us: int,
-    principal: str | None,
+    principal: str,
     to_do: str,
     change: Callable[[SeriesIndex, CommitMetadata], SeriesIndex],
 ) -> None:
     """Commit the index that `change` returns for the current one and the next metadata."""
 
-    def changed(head_id: int | None, version: int) -> SeriesIndex:
-        _require_owner(store, principal, to_do)
+    def make(head_id: int | None, version: int) -> SeriesIndex:
+        require_owner(store, principal, to_do)
         _, index = store.index()
         return change(index, next_metadata(index, head_id, now_us=now_us, rows=0))
 
-    replace_index(store, changed)
-
-
-def _require_owner(store: Store, principal: str | None, to_do: str) -> None:
-    if principal is not None:
-        AccessCheck(store.policy, principal).require("own", to_do)
+    replace_index(store, make)
 
 
 def raise_min_retained(index: SeriesIndex, retained: RetainedRange) -> dict[str, Int64Array]:

@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -60,29 +61,34 @@ HORIZON_TRANSACTION: Final = "tseries:horizon"
 
 _LOG: Final = logging.getLogger(__name__)
 
-MAX_ATTEMPTS: Final = 200
-"""With backoff this takes about half a minute, far longer than a race of a few clients."""
-
-MAX_STORAGE_FAILURES: Final = 5
-"""After this many consecutive failures without a competing commit, the storage counts as faulty."""
-
-_CONTENTION_TEXTS: Final = (
-    "nothing of the batch is stored",
-    "start the write again, or use fewer writers or larger batches",
-)
-
 
 def backoff(attempt: int) -> None:
     """Sleep for a random time after the attempt `attempt`, on average longer after each."""
     time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(attempt, 8))))
 
 
-def contention_error(root: str, attempts: int, consequence: str, next_step: str) -> StoreBusy:
-    """Return the error after losing all `attempts`; `consequence` ends the problem's text."""
-    return StoreBusy(
-        f"store '{root}': other writers won all of {attempts} attempts to commit; {consequence}",
-        next_step=next_step,
-    )
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often a store tries a commit again.
+
+    Attributes:
+        commits: the attempts of a commit; with the pauses they take about half a minute, far longer
+            than a race of a few clients.
+        rewrites: the attempts that each rewrite or copy files.
+        storage_failures: after this many consecutive failures without a competing commit, the
+            storage counts as faulty.
+        pause: waits after a failed attempt; it gets the attempt's number.
+    """
+
+    commits: int = 200
+    rewrites: int = 20
+    storage_failures: int = 5
+    pause: Callable[[int], None] = backoff
+
+
+DEFAULT_RETRYING: Final = RetryPolicy()
+
+_Result = TypeVar("_Result")
 
 
 def now_us() -> int:
@@ -101,7 +107,7 @@ class Store:
         table: the Delta table there.
         skip_checks: True to ignore foreign changes and torn files.
         host_lock: lets only one client of this host commit at a time; the log separates hosts.
-        pause: waits after a failed attempt; it gets the attempt's number.
+        retrying: how often it tries a commit again.
     """
 
     def __init__(
@@ -111,7 +117,7 @@ class Store:
         *,
         skip_checks: bool = False,
         host_lock: Callable[[Location], AbstractContextManager[None]] = host_locks.commit_lock,
-        pause: Callable[[int], None] = backoff,
+        retrying: RetryPolicy = DEFAULT_RETRYING,
     ) -> None:
         self.location = parse_location(location)
         self.log = Log(self.location, table, skip_checks=skip_checks)
@@ -120,7 +126,7 @@ class Store:
         self._last_snapshot: tuple[DeltaTable, int, Snapshot] | None = None
         self._last_with_index: tuple[Snapshot, SeriesIndex] | None = None
         self._known_settings: tuple[Any, tuple[RetainedRange, Policy | None]] | None = None
-        self._host_lock, self._pause = host_lock, pause
+        self._host_lock, self.retrying = host_lock, retrying
         self._shared = SharedCommits(self.append)
 
     @staticmethod
@@ -364,6 +370,50 @@ class Store:
             self._refresh_or_fail(whole=whole)
             yield self.log
 
+    def retry(
+        self,
+        attempt: Callable[[], _Result | None],
+        limit: int,
+        outcome: str = "nothing was changed",
+        *,
+        rivals: str = "other writers were first",
+        next_step: str = "try again",
+    ) -> _Result:
+        """Return the first result of `attempt`; call it again if it has none, or lost a race.
+
+        Args:
+            attempt: returns None, or raises DeltaError, to be called again after a pause.
+            limit: how often it is called at most.
+            outcome: what the attempts leave behind, for the error.
+            rivals: what came in between, for the error.
+            next_step: what to do then.
+
+        Raises:
+            StoreBusy: no attempt had a result.
+        """
+        lost: DeltaError | None = None
+        for number in range(limit):
+            try:
+                result = attempt()
+            except DeltaError as error:
+                lost = error
+            else:
+                if result is not None:
+                    return result
+            self.retrying.pause(number)
+        raise self.busy_error(limit, outcome, rivals, next_step) from lost
+
+    def busy_error(
+        self,
+        attempts: int,
+        outcome: str,
+        rivals: str = "other writers were first",
+        next_step: str = "try again",
+    ) -> StoreBusy:
+        """Return the error of an operation that failed in all its `attempts`."""
+        problem = f"store '{self.root}': {rivals} in all of {attempts} attempts; {outcome}"
+        return StoreBusy(problem, next_step=next_step)
+
     def read_clock(self, clock: Callable[[], int] = now_us) -> int:
         """Return the wall clock in microseconds; raise WrongClock if it is, or was, far ahead."""
         us = clock()
@@ -418,7 +468,8 @@ class Store:
         attempts = [] if attempts is None else attempts
         lost: DeltaError | OSError | None = None
         faults = 0
-        for number in range(MAX_ATTEMPTS + 1):
+        policy = self.retrying
+        for number in range(policy.commits + 1):
             try:
                 with self.commit_lock(whole=batch.has_edits):
                     landed = next(filter(self._is_committed, attempts), None)
@@ -427,17 +478,19 @@ class Store:
                             self.log.sync_entries()
                         return landed or (attempts[-1] if attempts else None)
                     faults = 0 if attempts and self._discard_lost(attempts) else faults
-                    if faults == MAX_STORAGE_FAILURES or number == MAX_ATTEMPTS:
+                    if faults == policy.storage_failures or number == policy.commits:
                         break
                     return self._attempt(batch, clock, attempts, synced)
             except (DeltaError, OSError) as error:
                 # The next attempt first checks whether the batch is stored nevertheless.
                 lost, faults = error, faults + 1
-                if faults > MAX_STORAGE_FAILURES:
+                if faults > policy.storage_failures:
                     break
-            self._pause(number)
-        if lost is None or faults < MAX_STORAGE_FAILURES:
-            raise contention_error(self.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
+            policy.pause(number)
+        if lost is None or faults < policy.storage_failures:
+            step = "start the write again, or use fewer writers or larger batches"
+            outcome = "nothing of the batch is stored"
+            raise self.busy_error(policy.commits, outcome, next_step=step) from lost
         raise lost if self.location.is_local else unreachable_error(self.location, "written", lost)
 
     def is_replay(self, token: tuple[str, int] | None, digest: int | None) -> bool:

@@ -79,7 +79,7 @@ def run(path, store, model, kind, what):
     elif kind == "reopen":
         Store.forget_all()
     elif kind == "range":
-        set_retained_range(store, parse_range(what), now)
+        set_retained_range(store, parse_range(what), now, "me")
         model.change(what)
 
 

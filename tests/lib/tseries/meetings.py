@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark_tseries.storage.head_files import LastIndex
 from pyspark_tseries.store.log import load_table
-from pyspark_tseries.store.store import Store
+from pyspark_tseries.store.store import RetryPolicy, Store
 
 
 def without_pause(attempt: int) -> None:
@@ -32,13 +32,14 @@ class Meeting(Store):
         before: Iterable[Callable[[], Any]] = (),
         after: Iterable[Callable[[], Any]] = (),
         before_lock: Iterable[Callable[[], Any]] = (),
+        commits: int = 200,
     ) -> None:
         self._before, self._after, self._waits = iter(before), iter(after), iter(before_lock)
         super().__init__(
             store.location,
             load_table(store.location),
             host_lock=self._wait_for_lock,
-            pause=without_pause,
+            retrying=RetryPolicy(commits, pause=without_pause),
         )
 
     def publish(self, *given: Any, **named: Any) -> None:

@@ -57,7 +57,8 @@ EVERYTHING = RangeQuery()
 def read(path, series=None, schema=None, columns=("series", "sequence"), query=EVERYTHING):
     source = DefaultSource({"path": str(path)})
     snapshot = Store.open(str(path)).snapshot()
-    reader = RangeReader(snapshot, query, series, schema or source.schema())
+    schema = schema or source.schema()
+    reader = RangeReader(snapshot, query, series, schema, principal="me")
     rows = []
     for partition in reader.partitions():
         for got in reader.read(partition):

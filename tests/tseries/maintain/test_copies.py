@@ -52,7 +52,7 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Tree], list[
             if number % 12 == 7:
                 compact(str(root))
             if number == 30:
-                set_retained_range(store, parse_range("last 9D"), store.read_clock())
+                set_retained_range(store, parse_range("last 9D"), store.read_clock(), "me")
             if number % 15 == 14:
                 # As quick as a copy: what left the store less than ten minutes ago stays.
                 remove_obsolete_files(store, store.read_clock())

@@ -514,9 +514,9 @@ def test_an_edit_with_the_time_of_an_erased_original_gives_it_to_no_other_event(
 # -- writers, compactions and kills meanwhile ----------------------------------------------------
 
 
-def erase_meeting(path, sequence, *others, after=()):
+def erase_meeting(path, sequence, *others, after=(), commits=200):
     """Erase an event, with others on other hosts around the first publication."""
-    store = Meeting(Store.open(str(path)), before=others, after=after)
+    store = Meeting(Store.open(str(path)), before=others, after=after, commits=commits)
     return erase_events(store, "a", sequence, "asked for", principal="me")
 
 
@@ -790,12 +790,11 @@ def test_an_object_store_erases_as_a_disk_does(bucket):  # noqa: F811 the fixtur
     assert series.verify() == []
 
 
-def test_attempts_end_and_say_that_nothing_was_erased(series, path, monkeypatch):
-    monkeypatch.setattr("pyspark_tseries.store.store.MAX_ATTEMPTS", 2)
+def test_attempts_end_and_say_that_nothing_was_erased(series, path):
     busy = lambda: fail(CommitFailedError("another was first"))  # noqa: E731
     before = sorted(path.glob("kind=*/*"))
     with pytest.raises(StoreBusy, match="nothing was erased"):
-        erase_meeting(path, 1, *[busy] * 5)
+        erase_meeting(path, 1, *[busy] * 5, commits=2)
     assert sorted(path.glob("kind=*/*")) == before
 
 

@@ -241,11 +241,11 @@ def visible(path):
 def test_a_wider_range_brings_nothing_back_and_a_narrower_one_holds_at_once(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 2})
     store.append(batch(*(("a", n) for n in range(5))))
-    set_retained_range(store, RetainedRange(limit=4), 0)
+    set_retained_range(store, RetainedRange(limit=4), 0, "me")
     assert visible(tmp_path / "s") == [("a", 3), ("a", 4)]
     store.append(batch(("a", 9)))
     assert visible(tmp_path / "s") == [("a", 3), ("a", 4), ("a", 5)]
-    set_retained_range(reopened(tmp_path / "s"), RetainedRange(limit=1), 0)
+    set_retained_range(reopened(tmp_path / "s"), RetainedRange(limit=1), 0, "me")
     assert visible(tmp_path / "s") == [("a", 5)]
     assert describe(str(tmp_path / "s"))["retained_range"] == "limit 1"
     assert verify(str(tmp_path / "s")) == []
@@ -254,7 +254,7 @@ def test_a_wider_range_brings_nothing_back_and_a_narrower_one_holds_at_once(tmp_
 def test_a_wider_span_of_time_brings_nothing_back(tmp_path):
     store = new_store(tmp_path / "s", {"last_us": 2000})
     store.append(batch(*(("a", 1000 * n) for n in range(5))))
-    set_retained_range(store, RetainedRange(), 0)
+    set_retained_range(store, RetainedRange(), 0, "me")
     shutil.copytree(tmp_path / "s", tmp_path / "copy")
     rebuild(str(tmp_path / "copy"))
     for path in (tmp_path / "s", tmp_path / "copy"):
@@ -284,7 +284,7 @@ def test_commands_report_violations_and_exit_with_1(path, capsys):
 def test_rebuild_of_a_lost_head_keeps_what_was_out_of_range(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 2})
     store.append(batch(*(("a", n) for n in range(5))))
-    set_retained_range(store, RetainedRange(limit=4), 0)
+    set_retained_range(store, RetainedRange(limit=4), 0, "me")
     store.append(batch(("a", 5)))
     store.refresh()
     (tmp_path / "s" / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()

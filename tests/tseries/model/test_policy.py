@@ -1,21 +1,29 @@
 """Under a policy each principal does what it may and nothing else."""
 
+import contextlib
+import importlib
+import inspect
 import itertools
+import pkgutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tseries.builders import stored
+from tseries.builders import batch, stored
 
+import pyspark_tseries
 from pyspark_tseries import PermissionDenied, TimeSeries, describe
-from pyspark_tseries.__main__ import main
+from pyspark_tseries.__main__ import OWNER_COMMANDS, main
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.model.policy import PERMISSIONS, AccessCheck, format_policy, parse_policy
+from pyspark_tseries.options import os_user
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.store import Store
 
@@ -140,35 +148,133 @@ def test_what_is_no_policy_is_refused_and_creates_no_store(tmp_path, wrong):
     assert not (tmp_path / "s").exists()
 
 
-OWNERS_CALLS = {
-    "policy": lambda path, who: as_(path, who).set_policy({"x": ["read"]}),
-    "range": lambda path, who: as_(path, who).set_retained_range("limit 1"),
-    "same range": lambda path, who: as_(path, who).set_retained_range("limit 100"),
-    "compact": lambda path, who: as_(path, who).compact(),
-    "compact it": lambda path, who: compact(path, principal=who),
-    "rebuild": lambda path, who: rebuild(path, principal=who),
-    "repair": lambda path, who: repair(path, principal=who),
-    "maintain": lambda path, who: maintain(path, principal=who),
+OWNERS_METHODS = {
+    "set_policy": lambda series: series.set_policy({"x": ["read"]}),
+    "set_retained_range": lambda series: series.set_retained_range("limit 1"),
+    "the same range": lambda series: series.set_retained_range("limit 100"),
+    "compact": lambda series: series.compact(),
+    "erase": lambda series: series.erase("a", 0, "asked for"),
+    "forget_writer": lambda series: series.forget_writer("batch"),
+}
+"""The methods that are an owner's only."""
+
+DOORS = {
+    "maintain.background.maintain": maintain,
+    "maintain.compactor.compact": compact,
+    "maintain.erase.erase": lambda path, **who: erase(path, "a", 0, "asked for", **who),
+    "maintain.rebuild.rebuild": rebuild,
+    "maintain.repair.repair.repair": repair,
+    "options.ReadOptions": lambda path, **who: _reader(path, who).reader(_schema(path)),
+    "options.SubscribeOptions": lambda path, **who: _open_subscription(path, who),
+    "options.WriteOptions": lambda path, **who: _reader(path, who).writer(_rows(path), False),
+    "write.batch.Batch": lambda path, **who: Store.open(path).append(
+        replace(batch(("b", 1)), author=os_user(), **who)
+    ),
+}
+"""A call of each function or class whose `principal` may be left out."""
+
+COMMANDS_REST = {
+    "erase": ["--series", "a", "--sequence", "0", "--reason", "asked for"],
+    "forget-writer": ["--writer", "batch"],
 }
 
 
-@pytest.mark.parametrize("call", OWNERS_CALLS)
-def test_an_owners_call_is_an_owners_only(path, call):
+def _reader(path, who):
+    return DefaultSource({"path": path, **{k: v for k, v in who.items() if v is not None}})
+
+
+def _schema(path):
+    return DefaultSource({"path": path}).schema()
+
+
+def _rows(path):
+    schema = _schema(path)
+    return type(schema)([schema["series"]])
+
+
+def _open_subscription(path, who):
+    return _reader(path, who)._open_subscription(_schema(path))
+
+
+def _declared():
+    """Yield each function or class of the package that has a parameter `principal`."""
+    for found in pkgutil.walk_packages(pyspark_tseries.__path__, "pyspark_tseries."):
+        if found.name.endswith("__main__"):
+            continue
+        module = importlib.import_module(found.name)
+        for name, thing in vars(module).items():
+            if getattr(thing, "__module__", None) != found.name or not callable(thing):
+                continue
+            methods = vars(thing).items() if inspect.isclass(thing) else ()
+            inner = [(f"{name}.{n}", m) for n, m in methods if inspect.isfunction(m)]
+            for known, function in [(name, thing), *inner]:
+                with contextlib.suppress(ValueError):
+                    principal = inspect.signature(function).parameters.get("principal")
+                    if principal is not None and not known.endswith(".__init__"):
+                        yield f"{found.name}.{known}".removeprefix("pyspark_tseries."), principal
+
+
+def test_nobody_is_never_a_principal_but_at_the_doors_that_take_the_os_user():
+    declared = dict(_declared())
+    assert {"store.admin_commits.require_owner", "spark.readers.RangeReader"} <= set(declared)
+    left_out = {name for name, principal in declared.items() if principal.default is None}
+    assert left_out == set(DOORS)
+    for name in set(declared) - left_out:
+        assert declared[name].annotation in (str, "str"), name
+        assert declared[name].default is inspect.Parameter.empty, name
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("who", [{}, {"principal": None}])
+def test_a_missing_user_is_the_os_user_and_no_way_around_the_policy(path, door, who):
+    before = DeltaTable(path).version()
+    with pytest.raises(PermissionDenied, match=f"'{os_user()}' may not"):
+        DOORS[door](path, **who)
+    assert DeltaTable(path).version() == before
+    Store.open(path)
+    TimeSeries.open(path, "owner").set_policy({os_user(): PERMISSIONS})
+    DOORS[door](path, **who)
+
+
+def test_every_owners_method_has_a_case():
+    documented = {
+        name
+        for name, method in vars(TimeSeries).items()
+        if "the author is not an owner" in (getattr(method, "__doc__", None) or "")
+    }
+    assert documented == set(OWNERS_METHODS) - {"the same range"}
+
+
+@pytest.mark.parametrize("method", OWNERS_METHODS)
+def test_an_owners_method_is_an_owners_only(path, method):
+    before = DeltaTable(path).version(), describe(path)
+    for who in (*POLICY, "stranger", None):
+        if who != "owner":
+            named = who or os_user()
+            with pytest.raises(PermissionDenied, match=rf"'{named}' may not .* 'own'"):
+                OWNERS_METHODS[method](as_(path, who))
+    assert (DeltaTable(path).version(), describe(path)) == before
+    OWNERS_METHODS[method](as_(path, "owner"))
+
+
+@pytest.mark.parametrize("door", [name for name in DOORS if name.startswith("maintain.")])
+def test_an_owners_call_is_an_owners_only(path, door):
     before = DeltaTable(path).version(), describe(path)
     for who in (*POLICY, "stranger"):
         if who != "owner":
-            with pytest.raises(PermissionDenied, match=rf"'{who}' may not .* '{'own'}'"):
-                OWNERS_CALLS[call](path, who)
+            with pytest.raises(PermissionDenied, match=rf"'{who}' may not .* 'own'"):
+                DOORS[door](path, principal=who)
     assert (DeltaTable(path).version(), describe(path)) == before
-    OWNERS_CALLS[call](path, "owner")
+    DOORS[door](path, principal="owner")
 
 
-@pytest.mark.parametrize("command", ["compact", "rebuild", "repair", "maintain"])
+@pytest.mark.parametrize("command", OWNER_COMMANDS)
 def test_on_the_command_line_too_who_asks_is_the_os_user_or_named(path, command, capsys):
-    assert main([command, path]) == 1
+    rest = COMMANDS_REST.get(command, [])
+    assert main([command, path, *rest]) == 1
     assert "may not" in capsys.readouterr().err
-    assert main([command, path, "--principal", "reader"]) == 1
-    assert main([command, path, "--principal", "owner"]) == 0
+    assert main([command, path, *rest, "--principal", "reader"]) == 1
+    assert main([command, path, *rest, "--principal", "owner"]) == 0
 
 
 def test_owner_permission_is_checked_on_a_torn_head_or_log(path):

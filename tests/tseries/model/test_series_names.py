@@ -38,7 +38,7 @@ def reopened(path):
 def asked_by_spark(path, series=None):
     store = Store.open(str(path))
     schema = DefaultSource({"path": str(path)}).schema()
-    reader = RangeReader(store.snapshot(), Query("allEdits"), series, schema)
+    reader = RangeReader(store.snapshot(), Query("allEdits"), series, schema, principal="me")
     rows = [rows for part in reader.partitions() for rows in reader.read(part)]
     found = {}
     for part in rows:

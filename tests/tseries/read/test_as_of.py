@@ -63,7 +63,7 @@ def test_as_of_before_the_horizon_is_refused_naming_the_oldest_time(tmp_path):
 def test_as_of_before_a_change_of_the_retained_range_is_refused(tmp_path):
     store = make(tmp_path / "s", "limit 1")
     store.append(batch(("a", 0)), clock=lambda: 1)
-    set_retained_range(store, parse_range("limit 2"), 5)
+    set_retained_range(store, parse_range("limit 2"), 5, "me")
     store.append(batch(("a", 1)), clock=lambda: 7)
     store.append(batch(("a", 2)), clock=lambda: 9)
     with pytest.raises(InvalidQuery, match="or later"):

@@ -76,7 +76,7 @@ def test_a_task_needs_of_the_head_only_what_its_series_may_show(tmp_path, monkey
     store = make(tmp_path / "s", "limit 2")
     for number in range(4):
         store.append(batch(*((name, 10 * number) for name in "abc")))
-    set_retained_range(store, parse_range("limit 3"), 50)
+    set_retained_range(store, parse_range("limit 3"), 50, "me")
     store.append(batch(("c", 60)))
     monkeypatch.setattr(deliveries, "MAX_ROWS_PER_BATCH", 2)
     monkeypatch.setattr(subscription, "MAX_ROWS_PER_TASK", 4)
@@ -112,7 +112,7 @@ def test_initial_events_stay_the_same_if_the_range_gets_smaller(tmp_path, retain
     expected = Client(tmp_path / "s", parse_range("unlimited")).drain()
     client = Client(tmp_path / "s", parse_range("unlimited"))
     client.poll(1)
-    set_retained_range(store, parse_range(narrower), 100)
+    set_retained_range(store, parse_range(narrower), 100, "me")
     assert client.drain(1) == expected
     assert client.position.missed == 0
 
@@ -121,7 +121,7 @@ def test_initial_events_that_compaction_removes_count_as_missed(tmp_path):
     store = five_series(tmp_path / "s", "limit 4")
     client = Client(tmp_path / "s", parse_range("unlimited"))
     assert client.poll(1) == [("a", n) for n in range(1, 5)]
-    set_retained_range(store, parse_range("limit 1"), 100)
+    set_retained_range(store, parse_range("limit 1"), 100, "me")
     assert client.poll(1) == [("b", n) for n in range(1, 5)]
     assert compact(str(tmp_path / "s")).removed_events == 20
     assert client.drain(1)[8:] == [("c", 4), ("d", 4), ("e", 4)]
@@ -135,7 +135,7 @@ def test_initial_events_stay_the_same_if_the_range_gets_larger(tmp_path):
     store = five_series(tmp_path / "s", "limit 2")
     client = Client(tmp_path / "s", parse_range("unlimited"))
     client.poll(1)
-    set_retained_range(store, parse_range("unlimited"), 100)
+    set_retained_range(store, parse_range("unlimited"), 100, "me")
     assert client.drain(1) == [(name, n) for name in "abcde" for n in (3, 4)]
 
 

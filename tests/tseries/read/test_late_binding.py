@@ -213,7 +213,7 @@ def test_read_after_the_right_to_it_was_withdrawn_is_refused(tmp_path, later):
     planned, parts = plan(tmp_path / "s", principal="ann")
     later()
     assert len(read(planned, parts)) == 2
-    set_policy(store, parse_policy({"bob": ["read"]}), 0)
+    set_policy(store, parse_policy({"bob": ["read"]}), 0, "me")
     later()
     with pytest.raises(PermissionDenied, match="'ann' may not read"):
         read(planned, parts)
@@ -222,7 +222,7 @@ def test_read_after_the_right_to_it_was_withdrawn_is_refused(tmp_path, later):
 def test_read_of_another_store_at_the_path_is_refused_where_its_columns_are_others(tmp_path, later):
     store = commits(tmp_path / "s", 1)
     schema = DefaultSource({"path": str(tmp_path / "s")}).schema()
-    planned = RangeReader(store.snapshot(), Query(), None, schema, planned_us=0)
+    planned = RangeReader(store.snapshot(), Query(), None, schema, principal="bob", planned_us=0)
     parts = planned.partitions()
     shutil.rmtree(tmp_path / "s")
     new_store(tmp_path / "s", values=())

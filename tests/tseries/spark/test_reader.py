@@ -79,7 +79,7 @@ def test_a_read_sees_the_store_as_it_was_when_planned(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 1})
     store.append(batch(("a", 0)))
     schema = DefaultSource({"path": str(tmp_path / "s")}).schema()
-    reader = RangeReader(store.snapshot(), EVERYTHING, None, schema)
+    reader = RangeReader(store.snapshot(), EVERYTHING, None, schema, principal="me")
     store.append(batch(("a", 1)))
     got = [part["sequence"].to_pylist() for p in reader.partitions() for part in reader.read(p)]
     assert got == [[0]]

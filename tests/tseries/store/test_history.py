@@ -76,7 +76,7 @@ def test_each_commit_is_found_by_its_number_among_entries_of_other_kinds(tmp_pat
         if number % 3 == 1:
             compact(str(tmp_path / "s"))
     add_columns(store, [pa.field("more", pa.int64())])
-    set_policy(store, parse_policy({"me": ["own", "update", "read"]}), 0)
+    set_policy(store, parse_policy({"me": ["own", "update", "read"]}), 0, "me")
     append(tmp_path / "s", 10)
     known = marks_of(store)
     assert sorted(known) == list(range(11))

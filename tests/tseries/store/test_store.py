@@ -28,7 +28,6 @@ from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.row_digest import digest_rows
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
 from pyspark_tseries.write import event_writer
@@ -350,14 +349,13 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(tmp_path, token, rivals)
     assert len(stored(tmp_path / "s")) == 1 + rivals
 
 
-def test_a_broken_storage_fails_soon_and_a_busy_store_by_name(tmp_path, monkeypatch):
+def test_a_broken_storage_fails_soon_and_a_busy_store_by_name(tmp_path):
     store = new_store(tmp_path / "s")
     broken = [partial(fail, CommitFailedError("disk full"))] * 100
     with pytest.raises(CommitFailedError, match="disk full"):
         Meeting(store, before=broken).append(batch(("a", 1)))
-    monkeypatch.setattr(storage, "MAX_ATTEMPTS", 3)
     with pytest.raises(StoreBusy, match="all of 3 attempts"):
-        Meeting(store, before=broken).append(batch(("a", 1)))
+        Meeting(store, before=broken, commits=3).append(batch(("a", 1)))
 
 
 # -- the command line ----------------------------------------------------------------------------

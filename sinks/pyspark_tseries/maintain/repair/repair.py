@@ -46,10 +46,11 @@ from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US, check_commit_time
 from pyspark_tseries.model.damage import FROM_A_COPY, Finding
 from pyspark_tseries.model.series_index import SeriesIndex, next_metadata
+from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.data_files import DataFile, FileStats, data_files
 from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
-from pyspark_tseries.store.admin_commits import replace_index, require_owner_of_damaged
+from pyspark_tseries.store.admin_commits import replace_index, require_owner
 from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_check import (
     find_log_damage,
@@ -170,9 +171,9 @@ class RepairResult:
 class RepairRequest:
     """The arguments of `repair`."""
 
-    dry_run: bool = False
-    give_up: bool = False
-    principal: str | None = None
+    dry_run: bool
+    give_up: bool
+    principal: str
 
 
 RepairStep = Callable[[Location, RepairRequest], RepairResult]
@@ -200,11 +201,9 @@ def repair(
         StoreBusy: other writers won every attempt.
         WrongClock: this machine's clock is ahead of the storage's.
     """
-    location, request = (
-        parse_location(path, storage_options),
-        RepairRequest(dry_run, give_up, principal),
-    )
-    require_owner_of_damaged(location, principal, "repair the store")
+    location = parse_location(path, storage_options)
+    request = RepairRequest(dry_run, give_up, author_or_user(principal))
+    require_owner(location, request.principal, "repair the store")
     # A clock that is ahead would do more harm. Do not check the last commit: it may be damaged.
     check_commit_time(location.root, NEVER_US, now_us(), location.clock_us(), same_machine=False)
     done = RepairResult()

@@ -45,7 +45,7 @@ def fill(path, commits, compacted=None):
         if number == commits // 4:
             add_columns(store, [pa.field("more", pa.string())])
         if number == commits // 3:
-            set_retained_range(store, RetainedRange(limit=1000), 1)
+            set_retained_range(store, RetainedRange(limit=1000), 1, "me")
         if number == compacted:
             compact(str(path))
             store.refresh()

@@ -71,7 +71,7 @@ def test_a_head_that_lacks_an_earlier_one_keeps_its_counts_range_and_policy(tmp_
     store = new_store(tmp_path / "s", {"limit": 2})
     store.append(batch(("a", 5), ("a", 6), ("a", 7)))
     TimeSeries.open(tmp_path / "s", "me").set_policy({"me": ["update", "own"]})
-    set_retained_range(store, RetainedRange(limit=3), 0)
+    set_retained_range(store, RetainedRange(limit=3), 0, "me")
     store.refresh()
     changed = store.head_id()
     store.append(batch(("a", 3), policy="drop"))
