@@ -45,12 +45,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     check_stream_offset,
     group_name,
 )
-from pyspark_timestream.kafka.offsets.positions import (
-    ending_timestamps,
-    resolve_ends,
-    resolve_starts,
-    starting_timestamps,
-)
+from pyspark_timestream.kafka.offsets.positions import resolve_ends, resolve_starts
 from pyspark_timestream.kafka.offsets.tasks import TaskPlan
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -237,11 +232,9 @@ class KafkaBatchReader(DataSourceReader):
         """Return the starts and ends of those partitions of `asked` that exist."""
         options, ends = self._options, broker.ends(asked)
         earliest = broker.earliest(ends)
-        starting = broker.offsets_at(starting_timestamps(options, ends, listed))
-        ending = broker.offsets_at(ending_timestamps(options, ends, listed))
         return (
-            resolve_starts(options, earliest, ends, starting, listed),
-            resolve_ends(options, earliest, ends, ending, listed),
+            resolve_starts(options, earliest, ends, broker.offsets_at, listed),
+            resolve_ends(options, earliest, ends, broker.offsets_at, listed),
         )
 
 
@@ -275,7 +268,8 @@ def read_task(
 
     `acquire` borrows a range reader; `settle` is called last, unless the task fails.
     """
-    options = with_readers(options, task.readers)
+    if options.has_schemas:
+        options = with_readers(options, task.readers)
     ended: dict[Partition, RangeEnd] = {}
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
     whole = [
@@ -291,7 +285,7 @@ def read_task(
         yield from run_task(options, projection, task.plan, read, ended.__setitem__)
         if task.offset:
             settings = _find_broken_settings() if projection.requests("cti") else {}
-            ends = _find_known_ends(task.plan, task.offset)
+            known_ends = _find_known_ends(task.plan, task.offset)
             reader.commit_state(
                 {
                     part: (
@@ -300,15 +294,11 @@ def read_task(
                         if options.is_cut
                         else encode_group_metadata(task.offset, part, *ended[part], settings),
                     )
-                    for part, end in ends.items()
+                    for part, end in known_ends.items()
                 }
             )
     if is_batch:
-        ends = {
-            task_range.offsets.partition: task_range.offsets.end_exclusive
-            for task_range in task.plan.ranges
-        }
-        finished = {part: (ends[part], *end) for part, end in ended.items()}
+        finished = {part: (stop, *ended[part]) for part, stop in _list_ends(task.plan).items()}
         log_like_spark("pyspark_timestream")
         warn_about_read(options, projection, RangeReader, finished)
     settle()
@@ -320,10 +310,13 @@ def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, in
     Tools that measure lag need the end offsets too. If a partition is cut, its last task alone
     reaches the end offset, and no task knows the clock.
     """
-    ends = {
-        task_range.offsets.partition: task_range.offsets.end_exclusive for task_range in plan.ranges
-    }
-    return {part: end for part, end in ends.items() if end == offset.partitions[part].end_exclusive}
+    ends = _list_ends(plan).items()
+    return {part: end for part, end in ends if end == offset.partitions[part].end_exclusive}
+
+
+def _list_ends(plan: TaskPlan) -> dict[Partition, int]:
+    ranges = (task_range.offsets for task_range in plan.ranges)
+    return {offsets.partition: offsets.end_exclusive for offsets in ranges}
 
 
 def _find_broken_settings() -> dict[str, str]:

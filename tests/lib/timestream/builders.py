@@ -7,7 +7,11 @@ import pyarrow as pa
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.offsets.alignment import find_alignment
-from pyspark_timestream.kafka.offsets.next_offset import plan_first_offset, plan_next_offset
+from pyspark_timestream.kafka.offsets.next_offset import (
+    NO_TIME_INDEX,
+    plan_first_offset,
+    plan_next_offset,
+)
 from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext, StreamState
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition
@@ -63,9 +67,9 @@ def instants_to_look_up(previous, clocks, positions, ends, run):
     return find_alignment(stream_state(previous, clocks, positions, ends, run), ends).instants_ms()
 
 
-def next_offset(*known):
+def next_offset(*known, time_index=NO_TIME_INDEX):
     """The offset that is planned for a `stream_state`."""
-    return plan_next_offset(stream_state(*known))
+    return plan_next_offset(stream_state(*known), time_index=time_index)
 
 
 def first_offset(stream, settings, starts, ends, run=RUN, seen=NOTHING_SEEN):

@@ -6,7 +6,6 @@ oracle knows nothing of offsets: it keeps one clock a partition, and moves it on
 
 import copy
 import json
-from dataclasses import replace
 
 import pyarrow as pa
 from hypothesis import strategies as st
@@ -216,9 +215,10 @@ class World:
             asked = find_alignment(
                 stream_state(previous, after, positions, ends, run), ends
             ).instants_ms()
-            sight = replace(sight, time_index=self.look_up(asked))
-            planned = next_offset(previous, after, positions, ends, run, sight)
-            again = next_offset(self.offset(), after, positions, ends, run, sight)
+            index = self.look_up(asked)
+            known = after, positions, ends, run, sight
+            planned = next_offset(previous, *known, time_index=index)
+            again = next_offset(self.offset(), *known, time_index=index)
             assert json.dumps(again.to_json()) == json.dumps(planned.to_json())
         oracle = copy.deepcopy(self.oracle)
         oracle.update(

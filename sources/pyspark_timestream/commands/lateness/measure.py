@@ -23,10 +23,8 @@ from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.batch import adapt_to_batch
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange
 from pyspark_timestream.kafka.offsets.positions import (
-    ending_timestamps,
     resolve_ends,
     resolve_starts,
-    starting_timestamps,
 )
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -372,10 +370,8 @@ def _find_ranges(
         )
     ends = broker.ends(partitions)
     earliest = broker.earliest(ends)
-    starting = broker.offsets_at(starting_timestamps(options, ends, partitions))
-    ending = broker.offsets_at(ending_timestamps(options, ends, partitions))
-    starts = resolve_starts(options, earliest, ends, starting, partitions)
-    stops = resolve_ends(options, earliest, ends, ending, partitions)
+    starts = resolve_starts(options, earliest, ends, broker.offsets_at, partitions)
+    stops = resolve_ends(options, earliest, ends, broker.offsets_at, partitions)
     is_limited = False
     if last_us is not None:
         tails = (_find_newest_ms(read, part, starts[part], stops[part]) for part in sorted(starts))

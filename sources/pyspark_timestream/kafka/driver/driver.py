@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.core.checkpoint import is_initial_offset
 from pyspark_timestream.core.instants import format_duration
@@ -20,7 +20,7 @@ from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas
-from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, recall_warnings
+from pyspark_timestream.kafka.diagnosis.kinds import recall_warnings
 from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.driver.bounds import PartitionCache, RunEnds, make_steady_clock
 from pyspark_timestream.kafka.driver.end_states import EndStates, find_restored_states, read_again
@@ -41,7 +41,6 @@ from pyspark_timestream.kafka.offsets.positions import (
     reconcile,
     recreated_topics,
     resolve_starts,
-    starting_timestamps,
     unchanged_topics,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
@@ -60,6 +59,15 @@ from pyspark_timestream.kafka.registry.schemas import add_newer_readers, fix_rea
 from pyspark_timestream.rules.state import PartitionState
 
 _LOG: Final = logging.getLogger(__name__)
+
+
+class _Positions(NamedTuple):
+    """Where a stream goes on reading; the fields are those of `BrokerSnapshot`."""
+
+    positions: Mapping[Partition, int]
+    ends: Mapping[Partition, int]
+    lost: bool
+    topic_ids: Mapping[str, str]
 
 
 class StreamDriver:
@@ -259,18 +267,17 @@ class StreamDriver:
         written = self._ends.get_written() if imported else {}
         ends = self._ends.get(fresh=not self._ends.is_bounded)
         earliest = self._broker.earliest(ends)
-        at_times = self._broker.offsets_at(starting_timestamps(self._options, ends))
-        starts = resolve_starts(self._options, earliest, ends, at_times)
+        starts = resolve_starts(self._options, earliest, ends, self._broker.offsets_at)
         fixed = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
         snapshot = BrokerSnapshot(
             positions=starts,
             ends=ends if fixed is None else fixed,
             topic_ids=self._get_topic_ids(ends, fresh=True),
             imported=imported,
-            warnings=self._warner.warn_at_start(earliest, starts, run.bounded),
             written=limit_ends(written, fixed, {}),
         )
-        first = plan_first_offset(stream, self._options.settings(), snapshot, run)
+        warnings = self._warner.warn_at_start(earliest, starts, run.bounded)
+        first = plan_first_offset(stream, self._options.settings(), snapshot, run, warnings)
         return replace(first, fixed_ends=fixed)
 
     def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
@@ -278,19 +285,32 @@ class StreamDriver:
         # Read the import before asking for the ends: a CTI waits for ends later than its reading.
         imported = self._read_imported(previous)
         written = self._ends.get_written() if has_new_import(previous, imported) else {}
-        snapshot = self._find_positions(previous, run)
-        new = snapshot.positions.keys() - previous.partitions.keys()
+        found = self._find_positions(previous, run)
+        new = found.positions.keys() - previous.partitions.keys()
         if imported is not None and new:
             written |= self._broker.written_ends(new)
-        written = limit_ends(written, previous.fixed_ends, {})
-        snapshot = replace(snapshot, imported=imported, written=written)
-        snapshot = self._watch_idle(previous, snapshot, run)
+        now_us = self._now_us()
+        caught_up_since_us = self._watch_idle(previous, found.positions, run, now_us)
         end_states = self._get_end_states(previous)
-        snapshot = replace(snapshot, malformed_values=end_states.malformed_values)
+        snapshot = BrokerSnapshot(
+            positions=found.positions,
+            ends=found.ends,
+            lost=found.lost,
+            now_us=now_us,
+            caught_up_since_us=caught_up_since_us,
+            nothing_to_do=not run.bounded and self._idle_tracker.has_nothing_to_do(now_us),
+            topic_ids=found.topic_ids,
+            imported=imported,
+            written=limit_ends(written, previous.fixed_ends, {}),
+            malformed_values=end_states.malformed_values,
+        )
         state = StreamState(previous, end_states.states, snapshot, run)
-        return plan_next_offset(self._align(self._warn(state, end_states.diagnoses)))
+        warnings = self._warner.update(
+            previous, go_on(state), snapshot.ends, now_us, end_states.diagnoses
+        )
+        return plan_next_offset(state, warnings, self._ask_time_index(state))
 
-    def _find_positions(self, previous: StreamOffset, run: RunContext) -> BrokerSnapshot:
+    def _find_positions(self, previous: StreamOffset, run: RunContext) -> _Positions:
         """Find the positions to go on at, new partitions, and losses (semantics 5.5, 5.6, 9.1)."""
         ended = self._find_ended(previous)
         open_at = _find_open(previous, ended)
@@ -322,46 +342,28 @@ class StreamDriver:
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         starts = {part: earliest[part] for part in new if part in earliest and part not in back}
-        return BrokerSnapshot(
-            positions={**positions, **ended, **starts},
-            ends=ends,
-            lost=bool(losses or back),
-            topic_ids=topic_ids,
-        )
+        all_positions = {**positions, **ended, **starts}
+        return _Positions(all_positions, ends, bool(losses or back), topic_ids)
 
     def _watch_idle(
-        self, previous: StreamOffset, snapshot: BrokerSnapshot, run: RunContext
-    ) -> BrokerSnapshot:
-        """Add to the snapshot which partitions have caught up, and since when (semantics 5.3)."""
+        self,
+        previous: StreamOffset,
+        positions: Mapping[Partition, int],
+        run: RunContext,
+        now_us: int,
+    ) -> Mapping[Partition, int]:
+        """Return which partitions have caught up, and since when (semantics 5.3)."""
         if run.new_start:
             self._idle_tracker.resume(previous.partitions)
         idle = {part for part, last in previous.partitions.items() if last.idle}
-        now_us, log_ends = self._now_us(), self._ends.log_ends
-        since_us = self._idle_tracker.update(
-            self._broker, snapshot.positions, log_ends, idle, now_us
-        )
-        return replace(
-            snapshot,
-            now_us=now_us,
-            caught_up_since_us=since_us,
-            nothing_to_do=not run.bounded and self._idle_tracker.has_nothing_to_do(now_us),
-        )
+        log_ends = self._ends.log_ends
+        return self._idle_tracker.update(self._broker, positions, log_ends, idle, now_us)
 
-    def _warn(self, state: StreamState, diagnoses: Iterable[Diagnosis]) -> StreamState:
-        """Add to the snapshot the warnings about everything read so far."""
-        snapshot = state.snapshot
-        warnings = self._warner.update(
-            state.previous, go_on(state), snapshot.ends, snapshot.now_us, diagnoses
-        )
-        return replace(state, snapshot=replace(snapshot, warnings=warnings))
-
-    def _align(self, state: StreamState) -> StreamState:
-        """Add to the snapshot the offsets up to which `maxSkew` lets it read (semantics 5.10)."""
+    def _ask_time_index(self, state: StreamState) -> Mapping[Partition, int | None]:
+        """Return the offsets up to which `maxSkew` lets the batch read (semantics 5.10)."""
         if not self._options.is_timed_by_record:
-            return state
-        instants_ms = find_alignment(state, state.snapshot.ends).instants_ms()
-        time_index = self._broker.offsets_at(instants_ms)
-        return replace(state, snapshot=replace(state.snapshot, time_index=time_index))
+            return {}
+        return self._broker.offsets_at(find_alignment(state, state.snapshot.ends).instants_ms())
 
     def _get_importer(self) -> CtiImporter | None:
         options = derive_import_options(self._options)

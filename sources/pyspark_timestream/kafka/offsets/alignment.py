@@ -197,7 +197,7 @@ def align_ends(
 ) -> tuple[dict[Partition, int], frozenset[Partition]]:
     """Return the ends up to which the batch may read, and the partitions that wait.
 
-    `time_index` answers `alignment.instants_ms()`, as described in `BrokerSnapshot`.
+    `time_index` answers `alignment.instants_ms()`, as in `plan_next_offset`.
     """
     cut, waiting = dict(ends), set(alignment.waiting)
     for part, estimate in alignment.estimates.items():

@@ -7,7 +7,7 @@ another topic uses the `BrokerSnapshot`, and the offset records the decision.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from pyspark_timestream.core.instants import FINAL_US, format_instant
 from pyspark_timestream.errors import CheckpointMismatch
@@ -23,6 +23,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     MalformedValues,
     PartitionOffset,
     StreamOffset,
+    Warnings,
 )
 from pyspark_timestream.kafka.offsets.positions import (
     find_ended,
@@ -42,19 +43,34 @@ from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
 from pyspark_timestream.rules.state import COUNTERS, raise_cti
 from pyspark_timestream.rules.stream_cti import compute_stream_cti
 
-Partitions = Mapping[Partition, PartitionOffset]
+NO_TIME_INDEX: Final[Mapping[Partition, int | None]] = {}
 
 
 def plan_first_offset(
-    stream: str, settings: Mapping[str, str], snapshot: BrokerSnapshot, run: RunContext
+    stream: str,
+    settings: Mapping[str, str],
+    snapshot: BrokerSnapshot,
+    run: RunContext,
+    warnings: Warnings = (),
 ) -> StreamOffset:
     """Plan the first batch of a new query, in which all partitions are new."""
     blank = StreamOffset(stream, settings, starts=0, partitions={}, number=-1)
-    return plan_next_offset(StreamState(blank, {}, snapshot, replace(run, new_start=True)))
+    state = StreamState(blank, {}, snapshot, replace(run, new_start=True))
+    return plan_next_offset(state, warnings)
 
 
-def plan_next_offset(state: StreamState) -> StreamOffset:
+def plan_next_offset(
+    state: StreamState,
+    warnings: Warnings | None = None,
+    time_index: Mapping[Partition, int | None] = NO_TIME_INDEX,
+) -> StreamOffset:
     """Plan the offset after the last batch; return the last one if there is nothing to do.
+
+    Args:
+        state: the stream after the last batch.
+        warnings: the warnings up to now; None for those of the last offset.
+        time_index: the first offset at or after the bound of aligned reading, None if there is no
+            such record; empty if the records' timestamps are not the event times.
 
     Raises:
         CheckpointMismatch: there are new records, but the final CTI has been emitted.
@@ -63,12 +79,13 @@ def plan_next_offset(state: StreamState) -> StreamOffset:
     state = _end_run_at(state, state.previous.cti_us)
     planned = go_on(state)
     planned = _begin_batch(state, planned)
+    planned = planned if warnings is None else replace(planned, warnings=warnings)
     planned = _set_idle(state, planned)
     planned = _take_imported_ctis(state, planned)
     planned = _set_stream_cti(state, planned, emitted_us)
     planned = _raise_new_and_active(state, planned)
     state = _end_run_at(state, planned.cti_us)
-    planned = _set_ranges(state, planned)
+    planned = _set_ranges(state, planned, time_index)
     planned = _finish(state, planned, emitted_us)
     return planned if _is_worth_a_batch(state, planned) else state.previous
 
@@ -118,7 +135,6 @@ def _begin_batch(state: StreamState, planned: StreamOffset) -> StreamOffset:
         starts=previous.starts + state.run.new_start,
         topic_ids={topic: topic_ids[topic] for topic in topics & topic_ids.keys()},
         missing=missing,
-        warnings=previous.warnings if snapshot.warnings is None else snapshot.warnings,
     )
 
 
@@ -198,12 +214,14 @@ def _raise_new_and_active(state: StreamState, planned: StreamOffset) -> StreamOf
     return _change(planned, changes)
 
 
-def _set_ranges(state: StreamState, planned: StreamOffset) -> StreamOffset:
+def _set_ranges(
+    state: StreamState, planned: StreamOffset, time_index: Mapping[Partition, int | None]
+) -> StreamOffset:
     """5.10, 7.6, 7.7: decide how far the batch reads each partition, within all limits."""
     run, positions = state.run, state.snapshot.positions
     reachable = _find_reachable(state, planned)
     alignment = find_alignment(state, reachable)
-    aligned, waiting = align_ends(alignment, positions, reachable, state.snapshot.time_index)
+    aligned, waiting = align_ends(alignment, positions, reachable, time_index)
     limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets, aligned)
     changes = {}
     for part, offset in planned.partitions.items():

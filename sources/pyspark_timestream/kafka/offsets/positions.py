@@ -127,6 +127,10 @@ _WORDS: Final = {EARLIEST: "-2 is earliest", LATEST: "-1 is latest"}
 _ByPartition = Mapping[Partition, int]
 
 
+FindOffsets = Callable[[Mapping[Partition, int]], Mapping[Partition, int | None]]
+"""Returns the first offset at or after each timestamp, in ms; None if there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Side:
     """The options for one side of a read, its start or its end; a timestamp overrides offsets.
@@ -137,6 +141,8 @@ class _Side:
         timestamps_ms: the timestamp of each partition.
         offsets: the offset of each partition, or `EARLIEST` or `LATEST` for all.
         words: which of `EARLIEST` and `LATEST` may stand for an offset.
+        has_strategy: a partition without a record at or after its timestamp fails the query, unless
+            `startingOffsetsByTimestampStrategy` is `latest`.
     """
 
     verb: str
@@ -144,6 +150,7 @@ class _Side:
     timestamps_ms: _ByPartition | None
     offsets: int | _ByPartition
     words: tuple[int, ...]
+    has_strategy: bool
 
     @property
     def name(self) -> str:
@@ -152,30 +159,47 @@ class _Side:
             return f"{self.verb}ingTimestamp"
         return f"{self.verb}ingOffsets{'' if self.timestamps_ms is None else 'ByTimestamp'}"
 
-    def find_timestamps(
-        self, partitions: Collection[Partition], listed: Collection[Partition]
+    def resolve(
+        self,
+        options: KafkaOptions,
+        earliest: _ByPartition,
+        ends: _ByPartition,
+        find_offsets: FindOffsets,
+        listed: Collection[Partition] | None,
     ) -> dict[Partition, int]:
-        """Return each partition's timestamp, in ms; nothing if offsets decide."""
+        """Return where each partition of `ends` starts or ends, as `resolve_starts` does."""
+        listed = ends if listed is None else listed
+        _check_exist(options, listed)
         if self.timestamp_ms is not None:
-            return dict.fromkeys(partitions, self.timestamp_ms)
-        if self.timestamps_ms is None:
-            return {}
-        self._check_names(self.timestamps_ms, listed)
-        return {part: self.timestamps_ms[part] for part in partitions}
+            instants_ms = dict.fromkeys(ends, self.timestamp_ms)
+        elif self.timestamps_ms is not None:
+            self._check_names(self.timestamps_ms, listed)
+            instants_ms = {part: self.timestamps_ms[part] for part in ends}
+        else:
+            return self._find_named_offsets(options, earliest, ends, listed)
+        at_times, offsets = find_offsets(instants_ms), {}
+        for part, end in ends.items():
+            offset = at_times.get(part)
+            if offset is None and self.has_strategy and options.starting_strategy != "latest":
+                raise OptionError(
+                    self.name,
+                    f"{part} has no record at or after timestamp {instants_ms[part]}",
+                    "a timestamp that each partition has a record at or after, in milliseconds",
+                    f"{_correct_unit(instants_ms[part])}choose an earlier one, or set option "
+                    "'startingOffsetsByTimestampStrategy' to 'latest' to start such partitions at "
+                    "their end",
+                )
+            offsets[part] = end if offset is None else offset
+        return offsets
 
-    def find_offsets(
+    def _find_named_offsets(
         self,
         options: KafkaOptions,
         earliest: _ByPartition,
         ends: _ByPartition,
         listed: Collection[Partition],
     ) -> dict[Partition, int]:
-        """Return each partition's offset, or the nearest that exists.
-
-        Raises:
-            OptionError: the option does not name exactly the partitions that are read.
-            DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
-        """
+        """Return each partition's named offset, or the nearest that exists."""
         words = {EARLIEST: earliest, LATEST: ends}
         if isinstance(self.offsets, int):
             return {part: words[self.offsets][part] for part in ends}
@@ -215,6 +239,7 @@ def _read_start(options: KafkaOptions) -> _Side:
         options.starting_timestamps_ms,
         options.starting_offsets,
         (EARLIEST, LATEST),
+        has_strategy=True,
     )
 
 
@@ -225,32 +250,15 @@ def _read_end(options: KafkaOptions) -> _Side:
         options.ending_timestamps_ms,
         options.ending_offsets,
         (LATEST,),
+        has_strategy=False,
     )
-
-
-def starting_timestamps(
-    options: KafkaOptions,
-    partitions: Collection[Partition],
-    listed: Collection[Partition] | None = None,
-) -> dict[Partition, int]:
-    """Return the timestamp, in ms, at which each partition starts; nothing if offsets decide.
-
-    `listed` are all partitions of the read; None means `partitions`.
-
-    Raises:
-        OptionError: a topic or assigned partition does not exist, or `startingOffsetsByTimestamp`
-            does not name exactly the existing partitions.
-    """
-    listed = partitions if listed is None else listed
-    _check_exist(options, listed)
-    return _read_start(options).find_timestamps(partitions, listed)
 
 
 def resolve_starts(
     options: KafkaOptions,
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
-    at_times: Mapping[Partition, int | None],
+    find_offsets: FindOffsets,
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
     """Return the first offset to read in each partition of `ends`.
@@ -259,58 +267,27 @@ def resolve_starts(
         options: the starting options.
         earliest: the first offset that each partition still has.
         ends: the offset after each partition's last readable record.
-        at_times: the first offset at or after each of `starting_timestamps`; None if there is none.
+        find_offsets: is asked if timestamps decide.
         listed: all partitions of the read; None means those in `ends`.
 
     Raises:
-        OptionError: a topic or assigned partition does not exist, `startingOffsets` does not name
-            exactly the existing partitions, or no record is at or after a timestamp (with strategy
+        OptionError: a topic or assigned partition does not exist, an option does not name exactly
+            the existing partitions, or no record is at or after a timestamp (with strategy
             `error`).
         DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
     """
-    listed = ends if listed is None else listed
-    side, instants_ms = _read_start(options), starting_timestamps(options, ends, listed)
-    if not instants_ms:
-        return side.find_offsets(options, earliest, ends, listed)
-    starts = {}
-    for part, end in ends.items():
-        offset = at_times.get(part)
-        if offset is None and options.starting_strategy != "latest":
-            raise OptionError(
-                side.name,
-                f"{part} has no record at or after timestamp {instants_ms[part]}",
-                "a timestamp that each partition has a record at or after, in milliseconds",
-                f"{_correct_unit(instants_ms[part])}choose an earlier one, or set option "
-                "'startingOffsetsByTimestampStrategy' to 'latest' to start such partitions at "
-                "their end",
-            )
-        starts[part] = end if offset is None else offset
-    return starts
-
-
-def ending_timestamps(
-    options: KafkaOptions,
-    partitions: Collection[Partition],
-    listed: Collection[Partition] | None = None,
-) -> dict[Partition, int]:
-    """Return the timestamp, in ms, at which each partition ends, as `starting_timestamps` does."""
-    return _read_end(options).find_timestamps(partitions, listed or partitions)
+    return _read_start(options).resolve(options, earliest, ends, find_offsets, listed)
 
 
 def resolve_ends(
     options: KafkaOptions,
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
-    at_times: Mapping[Partition, int | None],
+    find_offsets: FindOffsets,
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
     """Return the offset after the last one to read in each partition, as `resolve_starts` does."""
-    listed = ends if listed is None else listed
-    side = _read_end(options)
-    if not side.find_timestamps(ends, listed):
-        return side.find_offsets(options, earliest, ends, listed)
-    at_or_after = {part: at_times.get(part) for part in ends}
-    return {part: ends[part] if offset is None else offset for part, offset in at_or_after.items()}
+    return _read_end(options).resolve(options, earliest, ends, find_offsets, listed)
 
 
 def check_order(
@@ -338,21 +315,17 @@ def fix_ends(
     earliest: Mapping[Partition, int],
     starts: Mapping[Partition, int],
     ends: Mapping[Partition, int],
-    find_offsets: Callable[[Mapping[Partition, int]], Mapping[Partition, int | None]],
+    find_offsets: FindOffsets,
 ) -> dict[Partition, int] | None:
     """Return where the ending options end a stream; None without such an option.
 
-    `find_offsets` returns the first offset at or after a timestamp, in ms; None if there is none.
-
     Raises:
-        OptionError: an option does not name exactly the existing partitions, or a partition starts
-            after its end.
+        OptionError: as `resolve_ends`, or a partition starts after its end.
         DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
     """
     if options.ends_by_default:
         return None
-    at_times = find_offsets(ending_timestamps(options, ends))
-    stops = resolve_ends(options, earliest, ends, at_times)
+    stops = resolve_ends(options, earliest, ends, find_offsets)
     check_order(options, starts, stops)
     return stops
 

@@ -13,7 +13,6 @@ from pyspark_timestream.kafka.offsets.offset import (
     MalformedValues,
     PartitionOffset,
     StreamOffset,
-    Warnings,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition
@@ -99,10 +98,7 @@ class BrokerSnapshot:
         imported: the state of the topic of `ctiImport`, read before `ends`; None without an import.
         written: the ends of the logs after that reading, including open transactions; `ends` holds
             for partitions that are not in it.
-        warnings: the warnings up to now; None for those of the previous offset.
         malformed_values: the malformed values and keys so far, per partition.
-        time_index: the first offset at or after the bound of aligned reading, None if there is no
-            such record; empty if the records' timestamps are not the event times.
     """
 
     positions: Mapping[Partition, int] = field(default_factory=dict)
@@ -114,9 +110,7 @@ class BrokerSnapshot:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     imported: ImportedTopic | None = None
     written: Mapping[Partition, int] = field(default_factory=dict)
-    warnings: Warnings | None = None
     malformed_values: Mapping[Partition, MalformedValues] = field(default_factory=dict)
-    time_index: Mapping[Partition, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

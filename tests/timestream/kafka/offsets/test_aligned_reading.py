@@ -14,7 +14,7 @@ from timestream.stream_world import World, act, drain, steps, times
 
 from pyspark_timestream.kafka.offsets.alignment import MIN_READ, find_alignment
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, MaxSkew, RunContext
+from pyspark_timestream.kafka.offsets.stream_state import MaxSkew, RunContext
 from pyspark_timestream.rules.state import PartitionState
 
 SECOND = 1_000_000
@@ -70,8 +70,8 @@ class Reader:
             stream_state(previous, ended, positions, ends, run), ends
         ).instants_ms()
         index = {part: self.first_at(part.number, ms) for part, ms in wanted_ms.items()}
-        seen = BrokerSnapshot(time_index=index if self.indexed else {})
-        planned = next_offset(previous, ended, positions, ends, run, seen)
+        index = index if self.indexed else {}
+        planned = next_offset(previous, ended, positions, ends, run, time_index=index)
         # A replay knows the offset alone.
         self.offset = StreamOffset.from_json(json.loads(json.dumps(planned.to_json())))
         assert self.offset == planned

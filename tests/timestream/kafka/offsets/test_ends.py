@@ -4,7 +4,7 @@ import pytest
 from timestream.builders import at, options
 
 from pyspark_timestream.errors import DataLost, OptionError
-from pyspark_timestream.kafka.offsets.positions import ending_timestamps, resolve_ends
+from pyspark_timestream.kafka.offsets.positions import resolve_ends
 
 EARLIEST = {at(0): 3, at(1): 0}
 ENDS = {at(0): 9, at(1): 5}
@@ -13,10 +13,14 @@ BY_PARTITION = '{"topic": {"0": 1000, "1": 2000}}'
 
 def ends(found=None, **raw):
     """The timestamps that are asked for, and where a read ends given the broker's answers."""
-    given = options(**raw)
-    asked = ending_timestamps(given, ENDS)
-    answers = {part: (found or {})[part] for part in asked}
-    return asked, resolve_ends(given, EARLIEST, ENDS, answers)
+    asked = {}
+
+    def answer(instants_ms):
+        asked.update(instants_ms)
+        return {part: found[part] for part in instants_ms}
+
+    stops = resolve_ends(options(**raw), EARLIEST, ENDS, answer)
+    return asked, stops
 
 
 def test_batch_read_ends_at_the_latest_offset_by_default():

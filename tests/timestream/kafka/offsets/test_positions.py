@@ -4,7 +4,7 @@ import pytest
 from timestream.builders import at, options
 
 from pyspark_timestream.errors import DataLost, OptionError
-from pyspark_timestream.kafka.offsets.positions import resolve_starts, starting_timestamps
+from pyspark_timestream.kafka.offsets.positions import resolve_starts
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 
 EARLIEST = {at(0): 3, at(1): 0}
@@ -12,15 +12,19 @@ ENDS = {at(0): 9, at(1): 5}
 
 
 def starts(**raw):
-    return resolve_starts(options(**raw), EARLIEST, ENDS, {})
+    return resolve_starts(options(**raw), EARLIEST, ENDS, dict)
 
 
 def starts_at(found, **raw):
     """Where a query starts when the broker answers `found` to the timestamps it asks for."""
-    given = options(**raw)
-    asked = starting_timestamps(given, ENDS)
-    answers = {part: found[part] for part in asked}
-    return asked, resolve_starts(given, EARLIEST, ENDS, answers)
+    asked = {}
+
+    def answer(instants_ms):
+        asked.update(instants_ms)
+        return {part: found[part] for part in instants_ms}
+
+    resolved = resolve_starts(options(**raw), EARLIEST, ENDS, answer)
+    return asked, resolved
 
 
 def test_new_query_starts_at_the_latest_offset_by_default():
@@ -63,7 +67,7 @@ def test_a_topic_that_does_not_exist_is_named():
 def test_an_assigned_partition_that_does_not_exist_is_named():
     given = {"kafka.bootstrap.servers": "b:1", "assign": '{"topic": [0, 1, 7]}'}
     with pytest.raises(OptionError, match="topic-7 do not exist"):
-        resolve_starts(read_kafka_options(given), EARLIEST, ENDS, {})
+        resolve_starts(read_kafka_options(given), EARLIEST, ENDS, dict)
 
 
 BY_PARTITION = '{"topic": {"0": 1000, "1": 2000}}'
@@ -121,4 +125,4 @@ def test_missing_topic_is_named_by_every_starting_option():
 
 def test_a_pattern_that_matches_nothing_yet_starts_nowhere():
     given = options(subscribe=None, subscribePattern="topic.*", startingTimestamp="7")
-    assert resolve_starts(given, {}, {}, {}) == {}
+    assert resolve_starts(given, {}, {}, dict) == {}

@@ -97,8 +97,9 @@ class Replay:
                 stream_state(previous, states, positions, ends, run), ends
             ).instants_ms()
             index = {part: self.first_at(part.number, ms) for part, ms in wanted_ms.items()}
-            seen = BrokerSnapshot(now_us=1, caught_up_since_us=since_us, time_index=index)
-            planned = next_offset(previous, states, positions, ends, run, seen)
+            seen = BrokerSnapshot(now_us=1, caught_up_since_us=since_us)
+            known = previous, states, positions, ends, run, seen
+            planned = next_offset(*known, time_index=index)
             if planned is previous:
                 return False
         self.begun, self.text = True, json.dumps(planned.to_json())
