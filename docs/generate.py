@@ -31,7 +31,7 @@ from kept_results import counts, ratios
 
 from pyspark_timestream.clock.options import TimeOptions
 from pyspark_timestream.commands.metrics.catalogue import METRICS
-from pyspark_timestream.core.options import OptionRow, option_rows
+from pyspark_timestream.core.options import OptionSpec, option_specs
 from pyspark_timestream.core.session import HOME, INTERPRETER, SETTINGS
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
@@ -105,16 +105,17 @@ def options(connector: str) -> str:
     Raises:
         ValueError: a group begins at an option that is not declared.
     """
-    rows, groups = list(option_rows(CONNECTORS[connector])), GROUPS.get(connector, {})
-    if unknown := set(groups) - {row.name for row in rows}:
+    specs = option_specs(CONNECTORS[connector]).values()
+    groups = GROUPS.get(connector, {})
+    if unknown := set(groups) - {spec.name for spec in specs}:
         raise ValueError(f"groups of {connector} begin at {unknown}, which are no options of it")
     entries = [
         *([group_entry(groups)] if groups else []),
         *(
-            f"## {groups[row.name]}\n\n{option_entry(row)}"
-            if row.name in groups
-            else option_entry(row)
-            for row in rows
+            f"## {groups[spec.name]}\n\n{option_entry(spec)}"
+            if spec.name in groups
+            else option_entry(spec)
+            for spec in specs
         ),
     ]
     return "\n\n".join(entries)
@@ -131,16 +132,19 @@ def anchor(title: str) -> str:
     return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
 
 
-def option_entry(row: OptionRow) -> str:
+def option_entry(spec: OptionSpec) -> str:
     """An option's heading, its description, and a line of facts."""
+    text = "required" if spec.required else spec.text_of(spec.default)
+    if text is not None and not spec.required:
+        text = f"`{text}`" if text else "empty"
     facts = {
-        "Default": row.default,
-        "Accepted": QUOTED.sub(r"`\1`", row.accepted),
-        "Effect": EFFECTS[row.effect],
-        "On a checkpoint": "may change" if row.may_change else "may not change",
+        "Default": text or "none",
+        "Accepted": QUOTED.sub(r"`\1`", spec.parser.accepts),
+        "Effect": EFFECTS[spec.effect],
+        "On a checkpoint": "may change" if spec.may_change else "may not change",
     }
     line = " · ".join(f"**{name}:** {text}" for name, text in facts.items())
-    return f"### `{row.name}`\n\n{sentence(row.description)}\n\n{{.facts}}\n{line}"
+    return f"### `{spec.name}`\n\n{sentence(spec.description)}\n\n{{.facts}}\n{line}"
 
 
 def sentence(text: str) -> str:

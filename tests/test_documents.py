@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import MISSING
 from pathlib import Path
 from types import ModuleType
 
@@ -27,7 +28,7 @@ from timestream.oracle import Event, run
 
 import pyspark_timestream
 import pyspark_tseries
-from pyspark_timestream.core.options import OptionRow, option_specs
+from pyspark_timestream.core.options import OptionSpec, Parser, option_specs
 from pyspark_timestream.core.session import INTERPRETER, SETTINGS
 from pyspark_timestream.kafka.diagnosis.kinds import Kind
 from pyspark_timestream.kafka.offsets.next_offset import build_progress
@@ -132,13 +133,16 @@ def test_every_option_of_a_format_is_on_its_page(connector: str) -> None:
         assert f"### `{spec.name}`\n" in generated
 
 
-def test_an_option_shows_all_that_is_declared_of_it() -> None:
-    row = OptionRow(
-        "limit", "none", "'last N' or a number", "at most so many events", "batch", True
-    )
-    assert option_entry(row) == (
+@pytest.mark.parametrize(
+    ("default", "shown"),
+    [(None, "none"), (MISSING, "required"), ("", "empty"), ("last 2", "`last 2`")],
+)
+def test_an_option_shows_all_that_is_declared_of_it(default: object, shown: str) -> None:
+    parser = Parser(str, "'last N' or a number")
+    spec = OptionSpec("limit", parser, default, "at most so many events", effect="batch")
+    assert option_entry(spec) == (
         "### `limit`\n\nAt most so many events.\n\n{.facts}\n"
-        "**Default:** none · **Accepted:** `last N` or a number · "
+        f"**Default:** {shown} · **Accepted:** `last N` or a number · "
         "**Effect:** batch reads · **On a checkpoint:** may change"
     )
 

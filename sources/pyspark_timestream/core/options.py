@@ -7,7 +7,7 @@ Every error names the option, the value, what is accepted, and the next step.
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -68,15 +68,15 @@ class Parser(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class OptionSpec:
-    """The declaration of one option, all but its type and default.
+    """The declaration of one option, all but its type.
 
     Attributes:
         name: lowerCamelCase, as the reference writes it; Spark matches it in any case.
         parser: reads its text.
+        default: its value if it is not given; MISSING: it must be given.
         description: its entry in the reference, one line of Markdown.
         excludes: options that may not be given with it.
         needs: at least one of these options must be given with it.
-        required: it must be given.
         effect: the kind of query that it changes. A batch read ignores an option of streams.
         may_change: a query may continue from its checkpoint with another value.
         help: the next step, where "correct it, or leave it out" does not say enough.
@@ -84,13 +84,18 @@ class OptionSpec:
 
     name: str
     parser: Parser[Any]
+    default: Any
     description: str
     excludes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    required: bool = False
     effect: Effect = "both"
     may_change: bool = True
     help: str | None = None
+
+    @property
+    def required(self) -> bool:
+        """True if it must be given."""
+        return self.default is dataclasses.MISSING
 
     def next_step(self) -> str:
         """Return the advice about a wrong value."""
@@ -120,10 +125,7 @@ def option(
     help: str | None = None,
 ) -> Any:
     """Declare a dataclass field as the option `name`; without a default it is required."""
-    required = default is dataclasses.MISSING
-    spec = OptionSpec(
-        name, parser, description, excludes, needs, required, effect, may_change, help
-    )
+    spec = OptionSpec(name, parser, default, description, excludes, needs, effect, may_change, help)
     return dataclasses.field(default=default, metadata={_KEY: spec})
 
 
@@ -131,51 +133,6 @@ def option_specs(options_class: type) -> dict[str, OptionSpec]:
     """Map each field name to its option's declaration, in the order of declaration."""
     fields = dataclasses.fields(options_class)
     return {field.name: field.metadata[_KEY] for field in fields if _KEY in field.metadata}
-
-
-@dataclass(frozen=True, slots=True)
-class OptionRow:
-    """One row of the reference table; every text is Markdown.
-
-    Attributes:
-        name: the option.
-        default: `required`, `none`, `empty`, or the default's text as code.
-        accepted: the accepted texts.
-        description: the option's effect.
-        effect: `stream`, `batch` or `both`.
-        may_change: a query may continue from its checkpoint with another value.
-    """
-
-    name: str
-    default: str
-    accepted: str
-    description: str
-    effect: Effect
-    may_change: bool
-
-
-def option_rows(options_class: type) -> Iterator[OptionRow]:
-    """Yield the reference table of an options dataclass, in the order of declaration."""
-    for field in dataclasses.fields(options_class):
-        spec = field.metadata.get(_KEY)
-        if spec is not None:
-            yield OptionRow(
-                spec.name,
-                _default_cell(spec, field.default),
-                spec.parser.accepts,
-                spec.description,
-                spec.effect,
-                spec.may_change,
-            )
-
-
-def _default_cell(spec: OptionSpec, default: Any) -> str:
-    if spec.required:
-        return "required"
-    text = spec.text_of(default)
-    if text is None:
-        return "none"
-    return f"`{text}`" if text else "empty"
 
 
 def fixed_settings(options: Any) -> dict[str, str]:

@@ -10,7 +10,6 @@ from pyspark_timestream.core.options import (
     choice,
     fixed_settings,
     option,
-    option_rows,
     option_specs,
     text,
     whole_number,
@@ -77,21 +76,6 @@ def test_the_text_of_a_value_reads_back_and_is_canonical(name):
     assert reader.parse(text_of(value)) == value
 
 
-def test_option_rows_are_the_declarations_in_order():
-    rows = [
-        (row.name, row.default, row.accepted, row.description, row.effect, row.may_change)
-        for row in option_rows(Sample)
-    ]
-    assert rows == [
-        ("path", "required", "any text", "where", "both", True),
-        ("prefix", "empty", "any text", "before", "both", True),
-        ("most", "none", "a whole number, at least 1", "limit", "stream", True),
-        ("mode", "`a`", "'a', 'b'", "how", "both", False),
-        ("exact", "`true`", "'true' or 'false'", "so", "both", False),
-        ("until", "none", "a whole number, at least 0", "end", "batch", False),
-    ]
-
-
 def test_fixed_settings_are_the_options_that_may_not_change():
     assert fixed_settings(Sample("/a", most=3)) == {"mode": "a", "exact": "true"}
     assert fixed_settings(Sample("/b", until=0)) == {"mode": "a", "exact": "true", "until": "0"}
@@ -99,7 +83,7 @@ def test_fixed_settings_are_the_options_that_may_not_change():
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_option_is_described_in_one_line(cls):
-    for row in option_rows(cls):
-        assert row.description == " ".join(row.description.split())
-        assert row.description
-        assert " | " not in row.description
+    for spec in option_specs(cls).values():
+        assert spec.description == " ".join(spec.description.split())
+        assert spec.description
+        assert " | " not in spec.description
