@@ -35,6 +35,16 @@ from pyspark_timestream.errors import OptionError
 CARRIED_OPTIONS: Final = ("transport", "timeZero", "delay", "period", "maxCount", "overflow")
 """A descriptor can carry these options, so they conflict with option `descriptor`."""
 
+_NULL: Final = type(None)
+JSON_TYPES: Final = {
+    "TimeZero": (str, _NULL),
+    "Delay": (int, Decimal, str),
+    "Period": (int, Decimal, str),
+    "MaxCount": (int, _NULL),
+    "Overflow": (str,),
+}
+"""The keys of `Transport`, each an option's name -> the types of its value; null leaves it out."""
+
 _TOKEN: Final = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*')
 _TYPES: Final = ("time", "Time")
 _SCHEMA: Final = {"type": "long", "logicalType": "timestamp-millis"}
@@ -47,32 +57,11 @@ _UNUSED: Final[dict[str, tuple[Any, ...]]] = {
 """Keys without effect here -> the values accepted for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class DescriptorKey:
-    """A key of `Transport`.
-
-    Attributes:
-        field: the field of the options that it fills.
-        parser: reads that option.
-        json_types: Python types that its JSON value may have; null leaves the option unset.
-    """
-
-    field: str
-    parser: Parser[Any]
-    json_types: tuple[type, ...]
-
-    def accepts(self) -> str:
-        """Return the accepted values, for an error."""
-        null, number = type(None) in self.json_types, Decimal in self.json_types
-        return f"{'null or ' * null}{'a number or a text: ' * number}{self.parser.accepts}"
-
-
-def read_descriptor(text: str, keys: Mapping[str, DescriptorKey]) -> dict[str, Any]:
-    """Return the values of the keys of `Transport`, field -> value; absent and null ones left out.
+def read_descriptor(text: str) -> dict[str, Any]:
+    """Return the options in a descriptor, field -> value; absent and null ones left out.
 
     Args:
         text: option `descriptor`: the JSON itself, or the path of a file that contains it.
-        keys: the legal keys of `Transport` besides `Type`.
 
     Raises:
         OptionError: the text or file is unreadable, or a key or value is not as documented.
@@ -85,7 +74,16 @@ def read_descriptor(text: str, keys: Mapping[str, DescriptorKey]) -> dict[str, A
                 key, descriptor[key], " or ".join(["absent", *map(_to_json, accepted)])
             )
     _check_schema(descriptor)
-    return _read_transport(_get_transport(descriptor), keys)
+    transport = _get_transport(descriptor)
+    fields = {f"{spec.name[0].upper()}{spec.name[1:]}": name for name, spec in _SPECS.items()}
+    keys = {key: fields[key] for key in JSON_TYPES}
+    _check_keys("Transport.", transport, ("Type", *keys))
+    values = {
+        field: _read_value(key, transport[key], _SPECS[field].parser)
+        for key, field in keys.items()
+        if key in transport
+    }
+    return {field: value for field, value in values.items() if value is not None}
 
 
 def load_descriptor(text: str) -> dict[str, Any]:
@@ -155,25 +153,16 @@ def _check_schema(descriptor: Mapping[str, Any]) -> None:
         raise _key_error("Schema", schema, f"absent or {_SCHEMA_TEXT}")
 
 
-def _read_transport(
-    transport: Mapping[str, Any], keys: Mapping[str, DescriptorKey]
-) -> dict[str, Any]:
-    _check_keys("Transport.", transport, ("Type", *keys))
-    return {
-        key.field: value
-        for name, key in keys.items()
-        if name in transport and (value := _read_value(name, transport[name], key)) is not None
-    }
-
-
-def _read_value(name: str, value: Any, key: DescriptorKey) -> Any:
+def _read_value(key: str, value: Any, parser: Parser[Any]) -> Any:
+    null, number = _NULL in JSON_TYPES[key], Decimal in JSON_TYPES[key]
+    accepts = f"{'null or ' * null}{'a number or a text: ' * number}{parser.accepts}"
     # A JSON true is a Python int.
-    if isinstance(value, bool) or not isinstance(value, key.json_types):
-        raise _key_error(f"Transport.{name}", value, key.accepts())
+    if isinstance(value, bool) or not isinstance(value, JSON_TYPES[key]):
+        raise _key_error(f"Transport.{key}", value, accepts)
     try:
-        return None if value is None else key.parser.parse(str(value))
+        return None if value is None else parser.parse(str(value))
     except ValueError as error:
-        raise _key_error(f"Transport.{name}", value, key.accepts(), f" ({error})") from error
+        raise _key_error(f"Transport.{key}", value, accepts, f" ({error})") from error
 
 
 def _check_keys(place: str, found: Iterable[str], known: tuple[str, ...]) -> None:
@@ -278,20 +267,7 @@ _RATE: Final = Parser(
 
 @dataclass(frozen=True, slots=True)
 class TimeOptions:
-    """The options of a simulated clock.
-
-    Attributes:
-        transport: always `time` here.
-        descriptor: a descriptor with the other settings, or None.
-        zero_us: simulated instant from which delay and period count; None: the first start.
-        delay: seconds before the first timestamp, at least 0.
-        period: seconds between timestamps, above 0.
-        max_count: the number of ticks; None: unlimited.
-        overflow: `all` or `skip`.
-        rate: simulated seconds per real second, above 0; None: unpaced.
-        max_ticks_per_trigger: most ticks of a batch, at least 1; None: unlimited.
-        partitions: most tasks of a batch, at least 1.
-    """
+    """The options of a simulated clock; as values, a rate of None is unpaced."""
 
     transport: str = option(
         "transport",
@@ -402,15 +378,6 @@ class TimeOptions:
 
 
 _SPECS: Final = option_specs(TimeOptions)
-_NULL: Final = type(None)
-DESCRIPTOR_KEYS: Final = {
-    "TimeZero": DescriptorKey("zero_us", _INSTANT, (str, _NULL)),
-    "Delay": DescriptorKey("delay", _DELAY, (int, Decimal, str)),
-    "Period": DescriptorKey("period", _PERIOD, (int, Decimal, str)),
-    "MaxCount": DescriptorKey("max_count", whole_number(), (int, _NULL)),
-    "Overflow": DescriptorKey("overflow", choice("all", "skip"), (str,)),
-}
-"""The keys of a descriptor's `Transport` besides `Type`."""
 
 
 def read_time_options(raw: Mapping[str, str], kafka_options: Collection[str] = ()) -> TimeOptions:
@@ -428,7 +395,7 @@ def read_time_options(raw: Mapping[str, str], kafka_options: Collection[str] = (
     place = "belongs to transport 'kafka' and conflicts with option 'transport' ('time')"
     options = read_options(TimeOptions, raw, foreign=dict.fromkeys(foreign, place))
     if options.descriptor is not None:
-        carried = read_descriptor(options.descriptor, DESCRIPTOR_KEYS)
+        carried = read_descriptor(options.descriptor)
         options = dataclasses.replace(options, **carried)
     _check_pace(options)
     if options.zero_us is not None:

@@ -296,6 +296,11 @@ class KafkaProcess:
         shutil.rmtree(self.directory, ignore_errors=True)
         self._watch.stop()
 
+    def check(self) -> None:
+        """Raise NoDemo if the broker ended by itself."""
+        if (printed := self.failure()) is not None:
+            raise NoDemo(f"the Kafka broker ended by itself; the end of its log:\n{printed}")
+
     def failure(self) -> str | None:
         """Return the end of the log if the broker ended by itself, else None."""
         if self._process is None or self._process.poll() is None:

@@ -23,7 +23,18 @@ from pyspark_timestream.demo.broker import (
     has_jars,
     user_cache,
 )
-from pyspark_timestream.demo.data import LAG_HOURS, LAGGING, STATIONS, TOPIC, trips
+from pyspark_timestream.demo.data import (
+    LAG_HOURS,
+    LAGGING,
+    STATIONS,
+    STOPS_DESCRIPTORS,
+    TOPIC,
+    make_topics,
+    page_topics,
+    serve_registry,
+    trip_topic,
+    wait_for_broker,
+)
 from pyspark_timestream.demo.progress import step
 from pyspark_timestream.errors import compose_message
 
@@ -183,13 +194,11 @@ def choose_port(wanted: int | None, usual: int = _DEFAULT_PORT, name: str = "--p
 @contextmanager
 def _broker(port: int) -> Iterator[KafkaProcess]:
     """Run a broker that answers, and close it when the block ends."""
-    from pyspark_timestream.demo.data import wait_for_broker
-
     server = _create_broker(port)
     try:
         with step("Starting a Kafka broker", 6):
             server.start()
-            wait_for_broker(f"127.0.0.1:{port}", server.failure)
+            wait_for_broker(server)
         yield server
     finally:
         server.close()
@@ -215,12 +224,9 @@ def _create_broker(port: int) -> KafkaProcess:
 
 
 def _demonstrate(given: argparse.Namespace, address: str, server: KafkaProcess) -> int:
-    from pyspark_timestream.demo.data import create_topic, fill_topic
-
     if given.topics:
         return _serve_pages(given, address, server)
-    create_topic(address)
-    count = fill_topic(address, trips())
+    count = make_topics(address, trip_topic())[TOPIC]
     print(_format_instructions(address, count), flush=True)
     if given.run:
         return _run(example(address))
@@ -230,12 +236,10 @@ def _demonstrate(given: argparse.Namespace, address: str, server: KafkaProcess) 
 
 
 def _serve_pages(given: argparse.Namespace, address: str, server: KafkaProcess) -> int:
-    from pyspark_timestream.demo.data import make_page_topics, serve_registry
-
     port = choose_port(given.registry_port, _REGISTRY_PORT, "--registry-port")
     with serve_registry(port):
         with step("Making the topics of the pages", 3):
-            counts = make_page_topics(address)
+            counts = make_topics(address, page_topics())
         facts = {"address": address, "registry": f"http://localhost:{port}"}
         topics = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
         print(_TOPICS_READY.format(**facts, topics=topics), end="", flush=True)
@@ -248,8 +252,6 @@ def _serve_pages(given: argparse.Namespace, address: str, server: KafkaProcess) 
 
 def _list_differences(data: str, address: str, registry_port: int) -> Iterator[str]:
     """Yield what a reader has to do before the pages run as they are."""
-    from pyspark_timestream.demo.data import STOPS_DESCRIPTORS
-
     try:
         Path(data).mkdir(parents=True, exist_ok=True)
         Path(data, "stops.desc").write_bytes(STOPS_DESCRIPTORS)
@@ -283,6 +285,5 @@ def _run(program: str) -> int:
 def _wait(seconds: float | None, server: KafkaProcess) -> None:
     deadline = None if seconds is None else time.monotonic() + seconds
     while deadline is None or time.monotonic() < deadline:
-        if (printed := server.failure()) is not None:
-            raise NoDemo(f"the Kafka broker ended by itself; the end of its log:\n{printed}")
+        server.check()
         time.sleep(_POLL_INTERVAL_S)

@@ -13,7 +13,7 @@ import json
 import lzma
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +23,7 @@ from threading import Thread
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from pyspark_timestream.demo.broker import NoDemo
+from pyspark_timestream.demo.broker import KafkaProcess, NoDemo
 
 TOPIC: Final = "trips"
 STATIONS: Final = ("Central", "North", "Park", "Harbour")
@@ -153,10 +153,15 @@ STOPS_DESCRIPTORS: Final = b"".join(
 """The output of `protoc --include_imports --descriptor_set_out` for the stops' file."""
 
 
+def trip_topic() -> dict[str, list[PageRecord]]:
+    """Return the records of topic `trips`."""
+    return {TOPIC: [PageRecord(each.value, each.partition, each.reported_ms) for each in trips()]}
+
+
 def page_topics() -> Mapping[str, list[PageRecord]]:
     """Return each topic's records in order; a topic has as many partitions as its records name."""
     return {
-        TOPIC: [PageRecord(each.value, each.partition, each.reported_ms) for each in trips()],
+        **trip_topic(),
         "rides": [_ride(minute) for minute in (10, 6, 70, 8, 130, 66)],
         "changes": [_change(0, "c", "open"), _change(1, "u", "paid"), _change(2, "d", None)],
         "devices": [
@@ -339,7 +344,7 @@ _DELIVERY_TIMEOUT_S: Final = 60.0
 _REQUEST_TIMEOUT_S: Final = 30.0
 
 
-def wait_for_broker(bootstrap: str, failure: Callable[[], str | None]) -> None:
+def wait_for_broker(server: KafkaProcess) -> None:
     """Return when a metadata request succeeds.
 
     Raises:
@@ -349,15 +354,14 @@ def wait_for_broker(bootstrap: str, failure: Callable[[], str | None]) -> None:
 
     from pyspark_timestream.kafka.client.bounded import BoundedClient
 
-    admin = BoundedClient(AdminClient(_settings(bootstrap)))
+    admin = BoundedClient(AdminClient(_settings(server.bootstrap)))
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while not _answers(admin):
-        if (printed := failure()) is not None:
-            raise NoDemo(f"the Kafka broker ended by itself; the end of its log:\n{printed}")
+        server.check()
         if time.monotonic() > deadline:
             raise NoDemo(
-                f"the Kafka broker at {bootstrap} did not answer within {_READY_TIMEOUT_S:.0f} s: "
-                "try again when the machine has less to do"
+                f"the Kafka broker at {server.bootstrap} did not answer within "
+                f"{_READY_TIMEOUT_S:.0f} s: try again when the machine has less to do"
             )
         time.sleep(0.1)
 
@@ -371,16 +375,13 @@ def _answers(admin: Any) -> bool:
         return False
 
 
-def create_topic(bootstrap: str) -> None:
-    """Create topic `trips` with one partition per station."""
-    create_topics(bootstrap, {TOPIC: len(STATIONS)})
+def make_topics(bootstrap: str, topics: Mapping[str, Sequence[PageRecord]]) -> dict[str, int]:
+    """Create topics, and produce their records in order; return the record count of each.
 
-
-def create_topics(bootstrap: str, partitions: Mapping[str, int]) -> None:
-    """Create topics, each with as many partitions as `partitions` says.
+    A topic gets as many partitions as its records name.
 
     Raises:
-        NoDemo: one could not be created.
+        NoDemo: one could not be created, or a broker did not take all records.
     """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
@@ -390,40 +391,20 @@ def create_topics(bootstrap: str, partitions: Mapping[str, int]) -> None:
     admin = BoundedClient(AdminClient(_settings(bootstrap)))
     # With the default retention the broker deletes records of a past day within minutes.
     config = {"retention.ms": "-1"}
-    wanted = [NewTopic(name, count, 1, config=config) for name, count in partitions.items()]
+    wanted = [
+        NewTopic(name, 1 + max((each.partition for each in records), default=0), 1, config=config)
+        for name, records in topics.items()
+    ]
     for name, future in admin.create_topics(wanted).items():
         try:
             admin.wait(future, _REQUEST_TIMEOUT_S, "create_topics")
         except KafkaException as error:
             raise NoDemo(f"topic {name} could not be created: {error.args[0].str()}") from error
+    _produce(bootstrap, ((name, each) for name, records in topics.items() for each in records))
+    return {name: len(records) for name, records in topics.items()}
 
 
-def fill_topic(bootstrap: str, trips: Iterable[Trip]) -> int:
-    """Produce trips in the given order; return their number once the broker has them all.
-
-    Raises:
-        NoDemo: it did not take them all.
-    """
-    records = (PageRecord(each.value, each.partition, each.reported_ms) for each in trips)
-    return _produce(bootstrap, ((TOPIC, each) for each in records))
-
-
-def make_page_topics(bootstrap: str) -> dict[str, int]:
-    """Create and fill the topics of the documentation's pages; return the record count of each.
-
-    Raises:
-        NoDemo: one could not be created, or a broker did not take all records.
-    """
-    topics = page_topics()
-    parts = {
-        name: 1 + max((r.partition for r in found), default=0) for name, found in topics.items()
-    }
-    create_topics(bootstrap, parts)
-    _produce(bootstrap, ((name, each) for name, found in topics.items() for each in found))
-    return {name: len(found) for name, found in topics.items()}
-
-
-def _produce(bootstrap: str, records: Iterable[tuple[str, PageRecord]]) -> int:
+def _produce(bootstrap: str, records: Iterable[tuple[str, PageRecord]]) -> None:
     from confluent_kafka import KafkaException, Producer
 
     from pyspark_timestream.kafka.client.bounded import BoundedClient
@@ -431,7 +412,6 @@ def _produce(bootstrap: str, records: Iterable[tuple[str, PageRecord]]) -> int:
     failures: list[Any] = []
     settings = {"enable.idempotence": True, "linger.ms": 20, "delivery.report.only.error": True}
     producer = BoundedClient(Producer(_settings(bootstrap) | settings))
-    count = 0
     for count, (topic, record) in enumerate(records, 1):
         producer.direct.produce(
             topic,
@@ -449,7 +429,6 @@ def _produce(bootstrap: str, records: Iterable[tuple[str, PageRecord]]) -> int:
         left, failures = 1, [error.args[0].str()]
     if left or failures:
         raise NoDemo(f"the broker at {bootstrap} did not take all records: {failures[:1]}")
-    return count
 
 
 def _settings(bootstrap: str) -> dict[str, Any]:
