@@ -47,13 +47,15 @@ class Test:
 
     @property
     def text(self) -> str:
-        """Its source without comments."""
-        return ast.unparse(self.tree)
+        """Its source, with its decorators."""
+        begin = min(each.lineno for each in (self.tree, *self.tree.decorator_list))
+        return "\n".join(lines(self.path)[begin - 1 : self.tree.end_lineno])
 
     @property
     def is_generated(self) -> bool:
         """True if Hypothesis makes its cases."""
-        return any(ast.unparse(each).startswith("given(") for each in self.tree.decorator_list)
+        calls = (each for each in self.tree.decorator_list if isinstance(each, ast.Call))
+        return any(isinstance(call.func, ast.Name) and call.func.id == "given" for call in calls)
 
     @property
     def examples(self) -> int:
@@ -72,12 +74,28 @@ def modules() -> dict[Path, ast.Module]:
 
 
 @cache
+def lines(path: Path) -> list[str]:
+    """The lines of a module."""
+    return path.read_text(encoding="utf-8").split("\n")
+
+
+@cache
+def nodes() -> dict[Path, tuple[ast.AST, ...]]:
+    """What is asked of their syntax: functions, imports and named arguments."""
+    kinds = (ast.FunctionDef, ast.Import, ast.ImportFrom, ast.keyword)
+    return {
+        path: tuple(node for node in ast.walk(module) if isinstance(node, kinds))
+        for path, module in modules().items()
+    }
+
+
+@cache
 def tests() -> tuple[Test, ...]:
     """All test functions."""
     return tuple(
         Test(node.name, path, node)
-        for path, module in modules().items()
-        for node in ast.walk(module)
+        for path, found in nodes().items()
+        for node in found
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     )
 
@@ -142,10 +160,10 @@ def constants(prefix: str) -> Iterator[tuple[int, int]]:
 
 def arguments(name: str) -> Iterator[tuple[int, int]]:
     """Short and full numbers that are given as the argument `name` of a call."""
-    for path, module in modules().items():
+    for path, found in nodes().items():
         if path.stem == "test_harness":
             continue  # It tests the tests' own kills.
-        for node in ast.walk(module):
+        for node in found:
             if isinstance(node, ast.keyword) and node.arg == name:
                 numbers = repeated(node.value)
                 if numbers is not None:
@@ -175,10 +193,10 @@ def longer(variable: str, target: str) -> str:
 def readers() -> str:
     """Foreign libraries, and how many modules of tests use each."""
     used: dict[str, int] = {}
-    for module in modules().values():
+    for found in nodes().values():
         imports = {
             name.split(".")[0]
-            for node in ast.walk(module)
+            for node in found
             for name in (
                 [each.name for each in node.names]
                 if isinstance(node, ast.Import)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from hypothesis import settings
-from lengths import FULL_LENGTH
+from lengths import FULL_LENGTH, IN_CI
 
 from pyspark_timestream.core.session import use_installed_pyspark
 
@@ -13,7 +13,7 @@ use_installed_pyspark(os.environ)
 
 # CI tries a third of the examples, other ones each time, and `make test` of a developer a sixth;
 # `make soak` tries them all.
-EXAMPLES_SHARE = 3 if os.environ.get("CI") == "true" else 6
+EXAMPLES_SHARE = 3 if IN_CI else 6
 MIN_EXAMPLES = 30 // EXAMPLES_SHARE
 # Fixtures that start a process of many seconds: a session of Spark, an S3 server.
 SESSIONS = {"spark", "bucket"}

@@ -1,6 +1,7 @@
 """The length of repetitions: short in `make test` and `make integration`, long in `make soak`.
 
-A short run holds every promise; a long one looks for what only many tries find.
+A short run holds every promise; a long one looks for what only many tries find. CI has the time for
+some more of the cases than `make test`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ import pytest
 T = TypeVar("T")
 
 FULL_LENGTH: Final = os.environ.get("FULL_LENGTH") == "1"
+IN_CI: Final = os.environ.get("CI") == "true"
 
 
 def repetitions(short: int, long: int) -> int:
     """The number of kills, seconds or commits that this run is for."""
     return long if FULL_LENGTH else short
+
+
+def in_ci(short: T, long: T) -> T:
+    """What a run of `make test` has, and what all other runs have."""
+    return long if FULL_LENGTH or IN_CI else short
 
 
 def choices(short: Sequence[T], long: Sequence[T]) -> Sequence[T]:

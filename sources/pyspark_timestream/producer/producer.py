@@ -235,14 +235,17 @@ class _MarkLock:
         self._flushing: list[int] = []
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> Iterator[bool]:
         """Hold it for one record; callbacks of the holder and of any flush do not wait.
 
         A mark waits for all callbacks of earlier records, so it goes behind what they produce.
+
+        Yields:
+            True if this thread holds it already, as it does in a callback.
         """
         me = threading.get_ident()
         if me in self._owners or me in self._flushing:
-            yield
+            yield True
             return
         with self._condition:
             while self._marks:
@@ -250,7 +253,7 @@ class _MarkLock:
             # Inlines `_noted`, because this runs for each record.
             self._owners.append(me)
             try:
-                yield
+                yield False
             finally:
                 self._owners.remove(me)
 
@@ -415,7 +418,7 @@ class PunctuatedProducer:
             RuntimeError: the producer is closed.
         """
         report = self._reports.combine_with(on_delivery or self._config.get("on_delivery"))
-        with self._lock.shared():
+        with self._lock.shared() as is_callback:
             self._check_usable()
             self._transaction.begin()
             self._send(
@@ -426,7 +429,10 @@ class PunctuatedProducer:
                 timestamp=timestamp,
                 headers=headers,
             )
-            self._live_client().poll(0)
+            client = self._live_client()
+            # Confluent's client ends the process if a callback polls and another one follows it.
+            if not is_callback:
+                client.poll(0)
 
     def flush(self) -> None:
         """Wait until everything produced so far is in the log; raises as `note_time` does."""

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from lengths import repetitions
+from lengths import in_ci
 from tseries.builders import batch, stored
 from tseries.subscriber import make
 
@@ -113,7 +113,7 @@ def test_copy_of_a_store_that_is_written_opens_at_a_whole_commit_or_is_repaired(
 ):
     trees, events = moments
     opened = repaired = given_up = 0
-    for number in range(repetitions(2, 10)):
+    for number in range(in_ci(2, 5)):
         rng = random.Random(f"{request.node.name} {number}")
         root = tmp_path / str(number)
         first, last = copy_slowly(trees, root, rng, order)

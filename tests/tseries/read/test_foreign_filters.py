@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder
-from lengths import choices
+from lengths import in_ci
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from pyspark_tseries import TimeSeries
@@ -136,11 +136,11 @@ def test_filters_of_every_documented_reader_find_what_is_there_on_every_column(t
     DeltaTable(path).create_checkpoint()
     check_filters(path)
     compact(str(path))
-    check_filters(path, BOUNDED + choices(OTHERS[::2], OTHERS))
+    check_filters(path, BOUNDED + in_ci(OTHERS[::2], OTHERS))
     TimeSeries.open(path, "me", auto_compact=False).append("a", row(1))
     DeltaTable(path).optimize.compact()
     DeltaTable(path).create_checkpoint()
-    check_filters(path, BOUNDED + choices(OTHERS[1::2], OTHERS))
+    check_filters(path, BOUNDED + in_ci(OTHERS[1::2], OTHERS))
     assert verify(str(path)) == []
 
 

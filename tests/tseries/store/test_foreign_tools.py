@@ -150,7 +150,7 @@ def test_timestamps_of_other_units_are_found_in_every_year(tmp_path, tool):
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_as_of_finds_the_commits_of_rows_that_another_tool_has_native_readered(path, tool):
+def test_as_of_finds_the_commits_of_rows_that_another_tool_has_gathered(path, tool):
     moment, series, before = now_us(), opened(path), sorted(read(path))
     series.append("a", 9.0)
     tool(DeltaTable(path))

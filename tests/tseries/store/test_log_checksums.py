@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -28,10 +30,15 @@ def fill(path, commits):
     return path
 
 
+@pytest.fixture(scope="module")
+def of_seven(tmp_path_factory):
+    return fill(tmp_path_factory.mktemp("kept") / "s", 7)
+
+
 @pytest.fixture
-def path(tmp_path):
+def path(of_seven, tmp_path):
     """Seven commits, each an entry of the log."""
-    return fill(tmp_path / "s", 7)
+    return Path(shutil.copytree(of_seven, tmp_path / "s"))
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +161,10 @@ def test_a_flipped_bit_of_a_checkpoint_is_named_and_hides_no_event(with_checkpoi
 
 
 @pytest.mark.parametrize("named", ["missing", "other", "garbage", "later"])
-def test_a_last_checkpoint_that_names_a_missing_one_falls_back_to_the_log(tmp_path, named):
-    path = fill(tmp_path / "s", 53)
+def test_a_last_checkpoint_that_names_a_missing_one_falls_back_to_the_log(
+    with_checkpoint, tmp_path, named
+):
+    path = Path(shutil.copytree(with_checkpoint, tmp_path / "s"))
     right, pointer = answers(path), path / "_delta_log" / "_last_checkpoint"
     if named == "missing":
         os.remove(path / "_delta_log" / f"{49:020d}.checkpoint.parquet")
@@ -177,8 +186,8 @@ def test_a_last_checkpoint_that_names_a_missing_one_falls_back_to_the_log(tmp_pa
     assert DeltaTable(path).version() >= 54
 
 
-def test_maintenance_goes_on_without_a_readable_last_checkpoint(tmp_path):
-    path = fill(tmp_path / "s", 53)
+def test_maintenance_goes_on_without_a_readable_last_checkpoint(with_checkpoint, tmp_path):
+    path = Path(shutil.copytree(with_checkpoint, tmp_path / "s"))
     (path / "_delta_log" / "_last_checkpoint").write_text('{"version":"x"}')
     right = answers(path)
     remove_obsolete_files(Store.open(str(path)), NOW)
@@ -198,8 +207,8 @@ def test_a_checkpoint_keeps_the_checksums_of_those_before(tmp_path):
         load_table_at(location, 64)
 
 
-def test_a_checkpoint_that_another_tool_writes_anew_is_taken_as_it_is(tmp_path):
-    path = fill(tmp_path / "s", 53)
+def test_a_checkpoint_that_another_tool_writes_anew_is_taken_as_it_is(with_checkpoint, tmp_path):
+    path = Path(shutil.copytree(with_checkpoint, tmp_path / "s"))
     right = answers(path)
     DeltaTable(path).create_checkpoint()
     assert b"tseries" not in (path / "_delta_log" / "_last_checkpoint").read_bytes()
