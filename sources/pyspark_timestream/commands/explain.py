@@ -128,11 +128,7 @@ def _read_operator(node: Any) -> "Operator":
 
 
 def _read_offset_log(query: StreamingQuery) -> list[Batch]:
-    """Return the batches in the checkpoint's offset log, if this client can read it.
-
-    The log survives restarts and contains the batch that runs now, but only Spark's classic client
-    knows where it is.
-    """
+    """Return the batches in the offset log, which only Spark's classic client finds."""
     location = _ask_java(query, lambda java: str(java.resolvedCheckpointRoot()))
     if location is None:
         return []
@@ -243,9 +239,7 @@ def find_progress_mistake(
 ) -> Diagnosis | None:
     """Return the mistake that a query's last progress shows, for clients without its plan.
 
-    Args:
-        progress: the query's progress as parsed JSON.
-        report: the part of it that its only source of CTIs reported.
+    `report` is the part of it that its only source of CTIs reported.
     """
     if report.get("cti") is None or not progress.get("stateOperators"):
         return None

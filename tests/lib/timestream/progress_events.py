@@ -5,14 +5,11 @@ import re
 
 from timestream.histories import COUNT
 
-from pyspark_timestream.commands.metrics.fold import Limits
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.kafka.offsets.next_offset import build_progress
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.stream_cti import min_cti
-
-LIMITS = Limits(partitions=200, keep_ended_us=60_000_000)
 
 
 def offset_of(shares, number=0, topic="trips", given=COUNT, **more):

@@ -18,7 +18,6 @@ from pyspark_timestream.commands.peek.command import (
     run_command,
     terminal_width,
 )
-from pyspark_timestream.commands.peek.detect import NoSample
 from pyspark_timestream.commands.report import (
     GAP,
     align,
@@ -241,7 +240,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="read only the topic's last '6 hours', say, by the records' timestamps",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def main(given: argparse.Namespace) -> int:
@@ -249,15 +247,6 @@ def main(given: argparse.Namespace) -> int:
 
     def report() -> str:
         raw = read_given(given)
-        for name, argument, text in (
-            ("startTime", "--start-time", given.start_time),
-            ("ctiFrequency", "--cti-frequency", given.cti_frequency),
-        ):
-            if name in raw:
-                raise NoSample(
-                    f"--option {name} is not needed here: leave it out, or use {argument}"
-                )
-            raw[name] = text
         found = find_lateness(raw, given.delays, given.last)
         if given.json:
             return to_json(found)

@@ -52,11 +52,7 @@ _MAX_DELAYS: Final = 50
 
 
 def parse_delays(texts: Sequence[str]) -> tuple[int, ...]:
-    """Return the distinct delays in microseconds, in increasing order, beginning with 0.
-
-    Raises:
-        OptionError: there is none, one cannot be read or is negative, or there are more than 50.
-    """
+    """Return the distinct delays in increasing order, beginning with 0; at most 50."""
     accepts = "durations that are not negative, such as '20 seconds,5 minutes'"
     if not texts:
         raise OptionError("delays", "there is none", accepts, "name one, or leave it out")
@@ -79,11 +75,7 @@ def parse_delays(texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def parse_last(text: str) -> int:
-    """Return how much of a topic to read, in microseconds.
-
-    Raises:
-        OptionError: the text is not a duration above 0.
-    """
+    """Return how much of a topic to read, in microseconds."""
     accepts = "a duration above 0, such as '6 hours'"
     us = _parse("last", text, accepts)
     if us <= 0:
@@ -270,10 +262,7 @@ def check_readable(options: KafkaOptions, report: Lateness) -> None:
 def list_notes(options: KafkaOptions, report: Lateness, whole_us: int | None) -> Iterator[str]:
     """Yield sentences about what is wrong or unknown.
 
-    Args:
-        options: the options of the read.
-        report: its results.
-        whole_us: the time that the user asked for, if the topic has less; else None.
+    `whole_us` is the time that the user asked for, if the topic has less; else None.
     """
     least = report.delays[0]
     if whole_us is not None:
@@ -317,17 +306,9 @@ _TIMESTAMPS: Final = ColumnSet(timestamps=True)
 
 
 def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | None) -> Lateness:
-    """Read the records that the options select, once.
+    """Read the records that the options select, once; the first delay is 0.
 
-    Args:
-        options: the options of a batch read; `violationPolicy` counts as `flag`.
-        delays_us: the delays, increasing, beginning with 0.
-        last_us: read from this long before the newest record; None: from where the options say.
-
-    Raises:
-        OptionError: the topic does not exist or holds no records, or no event has a readable time.
-        BrokerUnreachable: no broker answers, or it refuses.
-        DataLost: records were deleted while they were read.
+    With `last_us` begin so long before the newest record.
     """
     from pyspark_timestream.kafka.client.broker import Broker
     from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -354,11 +335,7 @@ def _name_topics(options: KafkaOptions) -> str:
 def _find_ranges(
     options: KafkaOptions, broker: "Broker", read: ReadRange, last_us: int | None
 ) -> tuple[tuple[Range, ...], bool]:
-    """Return the ranges that a batch read would read, cut to `last`; and whether that cut any.
-
-    Raises:
-        OptionError: the topic does not exist, or holds no records.
-    """
+    """Return the ranges that a batch read would read, cut to `last`; and whether that cut any."""
     partitions = broker.partitions()
     if not partitions:
         brokers = options.client["bootstrap.servers"]

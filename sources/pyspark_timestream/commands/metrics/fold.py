@@ -80,12 +80,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of the state.
-
-    Attributes:
-        partitions: how many partitions of a stream are exported one by one.
-        keep_ended_us: how long an ended query is shown.
-    """
+    """How many partitions are exported one by one, and how long ended queries are shown."""
 
     partitions: int = 200
     keep_ended_us: int = 60 * SECOND_US
@@ -130,14 +125,12 @@ class QueryNumbers:
 
 @dataclass(frozen=True, slots=True)
 class MetricsState:
-    """All queries of a session.
+    """All queries of a session by their ids, in the order of their starts, and the last ended runs.
 
-    Attributes:
-        queries: id -> query, in the order of their starts.
-        ended_runs: the last runs that have ended.
-        failures: the number of events that could not be read.
+    `failures` counts the events that could not be read.
     """
 
+    limits: Limits = Limits()
     queries: Mapping[str, QueryNumbers] = field(default_factory=dict)
     ended_runs: tuple[str, ...] = ()
     failures: int = 0
@@ -286,14 +279,14 @@ def _list_causes(diagnosis: Diagnosis) -> Iterator[Attributes]:
 
 
 def record_start(
-    state: MetricsState, query: str, run: str, name: str | None, now_us: int, limits: Limits
+    state: MetricsState, query: str, run: str, name: str | None, now_us: int
 ) -> MetricsState:
     """Return `state` after a run of a query has started, or has reported that it has no work.
 
-    An ended or an earlier run changes nothing. A new run of a query keeps the query's numbers,
-    which are as of its checkpoint; it may start before the end of the earlier run is reported.
+    An ended or earlier run changes nothing; a new run keeps the query's numbers, and may start
+    before the end of the earlier run is reported.
     """
-    state = _forget_ended(state, now_us, limits)
+    state = _forget_ended(state, now_us)
     if run in state.ended_runs:
         return state
     found = state.queries.get(query)
@@ -304,11 +297,9 @@ def record_start(
     return _put(state, replace(found, run=run, name=name, reported_us=now_us, ended_us=None))
 
 
-def record_end(
-    state: MetricsState, query: str, run: str, now_us: int, limits: Limits
-) -> MetricsState:
+def record_end(state: MetricsState, query: str, run: str, now_us: int) -> MetricsState:
     """Return `state` after a run of a query has ended; a later run of the query goes on."""
-    state = _note_ended(_forget_ended(state, now_us, limits), run)
+    state = _note_ended(_forget_ended(state, now_us), run)
     found = state.queries.get(query)
     if found is None or found.run != run:
         return state
@@ -321,27 +312,15 @@ def record_failure(state: MetricsState) -> MetricsState:
 
 
 def record_progress(
-    state: MetricsState,
-    progress: Mapping[str, Any],
-    now_us: int,
-    limits: Limits,
-    explains: bool = True,
+    state: MetricsState, progress: Mapping[str, Any], now_us: int, *, explains: bool = True
 ) -> MetricsState:
-    """Return `state` after a progress event.
+    """Return `state` after a progress event, as parsed JSON.
 
-    Args:
-        state: the state before it.
-        progress: the event as parsed JSON.
-        now_us: the wall clock.
-        limits: the bounds of the state.
-        explains: True: also find out from the offsets what holds the CTI back.
-
-    Raises:
-        ValueError, KeyError, TypeError, TimestreamError: the progress, or one of its offsets, does
-            not have the form that this version knows.
+    With `explains` also find out from the offsets what holds the CTI back. A progress of an unknown
+    form raises an error.
     """
     query, run = str(progress["id"]), str(progress["runId"])
-    state = record_start(state, query, run, progress.get("name"), now_us, limits)
+    state = record_start(state, query, run, progress.get("name"), now_us)
     found = state.queries.get(query)
     if found is None or found.run != run:
         return state
@@ -351,7 +330,7 @@ def record_progress(
     if found.newest is None or newest >= found.newest:
         found = replace(found, newest=newest, own=tuple(_list_own(progress)), diagnosed={})
         for place, report in enumerate(batch.reports):
-            found = _read_source(found, place, report, limits)
+            found = _read_source(found, place, report, state.limits.partitions)
     return _put(state, _explain_streams(found) if explains else found)
 
 
@@ -365,7 +344,7 @@ def _list_own(progress: Mapping[str, Any]) -> Iterator[Sample]:
         yield Sample(QUERY.STATE_MEMORY, place, each.memory or 0)
 
 
-def _read_source(found: QueryNumbers, place: int, report: Any, limits: Limits) -> QueryNumbers:
+def _read_source(found: QueryNumbers, place: int, report: Any, most: int) -> QueryNumbers:
     """Return `found` with the numbers in a source's report, or unchanged if it has none.
 
     A stream shows the partitions that it showed before, and new ones up to the limit. Others exist
@@ -386,7 +365,7 @@ def _read_source(found: QueryNumbers, place: int, report: Any, limits: Limits) -
             for number, entry in numbers.items()
         }
         before = shown.get(place, _NO_PARTITIONS)
-        free = max(limits.partitions - len(before), 0)
+        free = max(most - len(before), 0)
         shown[place] = before | frozenset(sorted(entries.keys() - before)[:free])
         samples = _list_stream(report, entries, shown[place])
     else:
@@ -414,24 +393,24 @@ def _note_ended(state: MetricsState, run: str) -> MetricsState:
     return replace(state, ended_runs=runs[-_MAX_ENDED_RUNS:])
 
 
-def _is_shown(query: QueryNumbers, now_us: int, limits: Limits) -> bool:
-    return query.ended_us is None or now_us - query.ended_us < limits.keep_ended_us
-
-
-def _forget_ended(state: MetricsState, now_us: int, limits: Limits) -> MetricsState:
-    left = {name: each for name, each in state.queries.items() if _is_shown(each, now_us, limits)}
+def _forget_ended(state: MetricsState, now_us: int) -> MetricsState:
+    keep_us = state.limits.keep_ended_us
+    left = {
+        name: each
+        for name, each in state.queries.items()
+        if each.ended_us is None or now_us - each.ended_us < keep_us
+    }
     return replace(state, queries=left)
 
 
 # -- samples ---------------------------------------------------------------------------------------
 
 
-def list_samples(state: MetricsState, now_us: int, limits: Limits) -> Iterator[Sample]:
+def list_samples(state: MetricsState, now_us: int) -> Iterator[Sample]:
     """Yield the samples of `state` at the wall clock `now_us`; metric and attributes are unique."""
     yield Sample(LISTENER.FAILURES, (), state.failures)
-    for query in state.queries.values():
-        if _is_shown(query, now_us, limits):
-            yield from _list_query(query, now_us)
+    for query in _forget_ended(state, now_us).queries.values():
+        yield from _list_query(query, now_us)
 
 
 def _list_query(query: QueryNumbers, now_us: int) -> Iterator[Sample]:

@@ -78,19 +78,7 @@ _POLL_S: Final = 0.2
 
 
 class PageServer:
-    """Serves one page at `/metrics`, in a thread that ends with the process.
-
-    Args:
-        host: the address to listen on.
-        port: the port; 0: any free one.
-        render: creates the page.
-
-    Raises:
-        OSError: the server cannot listen on this address.
-
-    Attributes:
-        port: the port that it listens on.
-    """
+    """Serves the page that `render` creates at `/metrics`; its thread ends with the process."""
 
     def __init__(self, host: str, port: int, render: Callable[[], str]) -> None:
         try:
@@ -154,15 +142,7 @@ _SCOPE = "pyspark_timestream"
 def register_instruments(
     take_samples: Callable[[], Iterable[Sample]], meter_provider: Any = None
 ) -> None:
-    """Create an observable instrument for each metric.
-
-    Args:
-        take_samples: returns the samples of the present moment.
-        meter_provider: OpenTelemetry's; None: the global one.
-
-    Raises:
-        MissingExtra: opentelemetry-api is not installed.
-    """
+    """Create an observable instrument of OpenTelemetry for each metric; None: its global one."""
     try:
         from opentelemetry import metrics
     except ModuleNotFoundError as error:
@@ -254,9 +234,8 @@ class TimeMetrics(StreamingQueryListener):
         keep_us = parse_duration(keep_ended)
         if keep_us < 0:
             raise ValueError(f"keep_ended={keep_ended!r}: accepted is 0 or a positive duration")
-        self._limits = Limits(max_partitions, keep_us)
         self._lock = Lock()
-        self._state = MetricsState()
+        self._state = MetricsState(Limits(max_partitions, keep_us))
         self._told = set[str]()
         # Compare by identity, because a provider may be false by its own rules.
         if opentelemetry is not False and opentelemetry is not None:
@@ -285,12 +264,12 @@ class TimeMetrics(StreamingQueryListener):
         def record(state: MetricsState) -> MetricsState:
             progress, now_us = json.loads(event.progress.json), _read_clock()
             try:
-                state = record_progress(state, progress, now_us, self._limits)
+                state = record_progress(state, progress, now_us)
             except Exception as error:
                 # Try again without the diagnoses: the numbers themselves may be readable.
                 self._tell("the diagnoses of a batch", error)
                 state = record_failure(state)
-                state = record_progress(state, progress, now_us, self._limits, explains=False)
+                state = record_progress(state, progress, now_us, explains=False)
             self._tell_limit(state)
             return state
 
@@ -302,26 +281,14 @@ class TimeMetrics(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Note that a query has ended; forget it a while later."""
-        self._update(
-            lambda state: record_end(
-                state, str(event.id), str(event.runId), _read_clock(), self._limits
-            )
-        )
+        self._update(lambda state: record_end(state, *_identify(event), _read_clock()))
 
     def _record_start(self, event: QueryStartedEvent | QueryIdleEvent) -> None:
-        self._update(
-            lambda state: record_start(
-                state,
-                str(event.id),
-                str(event.runId),
-                getattr(event, "name", None),
-                _read_clock(),
-                self._limits,
-            )
-        )
+        name = getattr(event, "name", None)
+        self._update(lambda state: record_start(state, *_identify(event), name, _read_clock()))
 
     def _take_samples(self) -> list[Sample]:
-        return list(list_samples(self._state, _read_clock(), self._limits))
+        return list(list_samples(self._state, _read_clock()))
 
     def _update(self, change: Callable[[MetricsState], MetricsState]) -> None:
         """Replace the state, and log exceptions, which nobody sees in Spark's listener bus."""
@@ -348,8 +315,12 @@ class TimeMetrics(StreamingQueryListener):
             _LOG.warning(
                 "TimeMetrics exports the first %d partitions of a stream one by one, and all "
                 "others as one, '(others)'; next step: pass a larger max_partitions",
-                self._limits.partitions,
+                state.limits.partitions,
             )
+
+
+def _identify(event: Any) -> tuple[str, str]:
+    return str(event.id), str(event.runId)
 
 
 def _read_clock() -> int:

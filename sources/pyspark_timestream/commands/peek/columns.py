@@ -71,12 +71,10 @@ UINT64: Final = pa.decimal128(20, 0)
 
 
 class Columns(NamedTuple):
-    """The columns of the values or the keys.
+    """The columns of the values or the keys, by their paths as text.
 
-    Attributes:
-        fields: the columns, by their paths as text.
-        secrets: how many fields are left out because their names suggest secrets.
-        left: how many fields are left out because a schema has room for no more.
+    Fields with names that suggest secrets are left out, and those beyond what a schema has room
+    for.
     """
 
     fields: pa.Schema
@@ -361,11 +359,8 @@ def find_candidates(
 ) -> tuple[Candidate, ...]:
     """Find the candidates for the event time of n records, the best one first.
 
-    Args:
-        fields: path -> the field's contents, in pieces that add up to n.
-        types: path -> the type of its column.
-        headers: the records' headers.
-        timestamps_ms: the records' timestamps.
+    `fields` has each field's contents by its path, in pieces that add up to n, `types` the types of
+    their columns.
     """
     record = read_record_times(timestamps_ms)
     ranked: list[tuple[tuple[int, int, int], Candidate]] = []

@@ -52,12 +52,7 @@ _ALL: Final = ColumnSet(timestamps=True, keys=True, values=True, headers=True)
 
 
 def read_sample(options: KafkaOptions, topic: str, count: int) -> Sample:
-    """Read the `count` newest records of a topic by their timestamps.
-
-    Raises:
-        NoSample: the topic does not exist.
-        BrokerUnreachable: no broker answers, or it refuses.
-    """
+    """Read the `count` newest records of a topic by their timestamps."""
     from pyspark_timestream.kafka.client.broker import Broker
     from pyspark_timestream.kafka.client.range_reader import RangeReader
 
@@ -136,12 +131,7 @@ def hide_option(name: str, value: str) -> str:
 
 
 def format_snippet(options: Mapping[str, str], columns: Sequence[str]) -> str:
-    """Format code that reads a stream with these options, and with a schema if there are columns.
-
-    Args:
-        options: option -> value; secrets become dots.
-        columns: the columns in Spark's DDL; empty for the source's own.
-    """
+    """Format code that reads a stream with these options and columns; secrets become dots."""
     lines = ["stream = (", '    spark.readStream.format("timestream")']
     for name, value in options.items():
         lines.append(f"    .option({_literal(name)}, {_literal(hide_option(name, value))})")
@@ -155,10 +145,7 @@ def format_snippet(options: Mapping[str, str], columns: Sequence[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Format a text as a Python literal, which is the same as in JSON.
-
-    Letters are not escaped: JSON escapes one beyond 16 bits as two, which Python reads as two.
-    """
+    """Format a text as a Python literal, the same as in JSON; letters are not escaped."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -371,11 +358,14 @@ _RECORDS: Final = 10
 
 _ARGUMENTS: Final = {
     "subscribe": "--topic",
-    "subscribePattern": "--topic",
-    "assign": "--topic",
     "kafka.bootstrap.servers": "--bootstrap-servers",
+    "schemaRegistry.url": "--schema-registry",
+    "startTime": "--start-time",
+    "ctiFrequency": "--cti-frequency",
 }
-"""Options with an argument of their own."""
+"""Options with an argument of their own, where the command has it."""
+
+_SUBSCRIBING: Final = ("subscribe", "subscribePattern", "assign")
 
 _DECLARED: Final = {spec.name.lower(): spec.name for spec in option_specs(KafkaOptions).values()}
 _READING: Final = ("kafkaConsumer.", "subscribe")
@@ -384,7 +374,6 @@ _READING: Final = ("kafkaConsumer.", "subscribe")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_source_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
@@ -403,6 +392,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="any option of the source, such as kafka.security.protocol=SSL; may be repeated",
     )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def main(given: argparse.Namespace) -> int:
@@ -439,21 +429,15 @@ def terminal_width() -> int:
 
 
 def read_given(given: argparse.Namespace) -> dict[str, str]:
-    """Return the options that the arguments stand for, by their declared names.
-
-    Raises:
-        NoSample: one is not of the form NAME=VALUE, or has an argument of its own.
-    """
-    raw = {
-        "transport": "kafka",
-        "kafka.bootstrap.servers": given.bootstrap_servers,
-        "subscribe": given.topic,
-    }
-    if given.schema_registry is not None:
-        raw["schemaRegistry.url"] = given.schema_registry
+    """Return the options that the arguments stand for, by their declared names."""
+    raw = {"transport": "kafka"}
+    for name, argument in _ARGUMENTS.items():
+        text = getattr(given, argument.removeprefix("--").replace("-", "_"), None)
+        if text is not None:
+            raw[name] = text
     for name, value in _split_options(given.option):
-        if name in raw or name in _ARGUMENTS:
-            instead = _ARGUMENTS.get(name, "--schema-registry")
+        if name in raw or name in _SUBSCRIBING:
+            instead = _ARGUMENTS.get(name, "--topic")
             raise NoSample(f"--option {name} is not needed here: leave it out, or use {instead}")
         raw[name] = value
     return raw

@@ -287,12 +287,7 @@ _FIRST_MESSAGE: Final = (0,)
 
 
 class Asked(NamedTuple):
-    """The answer of the registry.
-
-    Attributes:
-        answers: the schemas that it has; None if it did not answer.
-        problem: why it did not answer; empty if it did.
-    """
+    """The schemas that a registry has; None, and the problem, if it did not answer."""
 
     answers: Answers | None
     problem: str = ""
@@ -330,8 +325,7 @@ def find_reader_options(
 ) -> dict[str, str] | None:
     """Return the options that name the reader's schema; None if the registry lacks a subject.
 
-    The schema is the latest of the user's subject, or else of the topic's; producers may also name
-    subjects by the record's type, or by both.
+    It is the latest of the user's subject, or else of the topic's or the record type's.
     """
     part = detection.part
     for subject in [given] if given is not None else _list_subjects(topic, detection):

@@ -61,12 +61,8 @@ _KEY_PREFIX: Final = "record_key."
 class ReadingPlan(NamedTuple):
     """The options and columns to read a sample with.
 
-    Attributes:
-        raw: the options as text.
-        options: the same options, with the schemas that payloads are read by.
-        columns: the fields that are columns, for values and for keys.
-        is_given: True if the user chose the format of values or keys.
-        notes: sentences about what is not available.
+    `options` are those of `raw`, with the schemas that payloads are read by; `is_given` is true if
+    the user chose the format of values or keys.
     """
 
     raw: Mapping[str, str]
@@ -284,18 +280,7 @@ class TopicReport:
 
 
 def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
-    """Examine a sample.
-
-    Args:
-        sample: the records.
-        given: all options that the user gave, by their declared names; they are kept.
-
-    Raises:
-        OptionError: an option is wrong, or conflicts with another one.
-        SchemaRefused: a schema that the options name does not fit.
-        SchemaRegistryError: the registry does not provide a schema.
-        MissingExtra: a library for the format is not installed.
-    """
+    """Examine a sample; all options that the user gave, by their declared names, are kept."""
     payloads = [Payloads(part, sample.payloads(part), sample.headers()) for part in PARTS]
     registry = _find_registry(given)
     asked = {

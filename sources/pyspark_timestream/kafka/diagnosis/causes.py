@@ -63,11 +63,8 @@ def diagnose(
 
     First come those that hold results back or are about most events, then those about fewer events,
     then the rest; each of these groups begins with earlier warnings, in the order of kinds.
-
-    Args:
-        history: the stream's history.
-        failed: the query has failed after the last batch was planned.
-        known: diagnoses from other sources; they count as warned of.
+    Diagnoses `known` from other sources count as warned of; `failed`: the query has failed after
+    its last batch was planned.
     """
     last = history[-1]
     far = _find_far(last)

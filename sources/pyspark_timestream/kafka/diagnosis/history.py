@@ -31,12 +31,10 @@ _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch of a query.
+    """One batch of a query: when it was planned, and what its sources reported, in order.
 
-    Attributes:
-        planned_us: the wall clock when it was planned.
-        offsets: each source's offset as parsed JSON; None for a source that had none.
-        reports: each source's own progress entry, or None; in the order of `offsets`.
+    An offset is parsed JSON, and None for a source that had none; a report is a source's own
+    progress.
     """
 
     planned_us: int
@@ -77,11 +75,7 @@ History = tuple[BatchRecord, ...]
 
 
 def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
-    """Return the batches of the checkpoint `root` by number, and notes on what was left out.
-
-    Raises:
-        CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
-    """
+    """Return the batches of the checkpoint `root` by number, and notes on what was left out."""
     log = root / "offsets"
     if not log.is_dir():
         raise CheckpointUnreadable(
@@ -131,11 +125,7 @@ def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
 
 
 def read_progress(progress: Mapping[str, Any]) -> Batch:
-    """Return the batch that a query's progress, as parsed JSON, reports.
-
-    Raises:
-        ValueError: it has no readable timestamp.
-    """
+    """Return the batch that a query's progress, as parsed JSON, reports."""
     sources = progress.get("sources") or []
     return Batch(
         parse_instant(progress["timestamp"]),
@@ -145,14 +135,7 @@ def read_progress(progress: Mapping[str, Any]) -> Batch:
 
 
 def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
-    """Return the history of each Kafka stream of this package in `batches`, by the stream's id.
-
-    Batches may come in any order and from both sources.
-
-    Raises:
-        CheckpointMismatch: an offset has another format version.
-        CheckpointUnreadable: an offset is damaged.
-    """
+    """Return the history of each Kafka stream in `batches`, which come in any order, by its id."""
     found: dict[str, dict[int, BatchRecord]] = {}
     for batch in batches:
         reports = batch.reports or (None,) * len(batch.offsets)
@@ -379,11 +362,8 @@ def _read_store(rows: Any, operator: str) -> OperatorState:
 def find_due_time(schema: Mapping[str, Any]) -> tuple[str, bool] | None:
     """Return the time that a state's rows wait for: an SQL expression, and if it ends a window.
 
-    Args:
-        schema: the schema, as JSON, of the rows that `statestore` reads.
-
-    Returns:
-        None if the key has no time that the watermark is compared with.
+    None if the key, in the schema of what `statestore` reads, has no time to compare the watermark
+    with.
     """
     (key,) = [field["type"] for field in schema["fields"] if field["name"] == "key"] or [{}]
     for field in key.get("fields", ()) if isinstance(key, Mapping) else ():

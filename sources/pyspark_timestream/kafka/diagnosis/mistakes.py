@@ -104,8 +104,7 @@ def _report_counts(
 ) -> Diagnosis:
     """Report the counted events; the level rises each time that their number doubles.
 
-    `counted` gives the counts of earlier batches; `holds_back`: the events are many for the stream,
-    whatever their fraction.
+    With `holds_back` they are many for the stream, whatever their fraction.
     """
     parts, states, total = sort_by_count(counts), history[-1].states, sum(counts.values())
     events = sum(states[part].events for part in parts)
@@ -123,10 +122,7 @@ def _report_counts(
 
 
 def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of partitions with malformed events.
-
-    `least` is the fraction of a partition's events from which it counts.
-    """
+    """Yield a diagnosis of partitions with at least the fraction `least` of malformed events."""
     last, states = history[-1], history[-1].states
     counts = {p: state.malformed for p, state in states.items() if has_malformed(state, least)}
     if not counts or not _needs_times(last):
@@ -228,10 +224,7 @@ def _describe_time_options(settings: Mapping[str, str]) -> str:
 
 
 def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of partitions with malformed values or keys.
-
-    `least` is the fraction of a partition's records from which it counts.
-    """
+    """Yield a diagnosis of partitions with at least the fraction `least` of bad values or keys."""
     shares = history[-1].offset.partitions
     counts = {
         part: count
@@ -456,10 +449,7 @@ def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
 
 
 def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of partitions that dropped late events.
-
-    Leave out those in `known`, where the cause of late rows is known.
-    """
+    """Yield one of partitions that dropped late events, except where the cause is `known`."""
     last, states = history[-1], history[-1].states
     dropped = _count(last, lambda share: min(share.state.dropped, count_late(share.state)))
     dropped = {part: count for part, count in dropped.items() if part not in known}
@@ -504,10 +494,7 @@ def _advise_delay(
 
 
 def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of partitions that lose at least half of their events, lately or ever.
-
-    Leave out those in `known`, where the cause of the losses is known.
-    """
+    """Yield one of partitions that lose half of their events for causes not `known`."""
     last = history[-1]
     parts = sorted(part for part in last.states if part not in known and _loses_rows(history, part))
     if not parts:

@@ -73,12 +73,7 @@ _TEXT_FORMS: Final = (
 
 
 class ValueForm(NamedTuple):
-    """The form of a value that is not a JSON object.
-
-    Attributes:
-        name: the form in words; empty if nothing better is known.
-        is_near: True if it is nearly a JSON object, or contains some.
-    """
+    """The form of a value that is no JSON object; near if it nearly is one, or has some."""
 
     name: str
     is_near: bool = False
@@ -183,8 +178,17 @@ _SPARK_NAMES: Final = {
 }
 
 
-def describe_malformed(options: KafkaOptions, block: RecordBlock) -> str:
+def _is_plain_json(options: KafkaOptions) -> bool:
+    """True if fields are read from values that are text."""
+    return options.value_format in ("binary", "json") and options.value_rules.framing == "none"
+
+
+def describe_malformed(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> str:
     """Describe the last malformed event of `block` that has a value; empty if there is none."""
+    if not _is_plain_json(options):
+        return _describe_payloads(options, projection, block)
     payload = read_payload(options, None, block)
     _, _, malformed = check_times(payload.events)
     if payload.events.valueless is not None:
@@ -204,14 +208,13 @@ def describe_malformed(options: KafkaOptions, block: RecordBlock) -> str:
     return ""
 
 
-def describe_unit(options: KafkaOptions, block: RecordBlock) -> str:
-    """Suggest a unit for the last time of `block` that another unit would make plausible.
-
-    Empty if there is none.
-    """
+def describe_unit(options: KafkaOptions, _: Projection | None, block: RecordBlock) -> str:
+    """Suggest a unit for the last time that another unit would make plausible; empty if none is."""
+    if not _is_plain_json(options):
+        return ""
     source = options.start_time
     for row in reversed(range(len(block.offsets))):
-        _, value = _find_value(source, block, row)
+        value = _find_value(source, block, row)[1]
         unit = _guess_unit(value)
         if unit is not None and unit != options.time_unit and source.kind != "timestamp":
             return _suggest_unit(unit, value)
@@ -229,8 +232,12 @@ def has_field_timestamp(block: RecordBlock) -> bool:
     return any(name.lower() == "timestamp" for name in names)
 
 
-def describe_values(projection: Projection, block: RecordBlock) -> str:
+def describe_values(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> str:
     """Describe the fields with a type that a value of `block` does not match; empty if none."""
+    if projection is None or not _is_plain_json(options) or len(projection.key_fields):
+        return _describe_payloads(options, projection, block)
     values = block.values
     if values is None or not len(values):
         return ""
@@ -448,7 +455,7 @@ def _suggest_unit(unit: str, value: Any) -> str:
     return f"'timeUnit' = '{unit}' would fit: it is of {format_instant(us)[:10]} then"
 
 
-def describe_payloads(
+def _describe_payloads(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> str:
     """Describe why most malformed values, or else keys, of `block` are so; empty if none is."""

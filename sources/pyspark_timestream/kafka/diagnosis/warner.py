@@ -27,7 +27,6 @@ from pyspark_timestream.kafka.diagnosis.mistakes import (
 )
 from pyspark_timestream.kafka.diagnosis.samples import (
     describe_malformed,
-    describe_payloads,
     describe_unit,
     describe_values,
     has_field_timestamp,
@@ -273,35 +272,10 @@ def _choose_example(diagnosis: Diagnosis, now: StreamOffset) -> tuple[Partition,
     return min(diagnosis.partitions), None
 
 
-def _describe_malformed(
-    options: KafkaOptions, projection: Projection | None, block: RecordBlock
-) -> str:
-    if _is_plain_json(options):
-        return describe_malformed(options, block)
-    return describe_payloads(options, projection, block)
-
-
-def _describe_unit(options: KafkaOptions, _: Projection | None, block: RecordBlock) -> str:
-    return describe_unit(options, block) if _is_plain_json(options) else ""
-
-
-def _describe_values(
-    options: KafkaOptions, projection: Projection | None, block: RecordBlock
-) -> str:
-    if projection is None or not _is_plain_json(options) or len(projection.key_fields):
-        return describe_payloads(options, projection, block)
-    return describe_values(projection, block)
-
-
-def _is_plain_json(options: KafkaOptions) -> bool:
-    """True if fields are read from values that are text."""
-    return options.value_format in ("binary", "json") and options.value_rules.framing == "none"
-
-
 _DESCRIPTIONS: Final[Mapping[Kind, DescribeBlock]] = {
-    Kind.MALFORMED: _describe_malformed,
-    Kind.IMPROBABLE_TIMES: _describe_unit,
-    Kind.MALFORMED_VALUES: _describe_values,
+    Kind.MALFORMED: describe_malformed,
+    Kind.IMPROBABLE_TIMES: describe_unit,
+    Kind.MALFORMED_VALUES: describe_values,
 }
 
 
@@ -383,9 +357,8 @@ Shares = Mapping[Partition, PartitionOffset]
 class RecentCounts:
     """The recent counts of a run.
 
-    Attributes:
-        since: each partition as it was when its present count began.
-        counts: each partition that has had enough events, with the counts of only the last ones.
+    `since` has each partition as it was when its present count began; `counts` has those with
+    enough events, with the counts of only the last ones.
     """
 
     since: Shares = field(default_factory=dict)
@@ -393,13 +366,7 @@ class RecentCounts:
 
 
 def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCounts:
-    """Return `recent` after a batch.
-
-    Args:
-        recent: the counts before the batch.
-        before: the partitions at the batch's start.
-        now: the partitions after it.
-    """
+    """Return `recent` after a batch that began with partitions `before` and ended with `now`."""
     since, counts = dict[Partition, PartitionOffset](), dict[Partition, PartitionOffset]()
     for part, share in now.items():
         began = recent.since.get(part) or before.get(part) or _NOTHING

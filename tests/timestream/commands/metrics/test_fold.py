@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from timestream.histories import DAY, MARKS, NOON, SECOND, share, state
-from timestream.progress_events import LIMITS, event, offset_of, parse_page, values
+from timestream.progress_events import event, offset_of, parse_page, values
 
 from pyspark_timestream.commands.metrics import fold
 from pyspark_timestream.commands.metrics.catalogue import COUNTER_METRICS
@@ -32,15 +32,15 @@ EMPTY = MetricsState()
 NOW = NOON + DAY
 
 
-def page_of(state_, now_us=NOW, limits=LIMITS):
-    return parse_page(render_page(list_samples(state_, now_us, limits)))
+def page_of(state_, now_us=NOW):
+    return parse_page(render_page(list_samples(state_, now_us)))
 
 
-def page_after(*events, now_us=NOW, limits=LIMITS):
-    folded = EMPTY
+def page_after(*events, now_us=NOW, limits=EMPTY.limits):
+    folded = MetricsState(limits)
     for each in events:
-        folded = record_progress(folded, each, now_us, limits)
-    return page_of(folded, now_us, limits)
+        folded = record_progress(folded, each, now_us)
+    return page_of(folded, now_us)
 
 
 def one(page, name, **labels):
@@ -197,8 +197,8 @@ def test_watermark_that_has_not_begun_is_left_out():
 
 
 def test_query_that_ends_is_shown_for_a_while_and_forgotten():
-    folded = record_progress(EMPTY, event(offset_of([share(state(1))])), NOW, LIMITS)
-    folded = record_end(folded, "q", "r", NOW, LIMITS)
+    folded = record_progress(EMPTY, event(offset_of([share(state(1))])), NOW)
+    folded = record_end(folded, "q", "r", NOW)
     page = page_of(folded, NOW + 59 * SECOND)
     assert one(page, "timestream_query_active") == 0
     assert one(page, "timestream_partition_events_total") == 20
@@ -206,24 +206,24 @@ def test_query_that_ends_is_shown_for_a_while_and_forgotten():
     assert values(page, "timestream_query_report_age_seconds") == []
     assert len(page_of(folded, NOW + 60 * SECOND)) == 1
     # Not only hidden.
-    assert not record_start(folded, "p", "s", None, NOW + DAY, LIMITS).queries.keys() - {"p"}
+    assert not record_start(folded, "p", "s", None, NOW + DAY).queries.keys() - {"p"}
 
 
 def test_report_after_its_runs_end_brings_nothing_back():
-    folded = record_start(EMPTY, "q", "r", None, NOW, LIMITS)
-    folded = record_end(folded, "q", "r", NOW, LIMITS)
+    folded = record_start(EMPTY, "q", "r", None, NOW)
+    folded = record_end(folded, "q", "r", NOW)
     later = NOW + DAY
-    folded = record_start(folded, "q", "r", None, later, LIMITS)
-    folded = record_progress(folded, event(offset_of([share(state(1))])), later, LIMITS)
+    folded = record_start(folded, "q", "r", None, later)
+    folded = record_progress(folded, event(offset_of([share(state(1))])), later)
     assert folded.queries == {}
 
 
 def test_restart_is_told_before_the_end_of_the_earlier_run():
-    first = record_progress(EMPTY, event(offset_of([share(state(1))])), NOW, LIMITS)
-    folded = record_start(first, "q", "second", "rides", NOW, LIMITS)
+    first = record_progress(EMPTY, event(offset_of([share(state(1))])), NOW)
+    folded = record_start(first, "q", "second", "rides", NOW)
     late = event(offset_of([share(state(2))], 1), batch=1)
-    folded = record_progress(folded, late, NOW, LIMITS)
-    folded = record_end(folded, "q", "r", NOW, LIMITS)
+    folded = record_progress(folded, late, NOW)
+    folded = record_end(folded, "q", "r", NOW)
     page = page_of(folded)
     assert one(page, "timestream_query_active") == 1
     # The counters go on from the checkpoint, and meanwhile stay.
@@ -233,19 +233,19 @@ def test_restart_is_told_before_the_end_of_the_earlier_run():
 def test_ended_runs_and_batches_are_bounded():
     folded = EMPTY
     for number in range(300):
-        folded = record_start(folded, "q", str(number), None, NOW, LIMITS)
+        folded = record_start(folded, "q", str(number), None, NOW)
         batch = event(offset_of([share(state(1))], number), batch=number, run=str(number))
-        folded = record_progress(folded, batch, NOW, LIMITS)
-        folded = record_end(folded, "q", str(number), NOW, LIMITS)
+        folded = record_progress(folded, batch, NOW)
+        folded = record_end(folded, "q", str(number), NOW)
     assert len(folded.ended_runs) <= fold._MAX_ENDED_RUNS
     assert len(folded.queries["q"].batches) <= fold._KEPT_BATCHES
 
 
 def test_age_of_the_report_grows_until_the_query_says_that_it_lives():
-    folded = record_start(EMPTY, "q", "r", None, NOW, LIMITS)
+    folded = record_start(EMPTY, "q", "r", None, NOW)
     name = "timestream_query_report_age_seconds"
     assert one(page_of(folded, NOW + 9 * SECOND), name) == 9
-    folded = record_start(folded, "q", "r", None, NOW + 9 * SECOND, LIMITS)
+    folded = record_start(folded, "q", "r", None, NOW + 9 * SECOND)
     page = page_of(folded, NOW + 9 * SECOND)
     assert one(page, name) == 0
     assert ("query_name", "rides") not in set(itertools.chain(*(labels for _, labels in page)))
@@ -257,12 +257,11 @@ def test_age_of_the_report_grows_until_the_query_says_that_it_lives():
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 6))
 @examples(deadline=None)
 def test_partitions_past_the_limit_are_one_and_no_count_is_lost(sizes, most):
-    limits, shown = Limits(most, 0), frozenset[Partition]()
-    folded = EMPTY
+    folded, shown = MetricsState(Limits(most, 0)), frozenset[Partition]()
     for batch, size in enumerate(itertools.accumulate(sizes)):
         shares = [share(state(n, events=n + batch), first=n) for n in range(size)]
-        folded = record_progress(folded, event(offset_of(shares, batch), batch=batch), NOW, limits)
-        page = page_of(folded, limits=limits)
+        folded = record_progress(folded, event(offset_of(shares, batch), batch=batch), NOW)
+        page = page_of(folded)
         assert shown <= folded.queries["q"].shown[0]
         shown = folded.queries["q"].shown[0]
         assert len(shown) == min(size, most) or len(shown) == most
@@ -303,6 +302,6 @@ def test_offset_that_cannot_be_read_costs_the_findings_alone(damage):
     source = broken["sources"][0]
     source["endOffset"] = json.dumps({**json.loads(source["endOffset"]), **damage})
     with pytest.raises(Exception, match=r"format version 99|is damaged"):
-        record_progress(EMPTY, broken, NOW, LIMITS)
-    folded = record_progress(EMPTY, broken, NOW, LIMITS, explains=False)
+        record_progress(EMPTY, broken, NOW)
+    folded = record_progress(EMPTY, broken, NOW, explains=False)
     assert one(page_of(folded), "timestream_partition_events_total") == 20

@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint, Sum
 from timestream.histories import share, state
-from timestream.progress_events import LIMITS, event, offset_of
+from timestream.progress_events import event, offset_of
 
 from pyspark_timestream.commands.metrics.catalogue import METRICS, Instrument
 from pyspark_timestream.commands.metrics.fold import MetricsState, list_samples, record_progress
@@ -21,9 +21,8 @@ def samples_of(number):
         MetricsState(),
         event(offset_of([share(state(1, events=number)), share(state(5))], number), batch=number),
         NOW,
-        LIMITS,
     )
-    return list(list_samples(folded, NOW, LIMITS))
+    return list(list_samples(folded, NOW))
 
 
 def collect(reader):

@@ -254,7 +254,7 @@ def test_a_larger_unit_among_the_right_one_is_malformed_and_its_unit_named(order
     assert state.malformed == order.count(False)
     assert [each.kind for each in diagnose((record,))] == [Kind.MALFORMED]
     given = options(**{**GIVEN, "timeUnit": unit})
-    assert f"'timeUnit' = '{other}' would fit" in describe_malformed(given, block(*values))
+    assert f"'timeUnit' = '{other}' would fit" in describe_malformed(given, None, block(*values))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def values(*objects):
 
 def malformed(*objects, **raw):
     given_options = options(valueFormat="json", **{"startTime": "at", **raw})
-    return describe_malformed(given_options, values(*objects))
+    return describe_malformed(given_options, None, values(*objects))
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_ends_edges_headers_and_timestamps_are_named_too():
     assert told == "one value in 'kind' is a text of 5 characters that begins 'be'"
     headed = options(startTime="header:at")
     given_headers = [[{"key": "when", "value": b"5"}]]
-    assert describe_malformed(headed, block(b"v", headers=given_headers)) == (
+    assert describe_malformed(headed, None, block(b"v", headers=given_headers)) == (
         "there is no header 'at', but 'when'"
     )
     broken = block(b"v", headers=[[{"key": "at", "value": b"noon"}]])
-    assert describe_malformed(headed, broken).endswith("that begins 'no'")
+    assert describe_malformed(headed, None, broken).endswith("that begins 'no'")
     untimed = block(b"v", timestamps_ms=[-1])
-    assert describe_malformed(options(), untimed) == "the record has no timestamp"
+    assert describe_malformed(options(), None, untimed) == "the record has no timestamp"
 
 
 @pytest.mark.parametrize("name", ["password", "apiToken", "card_number", "authKey", "userPin"])
@@ -142,18 +142,20 @@ def test_description_masks_half_the_value_and_control_characters(text):
     ],
 )
 def test_the_unit_that_makes_a_time_probable_is_named_with_its_day(value, unit, day):
-    told = describe_unit(options(valueFormat="json", startTime="at"), values({}, {"at": value}))
+    told = describe_unit(
+        options(valueFormat="json", startTime="at"), None, values({}, {"at": value})
+    )
     assert told == f"'timeUnit' = '{unit}' would fit: it is of {day} then"
 
 
 def test_no_unit_is_named_where_none_fits():
     fields = options(valueFormat="json", startTime="at")
     for value in (0, "1970-01-01T00:00:00Z", None, 10**17, float("inf"), True):
-        assert describe_unit(fields, values({"at": value})) == ""
+        assert describe_unit(fields, None, values({"at": value})) == ""
     assert "not in milliseconds" in describe_unit(
-        options(), block(b"v", timestamps_ms=[1_357_017_420])
+        options(), None, block(b"v", timestamps_ms=[1_357_017_420])
     )
-    assert describe_unit(options(), block(b"v", timestamps_ms=[0])) == ""
+    assert describe_unit(options(), None, block(b"v", timestamps_ms=[0])) == ""
 
 
 COLUMNS = [("minutes", pa.float64()), ("id", pa.int64()), ("pin", pa.int32())]
@@ -161,7 +163,7 @@ COLUMNS = [("minutes", pa.float64()), ("id", pa.int64()), ("pin", pa.int32())]
 
 def wrong(*objects, columns=COLUMNS):
     given_options = options(valueFormat="json")
-    return describe_values(projection(given_options, *columns), values(*objects))
+    return describe_values(given_options, projection(given_options, *columns), values(*objects))
 
 
 def test_a_field_that_mostly_is_of_another_type_is_named_with_both_types():
@@ -278,8 +280,8 @@ def test_events_of_another_type_are_told_from_a_wrong_option():
 def test_tombstones_are_no_example_of_a_malformed_event():
     given_options = options(valueFormat="json", startTime="at")
     records = block(json.dumps(WELL).encode(), b'{"at": "noon"}', None)
-    assert "begins 'no'" in describe_malformed(given_options, records)
-    assert describe_malformed(given_options, block(None, None)) == ""
+    assert "begins 'no'" in describe_malformed(given_options, None, records)
+    assert describe_malformed(given_options, None, block(None, None)) == ""
 
 
 @pytest.mark.parametrize("value", [b'{"at": 1, "password": "hunter2', b'{"apiKey": "hunter2"} x'])
