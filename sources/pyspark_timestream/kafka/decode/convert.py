@@ -10,6 +10,7 @@ value and never its meaning: whole numbers become wider or narrower ones, decima
 or digits; decimals become other decimals, and texts their bytes.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_FLOOR, Context, Decimal
 from typing import Final, NamedTuple, TypeAlias
@@ -143,6 +144,15 @@ def keep(column: pa.Array, bad: Mask | None = None) -> Converted:
     return Converted(column, bad)
 
 
+def join_converted(pieces: Sequence[Converted], order: Longs, kind: pa.DataType) -> Converted:
+    """Take the values of `pieces` in `order`; -1 becomes null, and is not bad."""
+    absent = order < 0
+    places = pa.array(order, mask=absent if absent.any() else None)
+    column = pa.concat_arrays([*(piece.column for piece in pieces), pa.nulls(0, kind)]).take(places)
+    bad = np.concatenate([*(piece.bad for piece in pieces), np.zeros(1, np.bool_)])[order]
+    return Converted(column, bad)
+
+
 def find_bad(column: pa.Array, source: pa.Array) -> Converted:
     """Return the column; a value is bad if it is null here but not in `source`."""
     if column.null_count == source.null_count:
@@ -195,7 +205,17 @@ def cast(array: pa.Array, target: pa.DataType) -> Converted:
     Numbers may be wider than `can_cast` allows, since a producer may have widened them. A fraction
     does not fit a whole number, and a number beyond a float's range does not fit the float.
     """
+    if array.type == target and not _has_time(target):
+        return keep(array)
     return convert(array, target, cast_scalars)
+
+
+@functools.lru_cache(maxsize=1_000)
+def _has_time(data_type: pa.DataType) -> bool:
+    """Return whether values of a type may lie outside of the calendar."""
+    if pa.types.is_nested(data_type):
+        return any(_has_time(data_type.field(at).type) for at in range(data_type.num_fields))
+    return bool(pa.types.is_temporal(data_type))
 
 
 def cast_scalars(array: pa.Array, target: pa.DataType) -> Converted:

@@ -8,35 +8,25 @@ takes one round per item, so payloads with arrays much longer than the others' a
 """
 
 import itertools
-from decimal import Decimal
 from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import Mask
-from pyspark_timestream.kafka.decode.avro.resolution import (
+from pyspark_timestream.kafka.decode.avro.steps import (
     Again,
     Bad,
-    Plan,
     Record,
     Repeated,
     Scalar,
     Step,
     Union,
-    convert_bytes,
-    format_uuid,
+    Wire,
+    all_bad,
 )
-from pyspark_timestream.kafka.decode.convert import (
-    Converted,
-    Longs,
-    cast_scalars,
-    find_bad,
-    keep,
-)
-from pyspark_timestream.kafka.decode.records import to_mask
+from pyspark_timestream.kafka.decode.convert import Converted, Longs, join_converted, keep
 
 _PADDING: Final = 16
 """Bytes after the last row, so that a whole word can be read at its end."""
@@ -64,12 +54,11 @@ class Places:
         at: n places.
         ends: n places: the first byte after the row.
         broken: n booleans: the row's bytes contradict its schema.
-        bad: n booleans: a value of the row is bad (semantics 13.13).
         by_row: n booleans: `by_row` has to read the row.
         budget: n numbers of items that the row's arrays and maps may still have.
     """
 
-    __slots__ = ("_bytes", "_words", "at", "bad", "broken", "budget", "by_row", "ends")
+    __slots__ = ("_bytes", "_words", "at", "broken", "budget", "by_row", "ends")
 
     def __init__(
         self,
@@ -81,7 +70,7 @@ class Places:
     ) -> None:
         self._bytes, self._words, self.at, self.ends = data, words, at, ends
         self.budget = budget
-        self.broken, self.bad, self.by_row = (np.zeros(len(at), np.bool_) for _ in range(3))
+        self.broken, self.by_row = np.zeros(len(at), np.bool_), np.zeros(len(at), np.bool_)
 
     @classmethod
     def of(cls, bodies: pa.Array) -> Self:
@@ -110,7 +99,6 @@ class Places:
         self.at[rows] = some.at
         self.budget[rows] = some.budget
         self.broken[rows] |= some.broken
-        self.bad[rows] |= some.bad
         self.by_row[rows] |= some.by_row
 
     def finish(self) -> None:
@@ -269,195 +257,93 @@ _FEW_ROWS: Final = 256
 for one row as for many."""
 
 
-def can_read_block(plan: Plan) -> bool:
-    """Return whether no type of the writer's schema contains itself."""
-    return not plan.recursive
+_SKIPPED: Final = Converted(pa.nulls(0), np.zeros(0, np.bool_))
 
 
-def read_block(step: Step, places: Places) -> pa.Array:
-    """Read values at all places and move these on; null where a value does not fit or is broken.
+def read_block(step: Step, places: Places) -> Converted:
+    """Read values at all places and move these on; values of broken rows mean nothing.
 
-    A step without a type gives an array of type null.
+    A step without a type gives an empty column.
     """
+    rows = len(places)
     match step:
         case Scalar():
             return _read_scalar(step, places)
         case Record():
-            return _read_record(step, places)
+            read: dict[int, Converted] = {}
+            for field, place in step.fields:
+                values = read_block(field, places)
+                if place is not None:
+                    read[place] = values
+            return _SKIPPED if step.type is None else step.build(rows, read)
         case Union():
             return _read_union(step, places)
         case Repeated():
             return _read_repeated(step, places)
         case Bad():
             read_block(step.step, places)
-            places.bad[:] = True
-            return pa.nulls(len(places), step.type)
+            return all_bad(rows, step.type)
         case Again():
             raise AssertionError("types that contain themselves are read one by one")
 
 
-def _read_record(step: Record, places: Places) -> pa.Array:
-    if step.type is None:
-        for field, _ in step.fields:
-            read_block(field, places)
-        return pa.nulls(len(places))
-    children: list[pa.Array] = [None] * step.type.num_fields
-    for field, at in step.fields:
-        read = read_block(field, places)
-        if at is not None:
-            children[at] = read
-    for at, default in step.defaults.items():
-        children[at] = default.take(pa.array(np.zeros(len(places), np.int64)))
-    for at in step.missing:
-        children[at] = pa.nulls(len(places), step.type.field(at).type)
-        places.bad[:] = True
-    if not children:
-        return pa.array([{}] * len(places), step.type)
-    return pa.StructArray.from_arrays(children, fields=list(step.type))
-
-
-def _read_union(step: Union, places: Places) -> pa.Array:
+def _read_union(step: Union, places: Places) -> Converted:
     chosen = places.read_index(len(step.branches))
     if len(places) and not places.broken.any() and (chosen == chosen[0]).all():
         return read_block(step.branches[chosen[0]], places)
-    order = np.full(len(places), -1, np.int64)
-    pieces: list[pa.Array] = []
-    total = 0
-    for branch in range(len(step.branches)):
-        rows = np.flatnonzero((chosen == branch) & ~places.broken)
-        if not len(rows):
-            continue
+    chosen[places.broken] = -1
+    found: dict[int, Converted] = {}
+    for branch in np.unique(chosen[chosen >= 0]).tolist():
+        rows = np.flatnonzero(chosen == branch)
         some = places.select(rows)
-        pieces.append(read_block(step.branches[branch], some))
+        found[branch] = read_block(step.branches[branch], some)
         places.update(rows, some)
-        order[rows] = np.arange(total, total + len(rows))
-        total += len(rows)
-    if step.type is None or not pieces:
-        return pa.nulls(len(places), step.type or pa.null())
-    return pa.concat_arrays(pieces).take(pa.array(order, mask=order < 0))
+    return _SKIPPED if step.type is None else step.join(chosen, found)
 
 
-def _read_scalar(step: Scalar, places: Places) -> pa.Array:
+def _read_scalar(step: Scalar, places: Places) -> Converted:
+    wire = _read_wire(step, places)
+    if step.type is None:
+        return _SKIPPED
+    if wire is None:
+        return keep(pa.nulls(len(places), step.type))
+    converted = step.convert(wire)
+    if step.is_text:
+        # Bytes read as text need not be UTF-8, which is only bad; a string that is not is broken.
+        places.broken |= converted.bad
+    return converted
+
+
+def _read_wire(step: Scalar, places: Places) -> Wire | None:
+    """Read the wire values of a scalar; None for nulls and for bytes that are skipped."""
     match step.kind:
         case "null":
-            return pa.nulls(len(places), step.type or pa.null())
+            return None
         case "boolean":
-            return _finish(step, places, places.read_booleans())
+            return places.read_booleans()
         case "int":
-            return _read_whole(step, places, places.read_ints())
+            return places.read_ints()
         case "long":
-            return _read_whole(step, places, places.read_longs())
+            return places.read_longs()
         case "float":
-            return _finish(step, places, places.read_floats(4))
+            return places.read_floats(4)
         case "double":
-            return _finish(step, places, places.read_floats(8))
+            return places.read_floats(8)
         case "enum":
-            return _read_enum(step, places)
+            chosen = places.read_index(len(step.symbols))
+            return None if step.type is None else pa.array(chosen, mask=places.broken)
     starts, stops = places.pass_fixed(step.size) if step.kind == "fixed" else places.pass_bytes()
-    if step.type is None:
-        return pa.nulls(len(places))
-    values = places.slice_bytes(starts, stops)
-    if step.kind == "fixed" and pa.types.is_string(step.type):
-        return _read_uuids(values)
-    column, bad = _convert_binary(values, step.type)
-    # Bytes read as text need not be UTF-8, which is only bad; a string that is not UTF-8 is broken.
-    flaws = places.broken if step.kind == "string" else places.bad
-    flaws |= bad
-    return column
+    return None if step.type is None else places.slice_bytes(starts, stops)
 
 
-def _convert_binary(values: pa.Array, target: pa.DataType) -> Converted:
-    """Convert n binary values, none of them null, as `convert_bytes` converts each."""
-    if pa.types.is_decimal(target):
-        return _read_decimals(values, target)
-    return cast_scalars(values, target)
-
-
-def _read_decimals(values: pa.Array, target: pa.DataType) -> Converted:
-    """Read big-endian numbers of up to eight bytes together, and longer ones one by one."""
-    lengths = pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
-    _, offsets, data = values.buffers()
-    if data is None or lengths.max(initial=0) > _WORD:
-        return _read_long_decimals(values, target)
-    starts = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values)]
-    padded = np.concatenate((np.frombuffer(data, np.uint8), np.zeros(_WORD, np.uint8)))
-    words = np.ndarray((len(padded) - _WORD + 1,), ">i8", padded, strides=(1,))
-    # The shift to the right removes the bytes after the number and extends its sign.
-    numbers = words[starts].astype(np.int64) >> (8 * (_WORD - np.maximum(lengths, 1)))
-    bad = lengths == 0
-    if target.precision < 19:
-        # Compare without the absolute value: the least 64-bit number has none.
-        bound = 10**target.precision
-        bad |= (numbers >= bound) | (numbers <= -bound)
-    halves = np.empty((len(values), 2), np.int64)
-    halves[:, 0], halves[:, 1] = numbers, numbers >> 63
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(halves))]
-    return keep(pa.Array.from_buffers(target, len(values), buffers), bad)
-
-
-def _read_long_decimals(values: pa.Array, target: pa.DataType) -> Converted:
-    read: list[bytes | str | Decimal | None] = []
-    for value in values.to_pylist():
-        try:
-            read.append(convert_bytes(value, target))
-        except ValueError:
-            read.append(None)
-    return find_bad(pa.array(read, target), values)
-
-
-def _read_uuids(values: pa.Array) -> pa.Array:
-    return pa.array([format_uuid(value.ljust(16, b"\0")) for value in values.to_pylist()])
-
-
-def _finish(step: Scalar, places: Places, values: npt.NDArray[np.generic]) -> pa.Array:
-    if step.type is None:
-        return pa.nulls(len(places))
-    with np.errstate(invalid="ignore"):  # A signalling NaN is a NaN like any other.
-        return pa.array(values.astype(step.type.to_pandas_dtype(), copy=False), step.type)
-
-
-def _read_whole(step: Scalar, places: Places, values: npt.NDArray[np.int64]) -> pa.Array:
-    if step.type is None or not pa.types.is_temporal(step.type):
-        return _finish(step, places, values)
-    if pa.types.is_date32(step.type):
-        return pa.array(values.astype(np.int32)).view(step.type)
-    times, over = step.scale
-    if times == 1:
-        return pa.array(values // over if over > 1 else values).view(step.type)
-    bad = _find_overflow(values, times)
-    if bad.any():
-        places.bad |= bad
-        scaled = np.where(bad, 0, values) * times
-        return pa.array(scaled, pa.int64(), mask=bad).view(step.type)
-    return pa.array(values * times).view(step.type)
-
-
-def _find_overflow(values: npt.NDArray[np.int64], times: int) -> Mask:
-    bounds = np.iinfo(np.int64)
-    overflow: Mask = (values > bounds.max // times) | (values < -(bounds.max // times))
-    return overflow
-
-
-def _read_enum(step: Scalar, places: Places) -> pa.Array:
-    chosen = places.read_index(len(step.symbols))
-    if step.type is None:
-        return pa.nulls(len(places))
-    symbols = pa.array(step.symbols, step.type)
-    read = symbols.take(pa.array(chosen, mask=places.broken))
-    if None in step.symbols:
-        places.bad |= to_mask(read.is_null())
-    return read
-
-
-def _read_repeated(step: Repeated, places: Places) -> pa.Array:
+def _read_repeated(step: Repeated, places: Places) -> Converted:
     """Read the first item of every row, then the second, and so on; then put them in order."""
     left = np.zeros(len(places), np.int64)
     sized_end = np.full(len(places), -1, np.int64)
     open_rows = np.arange(len(places))[~places.broken]
-    items: list[pa.Array] = []
-    keys: list[pa.Array] = []
-    owners: list[npt.NDArray[np.int64]] = []
-    lost = np.zeros(len(places), np.bool_)
+    items: list[Converted] = []
+    keys: list[Converted] = []
+    owners: list[Longs] = []
     for rounds in itertools.count():
         fresh = open_rows[left[open_rows] == 0]
         if len(fresh):
@@ -475,52 +361,24 @@ def _read_repeated(step: Repeated, places: Places) -> pa.Array:
         some = places.select(open_rows)
         if step.keyed:
             keys.append(_read_scalar(_KEY if step.type is not None else _PASSED_KEY, some))
-        found = read_block(step.item, some)
-        if some.bad.any():
-            # A list with a bad item that is null is null (semantics 13.13).
-            lost[open_rows] |= some.bad & to_mask(found.is_null())
-        items.append(found)
+        items.append(read_block(step.item, some))
         owners.append(open_rows)
         places.update(open_rows, some)
         left[open_rows] -= 1
         open_rows = open_rows[~places.broken[open_rows]]
     if step.type is None:
-        return pa.nulls(len(places))
-    made = _build_lists(step, places, owners, keys, items)
-    return keep(made, lost).column
+        return _SKIPPED
+    owner = np.concatenate(owners) if owners else np.zeros(0, np.int64)
+    order = np.argsort(owner, kind="stable")
+    lengths = np.bincount(owner, minlength=len(places))
+    if not step.keyed:
+        return step.build(lengths, [join_converted(items, order, step.type.value_type)])
+    entries = [
+        join_converted(keys, order, step.type.key_type),
+        join_converted(items, order, step.type.item_type),
+    ]
+    return step.build(lengths, entries)
 
 
 _KEY: Final = Scalar("string", pa.string())
 _PASSED_KEY: Final = Scalar("string")
-
-
-def _build_lists(
-    step: Repeated,
-    places: Places,
-    owners: list[npt.NDArray[np.int64]],
-    keys: list[pa.Array],
-    items: list[pa.Array],
-) -> pa.Array:
-    if not owners:
-        return pa.array([[]] * len(places), step.type)
-    owner = np.concatenate(owners)
-    order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner, minlength=len(places))
-    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
-    taken = pa.array(order)
-    values = pa.concat_arrays(items).take(taken)
-    if not step.keyed:
-        return pa.ListArray.from_arrays(offsets, values, type=step.type)
-    key = pa.concat_arrays(keys).take(taken)
-    _leave_repeated_keys(places, key, owner[order])
-    if key.null_count:
-        key = key.fill_null("")  # Only broken rows have null keys.
-    return pa.MapArray.from_arrays(offsets, key, values, type=step.type)
-
-
-def _leave_repeated_keys(places: Places, keys: pa.Array, owner: npt.NDArray[np.int64]) -> None:
-    """Leave maps in which a key occurs twice to `by_row`."""
-    codes = keys.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    pairs = owner * (len(codes) + 1) + codes
-    _, first, times = np.unique(pairs, return_index=True, return_counts=True)
-    places.by_row[owner[first[times > 1]]] = True

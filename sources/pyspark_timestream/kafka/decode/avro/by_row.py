@@ -1,16 +1,17 @@
 """Reads Avro payloads one by one: types that contain themselves, long arrays, and small blocks.
 
-Each plan's steps are turned into functions once. The results are the same as those of `by_block`.
+Each plan's steps are turned into functions once. A function appends the wire values of its step to
+a list; the lists become columns together, as in `by_block`, so the results are the same.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.kafka.decode.avro.resolution import (
+from pyspark_timestream.kafka.decode.avro.steps import (
     Again,
     Bad,
     Plan,
@@ -19,9 +20,9 @@ from pyspark_timestream.kafka.decode.avro.resolution import (
     Scalar,
     Step,
     Union,
-    convert_bytes,
-    format_uuid,
+    all_bad,
 )
+from pyspark_timestream.kafka.decode.convert import Converted, keep
 from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, TYPE, Reasons
 
 _MAX_DEPTH: Final = 100
@@ -29,8 +30,6 @@ _MAX_DEPTH: Final = 100
 
 _INT_BYTES: Final = 5
 _LONG_BYTES: Final = 10
-_INT_BOUND: Final = 2**31
-_LONG_BOUND: Final = 2**63
 _FLOAT: Final = struct.Struct("<f")
 _DOUBLE: Final = struct.Struct("<d")
 
@@ -39,16 +38,15 @@ _BROKEN: Final = (ValueError, IndexError, struct.error, RecursionError)
 
 
 class _Row:
-    """A payload that is being read: its bytes, and the place to read next."""
+    """A payload that is being read: its bytes, the place to read next, and the lists to fill."""
 
-    __slots__ = ("at", "bad", "budget", "data", "depth")
+    __slots__ = ("at", "budget", "columns", "data", "depth")
 
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at, self.depth, self.bad = data, 0, 0, False
+    def __init__(self, data: bytes, columns: list[list[Any]]) -> None:
+        self.data, self.at, self.depth, self.columns = data, 0, 0, columns
         self.budget = len(data)  # As in `by_block`: only items without bytes could be more.
 
-    def read_varint(self, most: int) -> int:
-        """Read a whole number that takes up to `most` bytes."""
+    def _read_varint(self, most_bytes: int, bound: int) -> int:
         data, at = self.data, self.at
         byte = data[at]
         number, shift = byte & 127, 7
@@ -57,39 +55,54 @@ class _Row:
             byte = data[at]
             number |= (byte & 127) << shift
             shift += 7
-            if shift > 7 * most:
+            if shift > 7 * most_bytes:
                 raise ValueError("a number has too many bytes")
         self.at = at + 1
-        return (number >> 1) ^ -(number & 1)
+        number = (number >> 1) ^ -(number & 1)
+        if not -bound <= number < bound:
+            raise ValueError("a number has too many bits")
+        return number
 
     def read_long(self) -> int:
-        """Read a long."""
-        number = self.read_varint(_LONG_BYTES)
-        if not -_LONG_BOUND <= number < _LONG_BOUND:
-            raise ValueError("a long has more than 64 bits")
-        return number
+        return self._read_varint(_LONG_BYTES, 2**63)
 
     def read_int(self) -> int:
-        """Read an int."""
-        number = self.read_varint(_INT_BYTES)
-        if not -_INT_BOUND <= number < _INT_BOUND:
-            raise ValueError("an int has more than 32 bits")
-        return number
+        return self._read_varint(_INT_BYTES, 2**31)
 
     def read_index(self, size: int) -> int:
-        """Read an index below `size`."""
         chosen = self.read_int()
         if not 0 <= chosen < size:
             raise ValueError("an index is out of range")
         return chosen
 
     def take(self, length: int) -> bytes:
-        """Take the next `length` bytes."""
         if not 0 <= length <= len(self.data) - self.at:
             raise ValueError("a length exceeds the payload")
         begin = self.at
         self.at += length
         return self.data[begin : self.at]
+
+    def read_bytes(self) -> bytes:
+        return self.take(self.read_long())
+
+    def read_boolean(self) -> bool:
+        byte = self.take(1)
+        if byte > b"\1":
+            raise ValueError("a boolean is neither 0 nor 1")
+        return byte == b"\1"
+
+    def read_block_header(self) -> tuple[int, int]:
+        """Read the header of an array's next block: its items, and its end or -1."""
+        count, end = self.read_long(), -1
+        if count < 0:
+            count, size = -count, self.read_long()
+            end = self.at + size
+            if not self.at <= end <= len(self.data):
+                raise ValueError("a block exceeds the payload")
+        self.budget -= count
+        if self.budget < 0:
+            raise ValueError("there are more items than the payload has bytes")
+        return count, end
 
 
 Reader = Callable[[_Row], Any]
@@ -99,38 +112,45 @@ class RowReader:
     """Reads payloads by one plan."""
 
     def __init__(self, plan: Plan) -> None:
-        self._type = plan.step.type if not isinstance(plan.step, Again) else None
-        self._recursive: dict[str, Reader] = dict.fromkeys(plan.recursive, _read_nothing)
+        self._plan, self._lists = plan, 0
+        self._recursive: dict[str, Reader] = {}
         for name, step in plan.recursive.items():
             self._recursive[name] = self._build(step)
         self._read = self._build(plan.step)
 
     def read(self, bodies: list[bytes]) -> tuple[pa.Array, Reasons]:
         """Read payloads; return also why each is malformed."""
-        values: list[Any] = []
-        reasons = np.full(len(bodies), FINE, np.uint8)
+        columns: list[list[Any]] = [[] for _ in range(self._lists)]
+        broken = np.zeros(len(bodies), np.bool_)
         for number, body in enumerate(bodies):
-            row = _Row(body)
+            sizes = [len(column) for column in columns]
+            row = _Row(body, columns)
             try:
-                value = self._read(row)
+                self._read(row)
                 if row.at != len(body):
                     raise ValueError("bytes are left over")
             except _BROKEN:
-                values.append(None)
-                reasons[number] = SYNTAX
-                continue
-            values.append(value)
-            if row.bad:
-                reasons[number] = TYPE
-        return pa.array(values, self._type), reasons
+                broken[number] = True
+                for column, size in zip(columns, sizes, strict=True):
+                    del column[size:]
+        found = _build_column(self._plan.step, iter(columns), int((~broken).sum()))
+        reasons = np.full(len(bodies), SYNTAX, np.uint8)
+        reasons[~broken] = np.where(found.bad, TYPE, FINE)
+        if not broken.any():
+            return found.column, reasons
+        return found.column.take(pa.array(np.cumsum(~broken) - 1, mask=broken)), reasons
+
+    def _add_list(self) -> int:
+        self._lists += 1
+        return self._lists - 1
 
     def _build(self, step: Step) -> Reader:
+        """Build the function of a step; the order of lists is that of `_build_column`."""
         match step:
             case Scalar():
-                return _build_scalar(step)
+                return self._build_scalar(step)
             case Record():
-                read = self._build_record(step)
-                return _limit_depth(read) if self._recursive else read
+                return self._build_record(step)
             case Union():
                 return self._build_union(step)
             case Repeated():
@@ -138,129 +158,76 @@ class RowReader:
             case Again(name):
                 return lambda row: self._recursive[name](row)
             case Bad():
-                return _pass_bad(self._build(step.step))
+                return self._build(step.step)
+
+    def _build_scalar(self, step: Scalar) -> Reader:
+        read = _choose_reader(step)
+        if step.type is None or step.kind == "null":
+            return read
+        at = self._add_list()
+        if step.is_text:
+            return lambda row: row.columns[at].append(read(row).decode())
+        return lambda row: row.columns[at].append(read(row))
 
     def _build_record(self, step: Record) -> Reader:
         readers = [self._build(field) for field, _ in step.fields]
-        if step.type is None:
 
-            def skip(row: _Row) -> None:
-                for each in readers:
-                    each(row)
+        def read(row: _Row) -> None:
+            for each in readers:
+                each(row)
 
-            return skip
-        names = [None if at is None else step.type.field(at).name for _, at in step.fields]
-        pairs = list(zip(names, readers, strict=True))
-        defaults = {
-            step.type.field(at).name: value[0].as_py() for at, value in step.defaults.items()
-        }
-        lacks = bool(step.missing)
+        def read_deeper(row: _Row) -> None:
+            row.depth += 1
+            if row.depth > _MAX_DEPTH:
+                raise ValueError("records are nested too deep")
+            read(row)
+            row.depth -= 1
 
-        def read(row: _Row) -> dict[str, Any]:
-            value = dict(defaults)
-            # A field that the writer lacks is bad if it has no default (semantics 13.9).
-            row.bad |= lacks
-            for name, each in pairs:
-                part = each(row)
-                if name is not None:
-                    value[name] = part
-            return value
-
-        return read
+        return read_deeper if self._plan.recursive else read
 
     def _build_union(self, step: Union) -> Reader:
+        at = self._add_list() if step.type is not None else None
         readers = [self._build(branch) for branch in step.branches]
-        return lambda row: readers[row.read_index(len(readers))](row)
+
+        def read(row: _Row) -> None:
+            chosen = row.read_index(len(readers))
+            if at is not None:
+                row.columns[at].append(chosen)
+            readers[chosen](row)
+
+        return read
 
     def _build_repeated(self, step: Repeated) -> Reader:
-        read_item, keyed, requested = self._build(step.item), step.keyed, step.type is not None
+        at = self._add_list() if step.type is not None else None
+        key = Scalar("string", None if at is None else pa.string())
+        read_key = self._build_scalar(key) if step.keyed else None
+        read_item = self._build(step.item)
 
-        def read(row: _Row) -> Any:
-            items: list[Any] = []
-            entries: dict[str, Any] = {}
-            # Clear the mark, to see which item sets it.
-            bad, is_lost, row.bad = row.bad, False, False
+        def read(row: _Row) -> None:
+            total = 0
             while True:
-                count = row.read_long()
+                count, end = row.read_block_header()
                 if count == 0:
-                    row.bad = bad
-                    # A list with a bad item that is null becomes null (semantics 13.13).
-                    return None if is_lost else list(entries.items()) if keyed else items
-                end = -1
-                if count < 0:
-                    count, size = -count, row.read_long()
-                    end = row.at + size
-                    if not row.at <= end <= len(row.data):
-                        raise ValueError("a block exceeds the payload")
-                row.budget -= count
-                if row.budget < 0:
-                    raise ValueError("there are more items than the payload has bytes")
+                    break
                 for _ in range(count):
-                    key = row.take(row.read_long()) if keyed else b""
-                    value = read_item(row)
-                    if row.bad:
-                        bad, row.bad = True, False
-                        is_lost |= value is None
-                    if requested and keyed:
-                        entries[key.decode()] = value
-                    elif requested:
-                        items.append(value)
+                    if read_key is not None:
+                        read_key(row)
+                    read_item(row)
                 if end not in (-1, row.at):
                     raise ValueError("a block is not as long as it says")
+                total += count
+            if at is not None:
+                row.columns[at].append(total)
 
         return read
 
 
-def _read_nothing(row: _Row) -> None:
-    """Stand in for a reader that has not been built yet."""
-
-
-def _pass_bad(read: Reader) -> Reader:
-    def read_bad(row: _Row) -> None:
-        read(row)
-        row.bad = True
-
-    return read_bad
-
-
-def _limit_depth(read: Reader) -> Reader:
-    def read_deeper(row: _Row) -> Any:
-        row.depth += 1
-        if row.depth > _MAX_DEPTH:
-            raise ValueError("records are nested too deep")
-        value = read(row)
-        row.depth -= 1
-        return value
-
-    return read_deeper
-
-
-def _build_scalar(step: Scalar) -> Reader:
-    read = _build_primitive(step)
-    if step.type is None or step.kind in ("null", "boolean"):
-        return read
-    if step.kind == "enum":
-        return lambda row: _fit(row, step.symbols[read(row)])
-    if step.kind == "string":
-        return read if pa.types.is_binary(step.type) else lambda row: read(row).decode()
-    if step.kind == "fixed" and pa.types.is_string(step.type):
-        return lambda row: format_uuid(read(row))
-    if step.kind in ("bytes", "fixed"):
-        return lambda row: _convert(row, read(row), step.type)
-    if pa.types.is_timestamp(step.type):
-        return lambda row: _scale(row, read(row), step.scale)
-    if pa.types.is_float32(step.type) and step.kind != "float":
-        # Via int64, as for a column of whole numbers: via a double it would be rounded twice.
-        return lambda row: float(np.int64(read(row)).astype(np.float32))
-    return (lambda row: float(read(row))) if pa.types.is_floating(step.type) else read
-
-
-def _build_primitive(step: Scalar) -> Reader:
+def _choose_reader(step: Scalar) -> Reader:
     match step.kind:
         case "null":
             return lambda row: None
         case "boolean":
-            return _read_boolean
+            return _Row.read_boolean
         case "int":
             return _Row.read_int
         case "long":
@@ -273,34 +240,31 @@ def _build_primitive(step: Scalar) -> Reader:
             return lambda row: row.read_index(len(step.symbols))
         case "fixed":
             return lambda row: row.take(step.size)
-    return lambda row: row.take(row.read_long())
+    return _Row.read_bytes
 
 
-def _read_boolean(row: _Row) -> bool:
-    byte = row.take(1)
-    if byte > b"\1":
-        raise ValueError("a boolean is neither 0 nor 1")
-    return byte == b"\1"
-
-
-def _fit(row: _Row, value: Any) -> Any:
-    if value is None:
-        row.bad = True
-    return value
-
-
-def _convert(row: _Row, data: bytes, target: pa.DataType) -> Any:
-    try:
-        return convert_bytes(data, target)
-    except ValueError:
-        row.bad = True
-        return None
-
-
-def _scale(row: _Row, number: int, scale: tuple[int, int]) -> int | None:
-    times, over = scale
-    scaled = number * times // over
-    if -_LONG_BOUND < scaled < _LONG_BOUND:
-        return scaled
-    row.bad = True
-    return None
+def _build_column(step: Step, lists: Iterator[list[Any]], rows: int) -> Converted:
+    """Build the column of a step with a type from its lists and those of the steps in it."""
+    match step:
+        case Scalar(kind="null"):
+            return keep(pa.nulls(rows, step.type))
+        case Scalar():
+            return step.convert(step.to_wire(next(lists)))
+        case Record():
+            placed = [(field, at) for field, at in step.fields if at is not None]
+            return step.build(rows, {at: _build_column(field, lists, rows) for field, at in placed})
+        case Union():
+            chosen = np.array(next(lists), np.int64)
+            counts = np.bincount(chosen, minlength=len(step.branches)).tolist()
+            branches = zip(step.branches, counts, strict=True)
+            found = [_build_column(branch, lists, count) for branch, count in branches]
+            return step.join(chosen, dict(enumerate(found)))
+        case Repeated():
+            lengths = np.array(next(lists), np.int64)
+            keys = [keep(pa.array(next(lists), pa.string()))] if step.keyed else []
+            items = _build_column(step.item, lists, int(lengths.sum()))
+            return step.build(lengths, [*keys, items])
+        case Bad():
+            return all_bad(rows, step.type)
+        case Again():
+            raise AssertionError("a type that contains itself is skipped")

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.avro.by_block import Places, can_read_block, read_block
+from pyspark_timestream.kafka.decode.avro.by_block import Places, read_block
 from pyspark_timestream.kafka.decode.avro.by_row import RowReader
-from pyspark_timestream.kafka.decode.avro.resolution import Plan, resolve
+from pyspark_timestream.kafka.decode.avro.resolution import resolve
 from pyspark_timestream.kafka.decode.avro.schemas import (
     AvroReader,
     ParsedSchema,
@@ -24,6 +24,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     find_name,
     parse_schema,
 )
+from pyspark_timestream.kafka.decode.avro.steps import Plan
 from pyspark_timestream.kafka.decode.convert import cast, to_instants
 from pyspark_timestream.kafka.decode.records import (
     FINE,
@@ -204,12 +205,12 @@ def _read_piece(codec: _Codec, requested: RequestedFields, bodies: pa.Array) -> 
 
 def _read_values(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
     """Read payloads as structs; malformed ones become null."""
-    if len(bodies) <= _FEW_BODIES or not can_read_block(codec.plan):
+    if len(bodies) <= _FEW_BODIES or codec.plan.recursive:
         return codec.rows.read(bodies.to_pylist())
     places = Places.of(bodies)
-    values = read_block(codec.plan.step, places)
+    values, bad = read_block(codec.plan.step, places)
     places.finish()
-    reasons = np.where(places.bad, TYPE, FINE).astype(np.uint8)
+    reasons = np.where(bad, TYPE, FINE).astype(np.uint8)
     reasons[places.broken] = SYNTAX
     singles = np.flatnonzero(places.by_row)
     order = np.arange(len(bodies))

@@ -1,7 +1,6 @@
 """Resolves a writer's schema with the requested part of the reader's, into steps of reading.
 
-Steps follow the bytes: one per type of the writer's schema, in its order. A step with a `type`
-reads values as that type, one without only skips the bytes. Fields match by name or by the reader's
+Fields match by name or by the reader's
 aliases; a field that the writer lacks gets the reader's default. Numbers are promoted as Avro says.
 Names of records, enums and fixed types may differ, except where a union has several of them. A
 timestamp keeps the writer's unit, whatever the reader's is.
@@ -14,10 +13,8 @@ differ in kind are refused (semantics 13.9).
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from typing import Any, Final, NamedTuple, TypeAlias
-from uuid import UUID  # noqa: TID251 - formats the ids of others, and makes none
+from dataclasses import replace
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -34,27 +31,18 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     read_as,
     time_unit,
 )
-
-
-def convert_bytes(data: bytes, target: pa.DataType) -> bytes | str | Decimal:
-    """Convert bytes to a decimal, text or binary.
-
-    Raises:
-        ValueError: they are not of type `target`.
-    """
-    if pa.types.is_decimal(target):
-        number = int.from_bytes(data, signed=True)
-        if not data or abs(number) >= 10**target.precision:
-            raise ValueError(f"{data!r} does not fit {target}")
-        sign, digits, _ = Decimal(number).as_tuple()
-        return Decimal((sign, digits, -target.scale))
-    return data.decode() if pa.types.is_string(target) else data
-
-
-def format_uuid(data: bytes) -> str:
-    """Format 16 bytes as a uuid."""
-    return str(UUID(bytes=data))
-
+from pyspark_timestream.kafka.decode.avro.steps import (
+    Again,
+    Bad,
+    Plan,
+    Record,
+    RecordField,
+    Repeated,
+    Scalar,
+    Step,
+    TypedStep,
+    Union,
+)
 
 _PROMOTIONS: Final = {
     "int": ("int", "long", "float", "double"),
@@ -75,99 +63,6 @@ _NUMBERS: Final = {
 """Numbers from narrow to wide, as types without logical ones."""
 
 _MAX_STEPS: Final = 100_000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scalar:
-    """Reads a scalar.
-
-    Attributes:
-        kind: the writer's type.
-        type: the type to read it as; None: skip it.
-        size: the size of a fixed value in bytes.
-        symbols: for each symbol of the writer's enum the reader's, None if it lacks it; without a
-            type, the writer's symbols.
-        scale: (multiply by, then divide by) for a timestamp in microseconds.
-    """
-
-    kind: str
-    type: pa.DataType | None = None
-    size: int = 0
-    symbols: tuple[str | None, ...] = ()
-    scale: tuple[int, int] = (1, 1)
-
-
-class RecordField(NamedTuple):
-    """A field of the writer's record: its step, and its place in the struct that is read."""
-
-    step: "Step"
-    place: int | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Record:
-    """Reads the fields of a record.
-
-    Attributes:
-        fields: the writer's fields.
-        type: the struct to read them as.
-        defaults: the defaults of fields that the writer lacks, by place.
-        missing: the places of fields that the writer lacks and that have no default.
-    """
-
-    fields: tuple[RecordField, ...]
-    type: pa.DataType | None = None
-    defaults: Mapping[int, pa.Array] = field(default_factory=dict)
-    missing: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Union:
-    """Reads the branch that the value names; `Bad` stands for one that the reader cannot hold."""
-
-    branches: tuple["Step", ...]
-    type: pa.DataType | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Repeated:
-    """Reads the blocks of an array; of a map if `keyed`."""
-
-    item: "Step"
-    keyed: bool
-    type: pa.DataType | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Again:
-    """Skips a value of a type that contains itself, given its name."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Bad:
-    """Skips a value that the reader's type cannot hold, and gives a null of `type`."""
-
-    step: "Step"
-    type: pa.DataType
-
-
-_TypedStep: TypeAlias = Scalar | Record | Union | Repeated | Bad
-Step: TypeAlias = _TypedStep | Again
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """The steps of reading a payload.
-
-    Attributes:
-        step: the first step, which reads a record.
-        recursive: name -> the step that `Again` refers to by this name.
-    """
-
-    step: Step
-    recursive: Mapping[str, Step]
 
 
 def resolve(writer: ParsedSchema, requested: Requested) -> Plan:
@@ -234,7 +129,7 @@ class _Resolver:
             return Scalar(kind, size=schema["size"])
         return Scalar(kind, symbols=tuple(schema["symbols"]) if kind == "enum" else ())
 
-    def read(self, what: str, schema: Schema, requested: Requested) -> "_TypedStep":
+    def read(self, what: str, schema: Schema, requested: Requested) -> TypedStep:
         """Build the step that reads values of `schema` as `requested`, or as a wider number."""
         found = self._writer.look_up(schema)
         if kind_of(found) == "union":
@@ -244,7 +139,7 @@ class _Resolver:
             )
         return self._read_one(what, found, _widen(requested, [found]))
 
-    def _read_one(self, what: str, found: Schema, requested: Requested) -> "_TypedStep":
+    def _read_one(self, what: str, found: Schema, requested: Requested) -> TypedStep:
         """Build the step for a schema that is not a union."""
         self._count()
         kind = kind_of(found)
@@ -265,7 +160,7 @@ class _Resolver:
         return _read_scalar(what, kind, found, requested)
 
     def _read_union(self, what: str, schemas: list[Schema], requested: Requested) -> Union:
-        steps: dict[int, _TypedStep] = {}
+        steps: dict[int, TypedStep] = {}
         nulls = [at for at, branch in enumerate(schemas) if branch == "null" and requested.nullable]
         for at, branch in enumerate(schemas):
             try:
@@ -449,8 +344,10 @@ def _convert_default(requested: Requested, default: Any) -> Any:
         data = default.encode("latin-1")
         if kind == "fixed" and len(data) != requested.schema["size"]:
             raise ValueError(f"{data!r} is not of its size")
-        is_uuid = kind == "fixed" and pa.types.is_string(requested.type)
-        return format_uuid(data) if is_uuid else convert_bytes(data, requested.type)
+        converted = Scalar(kind, requested.type).convert(pa.array([data], pa.binary()))
+        if converted.bad.any():
+            raise ValueError(f"{data!r} does not fit {requested.type}")
+        return converted.column[0].as_py()
     if kind in ("float", "double"):
         return float(default)
     if pa.types.is_timestamp(requested.type):
