@@ -35,8 +35,9 @@ from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
 from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
 from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
-from pyspark_timestream.kafka.decode.columns import Projection, default_schema, project
+from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.decode.payload import check_schemas, required_columns
+from pyspark_timestream.kafka.decode.records import Projection
 from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata

@@ -16,17 +16,22 @@ import pyarrow as pa
 
 from pyspark_timestream.core.instants import TICK_US, Instants, Mask, format_instant
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError, ViolationFound
-from pyspark_timestream.kafka.decode.columns import Projection
-from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
+from pyspark_timestream.kafka.decode.payload import (
+    ProcessedBlock,
+    build_cti_rows,
+    interleave_ctis,
+    read_payload,
+    required_columns,
+)
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     REASONS,
     RECORD_REASONS,
     ColumnSet,
+    Projection,
     ReadRange,
     RecordBlock,
 )
-from pyspark_timestream.kafka.decode.rows import ProcessedBlock, build_cti_rows, interleave_ctis
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions

@@ -32,7 +32,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     parse_schema,
     read_as,
 )
-from pyspark_timestream.kafka.decode.framing import HEADERS
+from pyspark_timestream.kafka.decode.formats import HEADERS
 from pyspark_timestream.kafka.decode.protobuf.descriptors import compile_reader, create_reader
 from pyspark_timestream.kafka.decode.records import read_header
 from pyspark_timestream.kafka.diagnosis.samples import split_name, suggests_secret

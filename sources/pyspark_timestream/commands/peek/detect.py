@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRegistryError
-from pyspark_timestream.kafka.decode.columns import METADATA
-from pyspark_timestream.kafka.decode.framing import (
+from pyspark_timestream.kafka.decode.formats import (
     HEADERS,
     FramedBlock,
     Writer,
@@ -23,7 +22,7 @@ from pyspark_timestream.kafka.decode.framing import (
     split_value_frames,
 )
 from pyspark_timestream.kafka.decode.protobuf.descriptors import find_message_name
-from pyspark_timestream.kafka.decode.records import RecordBlock
+from pyspark_timestream.kafka.decode.records import METADATA, RecordBlock
 from pyspark_timestream.kafka.diagnosis.samples import ValueForm, name_value_form, parse_object
 from pyspark_timestream.kafka.options.reading import Part
 from pyspark_timestream.kafka.options.schemas import (

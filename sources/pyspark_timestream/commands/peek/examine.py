@@ -32,12 +32,10 @@ from pyspark_timestream.commands.peek.detect import (
     list_keys,
 )
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
-from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, METADATA, default_schema, project
-from pyspark_timestream.kafka.decode.formats import check_fields, decode_part
-from pyspark_timestream.kafka.decode.framing import split_value_frames
-from pyspark_timestream.kafka.decode.payload import read_payload
-from pyspark_timestream.kafka.decode.records import REASONS, RequestedFields
-from pyspark_timestream.kafka.decode.rows import ProcessedBlock, interleave_ctis
+from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, default_schema, project
+from pyspark_timestream.kafka.decode.formats import check_fields, decode_part, split_value_frames
+from pyspark_timestream.kafka.decode.payload import ProcessedBlock, interleave_ctis, read_payload
+from pyspark_timestream.kafka.decode.records import METADATA, REASONS, RequestedFields
 from pyspark_timestream.kafka.diagnosis.samples import parse_object
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import read_registry_settings

@@ -20,8 +20,7 @@ from pyspark_timestream.kafka.client.bounded import (
 )
 from pyspark_timestream.kafka.client.config import new_logged_client
 from pyspark_timestream.kafka.client.errors import ClientLog
-from pyspark_timestream.kafka.decode.columns import METADATA
-from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 T = TypeVar("T")

@@ -4,12 +4,12 @@ The rules are semantics 1.2, 13.1, 13.2, 13.11 and 13.12.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
 
 from pyspark_timestream.errors import OptionError, SchemaRefused
+from pyspark_timestream.kafka.decode.records import METADATA, Projection
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
     PATH_FORM,
@@ -114,58 +114,8 @@ def _find_obstacle(path: Path, declared: Mapping[Path, pa.Field]) -> str:
     return ""
 
 
-_INSTANT: Final = pa.timestamp("us", tz="UTC")
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-
-METADATA: Final[dict[str, pa.DataType]] = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": _INSTANT,
-    "timestampType": pa.int32(),
-    "headers": _HEADERS,
-    "start_time": _INSTANT,
-    "end_time": _INSTANT,
-    "edge": pa.string(),
-    "violation": pa.string(),
-    "original_start_time": _INSTANT,
-    "original_end_time": _INSTANT,
-    "time_lower": _INSTANT,
-    "time_upper": _INSTANT,
-    "value_schema_id": pa.int32(),
-    "value_schema_name": pa.string(),
-    "cti": _INSTANT,
-}
-"""Every metadata column with its type, in the order of the default schema."""
-
 DEAD_LETTER: Final = {"payload": "", "reason": "_reason", "schema_id": "_schema_id"}
 """What a column says about a malformed payload -> its suffix after `columnNameOfCorruptRecord`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """The columns that a query requests.
-
-    Attributes:
-        schema: the output columns in order.
-        metadata: output column -> the metadata that it contains.
-        fields: the output columns that are fields of the value; each name is a path.
-        key_fields: the output columns that are fields of the key; each name is a path after
-            `keyPrefix`.
-        dead_letter: output column -> what it says about malformed payloads, a key of `DEAD_LETTER`.
-    """
-
-    schema: pa.Schema
-    metadata: Mapping[str, str]
-    fields: pa.Schema
-    key_fields: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    dead_letter: Mapping[str, str] = field(default_factory=dict)
-
-    def requests(self, name: str) -> bool:
-        """Return whether an output column contains the metadata `name`."""
-        return name in self.metadata.values()
 
 
 def default_schema(options: KafkaOptions) -> pa.Schema:

@@ -1,7 +1,7 @@
-"""Blocks of records and of their decoded fields, which all payload formats share."""
+"""Blocks of records and of their decoded fields, and the columns that a query requests."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,6 +12,56 @@ import pyarrow.compute as pc
 from pyspark_timestream.core.instants import Mask
 from pyspark_timestream.kafka.options.parsers import Path, parse_path
 from pyspark_timestream.kafka.ranges import Range
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+METADATA: Final[dict[str, pa.DataType]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": _INSTANT,
+    "timestampType": pa.int32(),
+    "headers": _HEADERS,
+    "start_time": _INSTANT,
+    "end_time": _INSTANT,
+    "edge": pa.string(),
+    "violation": pa.string(),
+    "original_start_time": _INSTANT,
+    "original_end_time": _INSTANT,
+    "time_lower": _INSTANT,
+    "time_upper": _INSTANT,
+    "value_schema_id": pa.int32(),
+    "value_schema_name": pa.string(),
+    "cti": _INSTANT,
+}
+"""Every metadata column with its type, in the order of the default schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The columns that a query requests.
+
+    Attributes:
+        schema: the output columns in order.
+        metadata: output column -> the metadata that it contains.
+        fields: the output columns that are fields of the value; each name is a path.
+        key_fields: the output columns that are fields of the key; each name is a path after
+            `keyPrefix`.
+        dead_letter: output column -> what it says about malformed payloads (semantics 13.11).
+    """
+
+    schema: pa.Schema
+    metadata: Mapping[str, str]
+    fields: pa.Schema
+    key_fields: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    dead_letter: Mapping[str, str] = field(default_factory=dict)
+
+    def requests(self, name: str) -> bool:
+        """Return whether an output column contains the metadata `name`."""
+        return name in self.metadata.values()
 
 
 class ColumnSet(NamedTuple):

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from pyspark_timestream.core.event_time import TIME_UNITS, read_number_times
 from pyspark_timestream.core.instants import PROBABLE_US, format_instant
-from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.records import (
@@ -25,6 +24,7 @@ from pyspark_timestream.kafka.decode.records import (
     REASONS,
     SYNTAX,
     DecodedBlock,
+    Projection,
     RecordBlock,
     RequestedFields,
 )

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import find_unused_unit, read_payload
-from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.decode.records import ColumnSet, Projection, RecordBlock
 from pyspark_timestream.kafka.diagnosis.causes import find_warnings
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.diagnosis.kinds import (

@@ -18,8 +18,8 @@ from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas
+from pyspark_timestream.kafka.decode.records import Projection
 from pyspark_timestream.kafka.diagnosis.kinds import recall_warnings
 from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.driver.bounds import PartitionCache, RunEnds, make_steady_clock

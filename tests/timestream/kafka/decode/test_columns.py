@@ -5,7 +5,8 @@ import pytest
 from timestream.builders import HEADERS, INSTANT, options, projection
 
 from pyspark_timestream.errors import OptionError, SchemaRefused
-from pyspark_timestream.kafka.decode.columns import METADATA, default_schema, project
+from pyspark_timestream.kafka.decode.columns import default_schema, project
+from pyspark_timestream.kafka.decode.records import METADATA
 
 SPARKS = {
     "key": pa.binary(),

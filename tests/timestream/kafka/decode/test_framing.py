@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.kafka.decode.framing import (
+from pyspark_timestream.kafka.decode.formats import (
     HEADERS,
     Writer,
     split_header_frames,

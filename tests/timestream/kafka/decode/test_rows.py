@@ -8,9 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
-from pyspark_timestream.kafka.decode import rows
-from pyspark_timestream.kafka.decode.payload import read_payload
-from pyspark_timestream.kafka.decode.rows import ProcessedBlock, build_cti_rows, interleave_ctis
+from pyspark_timestream.kafka.decode import payload as rows
+from pyspark_timestream.kafka.decode.payload import (
+    ProcessedBlock,
+    build_cti_rows,
+    interleave_ctis,
+    read_payload,
+)
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.step import step
 

@@ -24,8 +24,7 @@ from pyspark_timestream.errors import compose_message
 from pyspark_timestream.kafka.client.bounded import close_with_timeout
 from pyspark_timestream.kafka.client.consumer import MAX_BLOCK_RECORDS, ConsumerError, PollResult
 from pyspark_timestream.kafka.client.errors import ClientLog
-from pyspark_timestream.kafka.decode.columns import METADATA
-from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 _LOG: Final = logging.getLogger(__name__)

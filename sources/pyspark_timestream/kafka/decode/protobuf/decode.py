@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import Mask
 from pyspark_timestream.kafka.decode.convert import Longs
-from pyspark_timestream.kafka.decode.framing import FramedBlock, Writer
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     ProtobufReader,
     compile_reader,
@@ -47,8 +46,6 @@ from pyspark_timestream.kafka.decode.protobuf.plans import (
 )
 from pyspark_timestream.kafka.decode.records import (
     FINE,
-    FRAMING,
-    NAME,
     SYNTAX,
     TYPE,
     DecodedBlock,
@@ -336,28 +333,6 @@ class _Decoder(NamedTuple):
     blocks: BlockReader
     columns: list[tuple[list[str], Plan]]
     raw: dict[str, tuple[list[str], Plan]]
-
-
-def read_framed_protobuf(
-    reader: ProtobufReader,
-    requested: RequestedFields,
-    framed: FramedBlock,
-    find_message: Callable[[Writer], str | None],
-) -> DecodedBlock:
-    """Decode the bodies of `framed`; `find_message` names the message that a writer wrote.
-
-    A payload with another message than the reader's is malformed (reason `name`), and so is one
-    with message indexes that its schema lacks (reason `framing`). Errors of `find_message` pass.
-    """
-    reasons = framed.reasons
-    names = [find_message(writer) for writer in framed.writers]
-    wrong = [FINE if n == reader.message else FRAMING if n is None else NAME for n in names]
-    # The last entry stands for payloads without a writer.
-    found = np.array([*wrong, FINE], dtype=np.uint8)[framed.codes]
-    reasons = np.where(found == FINE, reasons, found)
-    block = read_protobuf(reader, requested, framed.bodies, reasons)
-    named = framed.name(names) if requested.names else None
-    return block._replace(schema_ids=framed.schema_ids, names=named)
 
 
 def read_protobuf(

@@ -23,8 +23,7 @@ from pyspark_timestream.kafka.client.native.consumer import (
     encode_columns,
     load_native_reader,
 )
-from pyspark_timestream.kafka.decode.columns import METADATA
-from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
 
 BUILD = Path(pyspark_timestream.__file__).parent / "kafka" / "client" / "native" / "build.py"
 EOF_CODE, TRANSPORT = -191, -195

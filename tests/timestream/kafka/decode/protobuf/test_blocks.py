@@ -94,8 +94,8 @@ import random, resource, sys, time
 sys.path.insert(0, sys.argv[1])
 import pyarrow as pa
 from pyspark_timestream.kafka.decode.records import RequestedFields
-from pyspark_timestream.kafka.decode.framing import split_value_frames
-from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf
+from pyspark_timestream.kafka.decode.formats import split_value_frames
+from pyspark_timestream.kafka.decode.formats import read_framed_protobuf
 from timestream.protobuf_schemas import natural_columns, rich_schema
 from timestream.protobuf_wire import HOSTILE, delimited, message, spoil, tag
 

@@ -16,8 +16,8 @@ from timestream.protobuf_schemas import (
 from timestream.protobuf_wire import delimited, tag
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.framing import Writer, split_value_frames
-from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf, read_protobuf
+from pyspark_timestream.kafka.decode.formats import Writer, read_framed_protobuf, split_value_frames
+from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
 from pyspark_timestream.kafka.decode.protobuf.descriptors import create_reader, find_message_name
 from pyspark_timestream.kafka.decode.records import FINE, FRAMING, NAME, TYPE, RequestedFields
 
