@@ -68,7 +68,7 @@ def convert(
     if pa.types.is_list(target):
         return convert_list(array, target, to(target.value_type))
     if pa.types.is_map(target):
-        return convert_map(array, target, to(target.key_type), to(target.item_type))
+        return _convert_map(array, target, to(target.key_type), to(target.item_type))
     return scalar(array, target)
 
 
@@ -78,7 +78,7 @@ def convert_list(array: pa.Array, target: pa.DataType, convert_item: Convert) ->
     return build_repeated(target, [items], list_lengths(array), to_mask(array.is_null()))
 
 
-def convert_map(
+def _convert_map(
     array: pa.Array, target: pa.DataType, convert_key: Convert, convert_item: Convert
 ) -> Converted:
     """Convert maps key by key and value by value."""
@@ -268,19 +268,6 @@ def _cast_times(array: pa.Array, target: pa.DataType) -> Converted:
     return Converted(pc.multiply(kept, 1_000_000 // per_second).view(target), bad)
 
 
-def to_instants(values: pa.Array) -> pa.Array:
-    """Return dates and timestamps as instants, for event times; other values as they are.
-
-    A time outside of the calendar becomes null; a timestamp without a zone counts as UTC.
-    """
-    if pa.types.is_date32(values.type):
-        values = _cast_times(values, values.type).column.cast(pa.timestamp("s"))
-    elif not pa.types.is_timestamp(values.type):
-        return values
-    local = pa.timestamp("us", tz=values.type.tz)
-    return _cast_times(values, local).column.view(pa.timestamp("us", tz="UTC"))
-
-
 def _cast_integers(array: pa.Array, target: pa.DataType) -> Converted:
     kept, bad = _limit(array, *_get_range(target))
     return Converted(kept.cast(target), bad)
@@ -289,15 +276,18 @@ def _cast_integers(array: pa.Array, target: pa.DataType) -> Converted:
 def _limit(array: pa.Array, first: int, last: int, numbers: pa.DataType | None = None) -> Converted:
     """Mark values outside of `first` to `last` as bad; the range may exceed that of the type."""
     seen = array if numbers is None else array.view(numbers)
-    lowest, highest = _get_range(seen.type)
+    least, largest = (bound.as_py() for bound in pc.min_max(seen).values())
+    if least is None or (least >= first and largest <= last):
+        return keep(array)
     bad = np.zeros(len(array), np.bool_)
-    if first > lowest:
+    if first > least:
         bad |= to_mask(pc.less(seen, pa.scalar(first, seen.type)))
-    if last < highest:
+    if last < largest:
         bad |= to_mask(pc.greater(seen, pa.scalar(last, seen.type)))
     return keep(array, bad)
 
 
+@functools.cache
 def _get_range(integers: pa.DataType) -> tuple[int, int]:
     info = np.iinfo(integers.to_pandas_dtype())
     return int(info.min), int(info.max)

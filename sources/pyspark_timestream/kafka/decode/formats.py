@@ -168,10 +168,10 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, requested: Requeste
         reader = _create_avro_reader(options.readers[rules.part])
         check_avro_columns(reader, requested.columns, requested.raw)
     if rules.format == "protobuf":
-        from pyspark_timestream.kafka.decode.protobuf.plans import check_protobuf_columns
+        from pyspark_timestream.kafka.decode.protobuf.plans import plan_fields
 
         message = _create_protobuf_reader(options.readers[rules.part])
-        check_protobuf_columns(message, requested.columns, requested.raw)
+        plan_fields(message, requested.columns, requested.raw)
 
 
 def have_own_unit(options: KafkaOptions, names: tuple[str, ...]) -> bool:

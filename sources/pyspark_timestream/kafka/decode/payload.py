@@ -173,31 +173,24 @@ def read_payload(
 def _read_events(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> Payload:
-    sides = {
-        rules.part: decode_part(
-            options,
-            rules,
-            fields,
-            block.values if rules.part == "value" else block.keys,
-            block.headers,
-        )
-        for rules, fields in _list_sides(options, projection)
-    }
-    parsed, keys = sides.get("value"), sides.get("key")
-    start_us, start_known = _read_times(options.start_time, options, block, parsed)
+    sides = {}
+    for rules, fields in _list_sides(options, projection):
+        payloads = block.values if rules.part == "value" else block.keys
+        sides[rules.part] = decode_part(options, rules, fields, payloads, block.headers)
+    values, keys = sides.get("value"), sides.get("key")
+    start_us, start_known = _read_times(options.start_time, options, block, values)
     valueless = _find_valueless(options, block)
     if options.end_time is None:
         events = Events(start_us, start_known, valueless=valueless)
-        return Payload(events, start_known, None, None, parsed, keys)
-    end_us, end_known = _read_times(options.end_time, options, block, parsed)
-    if options.edge is None:
-        events = Events(start_us, start_known & end_known, end_us, valueless=valueless)
-        return Payload(events, start_known, end_known, None, parsed, keys)
-    edges = _read_texts(options.edge, block, parsed)
-    is_start, is_end = _equals(edges, "start"), _equals(edges, "end")
-    readable = start_known & (is_start | (is_end & end_known))
+        return Payload(events, start_known, None, None, values, keys)
+    end_us, end_known = _read_times(options.end_time, options, block, values)
+    edges, is_end, readable = None, None, start_known & end_known
+    if options.edge is not None:
+        edges = _join_texts(_read_pieces(options.edge, block, values))
+        is_start, is_end = (to_mask(pc.equal(edges, word)) for word in ("start", "end"))
+        readable = start_known & (is_start | (is_end & end_known))
     events = Events(start_us, readable, end_us, is_end, valueless=valueless)
-    return Payload(events, start_known, end_known, edges, parsed, keys)
+    return Payload(events, start_known, end_known, edges, values, keys)
 
 
 def _find_valueless(options: KafkaOptions, block: RecordBlock) -> Mask | None:
@@ -224,16 +217,28 @@ def _read_record_times(options: KafkaOptions, block: RecordBlock) -> Instants | 
 
 
 def _read_writers(
-    source: TimeFrom | None, block: RecordBlock, parsed: DecodedBlock | None
+    source: TimeFrom | None, block: RecordBlock, values: DecodedBlock | None
 ) -> pa.Array | None:
     """Read the names of n records' writers; "" where none can be read."""
     if source is None:
         return None
+    names = [_name_writers(piece) for piece in _read_pieces(source, block, values)]
+    return pc.fill_null(_join_texts(names), "")
+
+
+def _read_pieces(
+    source: TimeFrom, block: RecordBlock, values: DecodedBlock | None
+) -> list[pa.Array]:
+    """Read a header of the records, or a field of their values, in consecutive pieces."""
     if source.kind == "header":
-        return pc.fill_null(read_header(block.headers, source.name), "")
-    pieces = parsed.raw[source.name] if parsed else []
-    names = [_name_writers(piece) for piece in pieces]
-    return pc.fill_null(pa.concat_arrays(names), "") if names else pa.array([], pa.string())
+        return [read_header(block.headers, source.name)]
+    return values.raw[source.name] if values else []
+
+
+def _join_texts(pieces: list[pa.Array]) -> pa.Array:
+    """Join pieces; those that are no texts become nulls."""
+    texts = [each if pa.types.is_string(each.type) else pa.nulls(len(each)) for each in pieces]
+    return pa.concat_arrays([*(each.cast(pa.string()) for each in texts), pa.nulls(0, pa.string())])
 
 
 def _name_writers(piece: pa.Array) -> pa.Array:
@@ -244,9 +249,7 @@ def _name_writers(piece: pa.Array) -> pa.Array:
     if pa.types.is_floating(piece.type):
         is_whole = pc.and_(pc.equal(piece, pc.floor(piece)), pc.less(pc.abs(piece), 2.0**53))
         piece = pc.if_else(is_whole, piece, None).cast(pa.int64())
-    if pa.types.is_string(piece.type) or pa.types.is_integer(piece.type):
-        return piece.cast(pa.string())
-    return pa.nulls(len(piece), pa.string())
+    return piece.cast(pa.string()) if pa.types.is_integer(piece.type) else piece
 
 
 def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
@@ -275,61 +278,36 @@ def _time_sources(options: KafkaOptions) -> list[TimeFrom]:
 def _choose_fields(options: KafkaOptions, projection: Projection | None) -> RequestedFields | None:
     """Return the fields of the values to parse; None if none is needed."""
     raw = tuple(dict.fromkeys(s.name for s in _time_sources(options) if s.kind == "field"))
-    columns = projection.fields if projection else pa.schema([])
-    if projection is None or options.value_format == "binary":
-        return RequestedFields(columns, raw) if raw or len(columns) else None
-    names = projection.requests("value_schema_name")
-    about = projection.dead_letter or names or projection.requests("value_schema_id")
+    columns, names, about = pa.schema([]), False, False
+    if projection is not None:
+        columns = projection.fields
+        is_parsed = options.value_format != "binary"
+        names = is_parsed and projection.requests("value_schema_name")
+        has_ids = is_parsed and projection.requests("value_schema_id")
+        about = names or has_ids or (is_parsed and bool(projection.dead_letter))
     return RequestedFields(columns, raw, names) if raw or len(columns) or about else None
-
-
-def _choose_key_fields(
-    options: KafkaOptions, projection: Projection | None
-) -> RequestedFields | None:
-    """Return the fields of the keys to parse; None if none is needed."""
-    if projection is None or not len(projection.key_fields):
-        return None
-    return RequestedFields(strip_key_prefix(options, projection.key_fields))
 
 
 def _list_sides(
     options: KafkaOptions, projection: Projection | None
 ) -> list[tuple[PayloadRules, RequestedFields]]:
     """List the sides of a record, value and key, that have fields to read."""
-    sides = (
-        (options.value_rules, _choose_fields(options, projection)),
-        (options.key_rules, _choose_key_fields(options, projection)),
-    )
-    return [(rules, fields) for rules, fields in sides if fields is not None]
+    fields = _choose_fields(options, projection)
+    sides = [] if fields is None else [(options.value_rules, fields)]
+    if projection is not None and len(projection.key_fields):
+        keyed = RequestedFields(strip_key_prefix(options, projection.key_fields))
+        sides.append((options.key_rules, keyed))
+    return sides
 
 
 def _read_times(
-    source: TimeFrom, options: KafkaOptions, block: RecordBlock, parsed: DecodedBlock | None
+    source: TimeFrom, options: KafkaOptions, block: RecordBlock, values: DecodedBlock | None
 ) -> Times:
     if source.kind == "timestamp":
         return read_record_times(block.timestamps_ms)
-    if source.kind == "header":
-        return read_text_times(read_header(block.headers, source.name), options.time_unit)
-    pieces = parsed.raw[source.name] if parsed else []
-    read = [read_value_times(piece, options.time_unit) for piece in pieces]
-    if not read:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
-    return np.concatenate([us for us, _ in read]), np.concatenate([known for _, known in read])
-
-
-def _read_texts(source: TimeFrom, block: RecordBlock, parsed: DecodedBlock | None) -> pa.Array:
-    if source.kind == "header":
-        return read_header(block.headers, source.name)
-    pieces = parsed.raw[source.name] if parsed else []
-    texts = [
-        piece if pa.types.is_string(piece.type) else pa.nulls(len(piece), pa.string())
-        for piece in pieces
-    ]
-    return pa.concat_arrays(texts) if texts else pa.array([], pa.string())
-
-
-def _equals(texts: pa.Array, word: str) -> Mask:
-    return to_mask(pc.equal(texts, word))
+    pieces = _read_pieces(source, block, values) or [pa.array([], pa.string())]
+    times, known = zip(*(read_value_times(each, options.time_unit) for each in pieces), strict=True)
+    return np.concatenate(times), np.concatenate(known)
 
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -175,6 +175,39 @@ class RequestedFields:
     def raw_paths(self) -> dict[str, Path]:
         """Return the path of each raw field, by its text."""
         return {text: parse_path(text) for text in self.raw}
+
+
+Tree: TypeAlias = dict[str, Any]
+"""The requested fields of an object by name: trees of objects, and leaves, whatever these are."""
+
+
+def nest(path: Path, leaf: Any) -> Tree:
+    """Make the tree that has only the leaf, or the tree, at `path`."""
+    for name in reversed(path[1:]):
+        leaf = {name: leaf}
+    return {path[0]: leaf}
+
+
+def find_conflict(tree: Tree, added: Tree) -> Path | None:
+    """Find a path where two trees have different leaves, or one of them a leaf and one a tree."""
+    for name in tree.keys() & added.keys():
+        node, inner = tree[name], added[name]
+        if isinstance(node, dict) and isinstance(inner, dict):
+            below = find_conflict(node, inner)
+            if below is not None:
+                return (name, *below)
+        elif node != inner:
+            return (name,)
+    return None
+
+
+def merge(tree: Tree, added: Tree) -> None:
+    """Add the fields of a tree without conflict to another."""
+    for name, inner in added.items():
+        if isinstance(inner, dict):
+            merge(tree.setdefault(name, {}), inner)
+        else:
+            tree[name] = inner
 
 
 class DecodedBlock(NamedTuple):

@@ -14,7 +14,7 @@ from pyspark_timestream.commands.peek.columns import (
 )
 from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, parse_avro_reader
 from pyspark_timestream.kafka.decode.protobuf.descriptors import create_reader
-from pyspark_timestream.kafka.decode.protobuf.plans import check_protobuf_columns
+from pyspark_timestream.kafka.decode.protobuf.plans import plan_fields
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 
 
@@ -109,7 +109,7 @@ def test_protobuf_types_are_those_of_the_columns_that_read_them():
     ]
     assert found.secrets == 2
     reader = create_reader(files.SerializeToString(), "p.M")
-    check_protobuf_columns(reader, found.fields)
+    plan_fields(reader, found.fields)
 
 
 @pytest.mark.parametrize(

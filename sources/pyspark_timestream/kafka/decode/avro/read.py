@@ -25,7 +25,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     parse_schema,
 )
 from pyspark_timestream.kafka.decode.avro.steps import Plan
-from pyspark_timestream.kafka.decode.convert import cast, to_instants
+from pyspark_timestream.kafka.decode.convert import cast
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     NAME,
@@ -196,10 +196,8 @@ def _read_piece(codec: _Codec, requested: RequestedFields, bodies: pa.Array) -> 
         converted = cast(pc.struct_field(values, path), column.type)
         columns.append(converted.column)
         reasons[converted.bad & (reasons == FINE)] = TYPE
-    raw = {
-        text: [to_instants(pc.struct_field(values, path))]
-        for text, path in requested.raw_paths().items()
-    }
+    paths = requested.raw_paths().items()
+    raw = {text: [pc.struct_field(values, path)] for text, path in paths}
     return DecodedBlock(columns, raw, reasons)
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pyspark_timestream.errors import MissingExtra, SchemaRefused
 from pyspark_timestream.kafka.decode.convert import can_cast
-from pyspark_timestream.kafka.decode.records import RequestedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields, Tree, merge, nest
 from pyspark_timestream.kafka.options.parsers import parse_path
 
 Schema = Any
@@ -264,9 +264,6 @@ def describe(schema: Schema) -> str:
 
 NO_DEFAULT: Final = object()
 
-Shape = dict[str, Any]
-"""The requested fields of a record by name, each with its shape; a list has its items' shape."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requested:
@@ -409,23 +406,17 @@ _NESTED: Final = {
 @functools.lru_cache(maxsize=100)
 def build_requested(reader: AvroReader, fields: RequestedFields) -> Requested:
     """Build the part of the reader's schema that `fields` need; `fields` have been checked."""
-    shape: Shape = {}
-    for column in fields.columns:
-        _add(shape, parse_path(column.name), _shape_of(column.type))
-    for name in fields.raw:
-        _add(shape, parse_path(name), {})
+    shape: Tree = {}
+    for path, column in zip(fields.column_paths(), fields.columns, strict=True):
+        merge(shape, nest(path, _shape_of(column.type)))
+    for path in fields.raw_paths().values():
+        merge(shape, nest(path, {}))
     parsed = reader.parse()
     return _build(parsed, parsed.schema, shape)
 
 
-def _add(shape: Shape, path: tuple[str, ...], inner: Shape) -> None:
-    for part in path:
-        shape = shape.setdefault(part, {})
-    for name, below in inner.items():
-        _add(shape, (name,), below)
-
-
-def _shape_of(target: pa.DataType) -> Shape:
+def _shape_of(target: pa.DataType) -> Tree:
+    """Return the fields in a type; a list or a map has those of its items."""
     if pa.types.is_struct(target):
         return {child.name: _shape_of(child.type) for child in target}
     if pa.types.is_list(target):

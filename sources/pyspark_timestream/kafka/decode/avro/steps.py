@@ -40,6 +40,7 @@ _NUMPY: Final = {
 """Types whose wire values are numpy arrays; those of an enum are its indices, others binary."""
 
 _WORD: Final = 8
+_MAX_LONG: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,7 +205,7 @@ def all_bad(rows: int, target: pa.DataType) -> Converted:
 def _scale(values: Longs, times: int, over: int, target: pa.DataType) -> Converted:
     if times == 1:
         return keep(pa.array(values // over if over > 1 else values).view(target))
-    largest = np.iinfo(np.int64).max // times
+    largest = _MAX_LONG // times
     bad = (values > largest) | (values < -largest)
     if not bad.any():
         return keep(pa.array(values * times).view(target))

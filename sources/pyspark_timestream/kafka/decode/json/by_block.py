@@ -15,7 +15,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +37,10 @@ from pyspark_timestream.kafka.decode.records import (
     TYPE,
     DecodedBlock,
     RequestedFields,
+    Tree,
+    find_conflict,
+    merge,
+    nest,
     to_mask,
     to_texts,
 )
@@ -123,9 +126,6 @@ def _may_hold_long_number(content: Bytes) -> bool:
     return bool(np.diff(others, prepend=-1, append=len(sample)).max() > _SAMPLED_DIGITS)
 
 
-_Tree = dict[str, "_Tree | pa.DataType"]
-"""The fields of an object by name: trees for objects, types for all others."""
-
 _ALIKE: Final = (pa.string(), pa.int64())
 """Types that are read alike as a column and as a raw field."""
 
@@ -137,32 +137,26 @@ class Place(NamedTuple):
     path: Path
 
 
-@dataclass(slots=True)
 class WireSchemas:
-    """The reads that the added fields need."""
-
-    _trees: list[_Tree]
+    """The reads that the added fields need: a tree of types each."""
 
     def __init__(self) -> None:
-        self._trees = [{}]
+        self._trees: list[Tree] = [{}]
 
     def add(self, path: Path, kind: pa.DataType) -> Place:
         """Add a field to the first read that it fits into; begin another if there is none."""
-        node: _Tree | pa.DataType = _to_node(kind)
-        for name in reversed(path):
-            node = {name: node}
-        assert isinstance(node, dict)
+        added = nest(path, _to_node(kind))
         for read, tree in enumerate(self._trees):
-            if _fits(tree, node):
-                _merge(tree, node)
+            if find_conflict(tree, added) is None:
+                merge(tree, added)
                 return Place(read, path)
-        self._trees.append(node)
+        self._trees.append(added)
         return Place(len(self._trees) - 1, path)
 
     def find(self, path: Path) -> Place | None:
         """Find an added field that has the same values as a raw field."""
         for read, tree in enumerate(self._trees):
-            node: _Tree | pa.DataType | None = tree
+            node: Tree | pa.DataType | None = tree
             for name in path:
                 node = node.get(name) if isinstance(node, dict) else None
             if node is not None and not isinstance(node, dict) and node in _ALIKE:
@@ -185,35 +179,18 @@ def take_field(tables: list[pa.Table], place: Place) -> pa.Array:
     return column.combine_chunks()
 
 
-def _to_node(kind: pa.DataType) -> _Tree | pa.DataType:
+def _to_node(kind: pa.DataType) -> Tree | pa.DataType:
     if not pa.types.is_struct(kind):
         return kind
-    tree: _Tree = {field.name: _to_node(field.type) for field in kind}
+    tree = {field.name: _to_node(field.type) for field in kind}
     # A path leads into no struct without fields or with two of one name, so it stays a type.
     return tree if len(tree) == kind.num_fields > 0 else kind
 
 
-def _to_type(node: _Tree | pa.DataType) -> pa.DataType:
+def _to_type(node: Tree | pa.DataType) -> pa.DataType:
     if not isinstance(node, dict):
         return node
     return pa.struct([(name, _to_type(inner)) for name, inner in node.items()])
-
-
-def _fits(tree: _Tree, added: _Tree) -> bool:
-    both = [(tree[name], inner) for name, inner in added.items() if name in tree]
-    return all(
-        _fits(node, inner) if isinstance(node, dict) and isinstance(inner, dict) else node == inner
-        for node, inner in both
-    )
-
-
-def _merge(tree: _Tree, added: _Tree) -> None:
-    for name, inner in added.items():
-        node = tree.get(name)
-        if isinstance(node, dict) and isinstance(inner, dict):
-            _merge(node, inner)
-        else:
-            tree[name] = inner
 
 
 MAX_SINGLE_VALUES: Final = 32

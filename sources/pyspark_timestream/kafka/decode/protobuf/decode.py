@@ -34,15 +34,11 @@ from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     import_libraries,
 )
 from pyspark_timestream.kafka.decode.protobuf.plans import (
-    Plan,
-    Tree,
+    Plans,
     comes_in_pieces,
-    find_path,
     is_map_entry,
     name_field,
-    nest_plans,
-    plan_columns,
-    plan_raw_fields,
+    plan_fields,
 )
 from pyspark_timestream.kafka.decode.records import (
     FINE,
@@ -51,6 +47,7 @@ from pyspark_timestream.kafka.decode.records import (
     DecodedBlock,
     Reasons,
     RequestedFields,
+    Tree,
     join_blocks,
     split_pieces,
     to_mask,
@@ -203,27 +200,18 @@ class BlockReader(NamedTuple):
     always_rewrite: bool = False
 
 
-class MessageBlock(NamedTuple):
-    """n parsed messages.
+def parse_block(reader: BlockReader, messages: pa.Array) -> tuple[pa.Array | None, Mask]:
+    """Parse n binary messages, none of them null.
 
-    Attributes:
-        rows: m structs of the requested fields, one per well-formed message; None if none is
-            requested.
-        fine: n booleans: the message is well-formed.
+    Return the requested fields of the well-formed messages as structs, None if none is requested;
+    and n booleans: the message is well-formed.
     """
-
-    rows: pa.Array | None
-    fine: Mask
-
-
-def parse_block(reader: BlockReader, messages: pa.Array) -> MessageBlock:
-    """Parse n binary messages, none of them null."""
     found: list[pa.Array] = []
     pieces = split_pieces(messages, _MAX_ROWS, _MAX_BYTES)
     fine = np.concatenate([np.ones(0, np.bool_), *(_parse_piece(reader, p, found) for p in pieces)])
     if reader.handler is None:
-        return MessageBlock(None, fine)
-    return MessageBlock(pa.concat_arrays(found or [_to_rows(reader.handler, b"", 0)]), fine)
+        return None, fine
+    return pa.concat_arrays(found or [_to_rows(reader.handler, b"", 0)]), fine
 
 
 def _parse_piece(reader: BlockReader, messages: pa.Array, found: list[pa.Array]) -> Mask:
@@ -327,14 +315,6 @@ def _to_rows(handler: Any, data: bytes | memoryview, rows: int) -> pa.Array:
     return found
 
 
-class _Decoder(NamedTuple):
-    """The decoding of requested fields, each with its path in the rows that ptars returns."""
-
-    blocks: BlockReader
-    columns: list[tuple[list[str], Plan]]
-    raw: dict[str, tuple[list[str], Plan]]
-
-
 def read_protobuf(
     reader: ProtobufReader,
     requested: RequestedFields,
@@ -343,48 +323,38 @@ def read_protobuf(
 ) -> DecodedBlock:
     """Decode n binary messages; a null becomes a row of nulls and is not malformed.
 
-    Args:
-        reader: the message to read.
-        requested: its fields to read.
-        bodies: n binary.
-        reasons: n numbers: why a payload is already malformed, so that it is not read; None: none.
+    `reasons` are why payloads are already malformed, so that they are not read; None: none is.
     """
-    decoder = _create_decoder(reader, requested)
+    blocks, plans = _create_decoder(reader, requested)
     n = len(bodies)
     reasons = np.zeros(n, dtype=np.uint8) if reasons is None else reasons.copy()
     rows = np.flatnonzero(to_mask(bodies.is_valid()) & (reasons == FINE))
-    parsed = parse_block(decoder.blocks, bodies if len(rows) == n else bodies.take(pa.array(rows)))
-    reasons[rows[~parsed.fine]] = SYNTAX
-    rows = rows[parsed.fine]
+    parsed, fine = parse_block(blocks, bodies if len(rows) == n else bodies.take(pa.array(rows)))
+    reasons[rows[~fine]] = SYNTAX
+    rows = rows[fine]
     order = np.full(n, -1, dtype=np.int64)
     order[rows] = np.arange(len(rows))
-    columns, raw, of_rows = [], {}, np.full(len(rows), FINE, np.uint8)
-    for path, plan in decoder.columns:
-        converted = plan.convert(pc.struct_field(parsed.rows, path))
+    columns, of_rows = [], np.full(len(rows), FINE, np.uint8)
+    for plan in plans.columns:
+        converted = plan.read(parsed)
         columns.append(converted.column)
         of_rows[converted.bad] = TYPE
-    for name, (path, plan) in decoder.raw.items():
-        raw[name] = [plan.convert(pc.struct_field(parsed.rows, path)).column]
+    raw = {name: [plan.read(parsed).column] for name, plan in plans.raw.items()}
     return join_blocks(requested, [DecodedBlock(columns, raw, of_rows)], order, reasons)
 
 
 @functools.lru_cache(maxsize=64)
-def _create_decoder(reader: ProtobufReader, requested: RequestedFields) -> _Decoder:
+def _create_decoder(
+    reader: ProtobufReader, requested: RequestedFields
+) -> tuple[BlockReader, Plans]:
     message, block_class = compile_reader(reader)
-    columns = plan_columns(reader, requested.columns)
-    raw = plan_raw_fields(reader, requested.raw)
-    tree = nest_plans([*zip(requested.columns.names, columns, strict=True), *raw.items()])
+    plans = plan_fields(reader, requested.columns, requested.raw)
+    if not plans.tree:
+        return BlockReader(block_class, None), plans
     blocks = BlockReader(
         block_class,
-        create_handler(message, tree) if tree else None,
-        _create_rewriter(message, tree) if tree else None,
-        _needs_rewriting(message, tree),
+        create_handler(message, plans.tree),
+        _create_rewriter(message, plans.tree),
+        _needs_rewriting(message, plans.tree),
     )
-    return _Decoder(
-        blocks,
-        [
-            (find_path(message, name), plan)
-            for name, plan in zip(requested.columns.names, columns, strict=True)
-        ],
-        {name: (find_path(message, name), plan) for name, plan in raw.items()},
-    )
+    return blocks, plans

@@ -103,7 +103,7 @@ def _parse_file(name: str, data: bytes) -> Any:
     try:
         decoded = base64.b64decode(data) if _BASE64.fullmatch(data) else data
         file = libraries.descriptor_pb2.FileDescriptorProto.FromString(decoded)
-    except (binascii.Error, _decode_error()) as error:
+    except (binascii.Error, import_libraries().DecodeError) as error:
         what = f"the imported schema '{name}'" if name else "the schema"
         raise SchemaRefused(
             f"{what} is not a compiled Protobuf file",
@@ -124,7 +124,7 @@ def normalize(descriptor_set: bytes, message: str) -> bytes:
     libraries = import_libraries()
     try:
         proto = libraries.descriptor_pb2.FileDescriptorSet.FromString(descriptor_set)
-    except _decode_error() as error:
+    except import_libraries().DecodeError as error:
         raise SchemaRefused(
             "the Protobuf descriptor is not a descriptor set",
             "a FileDescriptorSet",
@@ -144,13 +144,6 @@ def normalize(descriptor_set: bytes, message: str) -> bytes:
     ordered = _order(files, homes[:1])
     normal.file.extend(_strip(file) for file in ordered if not _is_granted(file.name))
     return bytes(normal.SerializeToString(deterministic=True))
-
-
-def list_messages(descriptor_set: bytes) -> list[str]:
-    """List the full names of the messages in a set, except those in Protobuf's own files."""
-    proto = import_libraries().descriptor_pb2.FileDescriptorSet.FromString(descriptor_set)
-    own = [file for file in proto.file if not _is_granted(file.name)]
-    return [name for file in own for name in _messages(file)]
 
 
 def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
@@ -239,11 +232,6 @@ def _walk(file: Any) -> Iterator[tuple[str, Any]]:
 def _messages(file: Any) -> list[str]:
     """List the full names of the messages of `file`, except entries of maps."""
     return [name for name, message in _walk(file) if not message.options.map_entry]
-
-
-def _decode_error() -> type[Exception]:
-    error: type[Exception] = import_libraries().DecodeError
-    return error
 
 
 GROUP: Final = "group "

@@ -3,9 +3,7 @@
 Planning happens once, and refuses a type that the field cannot be read as.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +16,20 @@ from pyspark_timestream.kafka.decode.convert import (
     Convert,
     Converted,
     Longs,
+    build_repeated,
     build_struct,
     can_cast,
     cast_scalars,
     convert_list,
-    convert_map,
     keep,
-    to_instants,
 )
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     GROUP,
     ProtobufReader,
     compile_reader,
 )
-from pyspark_timestream.kafka.decode.records import to_mask
-from pyspark_timestream.kafka.options.parsers import parse_path
-
-Tree: TypeAlias = dict[str, Any]
-"""The needed fields of a message -> each one's tree; None: a scalar, or a message as bytes."""
+from pyspark_timestream.kafka.decode.records import Tree, find_conflict, merge, nest, to_mask
+from pyspark_timestream.kafka.options.parsers import Path, parse_path
 
 _SCALARS: Final = (
     ("double", pa.float64()),
@@ -140,12 +134,30 @@ _TIMES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The parts of a field that a column needs, and the conversion to the column."""
+class Plan(NamedTuple):
+    """How to read a field.
+
+    Attributes:
+        tree: the fields of it that are read; None: it is a scalar, or a message as bytes.
+        convert: converts it.
+        path: its place in the rows that ptars returns.
+    """
 
     tree: Tree | None
     convert: Convert
+    path: tuple[str, ...] = ()
+
+    def read(self, rows: pa.Array) -> Converted:
+        """Read the field of n rows."""
+        return self.convert(pc.struct_field(rows, self.path))
+
+
+class Plans(NamedTuple):
+    """The plans of the requested columns and of raw fields, and all fields that these need."""
+
+    columns: list[Plan]
+    raw: dict[str, Plan]
+    tree: Tree
 
 
 class Misfit(Exception):
@@ -191,16 +203,6 @@ def name_field(field: Any) -> str:
     return f"f{field.number}"
 
 
-def find_path(message: Any, name: str) -> list[str]:
-    """Translate the path `name`, which has been planned, to one in the rows that ptars returns."""
-    path = []
-    for step in parse_path(name):
-        field = message.fields_by_name[step]
-        path.append(name_field(field))
-        message = field.message_type
-    return path
-
-
 def _plan_field(field: Any, target: pa.DataType) -> Plan:
     """Plan the reading of `field` as `target`."""
     _check_readable(field)
@@ -212,7 +214,7 @@ def _plan_field(field: Any, target: pa.DataType) -> Plan:
         tree: Tree = {"key": None, "value": values.tree}
         return Plan(
             tree,
-            lambda array: convert_map(_sort_entries(array), target, keys.convert, values.convert),
+            lambda array: _convert_entries(array, target, keys.convert, values.convert),
         )
     if field.is_repeated:
         if not pa.types.is_list(target):
@@ -229,8 +231,7 @@ def _plan_raw(field: Any) -> Plan:
     if not field.is_repeated and field.type == field.TYPE_MESSAGE:
         name = field.message_type.full_name
         if name in (_TIMESTAMP, _DATE):
-            plan = _plan_field(field, _TIMES[name].type)
-            return Plan(plan.tree, lambda array: keep(to_instants(plan.convert(array).column)))
+            return _plan_field(field, _TIMES[name].type)
         if name in _WRAPPERS:
             found = field.message_type.fields_by_name["value"]
     kind = _SCALARS[found.type - 1][1]
@@ -255,17 +256,18 @@ def _check_readable(field: Any) -> None:
         raise Misfit(f"'{field.full_name}' is a group, which is not read", "another field")
 
 
-def _sort_entries(array: pa.Array) -> pa.Array:
+def _convert_entries(
+    array: pa.Array, target: pa.DataType, convert_key: Convert, convert_item: Convert
+) -> Converted:
     """Make maps of repeated entries, sorted by key, since Google's library promises no order."""
     entries = array.flatten()
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     keys = pc.struct_field(entries, "f1")
     table = pa.table({"row": np.repeat(np.arange(len(array)), lengths), "key": keys})
     order = pc.sort_indices(table, sort_keys=[("row", "ascending"), ("key", "ascending")])
-    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-    items = pc.struct_field(entries, "f2").take(order)
-    mask = array.is_null() if array.null_count else None
-    return pa.MapArray.from_arrays(offsets, keys.take(order), items, mask=mask)
+    sorted_keys = convert_key(keys.take(order))
+    items = convert_item(pc.struct_field(entries, "f2").take(order))
+    return build_repeated(target, [sorted_keys, items], lengths, to_mask(array.is_null()))
 
 
 def _name_enums(numbers: pa.Array, names: dict[int, str]) -> pa.Array:
@@ -389,85 +391,54 @@ def _list_targets(field: Any) -> str:
     return "a float or a double" if pa.types.is_floating(kind) else "a boolean"
 
 
-def check_protobuf_columns(
-    reader: ProtobufReader, columns: pa.Schema, raw: tuple[str, ...] = ()
-) -> None:
-    """Check that the payloads of `reader` can be read as `columns`, and times from `raw`.
+def plan_fields(reader: ProtobufReader, columns: pa.Schema, raw: tuple[str, ...] = ()) -> Plans:
+    """Plan the reading of payloads of `reader` as `columns`, and of times from the fields `raw`.
 
     Raises:
-        SchemaRefused: a column names no field, or has a type that the field cannot be read as.
+        SchemaRefused: a column names no field, or has a type that the field cannot be read as; or
+            one column reads a message's fields, and another one reads it as bytes.
     """
-    planned = zip(columns.names, plan_columns(reader, columns), strict=True)
-    nest_plans([*planned, *plan_raw_fields(reader, raw).items()])
-
-
-def plan_columns(reader: ProtobufReader, columns: pa.Schema) -> list[Plan]:
-    """Plan the reading of `columns` in order; raise SchemaRefused if one cannot be read."""
-    return [
-        _plan(f"column '{column.name}'", reader, column.name, column.type) for column in columns
-    ]
-
-
-def plan_raw_fields(reader: ProtobufReader, names: tuple[str, ...]) -> dict[str, Plan]:
-    """Plan the reading of fields for event times; raise SchemaRefused if one cannot be read."""
-    return {name: _plan(f"field '{name}'", reader, name, None) for name in names}
-
-
-def nest_plans(plans: Iterable[tuple[str, Plan]]) -> Tree:
-    """Return the message's fields that the columns need, given each column's path and plan.
-
-    Raises:
-        SchemaRefused: one column reads a message's fields, and another one reads it as bytes.
-    """
-    merged: Tree = {}
-    for name, plan in plans:
-        *parents, last = parse_path(name)
-        tree: Tree = {last: plan.tree}
-        for parent in reversed(parents):
-            tree = {parent: tree}
-        _merge(merged, tree, ())
-    return merged
-
-
-def _merge(merged: Tree, tree: Tree, path: tuple[str, ...]) -> None:
-    for name, inner in tree.items():
-        kept: Tree | None = merged.setdefault(name, None if inner is None else {})
-        if (kept is None) != (inner is None):
+    planned = [_plan(f"column '{each.name}'", reader, each.name, each.type) for each in columns]
+    plans = Plans(planned, {name: _plan(f"field '{name}'", reader, name) for name in raw}, {})
+    for name, plan in [*zip(columns.names, planned, strict=True), *plans.raw.items()]:
+        tree = nest(parse_path(name), plan.tree)
+        conflict = find_conflict(plans.tree, tree)
+        if conflict is not None:
             raise SchemaRefused(
-                f"field '{'.'.join((*path, name))}' is read as binary, and also as a struct or by "
-                "its fields",
+                f"field '{'.'.join(conflict)}' is read as binary, and also as a struct or by its "
+                "fields",
                 "one of them",
                 "leave one of the columns out",
             )
-        if kept is not None:
-            _merge(kept, inner, (*path, name))
+        merge(plans.tree, tree)
+    return plans
 
 
-def _plan(what: str, reader: ProtobufReader, name: str, target: pa.DataType | None) -> Plan:
+def _plan(what: str, reader: ProtobufReader, name: str, target: pa.DataType | None = None) -> Plan:
     """Plan the field at `name`; without a target, as event times. Errors begin with `what`."""
     try:
-        field = _find_field(reader, name)
-        return _plan_raw(field) if target is None else _plan_field(field, target)
+        fields = _find_fields(reader, parse_path(name))
+        plan = _plan_raw(fields[-1]) if target is None else _plan_field(fields[-1], target)
     except Misfit as misfit:
         raise SchemaRefused(
             f"{what} cannot be read: {misfit.problem}",
             misfit.accepts,
             "declare one of these, or leave it out",
         ) from None
+    return plan._replace(path=tuple(map(name_field, fields)))
 
 
-def _find_field(reader: ProtobufReader, name: str) -> Any:
-    """Find the field at the path `name`; all parents must be single messages."""
-    message, field = compile_reader(reader).descriptor, None
-    for step in parse_path(name):
-        if field is not None:
-            _check_readable(field)
-            if field.type != field.TYPE_MESSAGE or field.is_repeated:
-                raise Misfit(
-                    f"'{field.full_name}' is {_describe_type(field)}, which is not a single "
-                    "message",
-                    "a path through single messages",
-                )
-            message = field.message_type
-        field = _get_field(message, step)
-    return field
+def _find_fields(reader: ProtobufReader, path: Path) -> list[Any]:
+    """Find the fields along a path; all parents must be single messages."""
+    message = compile_reader(reader).descriptor
+    fields = [_get_field(message, path[0])]
+    for name in path[1:]:
+        parent = fields[-1]
+        _check_readable(parent)
+        if parent.type != parent.TYPE_MESSAGE or parent.is_repeated:
+            raise Misfit(
+                f"'{parent.full_name}' is {_describe_type(parent)}, which is not a single message",
+                "a path through single messages",
+            )
+        fields.append(_get_field(parent.message_type, name))
+    return fields

@@ -40,8 +40,9 @@ def number(i):
 
 
 def parse(messages, handler=HANDLER):
-    found = parse_block(BlockReader(COMPILED.block_class, handler), pa.array(messages, pa.binary()))
-    return found.rows.field("f1").to_pylist(), found.fine.tolist()
+    reader = BlockReader(COMPILED.block_class, handler)
+    rows, fine = parse_block(reader, pa.array(messages, pa.binary()))
+    return rows.field("f1").to_pylist(), fine.tolist()
 
 
 @pytest.mark.parametrize("error", [Panic(), ValueError(), RuntimeError()])

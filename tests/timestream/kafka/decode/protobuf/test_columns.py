@@ -12,7 +12,7 @@ from timestream.protobuf_schemas import (
 )
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.protobuf.plans import check_protobuf_columns
+from pyspark_timestream.kafka.decode.protobuf.plans import plan_fields
 
 LABELS, LABELS_ENTRY = map_field(".m.M", "labels", 3, "string", "int32")
 READER = Schema(
@@ -41,7 +41,7 @@ READER = Schema(
 
 def refusal(name, kind):
     with pytest.raises(SchemaRefused) as caught:
-        check_protobuf_columns(READER, pa.schema([("i", pa.int64()), (name, kind)]))
+        plan_fields(READER, pa.schema([("i", pa.int64()), (name, kind)]))
     return str(caught.value)
 
 
@@ -101,13 +101,13 @@ def test_columns_that_fit_are_accepted():
             ("on", pa.struct([("day", pa.int32())])),
         ]
     )
-    check_protobuf_columns(READER, columns, ("at", "on", "i", "color", "count", "place.x", "s"))
+    plan_fields(READER, columns, ("at", "on", "i", "color", "count", "place.x", "s"))
 
 
 @pytest.mark.parametrize("name", ["raw", "flag", "place", "places", "labels", "nothing"])
 def test_an_event_time_that_is_no_time_text_or_number_is_refused(name):
     with pytest.raises(SchemaRefused, match=f"field '{name}' cannot be read: "):
-        check_protobuf_columns(READER, pa.schema([]), (name,))
+        plan_fields(READER, pa.schema([]), (name,))
 
 
 def test_a_message_is_not_read_as_binary_and_by_its_fields_at_once():
@@ -115,4 +115,4 @@ def test_a_message_is_not_read_as_binary_and_by_its_fields_at_once():
     with pytest.raises(
         SchemaRefused, match="field 'place' is read as binary, and also as a struct"
     ):
-        check_protobuf_columns(READER, columns)
+        plan_fields(READER, columns)
