@@ -316,8 +316,8 @@ def test_raw_fields_are_texts_numbers_and_times():
     assert read_raw(payloads, "color") == (pa.string(), ["GREEN", None, "RED"])
     assert read_raw(payloads, "count") == (pa.int64(), [6, None, None])
     assert read_raw(payloads, "at") == (INSTANT, [None] * 3)
-    day = datetime.datetime(2024, 2, 29, tzinfo=UTC)
-    assert read_raw([write(on={"year": 2024, "month": 2, "day": 29})], "on") == (INSTANT, [day])
+    day = datetime.date(2024, 2, 29)
+    assert read_raw([write(on={"year": 2024, "month": 2, "day": 29})], "on") == (pa.date32(), [day])
 
 
 def test_a_raw_field_that_is_unreadable_is_null_and_not_malformed():
