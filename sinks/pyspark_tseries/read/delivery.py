@@ -13,9 +13,10 @@ delivers all events of a series, in the order of sequences.
 """
 
 import bisect
+import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -38,8 +39,8 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.columns import query_schema, result_schema, show_columns, table_schema
 from pyspark_tseries.model.commits import CommitMark, CtiRecord
-from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained
-from pyspark_tseries.model.series_index import STATE_COLUMNS, CommitMetadata, SeriesIndex
+from pyspark_tseries.model.ranges import RetainedRange, min_retained
+from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.head_files import load_partial_index
 from pyspark_tseries.storage.location import Location
@@ -85,36 +86,24 @@ class Position:
 
     store: str
     began: int
-    upto: str | None
     initial: bool
     commit: int
-    after: Key | None
     seen: int
     missed: int
     retained: str
     retained_since: int | None = None
+    upto: str | None = None
+    after: Key | None = None
     due: int | None = None
     cti: int | None = None
     mark: CommitMark | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the offset, with sorted keys because Spark compares offsets as JSON text."""
-        return {
-            "after": None if self.after is None else list(self.after),
-            "began": self.began,
-            "commit": self.commit,
-            "cti": self.cti,
-            "due": self.due,
-            "initial": self.initial,
-            "mark": None if self.mark is None else self.mark.to_json(),
-            "missed": self.missed,
-            "retained": self.retained,
-            "retained_since": self.retained_since,
-            "seen": self.seen,
-            "store": self.store,
-            "upto": self.upto,
-            "version": POSITION_VERSION,
-        }
+        fields = {known.name: getattr(self, known.name) for known in dataclasses.fields(self)}
+        fields["after"] = None if self.after is None else list(self.after)
+        fields["mark"] = None if self.mark is None else self.mark.to_json()
+        return dict(sorted({**fields, "version": POSITION_VERSION}.items()))
 
     def with_cti(self, ctis: CtiRecord) -> "Position":
         """Return the position with the CTI that its store had by then; a CTI never goes back.
@@ -128,18 +117,19 @@ class Position:
 
     def beginning(self) -> "Position":
         """Return the position of the same subscription before its first batch."""
-        start = replace(
-            self,
-            upto=None,
-            initial=True,
+        # The end of the batch has a later `mark`. A store without commits had no initial events,
+        # and had never seen any.
+        initial = self.began >= 0
+        return Position(
+            store=self.store,
+            began=self.began,
+            initial=initial,
             commit=self.began,
-            after=None,
-            due=None,
-            cti=None,
-            mark=None,  # The end of the batch has a later one.
+            seen=self.seen if initial else 0,
+            missed=self.missed,
+            retained=self.retained,
+            retained_since=self.retained_since,
         )
-        # A store without commits had no initial events, and had never seen any.
-        return start if self.began >= 0 else replace(start, initial=False, seen=0)
 
     @staticmethod
     def from_json(offset: Mapping[str, Any]) -> "Position":
@@ -161,25 +151,6 @@ class Position:
         return Position(after=key, mark=mark, **fields)
 
 
-def start_position(
-    store: str, metadata: CommitMetadata, retained: RetainedRange, seen: int, missed: int
-) -> Position:
-    """Return the position of a new subscriber."""
-    commit = metadata.commit
-    return Position(
-        store=store,
-        began=commit,
-        upto=None,
-        initial=commit >= 0,
-        commit=commit,
-        after=None,
-        seen=seen,
-        missed=missed,
-        retained=format_range(retained),
-        retained_since=metadata.retained_since,
-    )
-
-
 def find_initial_end(
     start: Position, series: list[str], counts: Int64Array, max_events: int | None
 ) -> Position:
@@ -198,54 +169,6 @@ def find_initial_end(
         return replace(start, initial=False, upto=None, missed=missed, due=None)
     due = there - int(within[size - 1])
     return replace(start, upto=series[first + size - 1], missed=missed, due=due)
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """The events that wait for a subscriber after a position.
-
-    Attributes:
-        commit: the store's last commit.
-        seen: the number of events ever committed.
-        stored: the number of events on disk after the position; None if none can have been removed.
-    """
-
-    commit: int
-    seen: int
-    stored: int | None
-
-
-def find_live_end(
-    start: Position,
-    backlog: Backlog,
-    max_events: int | None,
-    counts: Callable[[], tuple[Int64Array, Int64Array]],
-    key_at: Callable[[int, Key | None, int], Key],
-) -> Position:
-    """Return the end of the next batch after the initial events; `start` itself if nothing is new.
-
-    `counts` returns the commits with events after `start`, in order, and their numbers of events.
-    `key_at(commit, after, number)` returns the key of the commit's event with that number, counted
-    from 1 after the key `after`.
-    """
-    if backlog.commit == start.commit:
-        return start
-    there = backlog.seen - start.seen if backlog.stored is None else backlog.stored
-    missed = start.missed + backlog.seen - start.seen - there
-    if max_events is None or there <= max_events:
-        return replace(start, commit=backlog.commit, after=None, seen=backlog.seen, missed=missed)
-    commits, rows = counts()
-    before = backlog.seen - there
-    within = np.cumsum(rows)
-    whole = int(np.searchsorted(within, max_events, "right"))
-    if whole:
-        seen = before + int(within[whole - 1])
-        return replace(start, commit=int(commits[whole - 1]), after=None, seen=seen, missed=missed)
-    # Not even one commit fits, so the batch ends within it.
-    commit = int(commits[0])
-    after = start.after if commit == start.commit + 1 else None
-    key = key_at(commit, after, max_events)
-    return replace(start, commit=commit - 1, after=key, seen=before + max_events, missed=missed)
 
 
 MAX_ROWS_PER_BATCH = 64 * 1024

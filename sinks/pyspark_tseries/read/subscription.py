@@ -21,19 +21,16 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.commits import CtiRecord
-from pyspark_tseries.model.ranges import parse_range
+from pyspark_tseries.model.ranges import format_range, parse_range
 from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.read.delivery import (
-    Backlog,
     Delivery,
     InitialEvents,
     Position,
     count_initial_events,
     filter_after,
     find_initial_end,
-    find_live_end,
     select_initial_events,
-    start_position,
 )
 from pyspark_tseries.read.scan import sample_series
 from pyspark_tseries.storage.data_files import Snapshot
@@ -73,11 +70,18 @@ class Follower:
     def find_start(self) -> Position:
         """Return the position of a new subscriber."""
         snapshot, head = self._read_store()
-        missed = self._count_missed_starts(snapshot, head)
-        start = start_position(
-            self._store.id, head.metadata, snapshot.retained, _count_events(head), missed
+        commit = head.metadata.commit
+        return Position(
+            store=self._store.id,
+            began=commit,
+            initial=commit >= 0,
+            commit=commit,
+            seen=_count_events(head),
+            missed=self._count_missed_starts(snapshot, head),
+            retained=format_range(snapshot.retained),
+            retained_since=head.metadata.retained_since,
+            mark=find_mark(self._store, commit),
         )
-        return replace(start, mark=find_mark(self._store, start.commit))
 
     def last_commit(self) -> int:
         """Return the store's last commit."""
@@ -99,17 +103,52 @@ class Follower:
                 # One batch delivers all initial events, so there is no need to count them.
                 return replace(start, initial=False, upto=None)
             return find_initial_end(start, *self._count_initial(start, snapshot, head), max_events)
-        backlog = self._measure_backlog(start, snapshot, head, upto)
-        end = find_live_end(
-            start,
-            backlog,
-            max_events,
-            lambda: self._count_by_commit(snapshot, start, backlog.commit),
-            lambda commit, key, number: self._find_key(snapshot, commit, key, number),
-        )
+        last = self._find_last(snapshot, head, upto)
+        end = self._find_live_end(start, max_events, snapshot, last)
         if end == start:
             return end
         return replace(end, mark=find_mark(self._store, end.commit + (end.after is not None)))
+
+    def _find_last(
+        self, snapshot: Snapshot, head: SeriesIndex, upto: int | None
+    ) -> tuple[int, int]:
+        """Return the last commit, at most `upto`, and how many events there were by then."""
+        commit, seen = head.metadata.commit, _count_events(head)
+        if upto is None or upto >= commit:
+            return commit, seen
+        later = self._read_commits(snapshot, ("commit",), (upto + 1, commit))
+        return upto, seen - later.num_rows
+
+    def _find_live_end(
+        self, start: Position, max_events: int | None, snapshot: Snapshot, last: tuple[int, int]
+    ) -> Position:
+        """Return the end of a batch after the initial events; the commits up to `last` are due."""
+        commit, seen = last
+        if commit == start.commit:
+            return start
+        committed = seen - start.seen
+        there, later = committed, None
+        if self._store.horizon() > start.commit or committed > (max_events or committed):
+            # Compaction may have removed some of the events, or not all fit into one batch.
+            columns = ("commit",) if start.after is None else ("commit", "series", "sequence")
+            due = start.commit + 1, commit
+            later = self._read_commits(snapshot, columns, due, filter_after(start))
+            there = later.num_rows
+        missed = start.missed + committed - there
+        end = replace(start, commit=commit, after=None, seen=seen, missed=missed)
+        if max_events is None or later is None or there <= max_events:
+            return end
+        commits, rows = np.unique(to_int64(later["commit"]), return_counts=True)
+        within = np.cumsum(rows)
+        whole = int(np.searchsorted(within, max_events, "right"))
+        if whole:
+            end = replace(end, seen=seen - there + int(within[whole - 1]))
+            return replace(end, commit=int(commits[whole - 1]))
+        # Not even one commit fits, so the batch ends within it.
+        commit = int(commits[0])
+        after = start.after if commit == start.commit + 1 else None
+        key = self._find_key(snapshot, commit, after, max_events)
+        return replace(end, commit=commit - 1, after=key, seen=seen - there + max_events)
 
     def plan_tasks(self, start: Position, end: Position) -> list[Delivery]:
         """Divide the events between two positions among tasks, by series."""
@@ -180,21 +219,6 @@ class Follower:
                 "Nothing was delivered since",
             )
 
-    def _measure_backlog(
-        self, start: Position, snapshot: Snapshot, head: SeriesIndex, upto: int | None
-    ) -> Backlog:
-        commit, seen = head.metadata.commit, _count_events(head)
-        if upto is not None and upto < commit:
-            later = self._read_commits(snapshot, ("commit",), (upto + 1, commit)).num_rows
-            commit, seen = upto, seen - later
-        if self._store.horizon() <= start.commit:
-            return Backlog(commit, seen, None)
-        columns = ("commit",) if start.after is None else ("commit", "series", "sequence")
-        found = self._read_commits(
-            snapshot, columns, (start.commit + 1, commit), filter_after(start)
-        )
-        return Backlog(commit, seen, found.num_rows)
-
     def _read_commits(
         self,
         snapshot: Snapshot,
@@ -210,15 +234,6 @@ class Follower:
         ]
         row_filter = RowFilter(commits=commits)
         return read_rows(self._store.location, data, BASE_SCHEMA, columns, row_filter, wanted)
-
-    def _count_by_commit(
-        self, snapshot: Snapshot, start: Position, commit: int
-    ) -> tuple[Int64Array, Int64Array]:
-        columns = ("commit",) if start.after is None else ("commit", "series", "sequence")
-        found = self._read_commits(
-            snapshot, columns, (start.commit + 1, commit), filter_after(start)
-        )
-        return np.unique(to_int64(found["commit"]), return_counts=True)
 
     def _find_key(self, snapshot: Snapshot, commit: int, key: Key | None, number: int) -> Key:
         wanted = None if key is None else KeyRange((key[0], key[1] + 1)).expression()

@@ -157,7 +157,7 @@ def test_append_without_a_query_holds_the_promise_until_it_is_forgotten(tmp_path
 
 
 def test_position_gets_the_cti_that_its_store_had_by_then():
-    position = Position("s", 1, None, False, 3, None, 5, 0, "limit 1")
+    position = Position("s", 1, False, 3, 5, 0, "limit 1")
     later = position.with_cti(CtiRecord({"a": 9}, ((1, 4), (3, 9), (4, 10))))
     assert later.cti == 9
     assert Position.from_json(later.to_json()) == later

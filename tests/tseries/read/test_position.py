@@ -211,7 +211,7 @@ def test_the_filters_of_a_position_divide_all_events_in_two():
     names = ("commit", "series", "sequence")
     table = pa.table(dict(zip(names, zip(*rows, strict=True), strict=True)))
     for after in (None, ("a", 0), ("a", 1), ("b", 0)):
-        position = Position("s", 0, None, False, 0, after, 0, 0, "limit 1")
+        position = Position("s", 0, False, 0, 0, 0, "limit 1", after=after)
         early, late = (
             table.filter(rule(position))
             for rule in (deliveries.filter_up_to, deliveries.filter_after)
