@@ -27,9 +27,8 @@ from spark_session import local_spark
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.decode.payload import required_columns
-from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import RangeEnd, run_task
 from pyspark_timestream.rules.state import PartitionState
 

@@ -21,9 +21,8 @@ from streams import finish
 
 from pyspark_timestream.kafka.decode.columns import project
 from pyspark_timestream.kafka.decode.records import RecordBlock
-from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import run_task
 from pyspark_timestream.rules.state import PartitionState
 

@@ -14,8 +14,7 @@ from timestream.worked_traces import (
     value_of,
 )
 
-from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import run_task
 from pyspark_timestream.rules.state import PartitionState
 

@@ -1,10 +1,13 @@
-"""Divides offsets of partitions into ranges, and ranges among tasks."""
+"""Divides offsets of partitions into ranges, and ranges among tasks: the work of one task."""
 
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeVar
+
+from pyspark_timestream.rules.state import PartitionState
 
 T = TypeVar("T")
 
@@ -51,6 +54,52 @@ class Range(NamedTuple):
     def size(self) -> int:
         """Return the number of offsets, an upper bound of the number of records."""
         return self.end_exclusive - self.start_inclusive
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRange:
+    """One range of a task, and its partition's clock before it.
+
+    Attributes:
+        offsets: the records to deliver.
+        state: the clock before `offsets`, or before `warm_up` if there is one.
+        warm_up: records before `offsets` to read for the clock only; None if not needed.
+        forced_ctis: pairs (offset, CTI): the clock is raised to the CTI before the record at the
+            offset. The offsets increase and lie in `offsets` or at its end.
+    """
+
+    offsets: Range
+    state: PartitionState
+    warm_up: Range | None = None
+    forced_ctis: tuple[tuple[int, int], ...] = ()
+
+    def split_at_forced_ctis(self) -> Iterator[tuple[int | None, Range]]:
+        """Split `offsets` at the forced CTIs; return each piece with the CTI before it, if any."""
+        part, begin, end = self.offsets
+        ctis_us = (None, *(cti_us for _, cti_us in self.forced_ctis))
+        places = itertools.pairwise((begin, *(offset for offset, _ in self.forced_ctis), end))
+        for cti_us, (first, stop) in zip(ctis_us, places, strict=True):
+            yield cti_us, Range(part, first, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """The work of one task.
+
+    Attributes:
+        ranges: the ranges to read, in this order.
+        others_us: the CTIs at the batch's start of all partitions that are not in `ranges`, or
+            only the one that is their minimum.
+        emitted_us: the stream's CTI at the batch's start; only CTI rows above it are emitted.
+        first_cti_us: a CTI row to emit first; None for none.
+        last_cti_us: a CTI row to emit last; None for none.
+    """
+
+    ranges: tuple[TaskRange, ...] = ()
+    others_us: tuple[int | None, ...] = ()
+    emitted_us: int | None = None
+    first_cti_us: int | None = None
+    last_cti_us: int | None = None
 
 
 def limit_ranges(

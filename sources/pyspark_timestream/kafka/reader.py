@@ -21,16 +21,6 @@ from pyspark.sql.types import StructType
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
 from pyspark_timestream.core.session import find_wrong_settings
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
-from pyspark_timestream.kafka.batch import (
-    ReadSlice,
-    adapt_to_batch,
-    adapt_to_stream,
-    ignored_in_batch,
-    plan_slice,
-    plan_stream_tasks,
-    select_partitions,
-    slice_read,
-)
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
 from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
 from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
@@ -40,18 +30,29 @@ from pyspark_timestream.kafka.decode.payload import check_schemas, required_colu
 from pyspark_timestream.kafka.decode.records import Projection
 from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
-from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.offsets.offset import (
     StreamOffset,
     check_stream_offset,
+    encode_group_metadata,
     group_name,
 )
 from pyspark_timestream.kafka.offsets.positions import resolve_ends, resolve_starts
-from pyspark_timestream.kafka.offsets.tasks import TaskPlan
-from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.offsets.tasks import (
+    ReadSlice,
+    plan_slice,
+    plan_stream_tasks,
+    select_partitions,
+    slice_read,
+)
+from pyspark_timestream.kafka.options.checks import (
+    adapt_to_batch,
+    adapt_to_stream,
+    ignored_in_batch,
+    read_kafka_options,
+)
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
-from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.kafka.ranges import Partition, TaskPlan
 from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas, with_readers
 from pyspark_timestream.kafka.task import RangeEnd, run_task
 
@@ -199,7 +200,7 @@ class BatchTask(InputPartition):
 class KafkaBatchReader(DataSourceReader):
     """Reads Kafka records and CTIs as a batch, from the starting to the ending options.
 
-    Each task resolves these options when it runs: see `kafka/batch.py`.
+    Each task resolves these options when it runs: see `kafka/offsets/tasks.py`.
     """
 
     def __init__(self, options: KafkaOptions, projection: Projection) -> None:

@@ -33,11 +33,10 @@ from pyspark_timestream.kafka.decode.records import (
     RecordBlock,
 )
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, MalformedValues
-from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import FORMATS
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
 from pyspark_timestream.rules.state import PartitionState, find_early, raise_cti
 from pyspark_timestream.rules.step import POLICIES, step
 from pyspark_timestream.rules.stream_cti import TaskWatermark, max_known

@@ -3,8 +3,7 @@
 import pyarrow as pa
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
-from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import compute_end_state, run_task
 from pyspark_timestream.rules.state import PartitionState
 

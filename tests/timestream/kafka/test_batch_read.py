@@ -8,7 +8,7 @@ from timestream.builders import at, block, micros, options, projection
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.batch import plan_slice, select_partitions, slice_read
+from pyspark_timestream.kafka.offsets.tasks import plan_slice, select_partitions, slice_read
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.task import run_task
 

@@ -19,10 +19,9 @@ from pyspark_timestream.errors import (
     ViolationFound,
 )
 from pyspark_timestream.kafka.decode.payload import check_schemas
-from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.schemas import RegisteredSchema
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.registry.schemas import (
     check_recorded,
     fix_readers,

@@ -4,14 +4,13 @@ import pytest
 from timestream.builders import at, options
 
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.batch import (
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.tasks import plan_stream_tasks, plan_tasks
+from pyspark_timestream.kafka.options.checks import (
     adapt_to_batch,
     adapt_to_stream,
     ignored_in_batch,
-    plan_stream_tasks,
 )
-from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.rules.state import PartitionState

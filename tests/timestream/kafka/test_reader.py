@@ -10,9 +10,8 @@ import pytest
 from timestream.builders import at, options
 
 from pyspark_timestream.kafka.decode.columns import default_schema, project
-from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.reader import KafkaTask, read_task
 from pyspark_timestream.rules.state import PartitionState
 

@@ -20,13 +20,12 @@ from pyspark_timestream.commands.lateness.clock import (
 )
 from pyspark_timestream.core.instants import format_duration, parse_duration
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.batch import adapt_to_batch
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange
 from pyspark_timestream.kafka.offsets.positions import (
     resolve_ends,
     resolve_starts,
 )
-from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.checks import adapt_to_batch, read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import CTI_DELAY
 from pyspark_timestream.kafka.ranges import Partition, Range

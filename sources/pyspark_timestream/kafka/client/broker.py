@@ -45,7 +45,7 @@ from pyspark_timestream.kafka.client.errors import (
     no_answer_error,
     refusal_error,
 )
-from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_states
+from pyspark_timestream.kafka.offsets.offset import describe_missing_states
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition
 

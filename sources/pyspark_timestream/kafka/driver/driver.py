@@ -51,10 +51,10 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     has_new_import,
     max_emitted_cti,
 )
-from pyspark_timestream.kafka.offsets.tasks import TaskPlan, join_batches
+from pyspark_timestream.kafka.offsets.tasks import join_batches
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan
 from pyspark_timestream.kafka.registry.schemas import add_newer_readers, fix_readers
 from pyspark_timestream.rules.state import PartitionState
 

@@ -21,15 +21,16 @@ from pyspark_timestream.kafka.diagnosis.kinds import (
     name_partitions,
     recall_warnings,
 )
-from pyspark_timestream.kafka.offsets.group_metadata import (
+from pyspark_timestream.kafka.offsets.offset import (
     GroupMetadata,
+    MalformedValues,
+    StreamOffset,
     decode_group_metadata,
     describe_missing_states,
+    group_name,
 )
-from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset, group_name
-from pyspark_timestream.kafka.offsets.tasks import TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
 from pyspark_timestream.kafka.task import compute_end_state
 from pyspark_timestream.rules.state import PartitionState
 

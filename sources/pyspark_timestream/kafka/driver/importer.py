@@ -28,10 +28,9 @@ from pyspark_timestream.kafka.offsets.positions import (
     reconcile,
     recreated_topics,
 )
-from pyspark_timestream.kafka.offsets.tasks import TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
 from pyspark_timestream.kafka.task import follow_clock
 from pyspark_timestream.rules.state import raise_cti
 from pyspark_timestream.rules.stream_cti import max_known

@@ -1,4 +1,6 @@
-"""Plans the tasks of a batch from its offset only, so that a replay is the same batch.
+"""Plans the tasks of a stream's batch and of a batch read.
+
+A stream's batch depends on its offset only, so that a replay is the same batch.
 
 After a crash, several batches may run as one (semantics 8.6). Under asynchronous progress tracking
 Spark commits only some batches. After a restart it runs all batches since the last commit as one,
@@ -6,67 +8,30 @@ and knows two offsets: that of the commit and the last one. The last offset ther
 each partition, where reading began or went back to, and where anything other than a record raised
 its clock. Both are dropped once Spark has committed a later batch, since no restart goes back
 before that.
+
+Spark plans a batch read once (7.4), and reuses the tasks for all later evaluations of the DataFrame
+or view. So a task's slice does not hold where its partitions start and end. It holds only the
+offsets at which a partition is cut, and which task reads the partitions that were empty or missing
+at planning time. Each task resolves the starting and ending options when it runs. Together the
+slices cover every record that exists by then exactly once.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, NamedTuple, TypeVar
 
+from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.offsets.positions import check_order
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange, cut_ranges
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import find_min_of_others
 
 Entry = TypeVar("Entry", tuple[int, int], tuple[int, int, int])
-
-
-@dataclass(frozen=True, slots=True)
-class TaskRange:
-    """One range of a task, and its partition's clock before it.
-
-    Attributes:
-        offsets: the records to deliver.
-        state: the clock before `offsets`, or before `warm_up` if there is one.
-        warm_up: records before `offsets` to read for the clock only; None if not needed.
-        forced_ctis: pairs (offset, CTI): the clock is raised to the CTI before the record at the
-            offset. The offsets increase and lie in `offsets` or at its end.
-    """
-
-    offsets: Range
-    state: PartitionState
-    warm_up: Range | None = None
-    forced_ctis: tuple[tuple[int, int], ...] = ()
-
-    def split_at_forced_ctis(self) -> Iterator[tuple[int | None, Range]]:
-        """Split `offsets` at the forced CTIs; return each piece with the CTI before it, if any."""
-        part, begin, end = self.offsets
-        ctis_us = (None, *(cti_us for _, cti_us in self.forced_ctis))
-        places = itertools.pairwise((begin, *(offset for offset, _ in self.forced_ctis), end))
-        for cti_us, (first, stop) in zip(ctis_us, places, strict=True):
-            yield cti_us, Range(part, first, stop)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskPlan:
-    """The work of one task.
-
-    Attributes:
-        ranges: the ranges to read, in this order.
-        others_us: the CTIs at the batch's start of all partitions that are not in `ranges`, or
-            only the one that is their minimum.
-        emitted_us: the stream's CTI at the batch's start; only CTI rows above it are emitted.
-        first_cti_us: a CTI row to emit first; None for none.
-        last_cti_us: a CTI row to emit last; None for none.
-    """
-
-    ranges: tuple[TaskRange, ...] = ()
-    others_us: tuple[int | None, ...] = ()
-    emitted_us: int | None = None
-    first_cti_us: int | None = None
-    last_cti_us: int | None = None
 
 
 def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
@@ -185,3 +150,139 @@ def join_batches(
 
 def _keep_after(entries: Sequence[Entry], committed: int) -> tuple[Entry, ...]:
     return tuple(entry for entry in entries if entry[0] > committed)
+
+
+def plan_stream_tasks(options: KafkaOptions, offset: StreamOffset) -> list[TaskPlan]:
+    """Return the tasks of the batch `offset`, with partitions cut if the options ask for it."""
+    if not options.is_cut:
+        return plan_tasks(offset)
+    parts = cut_ranges(offset.ranges(), options.min_partitions, options.max_records)
+    return [TaskPlan((TaskRange(part, PartitionState()),)) for part in parts]
+
+
+MAX_SPARE_TASKS: Final = 4
+"""Maximum number of tasks that share the partitions that were empty at planning time."""
+
+
+class OpenRange(NamedTuple):
+    """The offsets of a partition that one task reads; None stands for the partition's own end."""
+
+    partition: Partition
+    start_inclusive: int | None
+    end_exclusive: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSlice:
+    """The work of one task of a batch read, in every evaluation.
+
+    Attributes:
+        number: the task's number, from 0.
+        tasks: the number of tasks.
+        parts: the offsets that it reads from partitions that had records at planning time.
+        spare: the task's number, from 0, among the tasks that read all other partitions; None if
+            it reads none of them.
+        named: the partitions in the parts of all tasks; empty if `spare` is None.
+    """
+
+    number: int
+    tasks: int
+    parts: tuple[OpenRange, ...]
+    spare: int | None
+    named: frozenset[Partition] = frozenset()
+
+
+def slice_read(
+    options: KafkaOptions, starts: Mapping[Partition, int], stops: Mapping[Partition, int]
+) -> list[ReadSlice]:
+    """Divide a batch read that would now go from `starts` to `stops`; return at least one slice.
+
+    Raises:
+        OptionError: a partition starts after its end.
+    """
+    check_order(options, starts, stops)
+    spans = [Range(part, start, stops[part]) for part, start in sorted(starts.items())]
+    parts = _open_outer_ends(cut_ranges(spans, options.min_partitions, options.max_records))
+    count = max(len(parts), min(len(spans), MAX_SPARE_TASKS), 1)
+    named = frozenset(part.partition for part in parts)
+    first_spare = max(count - MAX_SPARE_TASKS, 0)
+    return [
+        ReadSlice(
+            number,
+            count,
+            tuple(parts[number : number + 1]),
+            number - first_spare if number >= first_spare else None,
+            named if number >= first_spare else frozenset(),
+        )
+        for number in range(count)
+    ]
+
+
+def select_partitions(own_slice: ReadSlice, listed: Collection[Partition]) -> list[Partition]:
+    """Return those existing partitions that the task reads, whole or in part."""
+    own = {part.partition for part in own_slice.parts}
+    return [part for part in listed if part in own or _is_spare(own_slice, part)]
+
+
+def plan_slice(
+    options: KafkaOptions,
+    own_slice: ReadSlice,
+    listed: Collection[Partition],
+    starts: Mapping[Partition, int],
+    stops: Mapping[Partition, int],
+) -> TaskPlan:
+    """Plan the task, given where its partitions start and end now.
+
+    A single task for all partitions emits every CTI that they prove together. Several tasks emit
+    only the final CTI, if any, because none knows the progress of the others. If the rules depend
+    on earlier records, a part first reads those for the clock only, so that cutting a partition
+    changes no row.
+
+    `listed` are the partitions that exist now; `starts` and `stops` hold the bounds of those that
+    `select_partitions` returned.
+
+    Raises:
+        OptionError: a partition starts after its end.
+    """
+    check_order(options, starts, stops)
+    own = {part.partition: part for part in own_slice.parts}
+    task_ranges = []
+    for partition, start in sorted(starts.items()):
+        stop = stops[partition]
+        _, first, last = own.get(partition, OpenRange(partition, None, None))
+        begin = start if first is None else max(first, start)
+        span = Range(partition, begin, stop if last is None else min(last, stop))
+        warm_up = Range(partition, start, begin)
+        has_warm_up = warm_up.size > 0 and options.is_ordered
+        if span.size > 0:
+            task_ranges.append(TaskRange(span, PartitionState(), warm_up if has_warm_up else None))
+    is_whole = own_slice.tasks == 1 and len(task_ranges) == len(listed)
+    is_last = own_slice.number == own_slice.tasks - 1
+    return TaskPlan(
+        tuple(task_ranges),
+        () if is_whole else (None,),
+        last_cti_us=FINAL_US if options.final_cti and is_last else None,
+    )
+
+
+def _open_outer_ends(ranges: list[Range]) -> list[OpenRange]:
+    """Turn ranges into parts; open the first start and the last end of each partition."""
+    begins = {span.partition: span for span in reversed(ranges)}
+    ends = {span.partition: span for span in ranges}
+    return [
+        OpenRange(
+            span.partition,
+            None if begins[span.partition] is span else span.start_inclusive,
+            None if ends[span.partition] is span else span.end_exclusive,
+        )
+        for span in ranges
+    ]
+
+
+def _is_spare(own_slice: ReadSlice, part: Partition) -> bool:
+    """Return whether this task reads `part`, a partition without offsets in any task's parts."""
+    if own_slice.spare is None or part in own_slice.named:
+        return False
+    # Unlike `hash`, CRC-32 gives the same number in every process.
+    place = zlib.crc32(part.topic.encode()) + part.number
+    return place % min(own_slice.tasks, MAX_SPARE_TASKS) == own_slice.spare

@@ -1,6 +1,10 @@
-"""Reads the options of transport `kafka`, and refuses what conflicts or has no effect."""
+"""Reads the options of transport `kafka`, and refuses what conflicts or has no effect.
 
-from collections.abc import Mapping
+Batch reads, streams with an ending option, and replays start at earliest by default. A batch read
+ignores the options of streams.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -15,7 +19,7 @@ from pyspark_timestream.kafka.options.keys import (
     read_registry_settings,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.parsers import Frequency
+from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency
 from pyspark_timestream.kafka.options.reading import (
     LATEST_SCHEMA,
     SCHEMA_FORMATS,
@@ -309,3 +313,61 @@ def _apply_preset(options: KafkaOptions, plain: Mapping[str, str]) -> KafkaOptio
         delay_us=-TICK_US if preset == "StrictlyIncreasingStartTime" else options.delay_us,
         final_cti=options.final_cti or ("finalcti" not in plain and options.ending_cti_us is None),
     )
+
+
+_CUTS: Final = ("minPartitions", "maxRecordsPerPartition")
+_REPLAY_WINDOW: Final = frozenset({"startingcti", "endingcti"})
+
+
+def adapt_to_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
+    """Return `options` as a stream uses them; `given` are the lower-cased names that were set.
+
+    Raises:
+        OptionError: the stream has an end and would start there, or an option cuts partitions
+            whose order matters.
+    """
+    if not options.ends_by_default:
+        options = _start_before_end(options, given, "stream with an end")
+    elif "startingoffsets" not in given and not _REPLAY_WINDOW.isdisjoint(given):
+        options = replace(options, starting_offsets=EARLIEST)
+    for name in _CUTS:
+        if name.lower() in given and options.has_ctis:
+            raise OptionError(
+                name,
+                "it was given to a stream with a column 'cti'",
+                "it in batch reads and in streams without a source of CTIs",
+                "leave it out: a partition is one ordered stream there, which one task reads",
+            )
+    return options
+
+
+def adapt_to_batch(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
+    """Return `options` as a batch read uses them; `given` are the lower-cased names that were set.
+
+    Raises:
+        OptionError: the read would start where it ends.
+    """
+    return _start_before_end(options, given, "batch read")
+
+
+def _start_before_end(options: KafkaOptions, given: Collection[str], kind: str) -> KafkaOptions:
+    """Make `earliest` the default start of a read that ends, and refuse `latest`."""
+    if "startingoffsets" not in given:
+        return replace(options, starting_offsets=EARLIEST)
+    starts = options.starting_offsets
+    has_latest = starts == LATEST or (isinstance(starts, Mapping) and LATEST in starts.values())
+    by_time = (options.starting_timestamp_ms, options.starting_timestamps_ms) != (None, None)
+    if has_latest and not by_time:
+        raise OptionError(
+            "startingOffsets",
+            f"'latest' (-1) was given to a {kind}, which would always be empty",
+            "'earliest', or JSON with offsets or -2",
+            "name where to start, or leave it out",
+        )
+    return options
+
+
+def ignored_in_batch(given: Collection[str]) -> list[str]:
+    """Return the options that have no effect in a batch read, among the lower-cased `given`."""
+    names = (spec.name for spec in option_specs(KafkaOptions).values() if spec.effect == "stream")
+    return [name for name in names if name.lower() in given]

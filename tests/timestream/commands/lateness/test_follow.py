@@ -10,8 +10,7 @@ from timestream.builders import at, block, options
 
 from pyspark_timestream.commands.lateness.clock import DelayClock, follow_partition
 from pyspark_timestream.kafka.decode.records import RecordBlock
-from pyspark_timestream.kafka.offsets.tasks import TaskRange
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import Range, TaskRange
 from pyspark_timestream.kafka.task import compute_end_state
 from pyspark_timestream.rules.state import PartitionState
 

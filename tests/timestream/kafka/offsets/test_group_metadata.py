@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from timestream.builders import at
 
 from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS
-from pyspark_timestream.kafka.offsets.group_metadata import (
+from pyspark_timestream.kafka.offsets.offset import (
     GroupMetadata,
+    MalformedValues,
+    PartitionOffset,
+    StreamOffset,
     decode_group_metadata,
     drop_state,
     encode_group_metadata,
 )
-from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState, WriterState
 
 PART = at(0, "orders")

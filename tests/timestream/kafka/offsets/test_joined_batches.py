@@ -13,11 +13,7 @@ from timestream.stream_world import World, act, drain, steps, times
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import max_emitted_cti
-from pyspark_timestream.kafka.offsets.tasks import (
-    join_batches,
-    note_forced_cti,
-    note_restart_point,
-)
+from pyspark_timestream.kafka.offsets.tasks import join_batches, note_forced_cti, note_restart_point
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.rules.state import PartitionState
 

@@ -12,15 +12,15 @@ from timestream.builders import at, block, options, projection
 from pyspark_timestream.kafka.decode.records import RECORD_REASONS
 from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS
 from pyspark_timestream.kafka.driver.end_states import find_end_states
-from pyspark_timestream.kafka.offsets.group_metadata import drop_state, encode_group_metadata
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
     MalformedValues,
     PartitionOffset,
     StreamOffset,
+    drop_state,
+    encode_group_metadata,
 )
-from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import run_task
 from pyspark_timestream.rules.state import PartitionState
 
