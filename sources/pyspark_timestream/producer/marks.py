@@ -112,19 +112,3 @@ def require_idempotence(config: Mapping[str, Any]) -> dict[str, Any]:
             "leave it out",
         )
     return {**config, "enable.idempotence": True}
-
-
-def list_partitions(topic: str, found: Mapping[str, int]) -> range:
-    """Return all partitions of `topic`; `found` has the topics' partition counts.
-
-    Raises:
-        LookupError: the topic does not exist.
-    """
-    if not found.get(topic):
-        raise LookupError(
-            compose_message(
-                f"topic '{topic}' does not exist, so there is nowhere to note a time",
-                next_step="create it, or correct the name",
-            )
-        )
-    return range(found[topic])

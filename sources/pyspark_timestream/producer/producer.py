@@ -25,21 +25,9 @@ from confluent_kafka import KafkaException, Producer
 from pyspark_timestream.core.options import hide_secrets
 from pyspark_timestream.errors import DeliveryFailed, OptionError, compose_message
 from pyspark_timestream.kafka.client.bounded import GRACE_S, CallAbandoned
-from pyspark_timestream.kafka.client.config import new_bounded_client
-from pyspark_timestream.kafka.client.errors import (
-    ClientLog,
-    RetryBudget,
-    is_login_refused,
-    is_retriable,
-    no_answer_error,
-)
-from pyspark_timestream.producer.marks import (
-    Headers,
-    Writer,
-    list_partitions,
-    parse_mark_time,
-    require_idempotence,
-)
+from pyspark_timestream.kafka.client.errors import ClientLog, FailureKind, error_text
+from pyspark_timestream.producer.marks import Headers, Writer, parse_mark_time, require_idempotence
+from pyspark_timestream.producer.transactions import Requests, Transaction
 
 _RECENT_FAILURES_S: Final = 60.0
 """Messages quote brokers' failures that are no older than this."""
@@ -118,10 +106,6 @@ class DeliveryReports:
         return f" ({reasons})" if reasons else ""
 
 
-_RETRY_TIMEOUT_S: Final = 60.0
-"""A producer retries a step of a transaction for this long."""
-
-
 @dataclass(frozen=True, slots=True)
 class ProducerLimits:
     """The longest waits of a producer, in seconds.
@@ -137,79 +121,6 @@ class ProducerLimits:
     flush_step_s: float = 1.0
     step_s: float = 10.0
     grace_s: float = GRACE_S
-
-
-class Transaction:
-    """The open transaction of `client`, if any.
-
-    Args:
-        client: a producer, as a `BoundedClient`.
-        topic: the topic, for messages.
-        error_text: returns an error's text without secrets.
-        wanted: transactions are in use; if False, every call does nothing.
-        step_s: the longest time of one attempt, in seconds.
-    """
-
-    def __init__(
-        self,
-        client: Any,
-        topic: str,
-        error_text: Callable[[KafkaException], str],
-        *,
-        wanted: bool,
-        step_s: float,
-    ) -> None:
-        self._step_s = step_s
-        self._client, self._topic, self._error_text, self._wanted = (
-            client,
-            topic,
-            error_text,
-            wanted,
-        )
-        self._ready = False
-        self.is_open = False
-
-    def begin(self) -> None:
-        """Open a transaction unless one is open."""
-        if not self._wanted or self.is_open:
-            return
-        if not self._ready:
-            self._retry(partial(self._client.init_transactions, timeout=self._step_s))
-            self._ready = True
-        self._retry(self._client.begin_transaction)
-        self.is_open = True
-
-    def commit(self) -> None:
-        """Commit the open transaction, if any."""
-        if self.is_open:
-            self._retry(partial(self._client.commit_transaction, timeout=self._step_s))
-            self.is_open = False
-
-    def abort(self) -> None:
-        """Abort the open transaction, if any."""
-        if self.is_open:
-            self._retry(partial(self._client.abort_transaction, timeout=self._step_s))
-            self.is_open = False
-
-    def _retry(self, step: Callable[[], None]) -> None:
-        """Run one step of the protocol, and retry while the client calls the error retriable."""
-        deadline = time.monotonic() + _RETRY_TIMEOUT_S
-        while True:
-            try:
-                step()
-                return
-            except KafkaException as error:
-                is_abandoned = isinstance(error, CallAbandoned)
-                is_over = is_abandoned or time.monotonic() > deadline
-                if is_over or not error.args[0].retriable():
-                    anew = "produce it again with a new producer, which ends this transaction"
-                    raise DeliveryFailed(
-                        f"the transaction into '{self._topic}' failed: {self._error_text(error)}",
-                        next_step=anew
-                        if is_abandoned
-                        else "abort() and produce it again; after a fatal error, with a new "
-                        "producer",
-                    ) from None
 
 
 T = TypeVar("T")
@@ -355,32 +266,20 @@ class PunctuatedProducer:
         self._writer = Writer(writer_id, cti_header)
         self._transactional = bool(config.get("transactional.id"))
         self._check_interval(auto_note_time)
-        self._log = ClientLog(config)
-        self._reports = DeliveryReports(writer_id, topic, config, self._log)
+        self._requests = Requests(
+            config, f"topic '{topic}'", self._advise, step_s=self.limits.step_s
+        )
+        self._reports = DeliveryReports(writer_id, topic, config, self._requests.log)
         self._lock = _MarkLock()
         self._last_us: int | None = None
         self._closed = False
-        try:
-            self._client = new_bounded_client(
-                self.client_class, require_idempotence(config), self._log, self.limits.grace_s
-            )
-        except KafkaException as error:
-            raise OptionError(
-                "config",
-                self._error_text(error),
-                "librdkafka's configuration of a producer",
-                "correct the name or the value",
-            ) from None
+        self._client = self._requests.open_client(
+            self.client_class, require_idempotence(config), self.limits.grace_s
+        )
         # Callbacks run in the threads that make the client's calls.
         self._client.wrap = self._lock.lend
         self._delivery_limit_s = _read_delivery_limit_s(config, self.limits.grace_s)
-        self._transaction = Transaction(
-            self._client,
-            topic,
-            self._error_text,
-            wanted=self._transactional,
-            step_s=self.limits.step_s,
-        )
+        self._transaction = Transaction(self._client, self._requests)
         self._ended = threading.Event()
         self._clock: threading.Thread | None = None
         if auto_note_time is not None:
@@ -420,7 +319,7 @@ class PunctuatedProducer:
         report = self._reports.combine_with(on_delivery or self._config.get("on_delivery"))
         with self._lock.shared() as is_callback:
             self._check_usable()
-            self._transaction.begin()
+            self._begin()
             self._send(
                 value,
                 key=key,
@@ -492,25 +391,15 @@ class PunctuatedProducer:
             )
 
     def _partitions(self) -> range:
-        budget = RetryBudget(self.limits.request_s)
-
-        def pause_or_raise(error: KafkaException) -> None:
-            if isinstance(error, CallAbandoned):
-                raise self._abandoned_error(self._error_text(error)) from None
-            self._serve(lambda client: client.poll(0), 0, "poll")
-            spent_s = budget.elapsed_s
-            failures = self._log.recent_failures(spent_s + 1)
-            is_final = is_login_refused(failures, spent_s) or not is_retriable(error.args[0])
-            if is_final or not budget.pause_before_retry():
-                wanted = f"the partitions of topic '{self._topic}' ({self._error_text(error)})"
-                spent_s = budget.elapsed_s
-                raise no_answer_error(self._config, failures, spent_s, wanted, "") from None
-
-        found = budget.call(
-            lambda timeout_s: self._client.list_topics(self._topic, timeout=timeout_s).topics,
-            pause_or_raise,
-        )
-        return list_partitions(self._topic, {name: len(t.partitions) for name, t in found.items()})
+        found = self._requests.list_partitions(self._client, self._topic, self.limits.request_s)
+        if not found:
+            raise LookupError(
+                compose_message(
+                    f"topic '{self._topic}' does not exist, so there is nowhere to note a time",
+                    next_step="create it, or correct the name",
+                )
+            )
+        return found
 
     def _note_the_clock(self, seconds: float) -> None:
         while not self._ended.wait(seconds):
@@ -545,12 +434,17 @@ class PunctuatedProducer:
         with self._lock.exclusive():
             self._check_usable()
             if at_us is not None:
-                self._transaction.begin()
+                self._begin()
                 self.flush()
                 self._mark(self._writer.mark(at_us))
             self.flush()
-            self._transaction.commit()
+            if self._transaction.is_open:
+                self._transaction.commit()
             self._last_us = self._last_us if at_us is None else at_us
+
+    def _begin(self) -> None:
+        if self._transactional and not self._transaction.is_open:
+            self._transaction.begin()
 
     def abort(self) -> None:
         """Discard everything produced since the last commit."""
@@ -579,11 +473,12 @@ class PunctuatedProducer:
                     )
                 )
             try:
-                self._transaction.begin()
+                self._begin()
                 self.flush()
                 self._mark(self._writer.close_mark(self._last_us))
                 self.flush()
-                self._transaction.commit()
+                if self._transactional:
+                    self._transaction.commit()
             finally:
                 self._closed = True
                 self._client.close()
@@ -634,9 +529,7 @@ class PunctuatedProducer:
                 self._serve(lambda client: client.poll(_POLL_STEP_S), _POLL_STEP_S, "poll")
                 self._check_delivery(patience)
             except KafkaException as error:
-                raise DeliveryFailed(
-                    self._reports.describe_failure(self._error_text(error))
-                ) from None
+                raise DeliveryFailed(self._reports.describe_failure(error_text(error))) from None
 
     def _live_client(self) -> Any:
         """Return the client itself; another thread may give it up at any time.
@@ -646,7 +539,8 @@ class PunctuatedProducer:
         """
         client = self._client.direct
         if client is None:
-            raise self._abandoned_error("it has not returned from an earlier call")
+            late = CallAbandoned("produce", 0, "has not returned from an earlier call")
+            raise self._requests.failure(late, "send a record")
         return client
 
     def _serve(self, step: Callable[[Any], T], timeout_s: float, name: str) -> T:
@@ -655,17 +549,23 @@ class PunctuatedProducer:
         Raises:
             DeliveryFailed: the call did not return.
         """
-        try:
-            return self._client.run(step, timeout_s, name)
-        except CallAbandoned as error:
-            raise self._abandoned_error(self._error_text(error)) from None
+        run = partial(self._client.run, step, timeout_s, name)
+        return self._requests.run_once(run, "deliver what was produced")
 
-    def _abandoned_error(self, why: str) -> DeliveryFailed:
-        return DeliveryFailed(
-            f"writer '{self._writer.name}' could not deliver to topic '{self._topic}', {why}",
-            next_step="make a new producer, and produce again what was produced since the last "
-            "time that was noted",
-        )
+    def _advise(self, code: int, kind: FailureKind) -> str:
+        if kind is FailureKind.ABANDONED and self._transactional:
+            return (
+                "make a new producer, which ends this transaction, and produce again what was "
+                "produced since the last commit"
+            )
+        if kind is FailureKind.ABANDONED:
+            return (
+                "make a new producer, and produce again what was produced since the last time that "
+                "was noted"
+            )
+        if self._transactional:
+            return "abort() and produce it again; after a fatal error, with a new producer"
+        return "correct what this names, and note the time again"
 
     def _check_delivery(self, patience: _Patience, left: int = 0) -> None:
         """Give up if nothing was delivered for longer than a record may wait."""
@@ -679,9 +579,6 @@ class PunctuatedProducer:
                 compose_message("the producer is closed", next_step="make a new one")
             )
         self._reports.raise_failure()
-
-    def _error_text(self, error: KafkaException) -> str:
-        return hide_secrets(str(error.args[0].str()), self._config)
 
 
 def _read_delivery_limit_s(config: Mapping[str, Any], grace_s: float) -> float:

@@ -1,13 +1,16 @@
-"""Writes a batch's records in one transaction, with the note that they are written (29.3).
+"""The transactions of producers, and batches that are written with the note that they are (29.3).
 
-A place (a task, or the driver) has a transactional id and a consumer group. Opening the place ends
-any transaction that an earlier attempt left open, and prevents that attempt from committing later.
-Only after that do we read the group's committed offset, so it states for certain what is written.
+`Transaction` is the protocol: `PunctuatedProducer` and `BatchTransaction` use it, and `Requests`
+repeats its steps. A place of a query (a task, or the driver) has a transactional id and a consumer
+group. Opening the place ends any transaction that an earlier attempt left open, and prevents that
+attempt from committing later. Only after that do we read the group's committed offset, so it states
+for certain what is written.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -22,15 +25,16 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from pyspark_timestream.core.options import hide_secrets
-from pyspark_timestream.errors import DeliveryFailed, OptionError
-from pyspark_timestream.kafka.client.bounded import GRACE_S, BoundedClient, CallAbandoned
-from pyspark_timestream.kafka.client.config import new_bounded_client
+from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
+from pyspark_timestream.kafka.client.bounded import GRACE_S, BoundedClient
+from pyspark_timestream.kafka.client.config import create_client, new_bounded_client
 from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,
-    MISSING_CODES,
     ClientLog,
+    FailureKind,
     RetryBudget,
-    is_retriable,
+    classify_failure,
+    is_login_refused,
     no_answer_error,
 )
 from pyspark_timestream.producer.marks import Headers
@@ -41,6 +45,175 @@ STEP_TIMEOUT_S: Final = 10.0
 """The longest time of one attempt at a request."""
 
 _FIRST_PAUSE_S: Final = 0.05
+
+
+class Requests:
+    """Makes the requests of a writer's clients, and repeats those that may pass.
+
+    Args:
+        config: the user's settings for librdkafka.
+        where: what the requests are about, for messages.
+        advise: returns the next step after an error.
+        prefix: stands before librdkafka's names in the user's options.
+        step_s: the longest time of one attempt.
+
+    Attributes:
+        log: takes the clients' errors.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        where: str,
+        advise: Callable[[int, FailureKind], str],
+        *,
+        prefix: str = "",
+        step_s: float | None = None,
+    ) -> None:
+        self._config, self._where, self._advise, self._prefix = config, where, advise, prefix
+        self.step_s = STEP_TIMEOUT_S if step_s is None else step_s
+        self.log = ClientLog(config)
+        self._clients: list[BoundedClient] = []
+        self._is_connected = False
+
+    def open_client(
+        self, kind: Callable[..., Any], config: Mapping[str, Any], grace_s: float | None = None
+    ) -> BoundedClient:
+        """Create a client, which `close` closes.
+
+        Raises:
+            OptionError: librdkafka refuses the settings.
+        """
+        client = create_client(
+            self._config,
+            lambda: new_bounded_client(kind, config, self.log, grace_s),
+            option=f"{self._prefix}*" if self._prefix else "config",
+        )
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        """Close the clients."""
+        for client in self._clients:
+            client.close()
+
+    def run(self, step: Callable[[], T], wanted: str, limit_s: float = API_TIMEOUT_S) -> T:
+        """Run one step, and repeat it while its error is retriable, for `limit_s`.
+
+        Raises:
+            DeliveryFailed: another attempt would not help, or the client has not returned.
+            BrokerUnreachable: no broker has answered in time.
+        """
+        budget = RetryBudget(limit_s, _FIRST_PAUSE_S)
+
+        def pause_or_raise(error: KafkaException) -> None:
+            if classify_failure(error) is not FailureKind.RETRIABLE:
+                raise self.failure(error, wanted) from None
+            for client in self._clients:
+                # The clients' callbacks tell the log which brokers cannot be reached.
+                client.poll(0)
+            spent_s, cause = budget.elapsed_s, error.args[0]
+            failures = self.log.recent_failures(spent_s + 1)
+            is_refused = not self._is_connected and is_login_refused(failures, spent_s)
+            if not is_refused and budget.pause_before_retry():
+                return
+            if cause.code() >= 0 and not failures:
+                raise self.failure(error, wanted, may_repeat=False) from None
+            asked = f"{self._where} ({self._text(cause)})"
+            raise no_answer_error(self._config, failures, spent_s, asked, self._prefix) from None
+
+        answer = budget.call(lambda _: step(), pause_or_raise)
+        self._is_connected = True
+        return answer
+
+    def run_once(self, step: Callable[[], T], wanted: str) -> T:
+        """Run one step that must not be repeated, since it may have taken effect in part.
+
+        Raises:
+            DeliveryFailed: any error.
+        """
+        try:
+            return step()
+        except KafkaException as error:
+            raise self.failure(error, wanted) from None
+
+    def failure(
+        self, error: KafkaException | KafkaError, wanted: str, *, may_repeat: bool = True
+    ) -> DeliveryFailed:
+        """Return the error for a failed step; it may be repeated if that can help."""
+        kind = classify_failure(error)
+        cause = error.args[0] if isinstance(error, KafkaException) else error
+        failed = DeliveryFailed(
+            f"could not {wanted} for {self._where}: {self._text(cause)}",
+            next_step=self._advise(cause.code(), kind),
+        )
+        failed.may_repeat = may_repeat and kind.may_pass
+        return failed
+
+    def _text(self, cause: KafkaError) -> str:
+        return hide_secrets(str(cause.str()), self._config)
+
+    def list_partitions(
+        self, client: BoundedClient, topic: str, limit_s: float = API_TIMEOUT_S
+    ) -> range:
+        """Return the topic's partitions; none if there is no such topic."""
+        wanted, timeout_s = "list the partitions", min(self.step_s, limit_s)
+        listed = self.run(lambda: client.list_topics(topic, timeout=timeout_s), wanted, limit_s)
+        found = listed.topics.get(topic)
+        if found is None or found.partitions:
+            return range(len(found.partitions) if found is not None else 0)
+        if found.error is not None and classify_failure(found.error) is not FailureKind.MISSING:
+            raise self.failure(found.error, wanted)
+        return range(0)
+
+
+class Transaction:
+    """The transactions of one producer, one after the other.
+
+    Attributes:
+        is_open: a transaction has begun, and has not ended.
+    """
+
+    def __init__(self, producer: BoundedClient, requests: Requests) -> None:
+        self._producer, self._requests = producer, requests
+        self._has_id = self.is_open = False
+
+    def take_id(self) -> None:
+        """End what an earlier producer of this transactional id has left open, and fence it."""
+        if not self._has_id:
+            self._run("init_transactions", "open a transaction")
+            self._has_id = True
+
+    def begin(self) -> None:
+        """Begin a transaction; none may be open."""
+        self.take_id()
+        self._requests.run(self._producer.begin_transaction, "begin a transaction")
+        self.is_open = True
+
+    def commit(self, offset: TopicPartition | None = None, group: Any = None) -> None:
+        """Commit the open transaction, and with it an offset of a consumer group.
+
+        Raises:
+            DeliveryFailed: the commit failed, or, after a timeout, may have failed.
+        """
+        if offset is not None:
+            note = "note that the batch is written"
+            self._run("send_offsets_to_transaction", note, [offset], group)
+        self._run("commit_transaction", "commit the transaction")
+        self.is_open = False
+
+    def abort(self, limit_s: float = API_TIMEOUT_S) -> None:
+        """End the open transaction, if any, without its records."""
+        if self.is_open:
+            self._run("abort_transaction", "abort the transaction", limit_s=limit_s)
+            self.is_open = False
+
+    def _run(self, name: str, wanted: str, *arguments: Any, limit_s: float = API_TIMEOUT_S) -> None:
+        step = partial(getattr(self._producer, name), *arguments, timeout=self._requests.step_s)
+        self._requests.run(step, wanted, limit_s)
+
+
+# -- batches of a query ---------------------------------------------------------------------------
 
 PRODUCER_DEFAULTS: Final[dict[str, Any]] = {
     # As in Kafka's Java client, so that a key goes to the same partition whoever writes it.
@@ -70,8 +243,6 @@ _RIGHTS: Final = {
     KafkaError.MSG_SIZE_TOO_LARGE: "raise 'kafka.message.max.bytes' and the topic's "
     "max.message.bytes, or make the rows smaller",
     KafkaError._UNKNOWN_PARTITION: "correct the rows' column 'partition'",
-    KafkaError._FENCED: "see to it that no other query, or attempt of this one, uses the same "
-    "'writer'",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "lower 'kafka.transaction.timeout.ms' to at most the "
     "broker's transaction.max.timeout.ms",
     KafkaError.UNSTABLE_OFFSET_COMMIT: "wait until the broker has ended the transaction that an "
@@ -85,6 +256,17 @@ _TOO_SLOW: Final = (
 )
 
 
+def _advise_query(code: int, kind: FailureKind) -> str:
+    otherwise = "look at the brokers" if kind.may_pass else "correct what this names"
+    advice = _TOO_SLOW if kind is FailureKind.FENCED else _RIGHTS.get(code, otherwise)
+    return f"{advice}; then start the query again: it goes on with this batch"
+
+
+def _query_requests(client: Mapping[str, str], topic: str | None) -> Requests:
+    where = "the rows' topics" if topic is None else f"topic '{topic}'"
+    return Requests(client, where, _advise_query, prefix="kafka.")
+
+
 def reading_config(client: Mapping[str, str]) -> dict[str, Any]:
     """Return the user's settings for clients that read, without those of producers."""
     set_here = PRODUCER_DEFAULTS | PRODUCER_REQUIRED
@@ -92,92 +274,10 @@ def reading_config(client: Mapping[str, str]) -> dict[str, Any]:
     return {key: text for key, text in own.items() if key not in set_here}
 
 
-class Requests:
-    """Makes the requests of one writer's clients.
-
-    Args:
-        client: the user's settings for librdkafka.
-        topic: the topic of records and marks; None: each record names its topic.
-
-    Attributes:
-        log: takes the clients' errors.
-    """
-
-    def __init__(self, client: Mapping[str, str], topic: str | None) -> None:
-        self._client = client
-        self._where = "the rows' topics" if topic is None else f"topic '{topic}'"
-        self.log = ClientLog(client)
-
-    def run(self, step: Callable[[], T], wanted: str) -> T:
-        """Run one step, and retry while the client calls the error retriable.
-
-        Raises:
-            DeliveryFailed: the error is not retriable or has ended the transaction; or the client
-                library has not returned.
-            BrokerUnreachable: no broker has answered for a minute.
-        """
-        budget = RetryBudget(API_TIMEOUT_S, _FIRST_PAUSE_S)
-
-        def pause_or_raise(error: KafkaException) -> None:
-            cause, spent_s = error.args[0], budget.elapsed_s
-            is_passing = isinstance(error, CallAbandoned) or is_retriable(cause)
-            if isinstance(error, CallAbandoned) or cause.txn_requires_abort() or not is_passing:
-                raise self.failure(cause, wanted, may_repeat=is_passing) from None
-            if not budget.pause_before_retry():
-                raise self._unreachable(cause, spent_s, wanted) from None
-
-        return budget.call(lambda _: step(), pause_or_raise)
-
-    def run_once(self, step: Callable[[], T], wanted: str) -> T:
-        """Run one step that must not be repeated, since it may have taken effect in part.
-
-        Raises:
-            DeliveryFailed: any error.
-        """
-        try:
-            return step()
-        except KafkaException as error:
-            is_abandoned = isinstance(error, CallAbandoned)
-            raise self.failure(error.args[0], wanted, may_repeat=is_abandoned) from None
-
-    def _unreachable(self, error: KafkaError, spent_s: float, wanted: str) -> Exception:
-        failures = self.log.recent_failures(spent_s + 1)
-        if error.code() >= 0 and not failures:
-            return self.failure(error, wanted)
-        return no_answer_error(self._client, failures, spent_s, self._where)
-
-    def failure(
-        self, error: KafkaError, wanted: str, *, may_repeat: bool = False
-    ) -> DeliveryFailed:
-        """Return the error for a refusal of a broker or the client, with the remedy."""
-        is_fenced = error.code() in (
-            KafkaError._FENCED,
-            KafkaError.INVALID_PRODUCER_EPOCH,
-            KafkaError.INVALID_PRODUCER_ID_MAPPING,
-            KafkaError.PRODUCER_FENCED,
-            KafkaError._PURGE_QUEUE,
-        )
-        otherwise = "look at the brokers" if may_repeat else "correct what this names"
-        advice = _TOO_SLOW if is_fenced else _RIGHTS.get(error.code(), otherwise)
-        failed = DeliveryFailed(
-            f"could not {wanted} for {self._where}: {hide_secrets(str(error.str()), self._client)}",
-            next_step=f"{advice}; then start the query again: it goes on with this batch",
-        )
-        failed.may_repeat = may_repeat and not is_fenced
-        return failed
-
-    def refusal(self, error: KafkaException) -> OptionError:
-        """Return the error for settings that librdkafka refuses."""
-        return OptionError(
-            "kafka.*",
-            hide_secrets(str(error.args[0].str()), self._client),
-            "librdkafka's configuration of a producer, each name after 'kafka.'",
-            "correct the name or the value",
-        )
-
-
 _NONE: Final = -1001
 """librdkafka's offset for a group that has committed none."""
+
+_READ: Final = "read what is written"
 
 
 def read_entries(
@@ -196,74 +296,44 @@ def read_entries(
         OptionError: librdkafka refuses the settings.
         DeliveryFailed: the groups cannot be read.
     """
-    requests, wanted = Requests(client, topic), "read what is written"
-    admin = _Admin(client, requests)
-    try:
-        groups = requests.run(admin.list_groups, wanted)
-        tasks = {group: task for group in groups if (task := find_task(group)) is not None}
+    with _open_groups(client, topic) as (groups, requests):
+        names = requests.run(groups.list_names, _READ)
+        tasks = {name: task for name in names if (task := find_task(name)) is not None}
         # Ask for all groups at once, and again only for those that fail.
-        asked = {group: requests.run(partial(admin.ask, group, topic), wanted) for group in tasks}
+        asked: dict[str, Any] = {
+            name: requests.run(partial(groups.ask, name), _READ) for name in tasks
+        }
 
-        def read(group: str) -> tuple[int, str | None]:
-            answer = asked.pop(group, None) or admin.ask(group, topic)
-            return admin.read(answer)
+        def read(name: str) -> tuple[int, str | None]:
+            return groups.read(asked.pop(name, None) or groups.ask(name))
 
-        return {task: requests.run(partial(read, group), wanted) for group, task in tasks.items()}
-    finally:
-        admin.close()
-
-
-def read_group(client: Mapping[str, str], group: str) -> tuple[int, str | None]:
-    """Read the greatest offset that a group has committed for any topic, and its metadata.
-
-    Raises:
-        DeliveryFailed: the group cannot be read.
-    """
-    requests = Requests(client, None)
-    admin = _Admin(client, requests)
-    try:
-        return requests.run(lambda: admin.read(admin.ask(group, None)), "read what is written")
-    finally:
-        admin.close()
+        return {task: requests.run(partial(read, name), _READ) for name, task in tasks.items()}
 
 
-class _Admin:
-    """An admin client for reading consumer groups once."""
+class _Groups:
+    """Reads consumer groups, of one topic or of all."""
 
-    def __init__(self, client: Mapping[str, str], requests: Requests) -> None:
-        self._config, self._requests = reading_config(client), requests
-        self._client = self._create()
+    def __init__(self, client: BoundedClient, topic: str | None) -> None:
+        self._client = client
+        self._asked = None if topic is None else [TopicPartition(topic, 0)]
 
-    def _create(self) -> BoundedClient:
-        try:
-            return new_bounded_client(AdminClient, self._config, self._requests.log)
-        except KafkaException as error:
-            raise self._requests.refusal(error) from None
-
-    def list_groups(self) -> list[str]:
-        """List the names of all groups.
-
-        Raises:
-            KafkaException: a broker does not answer, and it may have one of our groups.
-        """
-        name = "list_consumer_groups"
+    def list_names(self) -> list[str]:
         asked = self._client.list_consumer_groups(request_timeout=STEP_TIMEOUT_S)
-        listed = self._client.wait(asked, STEP_TIMEOUT_S, name)
+        listed = self._client.wait(asked, STEP_TIMEOUT_S, "list_consumer_groups")
         for error in listed.errors:
-            # confluent-kafka returns a KafkaError, which is no exception, or a KafkaException.
+            # A broker does not answer, and it may have one of our groups. confluent-kafka returns a
+            # KafkaError, which is no exception, or a KafkaException.
             raise KafkaException(error) if isinstance(error, KafkaError) else error
         return [each.group_id for each in listed.valid]
 
-    def ask(self, group: str, topic: str | None) -> Future[ConsumerGroupTopicPartitions]:
-        """Ask for a group's committed offsets, for one topic or for all."""
-        asked = None if topic is None else [TopicPartition(topic, 0)]
-        request = ConsumerGroupTopicPartitions(group, asked)
+    def ask(self, name: str) -> Future[ConsumerGroupTopicPartitions]:
+        request = ConsumerGroupTopicPartitions(name, self._asked)
         answers: dict[str, Future[ConsumerGroupTopicPartitions]] = (
             self._client.list_consumer_group_offsets(
                 [request], require_stable=True, request_timeout=STEP_TIMEOUT_S
             )
         )
-        return answers[group]
+        return answers[name]
 
     def read(self, answer: Future[ConsumerGroupTopicPartitions]) -> tuple[int, str | None]:
         """Return the greatest committed offset in the answer, and its metadata."""
@@ -276,9 +346,16 @@ class _Admin:
                 found = int(each.offset), each.metadata
         return found
 
-    def close(self) -> None:
-        """Free the client."""
-        self._client.close()
+
+@contextmanager
+def _open_groups(
+    client: Mapping[str, str], topic: str | None
+) -> Iterator[tuple[_Groups, Requests]]:
+    requests = _query_requests(client, topic)
+    try:
+        yield _Groups(requests.open_client(AdminClient, reading_config(client)), topic), requests
+    finally:
+        requests.close()
 
 
 _MAX_CHUNK: Final = 10_000
@@ -324,30 +401,21 @@ class BatchTransaction:
     ) -> None:
         self._topic, self._client, self._group_name = topic, client, group
         self._sent_to: list[str] = []
-        self._requests = Requests(client, topic)
+        self._requests = _query_requests(client, topic)
         self._queued_bytes = self._queued = 0
         config = {**PRODUCER_DEFAULTS, **client, **PRODUCER_REQUIRED}
         config["transactional.id"] = transactional_id
-        reading = {**reading_config(client), **_READING, "group.id": group}
-        log = self._requests.log
-        self._clients: list[BoundedClient] = []
-        try:
-            for kind, own in ((Producer, config), (Consumer, reading)):
-                self._clients.append(new_bounded_client(kind, own, log))
-        except KafkaException as error:
-            self.close()
-            raise self._requests.refusal(error) from None
-        self._producer, self._group = self._clients
         self._transaction_s = int(config["transaction.timeout.ms"]) / 1_000
         self._max_queued = int(config["queue.buffering.max.messages"]) or _NO_LIMIT
+        reading = {**reading_config(client), **_READING, "group.id": group}
         try:
+            self._producer = self._requests.open_client(Producer, config)
+            self._group = self._requests.open_client(Consumer, reading)
+            self._transaction = Transaction(self._producer, self._requests)
             # First, because a missing topic would otherwise only show as a record that times out.
             if topic is not None:
                 self._list_partitions(topic)
-            self._requests.run(
-                lambda: self._producer.init_transactions(timeout=STEP_TIMEOUT_S),
-                "open a transaction",
-            )
+            self._transaction.take_id()
         except BaseException:
             self.close()
             raise
@@ -356,20 +424,21 @@ class BatchTransaction:
         """Read the group's committed offset and its metadata; the offset is below 0 without one."""
         if self._topic is None:
             # A batch that runs again may name its topics in another order.
-            return read_group(self._client, self._group_name)
-        asked, wanted = [TopicPartition(self._topic, 0)], "read what is written"
+            with _open_groups(self._client, None) as (groups, requests):
+                return requests.run(lambda: groups.read(groups.ask(self._group_name)), _READ)
+        asked = [TopicPartition(self._topic, 0)]
         (found,) = self._requests.run(
-            lambda: self._group.committed(asked, timeout=STEP_TIMEOUT_S), wanted
+            lambda: self._group.committed(asked, timeout=STEP_TIMEOUT_S), _READ
         )
         if found.error is not None:
-            raise self._requests.failure(found.error, wanted)
+            raise self._requests.failure(found.error, _READ)
         return int(found.offset), found.metadata
 
     def begin(self) -> None:
         """Begin the transaction of a batch."""
         self._queued_bytes = self._queued = 0
         self._sent_to.clear()
-        self._requests.run(self._producer.begin_transaction, "begin a transaction")
+        self._transaction.begin()
 
     def send(
         self, messages: Sequence[dict[str, Any]], size_bytes: int, topic: str | None = None
@@ -411,7 +480,7 @@ class BatchTransaction:
         while self._requests.run_once(flush, "send the rows"):
             if time.monotonic() > deadline_s:
                 late = KafkaError(KafkaError._TIMED_OUT, "no answer from the brokers")
-                raise self._requests.failure(late, "send the rows", may_repeat=True)
+                raise self._requests.failure(late, "send the rows")
 
     def _produce(self, topic: str, messages: list[dict[str, Any]], wanted: str) -> None:
         def queue(producer: Any) -> None:
@@ -436,25 +505,14 @@ class BatchTransaction:
         self._produce(self._topic, marks, "send a mark")
 
     def _list_partitions(self, topic: str) -> range:
-        """Return the topic's partitions.
-
-        Raises:
-            DeliveryFailed: there is no such topic.
-        """
-        found = self._requests.run(
-            lambda: self._producer.list_topics(topic, timeout=STEP_TIMEOUT_S),
-            "list the partitions",
-        ).topics.get(topic)
-        if found is None or not found.partitions:
-            error = None if found is None else found.error
-            if error is not None and error.code() not in MISSING_CODES:
-                raise self._requests.failure(error, "list the partitions")
+        partitions = self._requests.list_partitions(self._producer, topic)
+        if not partitions:
             raise DeliveryFailed(
                 f"topic '{topic}' does not exist",
                 next_step=f"create it, or correct {'option' if self._topic else 'the column'} "
                 "'topic'. Nothing of the task is written",
             )
-        return range(len(found.partitions))
+        return partitions
 
     def commit(self, offset: int, metadata: str) -> None:
         """Commit the records, and with them the offset and its metadata.
@@ -462,32 +520,17 @@ class BatchTransaction:
         Raises:
             DeliveryFailed: the commit failed, or, after a timeout, may have failed.
         """
-        topic = self._topic or self._sent_to[0]
-        written = [TopicPartition(topic, 0, offset, metadata)]
-        wanted = "note that the batch is written"
-        group = self._requests.run(self._group.consumer_group_metadata, wanted)
-        self._requests.run(
-            lambda: self._producer.send_offsets_to_transaction(
-                written, group, timeout=STEP_TIMEOUT_S
-            ),
-            wanted,
-        )
-        self._requests.run(
-            lambda: self._producer.commit_transaction(timeout=STEP_TIMEOUT_S),
-            "commit the transaction",
-        )
+        written = TopicPartition(self._topic or self._sent_to[0], 0, offset, metadata)
+        group = self._requests.run(self._group.consumer_group_metadata, "find the group")
+        self._transaction.commit(written, group)
 
     def abort(self) -> None:
         """End the open transaction without its records, if that is possible."""
-        try:
-            self._producer.purge()
-            self._producer.abort_transaction(timeout=STEP_TIMEOUT_S)
-        except KafkaException:
-            # A fenced producer has nothing open. The next producer of the place, or the broker's
-            # timeout, ends anything that another producer leaves open.
-            return
+        # A fenced producer has nothing open. The next producer of the place, or the broker's
+        # timeout, ends anything that another producer leaves open.
+        with suppress(DeliveryFailed, BrokerUnreachable):
+            self._transaction.abort(limit_s=0)
 
     def close(self) -> None:
         """Close the connections."""
-        for each in self._clients:
-            each.close()
+        self._requests.close()

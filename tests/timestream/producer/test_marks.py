@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, parse_instant
 from pyspark_timestream.core.options import hide_secrets
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.producer.marks import (
-    Writer,
-    list_partitions,
-    parse_mark_time,
-    require_idempotence,
-)
+from pyspark_timestream.producer.marks import Writer, parse_mark_time, require_idempotence
 
 
 @given(st.integers(MIN_US, FINAL_US))
@@ -75,13 +70,6 @@ def test_idempotence_is_on_and_cannot_be_turned_off() -> None:
     for off in (False, "false", "False", 0):
         with pytest.raises(OptionError, match=r"enable\.idempotence.*behind a mark"):
             require_idempotence({"enable.idempotence": off})
-
-
-def test_marks_go_to_every_partition_of_the_topic_that_is_there() -> None:
-    assert list(list_partitions("t", {"t": 3, "u": 5})) == [0, 1, 2]
-    for found in ({}, {"t": 0}):
-        with pytest.raises(LookupError, match=r"topic 't' does not exist.*create it"):
-            list_partitions("t", found)
 
 
 def test_secrets_are_hidden_wherever_they_are_quoted() -> None:

@@ -54,7 +54,7 @@ class FakeClient:
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         parts = dict.fromkeys(range(self.partitions))
-        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=parts)})
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=parts, error=None)})
 
     def init_transactions(self, timeout: float = -1) -> None:
         self.steps.append("init")
@@ -128,6 +128,13 @@ def test_partitions_that_were_added_get_marks_too() -> None:
     client.partitions = 3
     one.note_time(T1)
     assert [partition for _, partition in client.log] == [0, 1, 2]
+
+
+def test_a_topic_that_does_not_exist_gets_no_mark() -> None:
+    one, client = producer()
+    client.partitions = 0
+    with pytest.raises(LookupError, match=r"topic 't' does not exist.*create it"):
+        one.note_time(T1)
 
 
 def test_no_mark_follows_a_record_that_was_not_delivered_until_the_user_was_told() -> None:
@@ -291,7 +298,9 @@ def test_a_step_that_may_pass_is_tried_again_and_others_are_said() -> None:
 
     client.init_transactions, client.commit_transaction = init, commit  # type: ignore[method-assign]
     one.produce("a")
-    with pytest.raises(DeliveryFailed, match=r"transaction into 't' failed: fenced.*abort\(\)"):
+    with pytest.raises(
+        DeliveryFailed, match=r"could not commit the transaction for topic 't': fenced.*abort\(\)"
+    ):
         one.commit()
 
 

@@ -33,17 +33,14 @@ from pyspark_timestream.kafka.client.config import (
 from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,
     MISSING_CODES,
-    REFUSED_CODES,
     REQUEST_TIMEOUT_S,
     ClientLog,
+    FailureKind,
     RetryBudget,
-    abandoned_error,
+    classify_failure,
     error_text,
+    failed_request_error,
     is_login_refused,
-    is_retriable,
-    lasting_error,
-    no_answer_error,
-    refusal_error,
 )
 from pyspark_timestream.kafka.offsets.offset import describe_missing_states
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -310,25 +307,21 @@ class Broker:
         Raises:
             BrokerUnreachable: there is no time left, or another attempt would not help.
         """
-        code = error.args[0].code()
+        kind = classify_failure(error)
         self.trouble_count += 1
         self._replace_abandoned()
         # Codes below 0 are the client's own; only those above are answers of a broker.
-        self._answered |= code > 0
+        self._answered |= error.args[0].code() > 0
         self._serve_callbacks()
-        if not is_retriable(error.args[0]) and code not in REFUSED_CODES:
-            raise refusal_error(code, error_text(error), wanted) from error
         since_s = budget.elapsed_s + _SLOW_REQUEST_S if self._answered else float("inf")
         failures = self._log.recent_failures(since_s)
-        is_given_up = not self._answered and is_login_refused(failures, budget.elapsed_s)
-        if not is_given_up and budget.pause_before_retry(self._retry_limit_s()):
-            return
-        if isinstance(error, CallAbandoned):
-            raise abandoned_error(error_text(error), wanted) from error
-        if code > 0:
-            answer = error_text(error)
-            raise lasting_error(answer, failures, budget.elapsed_s, wanted) from error
-        raise no_answer_error(self._options.client, failures, budget.elapsed_s, wanted) from error
+        is_final = not kind.may_pass and kind is not FailureKind.REFUSED
+        if not self._answered:
+            is_final |= is_login_refused(failures, budget.elapsed_s)
+        if is_final or not budget.pause_before_retry(self._retry_limit_s()):
+            raise failed_request_error(
+                error, self._options.client, failures, budget.elapsed_s, wanted
+            ) from error
 
     def close(self) -> None:
         """Release the clients."""
@@ -336,7 +329,9 @@ class Broker:
         self._admin.close()
 
     def _create(self, kind: Callable[..., Any], config: Mapping[str, Any]) -> BoundedClient:
-        return create_client(self._options, lambda: new_bounded_client(kind, config, self._log))
+        return create_client(
+            self._options.client, lambda: new_bounded_client(kind, config, self._log)
+        )
 
     def _replace_abandoned(self) -> None:
         """Create a new client in place of one that has not returned from a call."""

@@ -75,7 +75,7 @@ def _reconnect_settings(given: Mapping[str, str]) -> Mapping[str, Any]:
     return {} if any(name in given for name in _RECONNECT_DEFAULTS) else _RECONNECT_DEFAULTS
 
 
-def create_client(options: KafkaOptions, make: Callable[[], T]) -> T:
+def create_client(given: Mapping[str, Any], make: Callable[[], T], option: str = "kafka.*") -> T:
     """Call `make`, and turn the refusal of a configuration into an option error.
 
     Raises:
@@ -84,10 +84,11 @@ def create_client(options: KafkaOptions, make: Callable[[], T]) -> T:
     try:
         return make()
     except KafkaException as error:
+        prefix = option.removesuffix("*")
         raise OptionError(
-            "kafka.*",
-            hide_secrets(error_text(error), options.client),
-            "librdkafka's configuration, each name after 'kafka.'",
+            option,
+            hide_secrets(error_text(error), given),
+            "librdkafka's configuration" + (f", each name after '{prefix}'" * (prefix != option)),
             "correct the name or the value",
         ) from None
 

@@ -15,12 +15,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.core.options import hide_secrets
 from pyspark_timestream.errors import BrokerUnreachable
+from pyspark_timestream.kafka.client.bounded import CallAbandoned
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -173,9 +175,14 @@ MISSING_CODES: Final = (
 )
 """Codes for a topic or partition that does not exist, no longer, or not yet on every broker."""
 
-REFUSED_CODES: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
-"""Codes for a connection that one side refused, rather than leaving it unanswered."""
-
+_REFUSED_CODES: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
+_FENCED_CODES: Final = (
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError._PURGE_QUEUE,
+)
 _RETRIABLE_CODES: Final = frozenset(
     (
         # Every `RetriableException` in Kafka's own code, except those for unknown topics
@@ -226,9 +233,41 @@ _RETRIABLE_CODES: Final = frozenset(
 )
 
 
-def is_retriable(error: KafkaError) -> bool:
-    """Return whether the same request may succeed later."""
-    return bool(error.retriable() or error.code() in _RETRIABLE_CODES)
+class FailureKind(Enum):
+    """What is to be done about an error of Kafka's client.
+
+    Attributes:
+        may_pass: the same work may succeed later, with the same client or with a new one.
+    """
+
+    RETRIABLE = auto()  # The same request may succeed later.
+    ABORT_NEEDED = auto()  # The transaction must be aborted; the next one may succeed.
+    ABANDONED = auto()  # The call has not returned, so only a new client can go on.
+    FENCED = auto()  # Another producer has taken the transactional id.
+    MISSING = auto()  # The topic or partition does not exist.
+    REFUSED = auto()  # One side refused the connection, rather than leaving it unanswered.
+    FATAL = auto()  # The request will not succeed.
+
+    @property
+    def may_pass(self) -> bool:
+        """See the class."""
+        return self in (self.RETRIABLE, self.ABORT_NEEDED, self.ABANDONED)
+
+
+def classify_failure(error: KafkaException | KafkaError) -> FailureKind:
+    """Return the kind of an error."""
+    if isinstance(error, CallAbandoned):
+        return FailureKind.ABANDONED
+    cause = error.args[0] if isinstance(error, KafkaException) else error
+    code = cause.code()
+    if cause.retriable() or code in _RETRIABLE_CODES:
+        needs_abort = cause.txn_requires_abort()
+        return FailureKind.ABORT_NEEDED if needs_abort else FailureKind.RETRIABLE
+    if code in _FENCED_CODES:
+        return FailureKind.FENCED
+    if code in MISSING_CODES:
+        return FailureKind.MISSING
+    return FailureKind.REFUSED if code in _REFUSED_CODES else FailureKind.FATAL
 
 
 def error_text(error: KafkaException) -> str:
@@ -319,7 +358,7 @@ def is_login_refused(complaints: Mapping[str, BrokerFailure], spent_s: float) ->
     A token that cannot be obtained is no refusal by a broker, and is retried.
     """
     codes = {each.code for each in complaints.values()}
-    refused = bool(codes) and codes <= set(REFUSED_CODES) and "" not in complaints
+    refused = bool(codes) and codes <= set(_REFUSED_CODES) and "" not in complaints
     return refused and spent_s >= _MAX_REFUSED_S
 
 
@@ -346,6 +385,34 @@ def no_answer_error(
     )
 
 
+def failed_request_error(
+    error: KafkaException | KafkaError,
+    client: Mapping[str, Any],
+    complaints: Mapping[str, BrokerFailure],
+    spent_s: float,
+    wanted: str,
+) -> BrokerUnreachable:
+    """Build the error for a request that is not repeated any more, or never was."""
+    kind, cause = classify_failure(error), error
+    if isinstance(error, KafkaException):
+        cause = error.args[0]
+    code, answer = cause.code(), cause.str()
+    if kind is FailureKind.ABANDONED:
+        return BrokerUnreachable(
+            f"cannot get {wanted}: {answer}",
+            next_step="look at the brokers, and start the query again: it goes on where it stopped",
+        )
+    if kind is FailureKind.REFUSED or (kind is FailureKind.RETRIABLE and code < 0):
+        return no_answer_error(client, complaints, spent_s, wanted)
+    if kind is FailureKind.RETRIABLE:
+        return lasting_error(answer, complaints, spent_s, wanted)
+    who = "the Kafka broker answered" if code > 0 else "the Kafka client says"
+    return BrokerUnreachable(
+        f"cannot get {wanted}: {who} '{answer}'",
+        next_step=_RIGHTS.get(code, "correct what this names, and start the query again"),
+    )
+
+
 def lasting_error(
     answer: str, complaints: Mapping[str, BrokerFailure], spent_s: float, wanted: str
 ) -> BrokerUnreachable:
@@ -358,21 +425,6 @@ def lasting_error(
         next_step="see to it that every partition has a leader and enough replicas in sync, and "
         "start the query again: it goes on where it stopped",
     )
-
-
-def abandoned_error(answer: str, wanted: str) -> BrokerUnreachable:
-    """Build the error for a client library that does not return from its calls."""
-    return BrokerUnreachable(
-        f"cannot get {wanted}: {answer}",
-        next_step="look at the brokers, and start the query again: it goes on where it stopped",
-    )
-
-
-def refusal_error(code: int, answer: str, wanted: str) -> BrokerUnreachable:
-    """Build the error for a refusal; codes below 0 are the client's own."""
-    advice = _RIGHTS.get(code, "correct what this names, and start the query again")
-    who = "the Kafka broker answered" if code > 0 else "the Kafka client says"
-    return BrokerUnreachable(f"cannot get {wanted}: {who} '{answer}'", next_step=advice)
 
 
 def _bootstrap_addresses(client: Mapping[str, Any]) -> list[str]:

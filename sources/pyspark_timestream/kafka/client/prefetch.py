@@ -161,7 +161,7 @@ class Prefetcher:
         if self._consumer is None:
             log = ClientLog(self._options.client)
             self._consumer = create_client(
-                self._options, lambda: new_bounded_client(self._create, self._config, log)
+                self._options.client, lambda: new_bounded_client(self._create, self._config, log)
             )
         self._consumer.assign(
             [TopicPartition(*span.partition, span.start_inclusive) for span in spans]

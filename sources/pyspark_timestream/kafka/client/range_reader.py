@@ -39,14 +39,14 @@ from pyspark_timestream.kafka.client.errors import (
     MISSING_CODES,
     BrokerFailure,
     ClientLog,
+    FailureKind,
     RetryBudget,
-    abandoned_error,
+    classify_failure,
     error_text,
+    failed_request_error,
     is_login_refused,
-    is_retriable,
     lasting_error,
     no_answer_error,
-    refusal_error,
 )
 from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
@@ -149,11 +149,13 @@ def create_column_consumer(
 ) -> ColumnConsumer:
     """Create the native consumer if its library is available, else a `MessageConsumer`."""
     native_reader = load_native_reader()
-    if native_reader is None:
-        return create_client(options, lambda: BoundedConsumer(MessageConsumer(config, log)))
-    return create_client(
-        options, lambda: BoundedConsumer(NativeConsumer(config, native_reader, log))
-    )
+
+    def make() -> ColumnConsumer:
+        if native_reader is None:
+            return BoundedConsumer(MessageConsumer(config, log))
+        return BoundedConsumer(NativeConsumer(config, native_reader, log))
+
+    return create_client(options.client, make)
 
 
 class RangeReader:
@@ -208,7 +210,7 @@ class RangeReader:
             yield from self._read(span, needs)
         except CallAbandoned as error:
             wanted = _describe(span, span.start_inclusive)
-            raise abandoned_error(error_text(error), wanted) from error
+            raise failed_request_error(error, self._options.client, {}, 0, wanted) from error
 
     def _read(self, span: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
         position, end = span.start_inclusive, span.end_exclusive
@@ -393,16 +395,17 @@ class RangeReader:
         budget = self._budget(API_TIMEOUT_S)
 
         def pause_or_raise(error: KafkaException) -> None:
-            code = error.args[0].code()
-            if code in MISSING_CODES:
+            kind = classify_failure(error)
+            if kind is FailureKind.MISSING:
                 raise error
-            if isinstance(error, CallAbandoned):
+            if kind is FailureKind.ABANDONED:
                 self._replace_consumer()
-            if not is_retriable(error.args[0]):
-                raise refusal_error(code, error_text(error), str(span.partition)) from error
-            if not budget.pause_before_retry():
-                answer = error_text(error) if code > 0 else None
-                raise self._no_progress_error(span, position, budget.elapsed_s, answer) from error
+            if not kind.may_pass or not budget.pause_before_retry():
+                spent_s, wanted = budget.elapsed_s, _describe(span, position)
+                failures = self._recent_failures(spent_s)
+                raise failed_request_error(
+                    error, self._options.client, failures, spent_s, wanted
+                ) from error
 
         try:
             return budget.call(
@@ -419,8 +422,9 @@ class RangeReader:
             BrokerUnreachable: it concerns the range and is not retriable, as missing rights are.
         """
         error = problem.error
-        if _concerns(problem, span) and not is_retriable(error):
-            raise refusal_error(error.code(), error.str(), f"the records of {span.partition}")
+        if _concerns(problem, span) and not classify_failure(error).may_pass:
+            wanted = f"the records of {span.partition}"
+            raise failed_request_error(error, self._options.client, {}, 0, wanted)
         # Errors about the group, which only stores clocks, must not stop the read.
         return str(error.str())
 

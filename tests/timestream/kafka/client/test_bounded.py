@@ -17,7 +17,7 @@ from pyspark_timestream.kafka.client.bounded import (
     HangingCalls,
     call_bounded,
 )
-from pyspark_timestream.kafka.client.errors import is_retriable
+from pyspark_timestream.kafka.client.errors import FailureKind, classify_failure
 
 BoundedClient = partial(bounded.BoundedClient, grace_s=0.05)
 
@@ -60,7 +60,8 @@ def test_it_counts_as_a_time_out_that_may_pass() -> None:
     error = CallAbandoned("commit", 20)
     assert isinstance(error, KafkaException)
     assert error.args[0].code() == KafkaError._TIMED_OUT
-    assert is_retriable(error.args[0])
+    assert classify_failure(error) is FailureKind.ABANDONED
+    assert FailureKind.ABANDONED.may_pass
 
 
 def test_a_client_with_an_abandoned_call_takes_no_other_and_keeps_one_thread(gate) -> None:

@@ -1,13 +1,13 @@
 """Errors about unreachable brokers: addresses, advice, and when they are final."""
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.kafka.client.errors import (
     BrokerFailure,
+    failed_request_error,
     is_login_refused,
     no_answer_error,
-    refusal_error,
 )
 
 CLIENT = {"bootstrap.servers": "a:1, SSL://b ,c:3"}
@@ -64,5 +64,6 @@ def test_login_refused_by_every_broker_for_seconds_is_final(heard, spent_s, is_f
 
 
 def test_an_error_of_the_client_is_not_put_into_a_brokers_mouth():
-    broken = refusal_error(KafkaError._BAD_MSG, "failed CRC32C check", "it")
+    error = KafkaException(KafkaError(KafkaError._BAD_MSG, "failed CRC32C check"))
+    broken = failed_request_error(error, CLIENT, {}, 0, "it")
     assert "the Kafka client says 'failed CRC32C check'" in str(broken)

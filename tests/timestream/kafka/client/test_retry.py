@@ -6,8 +6,9 @@ from confluent_kafka import KafkaError
 from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,
     MISSING_CODES,
+    FailureKind,
     RetryBudget,
-    is_retriable,
+    classify_failure,
 )
 
 KAFKA_4_3 = {
@@ -30,28 +31,39 @@ def test_every_answer_that_kafka_calls_retriable_is_asked_for_again(name: str) -
     # A topic that is not known is waited for where it is listed, and not for a minute.
     is_gone = KAFKA_4_3[name] in MISSING_CODES
     assert is_gone == (name == "UNKNOWN_TOPIC_OR_PARTITION")
-    assert is_retriable(KafkaError(KAFKA_4_3[name])) or is_gone
+    expected = FailureKind.MISSING if is_gone else FailureKind.RETRIABLE
+    assert classify_failure(KafkaError(KAFKA_4_3[name])) is expected
 
 
 @pytest.mark.parametrize(
     "code", [KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE, KafkaError._NOENT]
 )
 def test_no_answer_is_worth_another_try(code: int) -> None:
-    assert is_retriable(KafkaError(code))
+    assert classify_failure(KafkaError(code)) is FailureKind.RETRIABLE
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "kind"),
     [
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.UNSUPPORTED_VERSION,
-        KafkaError._SSL,
-        KafkaError._AUTHENTICATION,
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, FailureKind.FATAL),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, FailureKind.MISSING),
+        (KafkaError.UNSUPPORTED_VERSION, FailureKind.FATAL),
+        (KafkaError._SSL, FailureKind.REFUSED),
+        (KafkaError._AUTHENTICATION, FailureKind.REFUSED),
+        (KafkaError.PRODUCER_FENCED, FailureKind.FENCED),
     ],
 )
-def test_error_that_needs_a_change_is_not_retriable(code: int) -> None:
-    assert not is_retriable(KafkaError(code))
+def test_error_that_needs_a_change_is_not_retriable(code: int, kind: FailureKind) -> None:
+    assert classify_failure(KafkaError(code)) is kind
+    assert not kind.may_pass
+
+
+def test_an_error_that_ends_a_transaction_asks_for_the_next_one_if_that_may_succeed() -> None:
+    def ending(code: int) -> FailureKind:
+        return classify_failure(KafkaError(code, "text", False, False, True))
+
+    assert ending(KafkaError.NOT_COORDINATOR) is FailureKind.ABORT_NEEDED
+    assert ending(KafkaError.GROUP_AUTHORIZATION_FAILED) is FailureKind.FATAL
 
 
 class Clock:

@@ -109,8 +109,8 @@ class Producer:
 
         self.cluster.meet("commit_transaction", commit)
 
-    def purge(self) -> None:
-        self.open = []
+    def poll(self, timeout: float) -> None:
+        """There are no callbacks."""
 
     def abort_transaction(self, timeout: float) -> None:
         self.cluster.meet("abort_transaction")
@@ -128,6 +128,9 @@ class Consumer:
     def consumer_group_metadata(self) -> str:
         return self.cluster.meet("consumer_group_metadata", lambda: self.group)
 
+    def poll(self, timeout: float) -> None:
+        """There are no callbacks."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -135,6 +138,9 @@ class Consumer:
 class Admin:
     def __init__(self, cluster: Cluster, config: dict[str, Any]) -> None:
         self.cluster = cluster
+
+    def poll(self, timeout: float) -> None:
+        """There are no callbacks."""
 
     def list_consumer_groups(self, request_timeout: float) -> Future[Any]:
         errors = [self.cluster.errors.pop(0)] if self.cluster.errors else []
@@ -162,14 +168,11 @@ class Admin:
 def cluster(monkeypatch: pytest.MonkeyPatch):
     made = Cluster()
     monkeypatch.setattr(bounded, "GRACE_S", 0.3)
-    for module in (transactions, transactions, transactions):
-        monkeypatch.setattr(module, "STEP_TIMEOUT_S", 0.1)
-    for module, name, kind in (
-        (transactions, "Producer", Producer),
-        (transactions, "Consumer", Consumer),
-        (transactions, "AdminClient", Admin),
-    ):
-        monkeypatch.setattr(module, name, lambda config, logger, kind=kind: kind(made, config))
+    monkeypatch.setattr(transactions, "STEP_TIMEOUT_S", 0.1)
+    for name, kind in (("Producer", Producer), ("Consumer", Consumer), ("AdminClient", Admin)):
+        monkeypatch.setattr(
+            transactions, name, lambda config, logger, kind=kind: kind(made, config)
+        )
     yield made
     made.gate.set()
 
