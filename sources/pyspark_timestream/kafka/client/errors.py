@@ -393,9 +393,8 @@ def failed_request_error(
     wanted: str,
 ) -> BrokerUnreachable:
     """Build the error for a request that is not repeated any more, or never was."""
-    kind, cause = classify_failure(error), error
-    if isinstance(error, KafkaException):
-        cause = error.args[0]
+    kind = classify_failure(error)
+    cause = error.args[0] if isinstance(error, KafkaException) else error
     code, answer = cause.code(), cause.str()
     if kind is FailureKind.ABANDONED:
         return BrokerUnreachable(
