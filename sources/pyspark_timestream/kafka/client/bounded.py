@@ -49,17 +49,12 @@ _MAX_ABANDONED: Final = 64
 
 
 class HangingCalls:
-    """The calls of one kind that hang in this process, and their limit.
-
-    Attributes:
-        most: the limit, at which no further calls are made.
-        calls: the calls that have not returned in time.
-        parked: calls that were not made; they keep their clients, because freeing those might hang.
-    """
+    """The calls of one kind that hang in this process; at `most` no further ones are made."""
 
     def __init__(self, most: int = _MAX_ABANDONED) -> None:
         self.most = most
         self.calls: set[_Call] = set()
+        # Closes that were not made. They keep their clients, because freeing those might hang.
         self.parked: list[Callable[[], object]] = []
 
 
@@ -148,11 +143,9 @@ def call_bounded(
 ) -> T:
     """Call `step` in a helper thread, and wait at most `limit_s` seconds for it.
 
-    The step may go on after this function has given up. If too many calls of its kind, `hanging`,
-    have not returned, it is not called.
-
     Raises:
-        CallAbandoned: it did not return, or was not made.
+        CallAbandoned: it did not return, and may go on; or it was not made, because too many calls
+            of its kind, `hanging`, have not returned.
     """
     if len(hanging.calls) >= hanging.most:
         why = f"has not returned from {hanging.most} calls of this process, so {name} is not made"
@@ -209,9 +202,6 @@ class BoundedClient:
     Args:
         client: a `Producer`, `Consumer` or `AdminClient`, which nobody else keeps.
         grace_s: replaces `GRACE_S`.
-        close_s: how long a close may take.
-        calls: the hanging calls of this process.
-        closes: its hanging closes.
     """
 
     def __init__(
@@ -231,7 +221,7 @@ class BoundedClient:
 
     @property
     def grace_s(self) -> float:
-        """Return how long a call may exceed its time-out."""
+        """How long a call may exceed its time-out."""
         return GRACE_S if self._grace_s is None else self._grace_s
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

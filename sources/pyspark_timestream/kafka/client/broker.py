@@ -70,11 +70,8 @@ class Broker:
     """Sends the requests of one query to its brokers.
 
     Attributes:
-        trouble_count: the number of requests that failed or took more than a second.
-
-    Args:
-        options: the client configuration, the topics, and the timeouts.
         group: the query's consumer group, unless the options name one.
+        trouble_count: the number of requests that failed or took more than a second.
 
     Raises:
         OptionError: librdkafka refuses the client configuration.
@@ -215,11 +212,7 @@ class Broker:
         return [Partition(listed.topic, number) for number in sorted(listed.partitions)]
 
     def _find_leaders(self, wanted: Collection[Partition], request_s: float) -> set[str]:
-        """Make the client look up the partitions' leaders; return the topics that do not exist.
-
-        Raises:
-            KafkaException: a partition has no leader.
-        """
+        """Make the client look up the partitions' leaders; return the topics that do not exist."""
         gone = set()
         for topic in sorted({part.topic for part in wanted} - self._topics_with_leaders):
             listed = self._admin.list_topics(topic, timeout=request_s).topics[topic]
@@ -276,11 +269,7 @@ class Broker:
         return self._retry("the offsets of " + _name_topics(topics), ask)
 
     def _retry(self, wanted: str, ask: Callable[[float], T]) -> T:
-        """Call `ask` with a timeout in seconds until it succeeds.
-
-        Raises:
-            BrokerUnreachable: it did not succeed in time, or was refused.
-        """
+        """Call `ask` with a timeout in seconds until it succeeds."""
         budget = RetryBudget(self._retry_limit_s(), self._options.retry_interval_ms / 1_000)
 
         def ask_timed(timeout_s: float) -> T:
@@ -295,18 +284,13 @@ class Broker:
         return answer
 
     def _retry_limit_s(self) -> float:
-        """Return how long a request is retried."""
         if not self._answered:
             return self._options.connect_timeout_ms / 1_000
         more_ms = self._options.retries * self._options.retry_interval_ms
         return API_TIMEOUT_S + more_ms / 1_000
 
     def _pause_or_raise(self, error: KafkaException, budget: RetryBudget, wanted: str) -> None:
-        """Pause before the next attempt.
-
-        Raises:
-            BrokerUnreachable: there is no time left, or another attempt would not help.
-        """
+        """Pause before the next attempt; raise if it would not help, or no time is left."""
         kind = classify_failure(error)
         self.trouble_count += 1
         self._replace_abandoned()
@@ -342,7 +326,6 @@ class Broker:
             self._topics_with_leaders.clear()
 
     def _serve_callbacks(self) -> None:
-        """Run the callbacks of both clients."""
         try:
             self._admin.poll(timeout=0)
             self._consumer.poll(timeout=0)
@@ -350,13 +333,10 @@ class Broker:
             self._replace_abandoned()
 
     def _read_offset(self, future: Any, none_is: int | None, timeout_s: float) -> int | None:
-        """Return the answer; None if the partition does not exist.
-
-        If none came, librdkafka gives -1001 and no error. For a timestamp, -1 (`none_is`) is a
-        valid answer.
-        """
+        """Return the answer; None if the partition does not exist."""
         try:
             offset = int(self._admin.wait(future, timeout_s, "list_offsets").offset)
+            # If no answer came, librdkafka gives -1001 and no error. For a timestamp, -1 is valid.
             if offset < 0 and offset != none_is:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
             return offset
@@ -379,6 +359,5 @@ def acquire_broker(options: KafkaOptions, group: str) -> AbstractContextManager[
 
 
 def _name_topics(topics: Set[str]) -> str:
-    """Name up to three topics, for a message."""
     named = ", ".join(f"'{topic}'" for topic in sorted(topics)[:3])
     return f"topic {named}" if len(topics) == 1 else f"topics {named}" + ", ..." * (len(topics) > 3)

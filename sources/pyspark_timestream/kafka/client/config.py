@@ -71,16 +71,11 @@ def admin_config(options: KafkaOptions) -> dict[str, Any]:
 
 
 def _reconnect_settings(given: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the reconnect defaults, unless the user sets one of them."""
     return {} if any(name in given for name in _RECONNECT_DEFAULTS) else _RECONNECT_DEFAULTS
 
 
 def create_client(given: Mapping[str, Any], make: Callable[[], T], option: str = "kafka.*") -> T:
-    """Call `make`, and turn the refusal of a configuration into an option error.
-
-    Raises:
-        OptionError: librdkafka refuses the configuration; secrets are hidden.
-    """
+    """Call `make`, and turn the refusal of a configuration into an `OptionError` on `option`."""
     try:
         return make()
     except KafkaException as error:
@@ -97,9 +92,6 @@ def new_logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: Cl
     """Create a confluent-kafka client; polling it passes its errors and log lines to `log`.
 
     A program's own `error_cb` is called as well.
-
-    Raises:
-        KafkaException: librdkafka refuses the configuration.
     """
     theirs = config.get("error_cb")
 
@@ -122,11 +114,7 @@ def new_bounded_client(
     log: ClientLog,
     grace_s: float | None = None,
 ) -> BoundedClient:
-    """Create a client as `new_logged_client` does, and bound the time of its calls.
-
-    Raises:
-        KafkaException: librdkafka refuses the configuration.
-    """
+    """Create a client as `new_logged_client` does, and bound the time of its calls."""
     return BoundedClient(new_logged_client(kind, config, log), grace_s)
 
 
@@ -140,12 +128,9 @@ C = TypeVar("C", bound=_Closable)
 class Pool(Generic[C]):
     """Lends items to one user at a time, and keeps some of those that are returned.
 
-    Args:
-        most: maximum number of idle items; the one returned first is closed first.
-        idle_s: seconds after which an idle item is closed, when another one is returned.
-        now_s: a monotonic clock.
-        process: returns the id of this process. A forked child must neither use nor close its
-            parent's items: it shares their connections but has none of their threads.
+    At most `most` are idle, the one returned first is closed first, and none longer than `idle_s`
+    after another one is returned. A forked child must neither use nor close its parent's items: it
+    shares their connections but has none of their threads.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
 """The protocol of consumers, and its implementation with confluent-kafka's messages.
 
 `MessageConsumer` needs no compiled code. `native.consumer.NativeConsumer` implements the same
-protocol and is faster. `BoundedConsumer` wraps either and bounds the time of its calls.
+protocol and is faster. `bound_consumer` wraps either and bounds the time of its calls.
 """
 
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -99,11 +99,7 @@ class ColumnConsumer(Protocol):
 
 
 class MessageConsumer:
-    """A `ColumnConsumer` over confluent-kafka's consumer, which `create` makes.
-
-    Raises:
-        KafkaException: librdkafka refuses `config`.
-    """
+    """A `ColumnConsumer` over confluent-kafka's consumer, which `create` makes."""
 
     def __init__(
         self,
@@ -143,11 +139,9 @@ class MessageConsumer:
         return PollResult(block, reached, problems, len(records), inflated)
 
     def _consume(self, most: int, wait_s: float) -> tuple[list[Message], int]:
-        """Return at most `most` messages, with about a block's bytes, and the number of bytes.
-
-        Take the messages that have arrived, and wait only for a single one: a call that waits for
-        many could return any number of bytes.
-        """
+        """Return at most `most` messages, with about a block's bytes, and the number of bytes."""
+        # Take the messages that have arrived, and wait only for a single one: a call that waits for
+        # many could return any number of bytes.
         deadline_s = time.monotonic() + wait_s
         polled: list[Message] = []
         inflated = 0
@@ -217,93 +211,72 @@ class MessageConsumer:
         }
 
 
-class BoundedConsumer:
-    """A `ColumnConsumer` with calls that return in time, whatever the library does.
+_LIBRARY_CALLS: Final = {
+    "seek": ("assign", False),
+    "pause": ("unassign", False),
+    "poll": ("consume", True),
+    "query_bounds": ("query_watermark_offsets", True),
+    "is_connected": ("list_topics", True),
+}
+"""Method of a `ColumnConsumer` -> librdkafka's call, for messages; its last argument is a wait."""
 
-    After a call that has not returned, all further ones raise `CallAbandoned` at once: create
-    another consumer then.
 
-    Args:
-        consumer: makes the calls; nobody else keeps it.
-    """
-
-    def __init__(self, consumer: ColumnConsumer) -> None:
-        self._client = BoundedClient(consumer)
+class _BoundedConsumer(BoundedClient):
+    """See `bound_consumer`."""
 
     @property
     def received_bytes(self) -> int:
-        """See `ColumnConsumer`."""
-        return 0 if self._client.is_abandoned else int(self._client.direct.received_bytes)
+        return 0 if self.is_abandoned else int(self.direct.received_bytes)
 
-    def seek(self, partition: Partition, offset: int) -> None:
-        """See `ColumnConsumer`."""
-        self._call(lambda consumer: consumer.seek(partition, offset), 0, "assign")
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        called, waits = _LIBRARY_CALLS[name]
 
-    def pause(self) -> None:
-        """See `ColumnConsumer`."""
-        self._call(lambda consumer: consumer.pause(), 0, "unassign")
+        def call(*arguments: Any) -> Any:
+            timeout_s = arguments[-1] if waits else 0
+            return self._call(lambda it: getattr(it, name)(*arguments), timeout_s, called)
 
-    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
-        """See `ColumnConsumer`."""
-        return self._call(
-            lambda consumer: consumer.poll(span, position, needs, wait_s), wait_s, "consume"
-        )
-
-    def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
-        """See `ColumnConsumer`."""
-        return self._call(
-            lambda consumer: consumer.query_bounds(partition, timeout_s),
-            timeout_s,
-            "query_watermark_offsets",
-        )
-
-    def is_connected(self, timeout_s: float) -> bool:
-        """See `ColumnConsumer`."""
-        return self._call(
-            lambda consumer: consumer.is_connected(timeout_s), timeout_s, "list_topics"
-        )
+        return call
 
     def commit_offsets(
         self, offsets: Mapping[Partition, tuple[int, str]]
     ) -> dict[Partition, KafkaError]:
-        """See `ColumnConsumer`; without an answer all partitions count as refused."""
         try:
-            return self._call(
-                lambda consumer: consumer.commit_offsets(offsets), _COMMIT_TIMEOUT_S, "commit"
-            )
+            return self._call(lambda it: it.commit_offsets(offsets), _COMMIT_TIMEOUT_S, "commit")
         except CallAbandoned as error:
             return dict.fromkeys(offsets, error.args[0])
 
     def close(self) -> None:
-        """See `ColumnConsumer`."""
-        if not self._client.is_abandoned:
-            self._client.direct.close()
-
-    def abandon(self) -> None:
-        """See `ColumnConsumer`."""
+        if not self.is_abandoned:
+            self.direct.close()
 
     def _call(self, step: Callable[[ColumnConsumer], T], timeout_s: float, name: str) -> T:
-        consumer = self._client.direct
+        consumer = self.direct
         try:
-            return self._client.run(step, timeout_s, name)
+            return self.run(step, timeout_s, name)
         except CallAbandoned:
             if consumer is not None:
                 consumer.abandon()
             raise
 
 
-def discard_fetched(consumer: Consumer) -> None:
-    """Assign nothing to `consumer`, and free the messages that it has fetched.
+def bound_consumer(consumer: ColumnConsumer) -> ColumnConsumer:
+    """Return a `ColumnConsumer` with calls that return in time, whatever the library does.
 
-    The new assignment makes them outdated, but librdkafka keeps up to
-    `queued.max.messages.kbytes` of them until the queue is read.
+    After a call that has not returned, all further ones raise `CallAbandoned` at once: create
+    another consumer then. Nobody else keeps `consumer`.
     """
+    return cast(ColumnConsumer, _BoundedConsumer(consumer))
+
+
+def discard_fetched(consumer: Consumer) -> None:
+    """Assign nothing to `consumer`, and free the messages that it has fetched."""
     consumer.unassign()
+    # They are outdated now, but librdkafka keeps up to `queued.max.messages.kbytes` of them until
+    # the queue is read.
     consumer.consume(_MAX_DISCARDED_MESSAGES, timeout=0)
 
 
 def _split_errors(polled: list[Message]) -> tuple[list[Message], list[ConsumerError]]:
-    """Separate records from errors."""
     errors = _read_field(polled, "error")
     # Do not compare with None: that leaves a TypeError behind, which the next call would raise.
     if not any(errors):

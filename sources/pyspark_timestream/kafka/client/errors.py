@@ -50,13 +50,7 @@ _CLIENT_FAILURE_WINDOW_S: Final = 900.0
 
 
 class BrokerFailure(NamedTuple):
-    """The reason why a broker could not be reached.
-
-    Attributes:
-        code: librdkafka's error code; 0 if the reason appeared only in its log.
-        reason: librdkafka's text.
-        at_s: the time of the last report.
-    """
+    """The reason why a broker could not be reached; code 0 if it appeared only in the log."""
 
     code: int
     reason: str
@@ -91,13 +85,7 @@ _REPEATS: Final = RepeatFilter()
 
 
 class ClientLog:
-    """Collects errors and log lines from clients of one configuration.
-
-    Args:
-        config: librdkafka's configuration; its secrets are hidden in texts.
-        repeats: the filter for repeated lines.
-        now_s: a monotonic clock.
-    """
+    """Collects errors and log lines from clients of one configuration, and hides its secrets."""
 
     def __init__(
         self,
@@ -123,12 +111,10 @@ class ClientLog:
         self._emit(logging.WARNING if level <= _SYSLOG_WARNING else logging.INFO, facility, line)
 
     def recent_failures(self, within_s: float) -> dict[str, BrokerFailure]:
-        """Return the latest failure of each broker within the last `within_s`, by address.
-
-        Failures of the client itself, such as a token that it cannot obtain, have the address "".
-        librdkafka reports these only once, so they count for longer.
-        """
+        """Return the latest failure of each broker within the last `within_s`, by address."""
         now_s = self._now_s()
+        # Failures of the client itself, such as a token that it cannot obtain, have the address "".
+        # librdkafka reports these only once, so they count for longer.
         limits = {"": max(within_s, _CLIENT_FAILURE_WINDOW_S)}
         return {
             at: each
@@ -279,16 +265,7 @@ class RetryBudget:
     """The time that one request may take: per attempt, between attempts, and in all.
 
     Timeouts and pauses grow from attempt to attempt: early ones show soon that a client cannot
-    connect, later ones allow for a slow answer.
-
-    Attributes:
-        tries: the number of attempts, including the current one.
-
-    Args:
-        limit_s: seconds from now after which no further attempt is made.
-        pause_s: the first pause.
-        now_s: a monotonic clock.
-        wait: waits for a number of seconds.
+    connect, later ones allow for a slow answer. No further attempt is made after `limit_s`.
     """
 
     def __init__(
@@ -311,7 +288,7 @@ class RetryBudget:
 
     @property
     def request_timeout_s(self) -> float:
-        """Return the timeout of the next attempt, in seconds."""
+        """Return the timeout of the next attempt."""
         return max(min(self._request_s, self._limit_s - self.elapsed_s), 0.1)
 
     def call(self, ask: Callable[[float], T], on_error: Callable[[KafkaException], None]) -> T:
@@ -371,8 +348,7 @@ def no_answer_error(
 ) -> BrokerUnreachable:
     """Build the error for brokers that did not answer the request `wanted` within `spent_s`.
 
-    `complaints` are the brokers' failures by address; `prefix` stands before librdkafka's names in
-    the user's options.
+    `prefix` stands before librdkafka's names in the user's options.
     """
     addresses = dict.fromkeys([*_bootstrap_addresses(client), *(at for at in complaints if at)])
     said = [f"{at} ({complaints[at].reason if at in complaints else 'no answer'})"

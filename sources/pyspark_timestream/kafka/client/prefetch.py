@@ -48,8 +48,7 @@ def choose_small_ranges(
 ) -> list[Range]:
     """Choose the ranges to read at once, smallest first; none if there would be only one.
 
-    `record_bytes` returns the mean size of a topic's records; None, if it is unknown, excludes the
-    topic's ranges.
+    Topics whose mean size of records, `record_bytes`, is unknown are left out.
     """
     known = [(span, record_bytes(span.partition.topic)) for span in spans if span.size]
     sizes = sorted((span.size, span, size) for span, size in known if size is not None)
@@ -79,9 +78,6 @@ def prefetch_small_ranges(
 
     The first request for a small range fetches a group of them. The next group is fetched only
     after this one has been delivered completely.
-
-    `read` reads a range separately. `known` has the sizes of records, by default those that this
-    process has seen. `fetch` fetches several ranges at once, by default with `fetch_ranges`.
     """
     known = known or get_compression_stats(options.client["bootstrap.servers"])
     fetch = fetch or fetch_ranges
@@ -179,11 +175,7 @@ class Prefetcher:
 
 
 class PartialFetch:
-    """The records received so far for ranges of different partitions.
-
-    Attributes:
-        failed: True once an error has arrived.
-    """
+    """The records received so far for ranges of different partitions, until an error (`failed`)."""
 
     def __init__(self, spans: Iterable[Range]) -> None:
         self._spans: Mapping[Partition, Range] = {span.partition: span for span in spans}

@@ -28,11 +28,11 @@ from pyspark_timestream.errors import LOSS_ADVICE, BrokerUnreachable, DataLost
 from pyspark_timestream.kafka.client.bounded import CallAbandoned
 from pyspark_timestream.kafka.client.config import Pool, consumer_config, create_client
 from pyspark_timestream.kafka.client.consumer import (
-    BoundedConsumer,
     ColumnConsumer,
     ConsumerError,
     MessageConsumer,
     PollResult,
+    bound_consumer,
 )
 from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,
@@ -106,10 +106,7 @@ class CompressionStats:
         return known.record_bytes / known.records if known is not None and known.records else None
 
     def note(self, topic: str, received: int, inflated: int, records: int) -> None:
-        """Count the records that a read returned.
-
-        `received` are compressed bytes of answers, `inflated` the bytes of keys and values.
-        """
+        """Count records; `received` are compressed bytes, `inflated` those of keys and values."""
         known = self._topics.setdefault(topic, _Topic())
         known.records, known.record_bytes = known.records + records, known.record_bytes + inflated
         if known.records > _MAX_AVERAGED_RECORDS:
@@ -152,8 +149,8 @@ def create_column_consumer(
 
     def make() -> ColumnConsumer:
         if native_reader is None:
-            return BoundedConsumer(MessageConsumer(config, log))
-        return BoundedConsumer(NativeConsumer(config, native_reader, log))
+            return bound_consumer(MessageConsumer(config, log))
+        return bound_consumer(NativeConsumer(config, native_reader, log))
 
     return create_client(options.client, make)
 
@@ -161,13 +158,7 @@ def create_column_consumer(
 class RangeReader:
     """Reads ranges into columns with one consumer, kept from range to range.
 
-    Args:
-        options: the client configuration and the timeouts.
-        group: the consumer group that keeps the clocks in its metadata.
-        create_consumer: makes a consumer from librdkafka's configuration.
-        log: collects the client's errors, which explain missing progress.
-        clock: monotonic seconds.
-        budget: makes the retry budget of a request from its limit in seconds.
+    `group` is the consumer group that keeps the clocks in its metadata.
     """
 
     def __init__(
@@ -234,6 +225,7 @@ class RangeReader:
                 for problem in taken.errors:
                     if not _reports_loss(problem, span):
                         trouble = self._tolerate(problem, span)
+                    # A queue may still hold errors of the previous range, or the same one twice.
                     elif not 0 <= problem.offset < reached:
                         loss = loss or self._budget(API_TIMEOUT_S)
                         reached = self._resume_after_loss(span, reached, problem, loss)
@@ -301,7 +293,6 @@ class RangeReader:
             self._spare.close()
 
     def _needs_small_fetches(self, topic: str) -> bool:
-        """Return whether `topic` must be fetched in small answers."""
         return self._adapts and not self._compression.allows_large_fetches(topic)
 
     def _seek(self, partition: Partition, position: int) -> None:
@@ -330,7 +321,6 @@ class RangeReader:
         old.close()
 
     def _poll(self, span: Range, position: int, needs: ColumnSet) -> PollResult:
-        """Poll for `span`, and count the compressed and decompressed bytes."""
         taken = self._consumer.poll(
             span, position, needs, min(_POLL_TIMEOUT_S, self._poll_timeout_s)
         )
@@ -354,11 +344,7 @@ class RangeReader:
     def _resume_after_loss(
         self, span: Range, position: int, problem: ConsumerError, budget: RetryBudget
     ) -> int:
-        """Return where to continue after the broker refused `position`.
-
-        Raises:
-            DataLost: the records are gone, and option `failOnDataLoss` is true.
-        """
+        """Return where to continue after the broker refused `position`, unless that is a loss."""
         bounds = self._confirm_bounds(span, position)
         if bounds and bounds[0] <= position <= bounds[1] and budget.pause_before_retry():
             # The refusal is outdated: it concerns an earlier range or a deleted topic of the same
@@ -379,11 +365,9 @@ class RangeReader:
         return resumed
 
     def _confirm_bounds(self, span: Range, position: int) -> tuple[int, int] | None:
-        """Return the partition's bounds once they are reliable.
-
-        While its leader changes, a log may seem shorter than `position`, or missing. That counts
-        only if it persists for `LEADER_CHANGE_GRACE_S`.
-        """
+        """Return the partition's bounds once they are reliable."""
+        # While its leader changes, a log may seem shorter than `position`, or missing. That counts
+        # only if it persists.
         budget = self._budget(LEADER_CHANGE_GRACE_S)
         while True:
             bounds = self._query_bounds(span, position)
@@ -416,11 +400,7 @@ class RangeReader:
             return None
 
     def _tolerate(self, problem: ConsumerError, span: Range) -> str:
-        """Return the text of an error that may pass, or that does not concern the range.
-
-        Raises:
-            BrokerUnreachable: it concerns the range and is not retriable, as missing rights are.
-        """
+        """Return the text of an error that may pass or does not concern the range, or raise it."""
         error = problem.error
         if _concerns(problem, span) and not classify_failure(error).may_pass:
             wanted = f"the records of {span.partition}"
@@ -431,11 +411,7 @@ class RangeReader:
     def _check_progress(
         self, span: Range, position: int, spent_s: float, trouble: str | None
     ) -> None:
-        """Raise an error if waiting longer would not help.
-
-        Raises:
-            BrokerUnreachable: no broker has ever answered, or the read makes no progress.
-        """
+        """Raise an error if waiting longer would not help."""
         if not self._is_connected and self._should_give_up(spent_s):
             self._is_connected = self._consumer.is_connected(_CONNECTION_CHECK_S)
             if not self._is_connected:
@@ -495,11 +471,7 @@ def _concerns(problem: ConsumerError, span: Range) -> bool:
 
 
 def _reports_loss(problem: ConsumerError, span: Range) -> bool:
-    """Return whether an error means that an offset of the range's partition cannot be read.
-
-    The caller ignores the error if the read is past that offset: a consumer's queue may still hold
-    errors of the previous range, or the same error twice.
-    """
+    """Return whether an error means that an offset of the range's partition cannot be read."""
     lost = problem.error.code() in (KafkaError._AUTO_OFFSET_RESET, *MISSING_CODES)
     return lost and _concerns(problem, span)
 

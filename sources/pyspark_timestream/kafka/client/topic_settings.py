@@ -46,10 +46,6 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
 
     Return nothing without `timeSettings`, or if its text or the topics' names cannot be parsed: a
     later check refuses the options then.
-
-    Raises:
-        OptionError: a description is missing or cannot be read.
-        BrokerUnreachable: the topic of the descriptions cannot be read.
     """
     own = {name.lower(): text for name, text in raw.items()}
     try:

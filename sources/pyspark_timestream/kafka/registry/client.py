@@ -14,8 +14,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -54,25 +54,14 @@ _SLOW: Final = (
     "'schemaRegistry.timeout' and 'schemaRegistry.max.retries' wait longer"
 )
 _TOKEN: Final = "check options 'schemaRegistry.bearer.auth.*'"
-
+_NO_REGISTRY: Final = f"check option {_URL} and its path: Confluent's registry would not answer so"
 
 _FILES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 _MAX_WAIT_S: Final = 10**6
 
 
-class Hint(NamedTuple):
-    """The hints in an answer's headers: the target of a redirect, and the seconds to wait."""
-
-    location: str | None = None
-    wait_s: float | None = None
-
-
-def check_files(settings: Mapping[str, str]) -> None:
-    """Check that a configuration's files can be read; the client's own errors do not name them.
-
-    Raises:
-        OptionError: a file cannot be read.
-    """
+def _check_files(settings: Mapping[str, str]) -> None:
+    """Check that a configuration's files can be read; the client's own errors do not name them."""
     for key in _FILES:
         path = settings.get(key)
         if path is None or Path(path).is_dir():
@@ -106,23 +95,21 @@ def read_retry_after(headers: Mapping[str, str]) -> float | None:
     return min(max(seconds, 0.0), _MAX_WAIT_S)
 
 
+class _Hint(NamedTuple):
+    """The hints in an answer's headers: the target of a redirect, and the seconds to wait."""
+
+    location: str | None = None
+    wait_s: float | None = None
+
+
 class _Reason(NamedTuple):
     answer: str
     next_step: str
+    is_missing: bool = False
 
 
-def refusal_error(
-    settings: Mapping[str, str],
-    wanted: str,
-    status: int,
-    code: int,
-    answer: str,
-    hint: Hint = Hint(),  # noqa: B008 a value
-) -> SchemaRegistryError:
-    """Build the error for an HTTP status other than 2xx, with the secrets in `settings` hidden.
-
-    `wanted` names the request; `code` is the registry's error code, -1 if the answer had none.
-    """
+def _explain_status(status: int, code: int, answer: str, hint: _Hint) -> _Reason:
+    """Explain an HTTP status other than 2xx; `code` is -1 if the answer had no error code."""
     answer = answer.removeprefix(_UNKNOWN).removesuffix(".")
     said = f"it answered {status}" + (f" ({answer})" if answer not in ("", "b''") else "")
     advice = _choose_advice(status, code)
@@ -132,9 +119,8 @@ def refusal_error(
     if hint.wait_s is not None:
         said += f", and asks to wait {hint.wait_s:.0f} s"
         advice = f"wait as long, and start the query again: {_RESUMES}"
-    error = _error(settings, wanted, _Reason(said, advice))
-    error.is_missing = code in (_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND, _SCHEMA_NOT_FOUND)
-    return error
+    missing = (_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND, _SCHEMA_NOT_FOUND)
+    return _Reason(said, advice, code in missing)
 
 
 def _choose_advice(status: int, code: int) -> str:
@@ -154,17 +140,10 @@ def _choose_advice(status: int, code: int) -> str:
         return "let this login read the schema and its subject in the registry"
     if status >= 500 or status in (408, 429):
         return f"look into the registry's own log, and start the query again: {_RESUMES}"
-    return f"check option {_URL} and its path: Confluent's registry would not answer so"
+    return _NO_REGISTRY
 
 
-def transport_error(
-    settings: Mapping[str, str], wanted: str, error: BaseException
-) -> SchemaRegistryError:
-    """Build the error for a request without an answer, or with one that cannot be read."""
-    return _error(settings, wanted, _find_reason(error))
-
-
-def _find_reason(error: BaseException) -> _Reason:
+def _explain_no_answer(error: BaseException) -> _Reason:
     chain = list(walk_causes(error))
     names = {type(each).__name__ for each in chain}
     if "OAuthTokenError" in names:
@@ -179,49 +158,16 @@ def _find_reason(error: BaseException) -> _Reason:
         if isinstance(each, TimeoutError) or type(each).__name__.endswith("Timeout"):
             return _Reason("it did not answer in time", _SLOW)
     if isinstance(error, ValueError):
-        return _Reason(f"its answer is not JSON ({error})", _choose_advice(200, -1))
+        return _Reason(f"its answer is not JSON ({error})", _NO_REGISTRY)
     return _Reason(f"{error}" or type(error).__name__, _NETWORK)
 
 
-def late_error(settings: Mapping[str, str], wanted: str, limit_s: float) -> SchemaRegistryError:
-    """Build the error for a request that no try answered in time."""
-    return _error(settings, wanted, _Reason(f"no answer was complete in {limit_s:.0f} s", _SLOW))
-
-
-def shape_error(settings: Mapping[str, str], wanted: str, problem: str) -> SchemaRegistryError:
-    """Build the error for an answer that no schema registry would send."""
-    return _error(settings, wanted, _Reason(problem, _choose_advice(200, -1)))
-
-
-def proto_text_error(settings: Mapping[str, str], wanted: str) -> SchemaRegistryError:
-    """Build the error for a registry that sends `.proto` text, which Python cannot read."""
-    reason = _Reason(
-        "it sent .proto text, although it was asked for format=serialized",
-        "use a registry that knows that format, such as Confluent's; or leave 'schemaRegistry.*' "
-        "out, and set 'valueSchema' or 'keySchema' to a descriptor set, with 'valueFraming' or "
-        "'keyFraming' = 'confluent'",
-    )
-    return _error(settings, wanted, reason)
-
-
-def _error(settings: Mapping[str, str], wanted: str, reason: _Reason) -> SchemaRegistryError:
-    answer = _hide_login(" ".join(reason.answer.split()), settings)
-    answer = answer.removesuffix(".")
-    answer = answer if len(answer) <= _MAX_ANSWER else f"{answer[:_MAX_ANSWER]}..."
-    return SchemaRegistryError(
-        f"cannot get {wanted} from the schema registry at {settings['url']}: {answer}",
-        next_step=reason.next_step,
-    )
-
-
-def configuration_error(settings: Mapping[str, str], error: Exception) -> OptionError:
-    """Build the error for a configuration that the client refuses."""
-    return OptionError(
-        "schemaRegistry.*",
-        f"its client says: {_hide_login(str(error), settings)}",
-        "the configuration of confluent-kafka's registry client, after 'schemaRegistry.'",
-        "correct the value; a file must be readable on the driver and on every executor",
-    )
+_PROTO_TEXT: Final = _Reason(
+    "it sent .proto text, although it was asked for format=serialized",
+    "use a registry that knows that format, such as Confluent's; or leave 'schemaRegistry.*' out, "
+    "and set 'valueSchema' or 'keySchema' to a descriptor set, with 'valueFraming' or "
+    "'keyFraming' = 'confluent'",
+)
 
 
 def _hide_login(text: str, settings: Mapping[str, str]) -> str:
@@ -248,30 +194,42 @@ _SPARE_S: Final = 1.0
 """Time for a try's work besides waiting, so that its own error comes before that of the limit."""
 
 
-class RegistryClient:
-    """Asks the schema registry, with settings from `read_registry_settings`.
+_FORMS: Final = {"protobuf": "serialized"}
+"""Format -> the form of the text to ask the registry for; others are asked for the text itself."""
+
+
+class _Client:
+    """Asks the schema registry for one schema and its references.
+
+    It is not kept: a process asks only once for each id, and confluent-kafka's client caches
+    answers without regard to their format.
 
     Raises:
-        MissingExtra: the client is not installed.
+        MissingExtra: confluent-kafka's client is not installed.
         OptionError: it refuses the configuration.
     """
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        check_files(settings)
+    def __init__(self, settings: Mapping[str, str], format: str = "") -> None:
+        _check_files(settings)
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
             from confluent_kafka.schema_registry.error import SchemaRegistryError
         except ImportError as error:
             library = error.name or "confluent-kafka[schemaregistry]"
             raise MissingExtra.create("a schema registry", library, "registry") from None
-        self._settings = settings
+        self._settings, self._form = settings, _FORMS.get(format)
         self._refusal: type[Exception] = SchemaRegistryError
         self._limit_s = request_limit_s(settings)
         self._is_late = False
         try:
             self._client = SchemaRegistryClient(_client_config(settings))
         except (ValueError, TypeError, OSError) as error:
-            raise configuration_error(settings, error) from None
+            raise OptionError(
+                "schemaRegistry.*",
+                f"its client says: {_hide_login(str(error), settings)}",
+                "the configuration of confluent-kafka's registry client, after 'schemaRegistry.'",
+                "correct the value; a file must be readable on the driver and on every executor",
+            ) from None
         self._watcher = _Watcher(int({**_DEFAULTS, **settings}["max.retries"]), self._limit_s)
         self._watcher.watch(self._client)
 
@@ -283,42 +241,34 @@ class RegistryClient:
         else:
             self._client.close()
 
-    def get_schema(self, key: int | bytes, form: str | None, subject: str | None) -> Any:
+    def get_schema(self, key: int | bytes, subject: str | None) -> Any:
         """Return confluent-kafka's `Schema` for an id or a GUID.
 
-        `form` is the form of the text to ask for; None for the text itself. `subject` is a subject
-        in the context of the id; None for the default context.
+        `subject` is a subject in the context of the id; None for the default context.
         """
         if isinstance(key, bytes):
+            guid = _format_guid(key)
             return self._ask(
-                describe_key(key),
-                lambda: self._client.get_schema_by_guid(_format_guid(key), fmt=form),
+                _describe_key(key), lambda: self._client.get_schema_by_guid(guid, fmt=self._form)
             )
         return self._ask(
-            describe_key(key),
-            lambda: self._client.get_schema(key, subject_name=subject, fmt=form),
+            _describe_key(key),
+            lambda: self._client.get_schema(key, subject_name=subject, fmt=self._form),
         )
 
-    def get_version(self, subject: str, version: int | str, form: str | None) -> Any:
+    def get_version(self, subject: str, version: int | str) -> Any:
         """Return confluent-kafka's `RegisteredSchema` for a version, or for `latest`.
 
         A numbered version is returned even if it was deleted, because another schema may refer to
         it; `latest` ignores deleted ones.
         """
-        is_latest = version == "latest"
+        deleted = version != "latest"
         return self._ask(
-            f"the {version} version of subject '{subject}'"
-            if is_latest
-            else f"version {version} of subject '{subject}'",
-            lambda: self._client.get_version(subject, version, deleted=not is_latest, fmt=form),
+            _describe_version(subject, version),
+            lambda: self._client.get_version(subject, version, deleted=deleted, fmt=self._form),
         )
 
     def _ask(self, wanted: str, request: Callable[[], T]) -> T:
-        """Return the answer to `request`.
-
-        Raises:
-            SchemaRegistryError: the registry refuses, cannot be reached or does not answer.
-        """
         self._watcher.begin()
         answers: list[T] = []
         errors: list[BaseException] = []
@@ -336,17 +286,40 @@ class RegistryClient:
             return answers[0]
         if not errors:
             self._is_late = True
-            raise late_error(self._settings, wanted, self._limit_s)
+            late = _Reason(f"no answer was complete in {self._limit_s:.0f} s", _SLOW)
+            raise self.error(wanted, late)
         error = errors[0]
         if isinstance(error, self._refusal):
             status, code = getattr(error, "http_status_code", 0), getattr(error, "error_code", -1)
             text = str(getattr(error, "error_message", "") or "")
-            hint = self._watcher.hint
-            raise refusal_error(self._settings, wanted, status, code or -1, text, hint) from None
-        if isinstance(error, (AttributeError, TypeError, KeyError)):
-            problem = "its answer is JSON of another form"
-            raise shape_error(self._settings, wanted, problem) from None
-        raise transport_error(self._settings, wanted, error) from None
+            reason = _explain_status(status, code or -1, text, self._watcher.hint)
+        elif isinstance(error, (AttributeError, TypeError, KeyError)):
+            reason = _Reason("its answer is JSON of another form", _NO_REGISTRY)
+        else:
+            reason = _explain_no_answer(error)
+        raise self.error(wanted, reason) from None
+
+    def check_text(self, schema: Any, kind: str, wanted: str) -> None:
+        """Check that an answer has the text of a schema, in the form that was asked for."""
+        text = schema.schema_str
+        if not isinstance(text, str):
+            raise self.error(wanted, _Reason("its answer lacks a schema", _NO_REGISTRY))
+        if kind == PROTOBUF and self._form is not None:
+            try:
+                base64.b64decode(text, validate=True)
+            except ValueError:
+                raise self.error(wanted, _PROTO_TEXT) from None
+
+    def error(self, wanted: str, reason: _Reason) -> SchemaRegistryError:
+        """Build the error for a request, without secrets."""
+        answer = _hide_login(" ".join(reason.answer.split()), self._settings).removesuffix(".")
+        answer = answer if len(answer) <= _MAX_ANSWER else f"{answer[:_MAX_ANSWER]}..."
+        error = SchemaRegistryError(
+            f"cannot get {wanted} from the schema registry at {self._settings['url']}: {answer}",
+            next_step=reason.next_step,
+        )
+        error.is_missing = reason.is_missing
+        return error
 
 
 class _Watcher:
@@ -360,12 +333,10 @@ class _Watcher:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to watch a request and its tries."""
-        self._answers, self.hint = 0, Hint()
+        self._answers, self.hint = 0, _Hint()
         self._deadline_s = time.monotonic() + self._limit_s
 
     def watch(self, client: Any) -> None:
-        """Watch the answers to `client`."""
         session: Any = getattr(getattr(client, "_rest_client", None), "session", None)
         hooks = getattr(session, "event_hooks", None)
         if isinstance(hooks, dict):
@@ -379,37 +350,20 @@ class _Watcher:
         wait_s = None
         if response.status_code in (429, 503):
             wait_s = read_retry_after(response.headers)
-        self.hint = Hint(moved, wait_s)
+        self.hint = _Hint(moved, wait_s)
         if wait_s is not None and not is_last:
             left_s = self._deadline_s - time.monotonic() - _SPARE_S
             if wait_s <= left_s:
                 threading.Event().wait(wait_s)
 
 
-@contextmanager
-def open_client(settings: Mapping[str, str]) -> Iterator[RegistryClient]:
-    """Lend a client for one schema and its references, and close it afterwards.
-
-    A client is not kept: a process asks only once for each id, and confluent-kafka's client caches
-    answers without regard to their format.
-
-    Raises:
-        OptionError: the client is not installed, or refuses the configuration.
-    """
-    client = RegistryClient(settings)
-    try:
-        yield client
-    finally:
-        client.close()
+def _describe_key(key: int | bytes) -> str:
+    return f"the schema with {f'id {key}' if isinstance(key, int) else f'GUID {_format_guid(key)}'}"
 
 
-def describe_key(key: int | bytes) -> str:
-    """Name the schema with an id or a GUID, for messages."""
-    return (
-        f"the schema with id {key}"
-        if isinstance(key, int)
-        else (f"the schema with GUID {_format_guid(key)}")
-    )
+def _describe_version(subject: str, version: int | str) -> str:
+    which = "the latest version" if version == "latest" else f"version {version}"
+    return f"{which} of subject '{subject}'"
 
 
 def _format_guid(guid: bytes) -> str:
@@ -441,17 +395,12 @@ def _client_config(settings: Mapping[str, str]) -> dict[str, Any]:
     return config
 
 
-_FORMS: Final = {"protobuf": "serialized"}
-"""Format -> the form of the text to ask the registry for."""
-
 _CONTEXT: Final = re.compile(r":\.[^:]+:")
 """The beginning of a subject in a context; each context has ids of its own."""
 
 _MAX_REFERENCES: Final = 1_000
 
-_Key = tuple[object, ...]
-
-_SCHEMAS: Final[dict[_Key, RegisteredSchema]] = {}
+_SCHEMAS: Final[dict[tuple[object, ...], RegisteredSchema]] = {}
 _LOCK: Final = threading.Lock()
 """Held during a fetch, so that the threads of a process fetch a schema once."""
 
@@ -494,8 +443,7 @@ class SchemaRegistry:
             MissingExtra: the client is not installed.
             OptionError: it refuses the configuration.
         """
-        with open_client(self._settings):
-            pass
+        _Client(self._settings).close()
 
     def fetch_schema(
         self, key: int | bytes, format: str, subject: str | None = None
@@ -511,10 +459,12 @@ class SchemaRegistry:
         context = find_context(subject)
         if (format, context, key) in self._known:
             return self._known[format, context, key]
-        place = self._key(format, context, key)
+        place = (*sorted(self._settings.items()), format, context, key)
         with _LOCK:
             if place not in _SCHEMAS:
-                _SCHEMAS[place] = self._fetch(key, format, subject if context else None)
+                with closing(_Client(self._settings, format)) as client:
+                    found = client.get_schema(key, subject if context else None)
+                    _SCHEMAS[place] = _read(client, key, found, _describe_key(key))
             return _SCHEMAS[place]
 
     def fetch_latest(self, subject: str, format: str) -> RegisteredSchema:
@@ -523,63 +473,36 @@ class SchemaRegistry:
         Raises:
             SchemaRegistryError: as for `fetch_schema`, or the registry lacks the subject.
         """
-        form = _FORMS.get(format)
-        with open_client(self._settings) as client:
-            found = client.get_version(subject, "latest", form)
-            wanted = f"the latest version of subject '{subject}'"
+        with closing(_Client(self._settings, format)) as client:
+            found = client.get_version(subject, "latest")
+            wanted = _describe_version(subject, "latest")
             if not isinstance(found.schema_id, int):
-                raise shape_error(self._settings, wanted, "its answer lacks an id")
-            read = self._read(client, found.schema_id, found.schema, form, wanted)
+                raise client.error(wanted, _Reason("its answer lacks an id", _NO_REGISTRY))
+            read = _read(client, found.schema_id, found.schema, wanted)
         return read._replace(subject=subject, version=found.version)
 
-    def _fetch(self, key: int | bytes, format: str, context: str | None) -> RegisteredSchema:
-        form = _FORMS.get(format)
-        with open_client(self._settings) as client:
-            found = client.get_schema(key, form, context)
-            return self._read(client, key, found, form, describe_key(key))
 
-    def _read(
-        self, client: RegistryClient, key: int | bytes, schema: Any, form: str | None, wanted: str
-    ) -> RegisteredSchema:
-        """Check an answer, and fetch its references."""
-        kind = schema.schema_type or AVRO
-        self._check_text(schema.schema_str, kind, form, wanted)
-        references: dict[str, SchemaReference] = {}
-        self._collect(client, schema, kind, form, references, {})
-        return RegisteredSchema(key, kind, schema.schema_str, tuple(references.values()))
+def _read(client: _Client, key: int | bytes, schema: Any, wanted: str) -> RegisteredSchema:
+    """Check an answer, and fetch its references, each after its own references."""
+    kind = schema.schema_type or AVRO
+    client.check_text(schema, kind, wanted)
+    references: dict[str, SchemaReference] = {}
+    visited: set[tuple[str, str, int]] = set()
 
-    def _collect(
-        self,
-        client: RegistryClient,
-        schema: Any,
-        kind: str,
-        form: str | None,
-        found: dict[str, SchemaReference],
-        visited: dict[tuple[str, str, int], None],
-    ) -> None:
-        """Add all references of `schema` to `found`, each after its own references."""
-        for reference in schema.references or ():
+    def collect(outer: Any) -> None:
+        for reference in outer.references or ():
             place = (reference.name, reference.subject, reference.version)
             if place in visited:
                 continue
-            visited[place] = None
-            wanted = f"version {reference.version} of subject '{reference.subject}'"
+            visited.add(place)
+            wanted = _describe_version(reference.subject, reference.version)
             if len(visited) > _MAX_REFERENCES:
                 problem = f"it is one of more than {_MAX_REFERENCES} references of a schema"
-                raise shape_error(self._settings, wanted, problem)
-            inner = client.get_version(reference.subject, reference.version, form).schema
-            self._check_text(inner.schema_str, kind, form, wanted)
-            self._collect(client, inner, kind, form, found, visited)
-            found.setdefault(reference.name, SchemaReference(reference.name, inner.schema_str))
+                raise client.error(wanted, _Reason(problem, _NO_REGISTRY))
+            inner = client.get_version(reference.subject, reference.version).schema
+            client.check_text(inner, kind, wanted)
+            collect(inner)
+            references.setdefault(reference.name, SchemaReference(reference.name, inner.schema_str))
 
-    def _check_text(self, text: object, kind: str, form: str | None, wanted: str) -> None:
-        if not isinstance(text, str):
-            raise shape_error(self._settings, wanted, "its answer lacks a schema")
-        if kind == PROTOBUF and form is not None:
-            try:
-                base64.b64decode(text, validate=True)
-            except ValueError:
-                raise proto_text_error(self._settings, wanted) from None
-
-    def _key(self, *more: object) -> _Key:
-        return (tuple(sorted(self._settings.items())), *more)
+    collect(schema)
+    return RegisteredSchema(key, kind, schema.schema_str, tuple(references.values()))

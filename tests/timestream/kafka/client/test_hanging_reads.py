@@ -20,7 +20,7 @@ from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client import bounded, broker
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.config import Pool
-from pyspark_timestream.kafka.client.consumer import BoundedConsumer, PollResult
+from pyspark_timestream.kafka.client.consumer import PollResult, bound_consumer
 from pyspark_timestream.kafka.client.prefetch import Prefetcher
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
@@ -195,7 +195,7 @@ def acquire(
     """Take a reader from a pool of its own."""
     monkeypatch.setattr("pyspark_timestream.kafka.client.consumer._COMMIT_TIMEOUT_S", 0.05)
     pool: Pool[RangeReader] = Pool(most=4, idle_s=300)
-    create = partial(RangeReader, create_consumer=lambda *_: BoundedConsumer(Records(cluster)))
+    create = partial(RangeReader, create_consumer=lambda *_: bound_consumer(Records(cluster)))
     return lambda wanted: acquire_reader(wanted, "g", pool=pool, create=create)
 
 

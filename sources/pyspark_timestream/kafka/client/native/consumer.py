@@ -321,16 +321,7 @@ def _load_librdkafka() -> Any:
 
 
 class NativeConsumer:
-    """A `ColumnConsumer` over librdkafka and the native reader; for one thread at a time.
-
-    Args:
-        config: librdkafka's configuration; booleans and numbers are converted to its text form.
-        native_reader: the compiled library.
-        log: receives the client's errors and log lines during every poll.
-
-    Raises:
-        KafkaException: librdkafka refuses `config`.
-    """
+    """A `ColumnConsumer` over librdkafka and the native reader; for one thread at a time."""
 
     def __init__(
         self, config: Mapping[str, Any], native_reader: NativeReader, log: ClientLog
@@ -348,7 +339,7 @@ class NativeConsumer:
 
     @property
     def _open_handles(self) -> tuple[int, int]:
-        """Return the handles of the native reader and of librdkafka; raise once it is closed."""
+        """The handles of the native reader and of librdkafka; it raises once it is closed."""
         if not self._end.alive:
             raise RuntimeError("Consumer closed")
         return self._handles
@@ -429,7 +420,6 @@ class NativeConsumer:
     def _read_refusals(
         self, queue: int, offsets: Mapping[Partition, tuple[int, str]]
     ) -> dict[Partition, KafkaError]:
-        """Read the refused partitions from a commit's answer."""
         event = self._kafka.rd_kafka_queue_poll(queue, _COMMIT_TIMEOUT_MS)
         if not event:
             late = KafkaError(KafkaError._TIMED_OUT, f"no answer in {_COMMIT_TIMEOUT_MS // 1000} s")
@@ -493,10 +483,8 @@ class _OffsetList:
 
 
 def _copy_for_librdkafka(text: bytes) -> tuple[int, int]:
-    """Copy `text` to memory that librdkafka frees with its list; return the address and size.
-
-    confluent-kafka reads committed metadata up to a zero byte, so the copy has one.
-    """
+    """Copy `text` to memory that librdkafka frees with its list; return the address and size."""
+    # confluent-kafka reads committed metadata up to a zero byte, so the copy has one.
     allocate = ctypes.CDLL(None).malloc
     allocate.restype, allocate.argtypes = c_void_p, [c_size_t]
     place = allocate(len(text) + 1)
@@ -561,7 +549,6 @@ def _create_handles(
 
 
 def _address_of(kafka: Any, name: str) -> int:
-    """Return the address of a librdkafka function, for C to call."""
     return ctypes.cast(getattr(kafka, name), c_void_p).value or 0
 
 
