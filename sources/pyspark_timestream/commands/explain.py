@@ -6,7 +6,6 @@ column `cti`, must come before the first operator with state on the way from the
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JError
@@ -17,7 +16,8 @@ from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.core.why import find_own_message
 from pyspark_timestream.errors import CheckpointUnreadable, compose_message
-from pyspark_timestream.frames.plans import LOST_CTIS, loses_ctis
+from pyspark_timestream.frames.cti_path import JOIN
+from pyspark_timestream.frames.plans import LOST_CTIS, ClassicStep, loses_ctis
 from pyspark_timestream.frames.watermark import has_ended
 from pyspark_timestream.kafka.diagnosis.history import (
     Batch,
@@ -100,9 +100,9 @@ def _find_plan_mistakes(
     """Return by stream the mistakes in the query's plan, or in its progress if there is no plan."""
     offsets = batches[-1].offsets if batches else ()
     streams = [each.get("stream") if isinstance(each, dict) else None for each in offsets]
-    plan = _ask_java(query, lambda java: _read_operator(java.logicalPlan()))
-    found: Sequence[Diagnosis | None] = [] if plan is None else find_plan_mistakes(plan)
-    if plan is None and len(streams) == 1 and reports and batches[-1].reports:
+    known = _ask_java(query, lambda java: find_plan_mistakes(ClassicStep(java.logicalPlan())))
+    found: Sequence[Diagnosis | None] = known or []
+    if known is None and len(streams) == 1 and reports and batches[-1].reports:
         found = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})]
     # A query that is over may have ended its streams; then the rows that they release are out.
     is_over = not query.isActive and query.exception() is None
@@ -110,21 +110,6 @@ def _find_plan_mistakes(
         found = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
     pairs = zip(streams, found, strict=False)
     return {stream: [each] for stream, each in pairs if stream is not None and each is not None}
-
-
-def _read_operator(node: Any) -> "Operator":
-    """Read a node of Spark's plan and all nodes below it."""
-    name = str(node.getClass().getSimpleName())
-    inputs, children = [], node.children().iterator()
-    while children.hasNext():
-        inputs.append(_read_operator(children.next()))
-    watermark = str(node.eventTime().name()) if name == "EventTimeWatermark" else None
-    columns = []
-    if not inputs and node.isStreaming():
-        attributes = node.output().iterator()
-        while attributes.hasNext():
-            columns.append(str(attributes.next().name()))
-    return Operator(name, tuple(inputs), watermark, tuple(columns))
 
 
 def _read_offset_log(query: StreamingQuery) -> list[Batch]:
@@ -201,35 +186,7 @@ _STATEFUL_OPERATORS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """One operator of a query's plan.
-
-    Attributes:
-        name: Spark's name for it.
-        inputs: the operators that its rows come from; empty: it is a source.
-        watermark: the column of a `withWatermark`; None: it is another operator.
-        columns: the columns of a streaming source; empty for all others.
-    """
-
-    name: str
-    inputs: tuple["Operator", ...] = ()
-    watermark: str | None = None
-    columns: tuple[str, ...] = ()
-
-    @property
-    def is_stream(self) -> bool:
-        """True if a stream is among its sources."""
-        return bool(self.columns) or any(each.is_stream for each in self.inputs)
-
-    @property
-    def has_state(self) -> bool:
-        """True if Spark keeps state for it."""
-        both = self.name == "Join" and all(each.is_stream for each in self.inputs)
-        return both or self.name in _STATEFUL_OPERATORS
-
-
-def find_plan_mistakes(root: Operator) -> list[Diagnosis | None]:
+def find_plan_mistakes(root: ClassicStep) -> list[Diagnosis | None]:
     """Return for each streaming source, in the order of the plan, its mistake or None."""
     return [_find_mistake(path) for path in _list_paths(root) if path[0].columns]
 
@@ -253,7 +210,9 @@ def find_progress_mistake(
     )
 
 
-def _list_paths(node: Operator, above: tuple[Operator, ...] = ()) -> Iterator[tuple[Operator, ...]]:
+def _list_paths(
+    node: ClassicStep, above: tuple[ClassicStep, ...] = ()
+) -> Iterator[tuple[ClassicStep, ...]]:
     """Yield each source with the operators above it, nearest first."""
     if not node.inputs:
         yield (node, *above)
@@ -261,7 +220,7 @@ def _list_paths(node: Operator, above: tuple[Operator, ...] = ()) -> Iterator[tu
         yield from _list_paths(each, (node, *above))
 
 
-def _find_mistake(path: tuple[Operator, ...]) -> Diagnosis | None:
+def _find_mistake(path: tuple[ClassicStep, ...]) -> Diagnosis | None:
     source, *way = path
     if not any(column.endswith(_CTI_COLUMN) for column in source.columns):
         return None
@@ -273,9 +232,13 @@ def _find_mistake(path: tuple[Operator, ...]) -> Diagnosis | None:
                 if own.endswith(_CTI_COLUMN)
                 else _own_watermark(f"withWatermark on column '{own}'")
             )
-        if operator.has_state:
+        if operator.name in _STATEFUL_OPERATORS or _joins_streams(operator):
             return _no_advance_time(operator.name)
     return None
+
+
+def _joins_streams(operator: ClassicStep) -> bool:
+    return operator.name == JOIN and all(each.is_stream for each in operator.inputs)
 
 
 def _own_watermark(cause: str) -> Diagnosis:

@@ -7,11 +7,11 @@ listener compares the running query's watermark with the CTIs that its streams r
 """
 
 import copy
+import functools
 import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -36,7 +36,6 @@ from pyspark_timestream.frames.cti_path import (
     UNION,
     Condition,
     IsNull,
-    Step,
     keep_ctis,
 )
 
@@ -207,7 +206,7 @@ def _keep_classic(df: DataFrame) -> tuple[DataFrame, bool]:
     spark: Any = df.sparkSession
     try:
         plan = df._jdf.queryExecution().analyzed()
-        root = _ClassicStep(plan, _Java(spark._jvm))
+        root = ClassicStep(plan, spark._jvm)
         columns = [each for each in _iterate(plan.output()) if each.name().lower() == _CTI]
         kept, is_sure = keep_ctis(root, _read_id(columns[-1]))
         if kept is plan:
@@ -230,37 +229,50 @@ def _read_id(attribute: Any) -> str:
     return str(attribute.exprId().toString())
 
 
-@dataclass(slots=True)
-class _Java:
-    """The session's JVM, and a plan's common table expressions by their numbers."""
+class ClassicStep:
+    """An operator of a classic plan, with all below it.
 
-    jvm: Any
-    tables: dict[int, Any] = field(default_factory=dict)
+    Args:
+        plan: Spark's object.
+        jvm: the session's JVM, to change the plan with; None: it is only read.
+        tables: the plan's common table expressions by their numbers, as known so far.
+    """
 
-
-class _ClassicStep:
-    """An operator of an analysed plan."""
-
-    def __init__(self, plan: Any, java: _Java) -> None:
-        self.plan, self._java = plan, java
+    def __init__(self, plan: Any, jvm: Any = None, tables: dict[int, Any] | None = None) -> None:
+        self.plan, self._jvm = plan, jvm
+        self._tables = {} if tables is None else tables
         self.name = str(plan.getClass().getSimpleName())
         children = list(_iterate(plan.children()))
+        self._defined: list[Any] = []
         if self.name == "WithCTE":
             # The table expressions come before the query; a CTERelationRef reads each by number.
-            self._tables = children[:-1]
-            java.tables.update({each.id(): each for each in self._tables})
-            children = children[-1:]
-        elif self.name == "CTERelationRef" and plan.cteId() in java.tables:
-            children = [java.tables[plan.cteId()]]
+            *self._defined, query = children
+            self._tables.update({each.id(): each for each in self._defined})
+            children = [query]
+        elif self.name == "CTERelationRef" and plan.cteId() in self._tables:
+            children = [self._tables[plan.cteId()]]
         self._children = children
-        self._inputs: Sequence[Step] | None = None
+
+    @functools.cached_property
+    def inputs(self) -> Sequence["ClassicStep"]:
+        """The operators below."""
+        return [ClassicStep(each, self._jvm, self._tables) for each in self._children]
 
     @property
-    def inputs(self) -> Sequence[Step]:
-        """The operators below."""
-        if self._inputs is None:
-            self._inputs = [_ClassicStep(each, self._java) for each in self._children]
-        return self._inputs
+    def is_stream(self) -> bool:
+        """True if a stream is among its sources."""
+        return bool(self.plan.isStreaming())
+
+    @property
+    def watermark(self) -> str | None:
+        """The column of a `withWatermark`; None: it is another operator."""
+        return str(self.plan.eventTime().name()) if self.name == "EventTimeWatermark" else None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of a streaming source; empty for all others."""
+        is_source = self.is_stream and not self._children
+        return [str(each.name()) for each in _iterate(self.plan.output())] if is_source else []
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:
         """Match by id where Spark keeps it, by place in a union, else by name."""
@@ -328,7 +340,7 @@ class _ClassicStep:
     def widen(self, column: str, child: Any) -> Any:
         """Return a filter on `cti IS NOT NULL OR condition`."""
         (attribute,) = (e for e in _iterate(child.output()) if _read_id(e) == column)
-        catalyst = self._java.jvm.org.apache.spark.sql.catalyst
+        catalyst = self._jvm.org.apache.spark.sql.catalyst
         is_cti = catalyst.expressions.IsNotNull(attribute)
         condition = catalyst.expressions.Or(is_cti, self.plan.condition())
         return catalyst.plans.logical.Filter(condition, child)
@@ -336,13 +348,13 @@ class _ClassicStep:
     def rebuild(self, children: Sequence[Any]) -> Any:
         """Return the operator over other children."""
         if self.name == "CTERelationRef":
-            self._java.tables[self.plan.cteId()] = children[0]
+            self._tables[self.plan.cteId()] = children[0]
             # The copy is another object, so `_rebuild` also rebuilds the operators above it.
             children = []
         if self.name == "WithCTE":
-            tables = [self._java.tables[each.id()] for each in self._tables]
+            tables = [self._tables[each.id()] for each in self._defined]
             children = [*tables, *children]
-        return self.plan.withNewChildren(self._java.jvm.PythonUtils.toSeq(children))
+        return self.plan.withNewChildren(self._jvm.PythonUtils.toSeq(children))
 
 
 def _read_condition(expression: Any, column: str, is_null: IsNull) -> Condition:

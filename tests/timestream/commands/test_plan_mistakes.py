@@ -1,11 +1,28 @@
 """A watermark beside the CTIs, and state without any, are seen in a query's plan or progress."""
 
+from dataclasses import dataclass
+
 import pytest
 
-from pyspark_timestream.commands.explain import Operator, find_plan_mistakes, find_progress_mistake
+from pyspark_timestream.commands.explain import find_plan_mistakes, find_progress_mistake
 from pyspark_timestream.kafka.diagnosis.kinds import Kind
 
 pytestmark = pytest.mark.spark
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator as `ClassicStep` reads it."""
+
+    name: str
+    inputs: tuple["Operator", ...] = ()
+    watermark: str | None = None
+    columns: tuple[str, ...] = ()
+
+    @property
+    def is_stream(self):
+        return bool(self.columns) or any(each.is_stream for each in self.inputs)
+
 
 CTIS = Operator("StreamingDataSourceV2ScanRelation", columns=("value", "start_time", "cti"))
 CLOCK = Operator("StreamingDataSourceV2ScanRelation", columns=("timestamp", "value"))

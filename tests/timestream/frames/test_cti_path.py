@@ -10,7 +10,13 @@ from pyspark.sql import functions as F
 
 from pyspark_timestream import SchemaRefused, advance_time, import_ctis, shift_time, why
 from pyspark_timestream.frames.cti_path import Condition, keep_ctis
-from pyspark_timestream.frames.plans import _CtiWatch, keep_cti_rows, loses_ctis, watch_ctis
+from pyspark_timestream.frames.plans import (
+    ClassicStep,
+    _CtiWatch,
+    keep_cti_rows,
+    loses_ctis,
+    watch_ctis,
+)
 
 CTI = Condition("CTI")
 OTHER = Condition("AttributeReference")
@@ -567,9 +573,7 @@ def java_anti(left, condition):
 
 
 def keep_classic(plan):
-    from pyspark_timestream.frames.plans import _ClassicStep, _Java
-
-    return keep_ctis(_ClassicStep(plan, _Java(None)), "#cti")
+    return keep_ctis(ClassicStep(plan), "#cti")
 
 
 def equal(one, other):
