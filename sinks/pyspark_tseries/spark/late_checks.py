@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, is_remote
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pyspark_timestream.core.checkpoint import read_entry, resolve_directory
+from pyspark_timestream.core.checkpoint import parse_offset, read_entry, resolve_directory
 from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_tseries.errors import UpdateFailed
@@ -374,6 +374,5 @@ class QueryIdentity:
             return None
         # The first batch of the first run has the starts of all partitions.
         progress = json.loads(query.recentProgress[0].json)
-        ends = [source["endOffset"] for source in progress["sources"]]
-        offsets = [json.loads(end) if isinstance(end, str) else end for end in ends]
+        offsets = [parse_offset(source["endOffset"]) for source in progress["sources"]]
         return read_streams(offsets, progress["batchId"])

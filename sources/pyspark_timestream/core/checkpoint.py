@@ -136,6 +136,19 @@ def read_entry(checkpoint: Path, batch: int) -> LogEntry:
 CTI_SETTINGS: Final = ("ctiFrequency", "ctiHeader", "ctiImport")
 """A stream makes CTIs while it runs if the settings in its offset have one of these."""
 
+
+def parse_offset(value: Any) -> dict[str, Any]:
+    """Return an offset or report in a query's progress: text or parsed JSON, by version and client.
+
+    It is empty for a source that has none, or whose offset is no JSON object.
+    """
+    try:
+        offset = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return {}
+    return offset if isinstance(offset, dict) else {}
+
+
 FORMAT_VERSION: Final = 1
 """The version of both transports' offsets."""
 

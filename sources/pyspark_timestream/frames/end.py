@@ -1,6 +1,5 @@
 """Ends a running stream: a final CTI releases all, then the query stops (semantics 11.12)."""
 
-import json
 import time
 from threading import Thread
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_timestream.core.checkpoint import CTI_SETTINGS
+from pyspark_timestream.core.checkpoint import CTI_SETTINGS, parse_offset
 from pyspark_timestream.errors import compose_message
 from pyspark_timestream.frames.end_requests import EndRequests, ServerEndRequests, find_directory
 from pyspark_timestream.frames.watermark import has_ended
@@ -114,11 +113,8 @@ def _find_streams(query: StreamingQuery, deadline_s: float, poll_seconds: float)
 
 
 def _read_offset(end_offset: Any) -> dict[str, Any]:
-    try:
-        offset = json.loads(end_offset) if isinstance(end_offset, str) else end_offset
-    except ValueError:
-        offset = None
-    if isinstance(offset, dict) and "partitions" in offset and "stream" in offset:
+    offset = parse_offset(end_offset)
+    if "partitions" in offset and "stream" in offset:
         return offset
     raise ValueError(
         compose_message(

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.types import DoubleType, FloatType
 
+from pyspark_timestream.core.checkpoint import parse_offset
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.errors import compose_message
 from pyspark_timestream.frames.cti_path import (
@@ -70,18 +71,9 @@ def loses_ctis(progresses: Sequence[Mapping[str, Any]], has_ended: bool = False)
 
 def _has_ctis(progress: Mapping[str, Any]) -> bool:
     """Return whether all sources are our streams, and each has delivered a CTI after 1970."""
-    reports = [parse_report(source.get("latestOffset")) for source in progress["sources"]]
+    reports = [parse_offset(source.get("latestOffset")) for source in progress["sources"]]
     ctis = [report.get("cti") if "partitions" in report else None for report in reports]
     return bool(ctis) and all(cti is not None and parse_instant(cti) > 0 for cti in ctis)
-
-
-def parse_report(latest_offset: Any) -> dict[str, Any]:
-    """Return a source's own report in a query's progress; empty if it has none."""
-    try:
-        report = json.loads(latest_offset) if isinstance(latest_offset, str) else latest_offset
-    except ValueError:
-        return {}
-    return report if isinstance(report, dict) else {}
 
 
 def watch_ctis(spark: SparkSession) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StructType, TimestampType
 
+from pyspark_timestream.core.checkpoint import parse_offset
 from pyspark_timestream.core.instants import FINAL_US, TICK_US, format_instant, parse_duration
 from pyspark_timestream.core.session import (
     ZERO_DELAY_SETTING,
@@ -22,7 +23,7 @@ from pyspark_timestream.core.session import (
     suggest_fix,
 )
 from pyspark_timestream.errors import SchemaRefused, SettingRefused
-from pyspark_timestream.frames.plans import keep_cti_rows, parse_report
+from pyspark_timestream.frames.plans import keep_cti_rows
 
 _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
 """The metadata key by which Spark recognizes the column that the watermark is about."""
@@ -162,7 +163,7 @@ def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
 def has_ended(query: StreamingQuery) -> bool:
     """Return whether all bounded sources of `query` have reported their end."""
     progress = query.lastProgress
-    reports = [parse_report(source.latestOffset) for source in progress.sources] if progress else []
+    reports = [parse_offset(source.latestOffset) for source in progress.sources] if progress else []
     ends = [report["endOfStream"] for report in reports if "endOfStream" in report]
     return bool(ends) and all(ends)
 

@@ -11,13 +11,12 @@ as for joins, only the number of rows is known.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark_timestream.core.checkpoint import check_offset, read_entry
+from pyspark_timestream.core.checkpoint import check_offset, parse_offset, read_entry
 from pyspark_timestream.core.instants import FINAL_US, format_instant, parse_instant
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
@@ -33,8 +32,8 @@ _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
 class Batch:
     """One batch of a query: when it was planned, and what its sources reported, in order.
 
-    An offset is parsed JSON, and None for a source that had none; a report is a source's own
-    progress.
+    An offset is parsed JSON, and None or empty for a source that had none; a report is a
+    source's own progress.
     """
 
     planned_us: int
@@ -129,8 +128,8 @@ def read_progress(progress: Mapping[str, Any]) -> Batch:
     sources = progress.get("sources") or []
     return Batch(
         parse_instant(progress["timestamp"]),
-        tuple(_decode(source.get("endOffset")) for source in sources),
-        tuple(_decode(source.get("latestOffset")) for source in sources),
+        tuple(parse_offset(source.get("endOffset")) for source in sources),
+        tuple(parse_offset(source.get("latestOffset")) for source in sources),
     )
 
 
@@ -247,16 +246,6 @@ def _merge_record(
         return BatchRecord(planned_us, offset, ends, settings)
     settings = settings or seen.topic_settings
     return BatchRecord(seen.planned_us, offset, {**seen.log_ends, **ends}, settings)
-
-
-def _decode(value: Any) -> Any:
-    """Parse an offset, which Spark gives as text or as parsed JSON, by version and by client."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return None
 
 
 MAX_TIMES: Final = 10
