@@ -74,11 +74,6 @@ __version__ = "0.2.0"
 """Of the distribution `pyspark-timestream`, which holds both packages; a release changes both."""
 
 _MODULES = {
-    **dict.fromkeys(["IncompatibleValue", "InvalidQuery", "NoSuchEvent"], "errors"),
-    **dict.fromkeys(["NoSuchStore", "OutOfOrder", "PermissionDenied", "StoreBusy"], "errors"),
-    **dict.fromkeys(["StorageFailed", "StoreMismatch", "TseriesError", "UnusableStore"], "errors"),
-    **dict.fromkeys(["FutureEvent", "HistoryChanged", "ReplayDiffers", "UpdateFailed"], "errors"),
-    "WrongClock": "errors",
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "client.results"),
     "DefaultSource": "spark.source",
     "Erasure": "model.erasures",
@@ -89,6 +84,7 @@ _MODULES = {
     "describe": "maintain.verify",
     "withdraw_corrections": "maintain.withdrawal",
 }
+"""The modules of what is no error."""
 
 
 def __dir__() -> list[str]:
@@ -98,6 +94,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     # Lazy (PEP 562): Spark finds the format here, and one import that fails here would disable
     # every Python data source of the session; the rules must import without Spark and Delta.
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"pyspark_tseries.{_MODULES[name]}"), name)
+    if name in __all__:
+        module = importlib.import_module(f"pyspark_tseries.{_MODULES.get(name, 'errors')}")
+        return getattr(module, name)
     raise AttributeError(f"module 'pyspark_tseries' has no attribute '{name}'")

@@ -80,18 +80,10 @@ __version__ = "0.2.0"
 """Of the distribution `pyspark-timestream`, which holds both packages; a release changes both."""
 
 _MODULES: Final = {
-    **dict.fromkeys(["BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable"], "errors"),
-    **dict.fromkeys(["DataLost", "DeliveryFailed", "MissingExtra", "SchemaRefused"], "errors"),
-    **dict.fromkeys(
-        ["SettingRefused", "TimestreamError", "ViolationFound", "WrongInterpreter"], "errors"
-    ),
     **dict.fromkeys(["advance_time", "await_end", "import_ctis"], "frames.watermark"),
     **dict.fromkeys(["alter_lifetime", "shift_time"], "frames.lifetimes"),
     "DefaultSource": "source",
     "end_stream": "frames.end",
-    "OptionError": "errors",
-    "ReplayDiffers": "errors",
-    "SchemaRegistryError": "errors",
     "PunctuatedProducer": "producer.producer",
     "TimeMetrics": "commands.metrics.listener",
     "configure_spark": "core.session",
@@ -101,6 +93,7 @@ _MODULES: Final = {
     "order_by_time": "frames.lifetimes",
     "why": "core.why",
 }
+"""The modules of what is no error."""
 
 _FOR_DRIVERS: Final = (
     "advance_time",
@@ -118,9 +111,9 @@ _asked: set[str] = set()
 # Lazy, because one import error in any `pyspark_*` package disables all Python formats, and
 # because the pure modules are to be importable without Spark.
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
     _check_interpreter(name)
     return found
 

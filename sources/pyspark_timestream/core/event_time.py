@@ -12,7 +12,7 @@ its own row unreadable. `instants.parse_instant` reads a single text by the same
 
 import functools
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from pyspark_timestream.core.instants import (
     DAY_US,
     FINAL_US,
     MIN_US,
+    MINUTE_US,
     Instants,
     Mask,
     match_iso_form,
@@ -63,7 +64,6 @@ _FIELDS: Final = (
     "zone_minute",
 )
 _FRACTION_DIGITS: Final = 6
-_MINUTE_US: Final = 60_000_000
 _DIGIT: Final = re.compile(rb"[0-9]")
 
 
@@ -107,9 +107,9 @@ def read_number_times(numbers: pa.Array, unit: str) -> Times:
 
 def read_text_times(texts: pa.Array, unit: str | None) -> Times:
     """Read ISO-8601 texts, and digits only as numbers in `unit` (None: they are unreadable)."""
-    iso = read_iso_column(texts)
-    instants, readable = _limit_to_calendar(iso.instants, iso.readable)
-    rest = np.flatnonzero(~iso.readable & _to_mask(texts.is_valid()))
+    found, is_iso, odd = _read_iso_column(texts)
+    instants, readable = _limit_to_calendar(found, is_iso)
+    rest = np.flatnonzero(~is_iso & _to_mask(texts.is_valid()))
     if not len(rest):
         return instants, readable
     others = texts.take(pa.array(rest))
@@ -117,7 +117,7 @@ def read_text_times(texts: pa.Array, unit: str | None) -> Times:
     if unit is not None and numeric.any():
         found, valid = _read_number_texts(others.filter(pa.array(numeric)), unit)
         instants[rest[numeric]], readable[rest[numeric]] = found, valid
-    for place in rest[iso.odd[rest] & ~numeric]:
+    for place in rest[odd[rest] & ~numeric]:
         instants[place], readable[place] = _read_text(texts[int(place)].as_py())
     return instants, readable
 
@@ -180,23 +180,11 @@ def _limit_to_calendar(instants: Instants, valid: Mask) -> Times:
     return np.where(readable, instants, 0), readable
 
 
-class IsoTimes(NamedTuple):
-    """The instants of a column of n texts.
+def _read_iso_column(texts: pa.Array) -> tuple[Instants, Mask, Mask]:
+    """Read n texts, of which nulls are not readable; return also which ones were skipped here.
 
-    Attributes:
-        instants: n microseconds; 0 where not readable. A zone or the last second's fraction may
-            push them outside the legal application times.
-        readable: n booleans: the text is an ISO-8601 instant.
-        odd: n booleans: the text was skipped here; the caller reads it by itself.
+    A zone or the last second's fraction may push an instant outside the legal application times.
     """
-
-    instants: Instants
-    readable: Mask
-    odd: Mask
-
-
-def read_iso_column(texts: pa.Array) -> IsoTimes:
-    """Read n texts of type string or large_string; a null is not readable."""
     starts, lengths, data = _split_bytes(texts)
     valid = np.array(texts.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
     instants, readable = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.bool_)
@@ -204,7 +192,7 @@ def read_iso_column(texts: pa.Array) -> IsoTimes:
     left = np.flatnonzero(valid & ~odd)
     for _ in range(_MAX_SHAPES):
         if not len(left):
-            return IsoTimes(instants, readable, odd)
+            return instants, readable, odd
         length = lengths[left[0]]
         same_length = lengths[left] == length
         rows = left[same_length]
@@ -220,7 +208,7 @@ def read_iso_column(texts: pa.Array) -> IsoTimes:
         same_length[same_length] = alike
         left = left[~same_length]
     odd[left] = True
-    return IsoTimes(instants, readable, odd)
+    return instants, readable, odd
 
 
 def _split_bytes(texts: pa.Array) -> tuple[Instants, Instants, Bytes]:
@@ -266,7 +254,7 @@ def _read_shape(matrix: Bytes, shape: str, alike: Mask) -> tuple[Instants, Mask]
     readable &= (hour < 24) & (minute < 60) & (second < 60) & (zone_hour < 24) & (zone_minute < 60)
     ahead = -1 if match["sign"] == "-" else 1
     minutes = (hour - ahead * zone_hour) * 60 + minute - ahead * zone_minute
-    instants = (days + day - 1) * DAY_US + minutes * _MINUTE_US + second * 1_000_000 + fraction
+    instants = (days + day - 1) * DAY_US + minutes * MINUTE_US + second * 1_000_000 + fraction
     return np.where(readable, instants, 0), readable
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession, is_remote
@@ -184,8 +184,8 @@ class Setting:
 
     Attributes:
         name: the Spark setting or environment variable.
-        value: the value that `configure_spark` sets.
-        reason: the consequence of leaving it out.
+        value: the value that it should have.
+        reason: the consequence of another value.
     """
 
     name: str
@@ -400,53 +400,38 @@ ZERO_DELAY_SETTING: Final = "spark.sql.streaming.eventTimeWatermark.bumpZeroDela
 """If true, Spark turns a watermark delay of zero into one millisecond; proposed in PR 56043."""
 
 
-class WatermarkSetting(NamedTuple):
-    """A setting that must keep Spark's default.
-
-    Attributes:
-        value: the default.
-        otherwise: the consequence of another value.
-    """
-
-    value: str
-    otherwise: str
-
-
-_REQUIRED_SETTINGS: Final = {
-    "spark.sql.streaming.multipleWatermarkPolicy": WatermarkSetting(
-        "min",
-        "where streams are joined or united, rows of the slower one are silently dropped",
-    ),
-    "spark.sql.streaming.noDataMicroBatches.enabled": WatermarkSetting(
-        "true",
-        "what a CTI releases waits for the next record, and a bounded run ends without its last "
-        "results",
-    ),
+REQUIRED_SETTINGS: Final = {
+    each.name: each
+    for each in (
+        Setting(
+            "spark.sql.streaming.multipleWatermarkPolicy",
+            "min",
+            "where streams are joined or united, rows of the slower one are silently dropped",
+        ),
+        Setting(
+            "spark.sql.streaming.noDataMicroBatches.enabled",
+            "true",
+            "what a CTI releases waits for the next record, and a bounded run ends without its "
+            "last results",
+        ),
+    )
 }
+"""Settings that must keep Spark's default, by name."""
 
 
 def find_wrong_settings(read: Callable[[str], str | None]) -> dict[str, str]:
-    """Return the settings with a wrong value, name -> value.
-
-    Args:
-        read: returns a setting's value by its name; None if it is not set.
-    """
-    values = {name: read(name) for name in _REQUIRED_SETTINGS}
+    """Return the settings with a wrong value, name -> value; `read` returns None for unset ones."""
+    values = {name: read(name) for name in REQUIRED_SETTINGS}
     return {
         name: value
         for name, value in values.items()
-        if value is not None and value.lower() != _REQUIRED_SETTINGS[name].value
+        if value is not None and value.lower() != REQUIRED_SETTINGS[name].value
     }
-
-
-def explain_setting(name: str) -> str:
-    """Return the consequence of another value of the setting `name`."""
-    return _REQUIRED_SETTINGS[name].otherwise
 
 
 def suggest_fix(name: str) -> str:
     """Return the advice about another value of the setting `name`."""
     return (
-        f"spark.conf.set('{name}', '{_REQUIRED_SETTINGS[name].value}') before the query is built; "
+        f"spark.conf.set('{name}', '{REQUIRED_SETTINGS[name].value}') before the query is built; "
         "a checkpoint may keep the value that it began with, so start with a new one"
     )

@@ -212,7 +212,7 @@ def order_by_time(
     keys = [by] if isinstance(by, str) else list(by)
     _check_columns(df, keys, event_time)
     rows = advance_time(df, event_time, releases="rows")
-    rows = rows.where(F.col(_quoted(event_time)).isNotNull() & (F.spark_partition_id() >= 0))
+    rows = rows.where(quote_name(event_time).isNotNull() & (F.spark_partition_id() >= 0))
     wanted = rows.schema
     if df.isStreaming:
         rows = rows.withColumn(_BATCH_TIME, F.current_timestamp())
@@ -221,14 +221,14 @@ def order_by_time(
         partial(_add_arrival, is_stream=df.isStreaming), StructType([*wanted.fields, *arrivals])
     )
     kept = [name for name in arrived.columns if name not in (*keys, event_time)]
-    waiting = F.collect_list(F.struct(*[F.col(_quoted(name)) for name in kept]))
-    groups = [F.col(_quoted(name)) for name in dict.fromkeys((*keys, event_time))]
+    waiting = F.collect_list(F.struct(*[quote_name(name) for name in kept]))
+    groups = [quote_name(name) for name in dict.fromkeys((*keys, event_time))]
     released = arrived.groupBy(*groups).agg(waiting.alias(_WAITING_COLUMN))
     released = released.select(*groups, F.inline(_WAITING_COLUMN))
     # One task for all rows of a key, so that they stay in order on their way into a sink.
-    together = released.repartition(*[F.col(_quoted(name)) for name in keys])
-    together = together.select(*[F.col(_quoted(name)) for name in arrived.columns])
-    return together.mapInArrow(partial(_sort_by_time, event_time=event_time), wanted)
+    together = released.repartition(*[quote_name(name) for name in keys])
+    together = together.select(*[quote_name(name) for name in arrived.columns])
+    return together.mapInArrow(partial(sort_by_time, event_time=event_time), wanted)
 
 
 def _add_arrival(batches: Iterable[pa.RecordBatch], is_stream: bool) -> Iterator[pa.RecordBatch]:
@@ -236,10 +236,6 @@ def _add_arrival(batches: Iterable[pa.RecordBatch], is_stream: bool) -> Iterator
     number = context.getLocalProperty("streaming.sql.batchId")
     batch_id = None if number is None and is_stream else int(number or 0)
     return add_arrival(batches, batch_id, context.partitionId(), has_time=is_stream)
-
-
-def _sort_by_time(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
-    return sort_by_time(batches, event_time)
 
 
 def _check_columns(df: DataFrame, keys: Sequence[str], event_time: str) -> None:
@@ -265,10 +261,6 @@ def _check_columns(df: DataFrame, keys: Sequence[str], event_time: str) -> None:
                 "any other",
                 "rename it",
             )
-
-
-def _quoted(name: str) -> str:
-    return f"`{name}`"
 
 
 def add_arrival(

@@ -17,8 +17,8 @@ from pyspark.sql.types import LongType, StructType, TimestampType
 from pyspark_timestream.core.checkpoint import parse_offset
 from pyspark_timestream.core.instants import FINAL_US, TICK_US, format_instant, parse_duration
 from pyspark_timestream.core.session import (
+    REQUIRED_SETTINGS,
     ZERO_DELAY_SETTING,
-    explain_setting,
     find_wrong_settings,
     suggest_fix,
 )
@@ -214,7 +214,7 @@ def _check_session(df: DataFrame) -> None:
     conf = df.sparkSession.conf
     for name, value in find_wrong_settings(lambda name: conf.get(name, None)).items():
         raise SettingRefused(
-            f"setting '{name}' is '{value}': {explain_setting(name)}",
+            f"setting '{name}' is '{value}': {REQUIRED_SETTINGS[name].reason}",
             "Spark's default",
             suggest_fix(name),
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_timestream.core.session import explain_setting, suggest_fix
+from pyspark_timestream.core.session import REQUIRED_SETTINGS, suggest_fix
 from pyspark_timestream.errors import DataLost
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -104,7 +104,7 @@ def _repeat_findings(offset: StreamOffset) -> tuple[Diagnosis, ...]:
 def _find_broken_settings(left: Mapping[Partition, GroupMetadata]) -> Iterator[Diagnosis]:
     settings = {name: value for each in left.values() for name, value in each.settings}
     for name, value in sorted(settings.items()):
-        text = f"the query runs with '{value}', by which {explain_setting(name)}"
+        text = f"the query runs with '{value}', by which {REQUIRED_SETTINGS[name].reason}"
         yield Diagnosis(Kind.SESSION_SETTING, f"setting '{name}'", text, advice=suggest_fix(name))
 
 
