@@ -50,20 +50,11 @@ _FIRST: Final = 1 << _BITS
 _CLASSES: Final = (64 - _BITS) * _FIRST
 
 
-def _no_counts() -> Instants:
-    return np.zeros(_CLASSES, dtype=np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Counts of waits.
+    """The number of waits in each class, and the greatest wait."""
 
-    Attributes:
-        counts: the number of waits in each class.
-        greatest_ms: the greatest wait; None without any.
-    """
-
-    counts: Instants = field(default_factory=_no_counts)
+    counts: Instants = field(default_factory=lambda: np.zeros(_CLASSES, dtype=np.int64))
     greatest_ms: int | None = None
 
     def add(self, ms: Instants) -> "Waits":
@@ -142,14 +133,10 @@ class _Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DelayClock:
-    """A partition's clock by one delay, and its measurements.
+    """A partition's clock by one delay, and its measurements; late events are flagged.
 
-    Attributes:
-        state: the partition's state; its counter `flagged` is the number of late events.
-        most_late_us: the most that the CTI was past the time of a late event; None without any.
-        waits: the waits of measured events that a CTI has passed.
-        waiting: the measured events that no CTI has passed yet.
-        record_us: the last record's timestamp; None before the first, or if it has none.
+    `record_us` is the last record's timestamp, `most_late_us` the most that the CTI was past the
+    time of a late event.
     """
 
     state: PartitionState = field(default_factory=PartitionState)
@@ -186,10 +173,10 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
     if len(fresh):
         times = block.times[fresh]
         waiting = (*waiting, _Waiting(times, block.record_us[fresh], int(times.min())))
+    # The timestamp of the record that each CTI directly follows.
     before_us = instant_or_sentinel(clock.record_us)
-    left, waits = _release(
-        waiting, result.cti_us, _find_stamps(result.cti_index, block.record_us, before_us)
-    )
+    stamps_us = np.concatenate(([before_us], block.record_us))[result.cti_index + 1]
+    left, waits = _release(waiting, result.cti_us, stamps_us)
     places = np.flatnonzero(late)
     most_late_us = clock.most_late_us
     if len(places):
@@ -203,11 +190,6 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
         waiting=left,
         record_us=instant_or_none(block.record_us[-1]),
     )
-
-
-def _find_stamps(index: Instants, record_us: Instants, before_us: int) -> Instants:
-    """Return for each CTI the timestamp of the record that it directly follows."""
-    return np.concatenate(([before_us], record_us))[index + 1]
 
 
 def _release(

@@ -100,14 +100,9 @@ DURATIONS: Final = ("delay", "most_late", "wait_median", "wait_p95", "wait_max")
 
 @dataclass(frozen=True, slots=True)
 class DelayResult:
-    """All partitions by one delay.
+    """All partitions by one delay: their states at the end, in which late events are flagged.
 
-    Attributes:
-        delay_us: the delay.
-        partitions: each one's state at the end of the read; its late events are flagged.
-        most_late_us: the most that the CTI was past the time of a late event; None without any.
-        waits: the waits of the measured events that a CTI passed.
-        waiting: the number of measured events that no CTI had passed at the end.
+    `waiting` is the number of measured events that no CTI had passed by then.
     """
 
     delay_us: int
@@ -150,15 +145,9 @@ class DelayResult:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """The results of a pass over a topic.
+    """The results of a pass over a topic: those of each delay, in order; the first is 0.
 
-    Attributes:
-        topics: the topics, in order of their names.
-        delays: each delay, in order; the first is 0.
-        sampled_every: waits were measured on each N-th record; 1: on all.
-        first_us: the least timestamp of a record that was read; None without any.
-        last_us: the greatest.
-        notes: sentences about what is wrong or unknown.
+    Waits were measured on each N-th record; the timestamps are the least and the greatest.
     """
 
     topics: tuple[str, ...]

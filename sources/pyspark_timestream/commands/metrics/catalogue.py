@@ -22,15 +22,7 @@ _UNIT_WORDS: Final = {"s": "seconds", "By": "bytes"}
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
-
-    Attributes:
-        name: OpenTelemetry's name.
-        unit: the unit in UCUM, as OpenTelemetry requires.
-        instrument: its kind.
-        attributes: the names of the attributes that its samples may have, in order.
-        description: one line.
-    """
+    """One metric: its name and unit (in UCUM) are OpenTelemetry's, its attributes are in order."""
 
     name: str
     unit: str
@@ -53,134 +45,125 @@ class Metric:
         return "_".join(parts)
 
 
-_GAUGE, _COUNTER = Instrument.GAUGE, Instrument.COUNTER
-_OF_QUERY = ("query.name", "query.id")
-_OF_STREAM = (*_OF_QUERY, "source")
-_OF_PARTITION = (*_OF_STREAM, "topic", "partition")
+_QUERY = ("query.name", "query.id")
+_STREAM = (*_QUERY, "source")
+_PARTITION = (*_STREAM, "topic", "partition")
+
+
+def _gauge(name: str, unit: str, attributes: tuple[str, ...], description: str) -> Metric:
+    return Metric(name, unit, Instrument.GAUGE, attributes, description)
+
+
+def _count(name: str, unit: str, attributes: tuple[str, ...], description: str) -> Metric:
+    return Metric(name, unit, Instrument.COUNTER, attributes, description)
 
 
 class LISTENER:
     """Metrics of the listener itself."""
 
-    FAILURES: Final = Metric("timestream.listener.failures", "{failure}", _COUNTER, (),
+    FAILURES: Final = _count("timestream.listener.failures", "{failure}", (),
         "Events of Spark that the listener could not read; its log has the first")  # fmt: skip
 
 
 class QUERY:
     """Metrics of a query."""
 
-    ACTIVE: Final = Metric("timestream.query.active", "{query}", _GAUGE, _OF_QUERY,
+    ACTIVE: Final = _gauge("timestream.query.active", "{query}", _QUERY,
         "1 while the query runs, 0 for a while after its end")  # fmt: skip
-    REPORT_AGE: Final = Metric("timestream.query.report.age", "s", _GAUGE, _OF_QUERY,
+    REPORT_AGE: Final = _gauge("timestream.query.report.age", "s", _QUERY,
         "Time since the query last reported a batch, or that it has nothing to do")  # fmt: skip
-    WATERMARK: Final = Metric("timestream.query.watermark.time", "s", _GAUGE, _OF_QUERY,
+    WATERMARK: Final = _gauge("timestream.query.watermark.time", "s", _QUERY,
         "Spark's watermark as Unix time; absent before the first")  # fmt: skip
-    STATE_ROWS: Final = Metric(
-        "timestream.query.state.rows", "{row}", _GAUGE, (*_OF_QUERY, "operator"),
-        "Rows in the state of an operator, which wait for a later CTI",
-    )  # fmt: skip
-    STATE_MEMORY: Final = Metric(
-        "timestream.query.state.memory", "By", _GAUGE, (*_OF_QUERY, "operator"),
-        "Memory that the state of an operator uses",
-    )  # fmt: skip
+    STATE_ROWS: Final = _gauge("timestream.query.state.rows", "{row}", (*_QUERY, "operator"),
+        "Rows in the state of an operator, which wait for a later CTI")  # fmt: skip
+    STATE_MEMORY: Final = _gauge("timestream.query.state.memory", "By", (*_QUERY, "operator"),
+        "Memory that the state of an operator uses")  # fmt: skip
 
 
 class STREAM:
     """Metrics of one source of a query: a stream of a Kafka topic, or a clock."""
 
-    CTI: Final = Metric(
-        "timestream.stream.cti.time", "s", _GAUGE, _OF_STREAM,
+    CTI: Final = _gauge(
+        "timestream.stream.cti.time", "s", _STREAM,
         "The CTI of the stream as Unix time; absent before the first and after a final one",
     )  # fmt: skip
-    CTI_AGE: Final = Metric("timestream.stream.cti.age", "s", _GAUGE, _OF_STREAM,
+    CTI_AGE: Final = _gauge("timestream.stream.cti.age", "s", _STREAM,
         "The wall clock minus the CTI of the stream; negative: the CTI is ahead")  # fmt: skip
-    CTI_SPREAD: Final = Metric("timestream.stream.cti.spread", "s", _GAUGE, _OF_STREAM,
+    CTI_SPREAD: Final = _gauge("timestream.stream.cti.spread", "s", _STREAM,
         "The greatest CTI of a partition minus the CTI of the stream")  # fmt: skip
-    ENDED: Final = Metric("timestream.stream.ended", "{stream}", _GAUGE, _OF_STREAM,
+    ENDED: Final = _gauge("timestream.stream.ended", "{stream}", _STREAM,
         "1 if the stream has delivered its end, else 0")  # fmt: skip
-    WARNINGS: Final = Metric("timestream.stream.warnings", "{warning}", _GAUGE, _OF_STREAM,
+    WARNINGS: Final = _gauge("timestream.stream.warnings", "{warning}", _STREAM,
         "Active warnings, of which explain_time has the texts")  # fmt: skip
-    FINDING: Final = Metric(
-        "timestream.stream.finding", "{finding}", _GAUGE,
-        (*_OF_STREAM, "reason", "topic", "partition", "writer"),
+    FINDING: Final = _gauge(
+        "timestream.stream.finding", "{finding}",
+        (*_STREAM, "reason", "topic", "partition", "writer"),
         "1 for each reason that explain_time gives, and each partition and writer that it names",
     )  # fmt: skip
-    MALFORMED_VALUES: Final = Metric(
-        "timestream.stream.values.malformed", "{record}", _COUNTER, (*_OF_STREAM, "reason"),
+    MALFORMED_VALUES: Final = _count(
+        "timestream.stream.values.malformed", "{record}", (*_STREAM, "reason"),
         "Records whose value or key cannot be read, by reason",
     )  # fmt: skip
-    AGGREGATED: Final = Metric(
-        "timestream.stream.partitions.aggregated", "{partition}", _GAUGE, _OF_STREAM,
-        "Partitions past the limit, which are exported as one, '(others)'",
-    )  # fmt: skip
+    AGGREGATED: Final = _gauge("timestream.stream.partitions.aggregated", "{partition}", _STREAM,
+        "Partitions past the limit, which are exported as one, '(others)'")  # fmt: skip
 
 
 class PARTITION:
     """Metrics of one partition of a stream."""
 
-    CTI: Final = Metric(
-        "timestream.partition.cti.time", "s", _GAUGE, _OF_PARTITION,
+    CTI: Final = _gauge(
+        "timestream.partition.cti.time", "s", _PARTITION,
         "The CTI of the partition as Unix time; absent before the first and after a final one",
     )  # fmt: skip
-    CTI_AGE: Final = Metric("timestream.partition.cti.age", "s", _GAUGE, _OF_PARTITION,
+    CTI_AGE: Final = _gauge("timestream.partition.cti.age", "s", _PARTITION,
         "The wall clock minus the CTI of the partition")  # fmt: skip
-    EVENT_AGE: Final = Metric("timestream.partition.event.age", "s", _GAUGE, _OF_PARTITION,
+    EVENT_AGE: Final = _gauge("timestream.partition.event.age", "s", _PARTITION,
         "The wall clock minus the time of the last well-formed event that was read")  # fmt: skip
-    LAG: Final = Metric("timestream.partition.lag", "{record}", _GAUGE, _OF_PARTITION,
+    LAG: Final = _gauge("timestream.partition.lag", "{record}", _PARTITION,
         "Offsets from the beginning of the last batch to the end of the log")  # fmt: skip
-    IDLE: Final = Metric("timestream.partition.idle", "{partition}", _GAUGE, _OF_PARTITION,
+    IDLE: Final = _gauge("timestream.partition.idle", "{partition}", _PARTITION,
         "1 if the partition is idle and holds nothing back, else 0")  # fmt: skip
-    BLOCKING: Final = Metric(
-        "timestream.partition.blocking", "{partition}", _GAUGE, _OF_PARTITION,
+    BLOCKING: Final = _gauge(
+        "timestream.partition.blocking", "{partition}", _PARTITION,
         "1 if the stream waits for the partition: it has no CTI, or others are ahead; else 0",
     )  # fmt: skip
-    EVENTS: Final = Metric("timestream.partition.events", "{event}", _COUNTER, _OF_PARTITION,
+    EVENTS: Final = _count("timestream.partition.events", "{event}", _PARTITION,
         "Events that were read")  # fmt: skip
-    LATE: Final = Metric(
-        "timestream.partition.events.late", "{event}", _COUNTER, (*_OF_PARTITION, "outcome"),
-        "Late events, by outcome: dropped, adjusted or flagged",
-    )  # fmt: skip
-    MALFORMED: Final = Metric(
-        "timestream.partition.events.malformed", "{event}", _COUNTER, _OF_PARTITION,
-        "Events whose time cannot be read, although they have a value",
-    )  # fmt: skip
-    TOMBSTONES: Final = Metric(
-        "timestream.partition.events.tombstones", "{event}", _COUNTER, _OF_PARTITION,
-        "Events without the value in which their time would be",
-    )  # fmt: skip
-    FUTURE: Final = Metric("timestream.partition.events.future", "{event}", _COUNTER, _OF_PARTITION,
+    LATE: Final = _count("timestream.partition.events.late", "{event}", (*_PARTITION, "outcome"),
+        "Late events, by outcome: dropped, adjusted or flagged")  # fmt: skip
+    MALFORMED: Final = _count("timestream.partition.events.malformed", "{event}", _PARTITION,
+        "Events whose time cannot be read, although they have a value")  # fmt: skip
+    TOMBSTONES: Final = _count("timestream.partition.events.tombstones", "{event}", _PARTITION,
+        "Events without the value in which their time would be")  # fmt: skip
+    FUTURE: Final = _count("timestream.partition.events.future", "{event}", _PARTITION,
         "Events in the future of their record, by `maxFuture`")  # fmt: skip
-    OUTSIDE: Final = Metric(
-        "timestream.partition.events.outside", "{event}", _COUNTER, _OF_PARTITION,
-        "Events left out since they lie outside the window of a replay",
-    )  # fmt: skip
-    MALFORMED_VALUES: Final = Metric(
-        "timestream.partition.values.malformed", "{record}", _COUNTER, _OF_PARTITION,
+    OUTSIDE: Final = _count("timestream.partition.events.outside", "{event}", _PARTITION,
+        "Events left out since they lie outside the window of a replay")  # fmt: skip
+    MALFORMED_VALUES: Final = _count(
+        "timestream.partition.values.malformed", "{record}", _PARTITION,
         "Records whose value or key cannot be read",
     )  # fmt: skip
-    CTIS: Final = Metric("timestream.partition.ctis", "{cti}", _COUNTER, _OF_PARTITION,
+    CTIS: Final = _count("timestream.partition.ctis", "{cti}", _PARTITION,
         "CTIs that took effect")  # fmt: skip
-    IGNORED_CTIS: Final = Metric(
-        "timestream.partition.ctis.ignored", "{cti}", _COUNTER, _OF_PARTITION,
-        "Marks that were ignored",
-    )  # fmt: skip
+    IGNORED_CTIS: Final = _count("timestream.partition.ctis.ignored", "{cti}", _PARTITION,
+        "Marks that were ignored")  # fmt: skip
 
 
 class CLOCK:
     """Metrics of a simulated clock."""
 
-    BEHIND: Final = Metric("timestream.clock.ticks.behind", "{tick}", _GAUGE, _OF_STREAM,
+    BEHIND: Final = _gauge("timestream.clock.ticks.behind", "{tick}", _STREAM,
         "Ticks that are due and not delivered")  # fmt: skip
-    SKIPPED: Final = Metric("timestream.clock.ticks.skipped", "{tick}", _COUNTER, _OF_STREAM,
+    SKIPPED: Final = _count("timestream.clock.ticks.skipped", "{tick}", _STREAM,
         "Ticks that overflow = skip left out")  # fmt: skip
 
 
 class SUBSCRIPTION:
     """Metrics of a subscription to a store."""
 
-    COMMIT: Final = Metric("tseries.subscription.commit", "{commit}", _GAUGE, _OF_STREAM,
+    COMMIT: Final = _gauge("tseries.subscription.commit", "{commit}", _STREAM,
         "The commit up to which everything is delivered")  # fmt: skip
-    MISSED: Final = Metric("tseries.subscription.events.missed", "{event}", _COUNTER, _OF_STREAM,
+    MISSED: Final = _count("tseries.subscription.events.missed", "{event}", _STREAM,
         "Events that compaction had removed before they were delivered")  # fmt: skip
 
 

@@ -64,13 +64,10 @@ _NO_PARTITIONS: Final = frozenset[Partition]()
 
 
 class Sample(NamedTuple):
-    """One number at one moment.
+    """One number of a metric at one moment.
 
-    Attributes:
-        metric: the metric.
-        attributes: names and texts, in the order of the metric's declaration. Samples in the state
-            lack those of the query.
-        value: in the metric's unit; for an age in the state, the instant that it is the age of.
+    Samples in the state lack the attributes of the query; for an age, their value is the instant
+    that it is the age of.
     """
 
     metric: Metric
@@ -79,29 +76,12 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How many partitions are exported one by one, and how long ended queries are shown."""
-
-    partitions: int = 200
-    keep_ended_us: int = 60 * SECOND_US
-
-
-@dataclass(frozen=True, slots=True)
 class QueryNumbers:
-    """One query.
+    """One query: its ids, which a restart keeps, its times on the wall clock, and its numbers.
 
-    Attributes:
-        query: its id, which a restart keeps.
-        run: the id of its run.
-        name: its name; None: it has none.
-        reported_us: the wall clock when it last reported anything.
-        ended_us: the wall clock when it ended; None: it runs.
-        newest: batch and time of the newest progress, by which progress events are ordered.
-        batches: the last ones, as (newest, batch).
-        own: its own numbers.
-        sources: the numbers of each source by its place; those of other packages have none.
-        diagnosed: the same for what the offsets say: diagnoses and times of events.
-        shown: the partitions of each source that are exported one by one.
+    `batches` are the last ones by batch and time of their progress, of which `newest` is the
+    greatest. By the place of each source: `sources` has its numbers, `diagnosed` what its offsets
+    say, and `shown` the partitions that are exported one by one.
     """
 
     query: str
@@ -127,10 +107,12 @@ class QueryNumbers:
 class MetricsState:
     """All queries of a session by their ids, in the order of their starts, and the last ended runs.
 
-    `failures` counts the events that could not be read.
+    Only so many partitions are exported one by one, and ended queries only for a while. `failures`
+    counts the events that could not be read.
     """
 
-    limits: Limits = Limits()
+    max_partitions: int = 200
+    keep_ended_us: int = 60 * SECOND_US
     queries: Mapping[str, QueryNumbers] = field(default_factory=dict)
     ended_runs: tuple[str, ...] = ()
     failures: int = 0
@@ -330,7 +312,7 @@ def record_progress(
     if found.newest is None or newest >= found.newest:
         found = replace(found, newest=newest, own=tuple(_list_own(progress)), diagnosed={})
         for place, report in enumerate(batch.reports):
-            found = _read_source(found, place, report, state.limits.partitions)
+            found = _read_source(found, place, report, state.max_partitions)
     return _put(state, _explain_streams(found) if explains else found)
 
 
@@ -394,11 +376,10 @@ def _note_ended(state: MetricsState, run: str) -> MetricsState:
 
 
 def _forget_ended(state: MetricsState, now_us: int) -> MetricsState:
-    keep_us = state.limits.keep_ended_us
     left = {
         name: each
         for name, each in state.queries.items()
-        if each.ended_us is None or now_us - each.ended_us < keep_us
+        if each.ended_us is None or now_us - each.ended_us < state.keep_ended_us
     }
     return replace(state, queries=left)
 

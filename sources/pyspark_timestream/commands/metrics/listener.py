@@ -22,7 +22,6 @@ from pyspark.sql.streaming.listener import (
 
 from pyspark_timestream.commands.metrics.catalogue import METRICS, Instrument, Metric
 from pyspark_timestream.commands.metrics.fold import (
-    Limits,
     MetricsState,
     Sample,
     list_samples,
@@ -235,7 +234,7 @@ class TimeMetrics(StreamingQueryListener):
         if keep_us < 0:
             raise ValueError(f"keep_ended={keep_ended!r}: accepted is 0 or a positive duration")
         self._lock = Lock()
-        self._state = MetricsState(Limits(max_partitions, keep_us))
+        self._state = MetricsState(max_partitions, keep_us)
         self._told = set[str]()
         # Compare by identity, because a provider may be false by its own rules.
         if opentelemetry is not False and opentelemetry is not None:
@@ -315,7 +314,7 @@ class TimeMetrics(StreamingQueryListener):
             _LOG.warning(
                 "TimeMetrics exports the first %d partitions of a stream one by one, and all "
                 "others as one, '(others)'; next step: pass a larger max_partitions",
-                state.limits.partitions,
+                state.max_partitions,
             )
 
 

@@ -316,18 +316,11 @@ _EVENT_NAME, _RELATED_NAME, _RECORD, _PLAIN_FIELD, _OTHER_NAME = range(5)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A possible `startTime`.
+    """A possible `startTime`, with the bounds of its times and of their lags behind their records.
 
-    Attributes:
-        source: the text of option `startTime`.
-        kind: `timestamp`, `date`, `text` or `number`; `record` for the record's own.
-        unit: the unit of numbers; empty where none is needed.
-        readable: the number of records with a plausible time.
-        first_us: the earliest of these times.
-        last_us: the latest.
-        least_lag_us: the least that they are behind their records' timestamps; negative if ahead.
-            None without timestamps.
-        most_lag_us: the most that they are behind.
+    `kind` is `timestamp`, `date`, `text`, `number` or `record`, for the record's own; `unit` that
+    of numbers; `readable` the number of records with a plausible time. A lag is negative if it is
+    ahead.
     """
 
     source: str

@@ -42,13 +42,9 @@ class NoSample(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The newest records of a topic.
+    """The newest records of a topic, by partition and in offset order, with all columns.
 
-    Attributes:
-        topic: its name.
-        partitions: the number of its partitions.
-        offsets: the number of offsets that it holds, which the number of records does not exceed.
-        blocks: the records by partition, in offset order, with all columns.
+    Not each of the offsets that the topic holds has a record.
     """
 
     topic: str
@@ -99,19 +95,10 @@ class Payloads(NamedTuple):
 class Detection:
     """The framing and the format of the values or the keys.
 
-    Attributes:
-        part: `value` or `key`.
-        framing: `confluent`, `header` or `none`.
-        format: `json`, `avro`, `protobuf` or `binary`.
-        present: the number of payloads that are not null.
-        fitting: how many of them the framing and the format fit.
-        keys: the ids or GUIDs in their frames, in order of appearance.
-        writer: the first schema that wrote one of them, if a registry has it.
-        message: the indexes of the Protobuf message in that schema.
-        unusable: n booleans: the frame names a schema that the registry lacks, or one of another
-            type.
-        needs_registry: True if the payloads carry ids that only a registry knows.
-        notes: sentences about payloads that do not fit.
+    Of the payloads that are `present`, so many are `fitting`. `keys` are the ids or GUIDs in their
+    frames, `writer` the first schema that wrote one of them, `message` the indexes of the Protobuf
+    message in it. A payload is `unusable` if its frame names a schema that the registry lacks, or
+    one of another type.
     """
 
     part: Part

@@ -250,19 +250,10 @@ def _find_free(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TopicReport:
-    """The results of examining a topic.
+    """The results of examining a topic: the records, how to read them, and the rows.
 
-    Attributes:
-        sample: the records.
-        readers: for values and keys, the schema from a registry or a file that reads them.
-        options: the options to read them with; may hold secrets.
-        columns: the schema to read them with, in Spark's DDL; empty for the source's own.
-        candidates: the candidates for the event time, the best one first.
-        rows: the records as rows.
-        malformed: why a value or key is malformed -> the number of such records.
-        secrets: how many fields are left out because their names suggest secrets.
-        detections: the framing and format of values and of keys.
-        notes: sentences about what is wrong or unknown.
+    `options` may hold secrets; `columns` are those of Spark's DDL, none for the source's own;
+    `malformed` counts records by reason, `secrets` fields that are left out.
     """
 
     sample: Sample

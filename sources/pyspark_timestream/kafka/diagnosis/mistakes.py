@@ -6,6 +6,7 @@ when a state began. So a driver that has just planned finds the same as a reader
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
@@ -148,26 +149,42 @@ def has_malformed(state: PartitionState, least: float = 0.0) -> bool:
     return state.malformed > 0 and state.malformed >= least * (state.events - state.tombstones)
 
 
-def _find_tombstones(history: History) -> Iterator[Diagnosis]:
-    last, states = history[-1], history[-1].states
-    counts = _count(last, lambda share: share.state.tombstones)
+def _report_unusable(
+    kind: Kind,
+    history: History,
+    counted: Count,
+    what: str,
+    advise: Callable[[bool], str],
+) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of events that drive no clock.
+
+    `what` says what they are; `advise` is told if they are most, or all of a partition.
+    """
+    counts, states = _count(history[-1], counted), history[-1].states
     if not counts:
         return
     total, events = sum(counts.values()), sum(state.events for state in states.values())
+    text = f"{total} of {events} {what}: {list_counts(counts)}"
+    mute = [part for part in sort_by_count(counts) if _has_no_time(states[part])]
+    if mute:
+        text += f"; without any other event there is no CTI in {name_partitions(mute)}"
+    advice = advise(bool(mute) or 2 * total >= events)
+    yield _report_counts(
+        kind, history, counts, text, counted=counted, advice=advice, holds_back=bool(mute)
+    )
+
+
+def _find_tombstones(history: History) -> Iterator[Diagnosis]:
+    last = history[-1]
     is_kept = keeps_late(last.settings) or not makes_ctis(last)
     fate = "are passed on" if is_kept else "become no rows"
-    mute = [part for part in sort_by_count(counts) if _has_no_time(states[part])]
     kept = "nothing to fix: they are rows without a time, which no window or join has"
-    yield _report_counts(
+    return _report_unusable(
         Kind.TOMBSTONES,
         history,
-        counts,
-        f"{total} of {events} records have no value, where "
-        f"{_describe_time_options(last.settings)}, and {fate}: {list_counts(counts)}"
-        + _describe_mute(mute),
-        counted=lambda share: share.state.tombstones,
-        advice=kept if is_kept else "",
-        holds_back=bool(mute),
+        lambda share: share.state.tombstones,
+        f"records have no value, where {_describe_time_options(last.settings)}, and {fate}",
+        lambda _: kept if is_kept else "",
     )
 
 
@@ -175,10 +192,6 @@ def _has_no_time(state: PartitionState) -> bool:
     """True if no event of the partition can drive its clock."""
     unusable = state.future + state.malformed + state.tombstones
     return state.cti_us is None and unusable == state.events
-
-
-def _describe_mute(mute: Sequence[Partition]) -> str:
-    return f"; without any other event there is no CTI in {name_partitions(mute)}" if mute else ""
 
 
 def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
@@ -286,23 +299,15 @@ def count_malformed_reasons(last: BatchRecord) -> tuple[MalformedReason, ...]:
 
 
 def _find_future_events(history: History) -> Iterator[Diagnosis]:
-    last, states = history[-1], history[-1].states
-    counts = _count(last, lambda share: share.state.future)
-    if not counts:
-        return
-    total, events = sum(counts.values()), sum(state.events for state in states.values())
-    fate = FUTURE_POLICIES[last.settings.get("futurePolicy", "keep")].fate
-    mute = [part for part in sort_by_count(counts) if _has_no_time(states[part])]
-    yield _report_counts(
+    settings = history[-1].settings
+    fate = FUTURE_POLICIES[settings.get("futurePolicy", "keep")].fate
+    return _report_unusable(
         Kind.FUTURE_EVENTS,
         history,
-        counts,
-        f"{total} of {events} events lie further after their record's timestamp than option "
-        f"'maxFuture' ('{last.settings.get('maxFuture', '')}') and {fate}: {list_counts(counts)}"
-        + _describe_mute(mute),
-        counted=lambda share: share.state.future,
-        advice=_advise_future(last.settings, bool(mute) or 2 * total >= events),
-        holds_back=bool(mute),
+        lambda share: share.state.future,
+        "events lie further after their record's timestamp than option 'maxFuture' "
+        f"('{settings.get('maxFuture', '')}') and {fate}",
+        partial(_advise_future, settings),
     )
 
 

@@ -14,7 +14,6 @@ from timestream.progress_events import event, offset_of, parse_page, values
 from pyspark_timestream.commands.metrics import fold
 from pyspark_timestream.commands.metrics.catalogue import COUNTER_METRICS
 from pyspark_timestream.commands.metrics.fold import (
-    Limits,
     MetricsState,
     list_samples,
     record_end,
@@ -36,8 +35,7 @@ def page_of(state_, now_us=NOW):
     return parse_page(render_page(list_samples(state_, now_us)))
 
 
-def page_after(*events, now_us=NOW, limits=EMPTY.limits):
-    folded = MetricsState(limits)
+def page_after(*events, now_us=NOW, folded=EMPTY):
     for each in events:
         folded = record_progress(folded, each, now_us)
     return page_of(folded, now_us)
@@ -257,7 +255,7 @@ def test_age_of_the_report_grows_until_the_query_says_that_it_lives():
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 6))
 @examples(deadline=None)
 def test_partitions_past_the_limit_are_one_and_no_count_is_lost(sizes, most):
-    folded, shown = MetricsState(Limits(most, 0)), frozenset[Partition]()
+    folded, shown = MetricsState(most, 0), frozenset[Partition]()
     for batch, size in enumerate(itertools.accumulate(sizes)):
         shares = [share(state(n, events=n + batch), first=n) for n in range(size)]
         folded = record_progress(folded, event(offset_of(shares, batch), batch=batch), NOW)
@@ -279,7 +277,7 @@ def test_partitions_past_the_limit_are_one_and_no_count_is_lost(sizes, most):
 
 def test_idle_partition_among_the_others_does_not_hold_them_back():
     shares = [share(state(9)), share(state(1), idle=True), share(state(5))]
-    page = page_after(event(offset_of(shares)), limits=Limits(1, 0))
+    page = page_after(event(offset_of(shares)), folded=MetricsState(1, 0))
     rest = {"topic": fold.OTHERS}
     cti = (NOON + 5 * SECOND) / SECOND
     assert one(page, "timestream_partition_cti_time_seconds", **rest) == cti
