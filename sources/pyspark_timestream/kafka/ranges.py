@@ -75,11 +75,11 @@ class TaskRange:
 
     def split_at_forced_ctis(self) -> Iterator[tuple[int | None, Range]]:
         """Split `offsets` at the forced CTIs; return each piece with the CTI before it, if any."""
-        part, begin, end = self.offsets
+        partition, begin, end = self.offsets
         ctis_us = (None, *(cti_us for _, cti_us in self.forced_ctis))
         places = itertools.pairwise((begin, *(offset for offset, _ in self.forced_ctis), end))
         for cti_us, (first, stop) in zip(ctis_us, places, strict=True):
-            yield cti_us, Range(part, first, stop)
+            yield cti_us, Range(partition, first, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,51 +123,54 @@ def limit_ranges(
     backlog = backlog if aligned is None else _find_backlog(starts, aligned)
     total = sum(backlog.values())
     if max_offsets is None or total <= max_offsets:
-        return {part: start + backlog[part] for part, start in starts.items()}
+        return {partition: start + backlog[partition] for partition, start in starts.items()}
     return {
-        part: start + min(backlog[part], max(1, max_offsets * backlog[part] // total))
-        for part, start in starts.items()
+        partition: start
+        + min(backlog[partition], max(1, max_offsets * backlog[partition] // total))
+        for partition, start in starts.items()
     }
 
 
 def _find_backlog(
     starts: Mapping[Partition, int], ends: Mapping[Partition, int]
 ) -> dict[Partition, int]:
-    return {part: max(ends[part] - start, 0) for part, start in starts.items()}
+    return {partition: max(ends[partition] - start, 0) for partition, start in starts.items()}
 
 
-def cut_ranges(ranges: Sequence[Range], min_parts: int | None, max_size: int | None) -> list[Range]:
-    """Cut long ranges into parts, in order; drop empty ranges.
+def cut_ranges(
+    ranges: Sequence[Range], min_pieces: int | None, max_size: int | None
+) -> list[Range]:
+    """Cut long ranges into pieces, in order; drop empty ranges.
 
-    First cut every range into parts of at most `max_size` offsets. If that gives fewer than
-    `min_parts`, cut the largest again in proportion to their sizes, as Spark's Kafka source does.
-    Parts are never empty, so there may be fewer than `min_parts`; rounding may give a few more.
+    First cut every range into pieces of at most `max_size` offsets. If that gives fewer than
+    `min_pieces`, cut the largest again in proportion to their sizes, as Spark's Kafka source does.
+    Pieces are never empty, so there may be fewer than `min_pieces`; rounding may give a few more.
     """
-    parts = [span for span in ranges if span.size]
+    pieces = [span for span in ranges if span.size]
     if max_size is not None:
-        parts = [part for span in parts for part in _cut(span, -(-span.size // max_size))]
-    if min_parts is None or len(parts) >= min_parts:
-        return parts
-    total = sum(span.size for span in parts)
-    small = {span for span in parts if _apportion(span.size, total, min_parts) == 1}
+        pieces = [piece for span in pieces for piece in _cut(span, -(-span.size // max_size))]
+    if min_pieces is None or len(pieces) >= min_pieces:
+        return pieces
+    total = sum(span.size for span in pieces)
+    small = {span for span in pieces if _apportion(span.size, total, min_pieces) == 1}
     left = total - sum(span.size for span in small)
-    wanted = max(min_parts - len(small), 1)
+    wanted = max(min_pieces - len(small), 1)
     return [
-        part
-        for span in parts
-        for part in ([span] if span in small else _cut(span, _apportion(span.size, left, wanted)))
+        piece
+        for span in pieces
+        for piece in ([span] if span in small else _cut(span, _apportion(span.size, left, wanted)))
     ]
 
 
-def _apportion(size: int, total: int, parts: int) -> int:
-    """Return how many of `parts` fall to `size` out of `total`, rounded half up, at least one."""
-    return max((2 * size * parts + total) // (2 * total), 1)
+def _apportion(size: int, total: int, pieces: int) -> int:
+    """Return how many of `pieces` fall to `size` out of `total`, rounded half up, at least one."""
+    return max((2 * size * pieces + total) // (2 * total), 1)
 
 
-def _cut(span: Range, parts: int) -> list[Range]:
+def _cut(span: Range, pieces: int) -> list[Range]:
     """Cut `span` into consecutive ranges whose sizes differ by at most one."""
-    parts = min(parts, span.size)
-    edges = [span.start_inclusive + span.size * part // parts for part in range(parts + 1)]
+    pieces = min(pieces, span.size)
+    edges = [span.start_inclusive + span.size * place // pieces for place in range(pieces + 1)]
     return [Range(span.partition, *pair) for pair in itertools.pairwise(edges)]
 
 

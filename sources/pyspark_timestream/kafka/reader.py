@@ -209,7 +209,7 @@ class KafkaBatchReader(DataSourceReader):
         self._group = f"{options.group_prefix}-batch"
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task per partition, or per part of a partition that is cut."""
+        """Return one task per partition, or per piece of a partition that is cut."""
         broker = Broker(self._options, self._group)
         listed = broker.partitions()
         starts, stops = self._bounds(broker, listed, listed)
@@ -243,7 +243,7 @@ class KafkaBatchReader(DataSourceReader):
 def _restrict_to_task(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
     """Restrict `offset` to one task's partitions, because an offset of many partitions is large."""
     own = {task_range.offsets.partition for task_range in plan.ranges}
-    partitions = {part: offset.partitions[part] for part in own}
+    partitions = {partition: offset.partitions[partition] for partition in own}
     return StreamOffset(offset.stream, offset.settings, offset.starts, partitions)
 
 
@@ -290,17 +290,22 @@ def read_task(
             known_ends = _find_known_ends(task.plan, task.offset)
             reader.commit_state(
                 {
-                    part: (
+                    partition: (
                         end,
                         ""
                         if options.is_cut
-                        else encode_group_metadata(task.offset, part, *ended[part], settings),
+                        else encode_group_metadata(
+                            task.offset, partition, *ended[partition], settings
+                        ),
                     )
-                    for part, end in known_ends.items()
+                    for partition, end in known_ends.items()
                 }
             )
     if is_batch:
-        finished = {part: (stop, *ended[part]) for part, stop in _list_ends(task.plan).items()}
+        finished = {
+            partition: (stop, *ended[partition])
+            for partition, stop in _list_ends(task.plan).items()
+        }
         log_like_spark("pyspark_timestream")
         warn_about_read(options, projection, RangeReader, finished)
     settle()
@@ -313,7 +318,11 @@ def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, in
     reaches the end offset, and no task knows the clock.
     """
     ends = _list_ends(plan).items()
-    return {part: end for part, end in ends if end == offset.partitions[part].end_exclusive}
+    return {
+        partition: end
+        for partition, end in ends
+        if end == offset.partitions[partition].end_exclusive
+    }
 
 
 def _list_ends(plan: TaskPlan) -> dict[Partition, int]:

@@ -252,8 +252,8 @@ def _select_rows(options: KafkaOptions, processed: ProcessedBlock) -> Mask:
 
 def _describe_malformed(options: KafkaOptions, reason: int) -> str:
     of_key = RECORD_REASONS[reason] not in REASONS
-    part, form = ("key", options.key_format) if of_key else ("value", options.value_format)
-    return f"the {part} is not {FORMATS[form]} of the schema (reason: {RECORD_REASONS[reason]})"
+    side, form = ("key", options.key_format) if of_key else ("value", options.value_format)
+    return f"the {side} is not {FORMATS[form]} of the schema (reason: {RECORD_REASONS[reason]})"
 
 
 def _warn_of_marks(options: KafkaOptions, processed: ProcessedBlock) -> None:

@@ -79,22 +79,22 @@ def test_the_largest_ranges_are_spread_first():
     assert sorted(sorted(span.size for span in group) for group in groups) == [[1, 9], [4, 5]]
 
 
-# -- parts of a partition -------------------------------------------------------------------------
+# -- pieces of a partition -------------------------------------------------------------------------
 
 
-def spark_counts(sizes, min_parts):
-    """How many parts Spark's KafkaOffsetRangeCalculator makes of ranges of these sizes."""
+def spark_counts(sizes, min_pieces):
+    """How many pieces Spark's KafkaOffsetRangeCalculator makes of ranges of these sizes."""
 
-    def count(size, total, parts):
-        return max(math.floor(size / total * parts + 0.5), 1)
+    def count(size, total, pieces):
+        return max(math.floor(size / total * pieces + 0.5), 1)
 
-    if min_parts is None or len(sizes) >= min_parts:
+    if min_pieces is None or len(sizes) >= min_pieces:
         return [1] * len(sizes)
     total = sum(sizes)
-    small = [size for size in sizes if count(size, total, min_parts) == 1]
-    left, wanted = total - sum(small), max(min_parts - len(small), 1)
+    small = [size for size in sizes if count(size, total, min_pieces) == 1]
+    left, wanted = total - sum(small), max(min_pieces - len(small), 1)
     return [
-        1 if count(size, total, min_parts) == 1 else min(size, count(size, left, wanted))
+        1 if count(size, total, min_pieces) == 1 else min(size, count(size, left, wanted))
         for size in sizes
     ]
 
@@ -102,24 +102,24 @@ def spark_counts(sizes, min_parts):
 @settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 60), max_size=5),
-    min_parts=st.none() | st.integers(1, 20),
+    min_pieces=st.none() | st.integers(1, 20),
     max_size=st.none() | st.integers(1, 20),
 )
-def test_a_range_is_cut_into_parts_as_spark_cuts_it(sizes, min_parts, max_size):
+def test_a_range_is_cut_into_pieces_as_spark_cuts_it(sizes, min_pieces, max_size):
     spans = [Range(at(n), 10 * n, 10 * n + size) for n, size in enumerate(sizes)]
-    parts = cut_ranges(spans, min_parts, max_size)
-    assert all(part.size > 0 for part in parts)
+    pieces = cut_ranges(spans, min_pieces, max_size)
+    assert all(part.size > 0 for part in pieces)
     for span in spans:
-        mine = [part for part in parts if part.partition == span.partition]
+        mine = [part for part in pieces if part.partition == span.partition]
         assert [n for part in mine for n in range(*part[1:])] == list(range(*span[1:]))
         assert max((part.size for part in mine), default=0) <= (max_size or 60)
         if max_size is None:
             assert max(map(size_of, mine), default=0) - min(map(size_of, mine), default=0) <= 1
     if max_size is None:
-        counts = spark_counts([size for size in sizes if size], min_parts)
-        assert len(parts) == sum(counts)
+        counts = spark_counts([size for size in sizes if size], min_pieces)
+        assert len(pieces) == sum(counts)
     else:
-        assert len(parts) >= sum(-(-size // max_size) for size in sizes)
+        assert len(pieces) >= sum(-(-size // max_size) for size in sizes)
 
 
 def size_of(span):

@@ -175,7 +175,7 @@ def to_json(report: TopicReport) -> str:
         "offsets": sample.offsets,
         "records": len(sample),
         "timestamps": _find_timestamps(report),
-        "payloads": {each.part: _describe(report, each) for each in report.detections},
+        "payloads": {each.side: _describe(report, each) for each in report.detections},
         "columns": list(report.columns),
         "hidden_fields": report.secrets,
         "rows": [
@@ -204,9 +204,9 @@ def _format_head(report: TopicReport) -> list[str]:
     if stamps:
         lines.append(f"Their timestamps: {stamps[0]} to {stamps[1]}")
     for each in report.detections:
-        lines.append(f"{each.part.title()}s: {_format_detection(each)}")
-        if each.part in report.readers:
-            lines.append(f"  read by {_format_reader(report.readers[each.part])}")
+        lines.append(f"{each.side.title()}s: {_format_detection(each)}")
+        if each.side in report.readers:
+            lines.append(f"  read by {_format_reader(report.readers[each.side])}")
     for reason, rows in report.malformed.items():
         lines.append(f"Malformed {reason}, in {rows} of {count} records")
     if report.secrets:
@@ -243,7 +243,7 @@ def _format_reader(reader: ReaderSchema) -> str:
 
 
 def _describe(report: TopicReport, found: Detection) -> dict[str, Any]:
-    reader = report.readers.get(found.part)
+    reader = report.readers.get(found.side)
     return {
         "format": found.format,
         "framing": found.framing,

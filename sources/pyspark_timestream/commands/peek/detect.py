@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.decode.formats import (
 from pyspark_timestream.kafka.decode.protobuf.descriptors import find_message_name
 from pyspark_timestream.kafka.decode.records import METADATA, RecordBlock
 from pyspark_timestream.kafka.diagnosis.samples import ValueForm, name_value_form, parse_object
-from pyspark_timestream.kafka.options.reading import Part
+from pyspark_timestream.kafka.options.reading import Side
 from pyspark_timestream.kafka.options.schemas import (
     AVRO,
     JSON,
@@ -55,9 +55,9 @@ class Sample:
     def __len__(self) -> int:
         return sum(len(block.offsets) for _, block in self.blocks)
 
-    def payloads(self, part: Part) -> pa.Array:
+    def payloads(self, side: Side) -> pa.Array:
         """Return all values, or all keys."""
-        return self._concat(f"{part}s", pa.binary())
+        return self._concat(f"{side}s", pa.binary())
 
     def headers(self) -> pa.Array:
         """Return the headers of all records."""
@@ -86,7 +86,7 @@ _GUID_VERSIONS: Final = range(1, 9)
 class Payloads(NamedTuple):
     """The values or the keys of n records: n binary, and the records' headers."""
 
-    part: Part
+    side: Side
     contents: pa.Array
     headers: pa.Array
 
@@ -101,7 +101,7 @@ class Detection:
     one of another type.
     """
 
-    part: Part
+    side: Side
     framing: str
     format: str
     present: int
@@ -120,7 +120,7 @@ def list_keys(payloads: Payloads) -> list[Key]:
     return list(dict.fromkeys(_key(writer) for block in blocks for writer in block.writers))
 
 
-def detect_part(payloads: Payloads, answers: Answers | None) -> Detection:
+def detect_side(payloads: Payloads, answers: Answers | None) -> Detection:
     """Detect the framing and the format of n values or keys.
 
     `answers` has the registry's schemas for `list_keys`; None if none was asked, or did not answer.
@@ -139,9 +139,9 @@ def detect_part(payloads: Payloads, answers: Answers | None) -> Detection:
     objects = _count_objects(contents)
     notes = () if answers is None else _note_unknown(payloads, answers)
     if 2 * objects > present:
-        return Detection(payloads.part, "none", "json", present, objects, notes=notes)
+        return Detection(payloads.side, "none", "json", present, objects, notes=notes)
     notes += _note_form(payloads)
-    return Detection(payloads.part, "none", "binary", present, present, notes=notes)
+    return Detection(payloads.side, "none", "binary", present, present, notes=notes)
 
 
 def _detect_by_registry(
@@ -152,7 +152,7 @@ def _detect_by_registry(
     answers: Answers,
 ) -> Detection | None:
     """Detect payloads by the registry; None unless it knows the schemas of most."""
-    part, present = payloads.part, len(payloads.contents) - payloads.contents.null_count
+    side, present = payloads.side, len(payloads.contents) - payloads.contents.null_count
     schemas = [None if writer is None else answers.get(_key(writer)) for writer in writers]
     kinds = Counter(schema.type for schema in schemas if schema is not None)
     if 2 * kinds.total() <= present:
@@ -174,11 +174,11 @@ def _detect_by_registry(
     notes = []
     if any(unusable):
         notes.append(
-            f"{sum(unusable)} of {present} {part}s name a schema that the registry lacks, or that "
+            f"{sum(unusable)} of {present} {side}s name a schema that the registry lacks, or that "
             f"is not {kind}: the source fails there"
         )
     return Detection(
-        part, framing, kind.lower(), present, fitting, _keys(writers), schemas[first], message,
+        side, framing, kind.lower(), present, fitting, _keys(writers), schemas[first], message,
         unusable, notes=tuple(notes),
     )  # fmt: skip
 
@@ -187,7 +187,7 @@ def _detect_by_form(
     payloads: Payloads, framing: str, framed: FramedBlock, writers: Sequence[Writer | None]
 ) -> Detection | None:
     """Detect payloads without a registry; None unless most have a plausible frame."""
-    part, present = payloads.part, len(payloads.contents) - payloads.contents.null_count
+    side, present = payloads.side, len(payloads.contents) - payloads.contents.null_count
     plausible = sum(writer is not None and _is_plausible(writer) for writer in writers)
     longs = framing == "confluent" and _are_longs(payloads.contents)
     if 2 * plausible <= present or longs:
@@ -196,15 +196,15 @@ def _detect_by_form(
     if 2 * objects > present:
         # The header means nothing without a registry, and the payload is plain JSON.
         kept = "none" if framing == "header" else framing
-        return Detection(part, kept, "json", present, objects, _keys(writers))
+        return Detection(side, kept, "json", present, objects, _keys(writers))
     keys = _keys(writers)
-    return Detection(part, framing, "binary", present, plausible, keys, needs_registry=True)
+    return Detection(side, framing, "binary", present, plausible, keys, needs_registry=True)
 
 
 def _split(payloads: Payloads, framing: str, *, indexed: bool = False) -> FramedBlock:
     if framing == "confluent":
         return split_value_frames(payloads.contents, indexed=indexed)
-    name = HEADERS[payloads.part]
+    name = HEADERS[payloads.side]
     return split_header_frames(payloads.contents, payloads.headers, name, indexed=indexed)
 
 
@@ -238,7 +238,7 @@ def _note_form(payloads: Payloads) -> tuple[str, ...]:
     if 2 * count <= len(contents) or not form.is_near:
         return ()
     return (
-        f"{count} of {len(contents)} {payloads.part}s are not JSON objects, but {form.name}: the "
+        f"{count} of {len(contents)} {payloads.side}s are not JSON objects, but {form.name}: the "
         "source "
         "reads one object a record; change the producer, or take the column apart in Spark",
     )
@@ -254,7 +254,7 @@ def _note_unknown(payloads: Payloads, answers: Answers) -> tuple[str, ...]:
         return ()
     shown = ", ".join(format_key(_key(writer)) for writer in unknown)
     return (
-        f"{rows} of {present} {payloads.part}s begin as with a schema's id ({shown}), and the "
+        f"{rows} of {present} {payloads.side}s begin as with a schema's id ({shown}), and the "
         "registry lacks it: is it the registry of the topic's producers?",
     )
 
@@ -313,7 +313,7 @@ def find_reader_options(
 
     It is the latest of the user's subject, or else of the topic's or the record type's.
     """
-    part = detection.part
+    side = detection.side
     for subject in [given] if given is not None else _list_subjects(topic, detection):
         try:
             found = registry.fetch_latest(subject, detection.format)
@@ -322,20 +322,20 @@ def find_reader_options(
                 raise
             continue
         if found.type.lower() == detection.format:
-            is_default = subject == f"{topic}-{part}"
-            options = {} if is_default else {f"{part}Subject": subject}
+            is_default = subject == f"{topic}-{side}"
+            options = {} if is_default else {f"{side}Subject": subject}
             message = _find_message(detection)
             if message and message != find_message_name(found.text.encode(), _FIRST_MESSAGE):
-                options[f"{part}Message"] = message
+                options[f"{side}Message"] = message
             return options
     if given is None and detection.format == "avro" and detection.writer is not None:
-        name = "readerSchema" if part == "value" else "keyReaderSchema"
+        name = "readerSchema" if side == "value" else "keyReaderSchema"
         return {name: inline_references(detection.writer)}
     return None
 
 
 def _list_subjects(topic: str, detection: Detection) -> Iterator[str]:
-    yield f"{topic}-{detection.part}"
+    yield f"{topic}-{detection.side}"
     writer, name = detection.writer, None
     if writer is not None and writer.type == AVRO:
         schema = json.loads(writer.text)

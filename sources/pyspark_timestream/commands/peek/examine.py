@@ -27,27 +27,27 @@ from pyspark_timestream.commands.peek.detect import (
     Payloads,
     Sample,
     ask_registry,
-    detect_part,
+    detect_side,
     find_reader_options,
     list_keys,
 )
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
 from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, default_schema, project
-from pyspark_timestream.kafka.decode.formats import check_fields, decode_part, split_value_frames
+from pyspark_timestream.kafka.decode.formats import check_fields, decode_side, split_value_frames
 from pyspark_timestream.kafka.decode.payload import ProcessedBlock, interleave_ctis, read_payload
 from pyspark_timestream.kafka.decode.records import METADATA, REASONS, RequestedFields
 from pyspark_timestream.kafka.diagnosis.samples import parse_object
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import read_registry_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, Part, PayloadRules
+from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, PayloadRules, Side
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.registry.client import SchemaRegistry
 from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas, with_readers
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.step import KEEP_ALL, step
 
-PARTS: Final[tuple[Part, Part]] = ("value", "key")
+SIDES: Final[tuple[Side, Side]] = ("value", "key")
 
 _REGISTRY: Final = "schemaRegistry."
 _MAX_COLUMNS: Final = 60
@@ -65,7 +65,7 @@ class ReadingPlan(NamedTuple):
 
     raw: Mapping[str, str]
     options: KafkaOptions
-    columns: Mapping[Part, Columns]
+    columns: Mapping[Side, Columns]
     is_given: bool
     notes: tuple[str, ...] = ()
 
@@ -82,7 +82,7 @@ class ReadingPlan(NamedTuple):
 
 def drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
     """Return options without those of the registry, and without subjects, which need it."""
-    subjects = [f"{part}Subject" for part in PARTS]
+    subjects = [f"{side}Subject" for side in SIDES]
     return {
         name: text
         for name, text in raw.items()
@@ -93,7 +93,7 @@ def drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
 def plan_reading(
     sample: Sample,
     given: Mapping[str, str],
-    detections: Mapping[Part, Detection],
+    detections: Mapping[Side, Detection],
     registry: SchemaRegistry | None,
 ) -> ReadingPlan:
     """Plan how to read a sample; values or keys without a detection stay binary.
@@ -106,7 +106,7 @@ def plan_reading(
         raw = _compose(given, detections, chosen)
         try:
             options = fix_readers(load_schemas(read_kafka_options(raw)), {})
-            columns = {part: _list_columns(sample, options, part) for part in PARTS}
+            columns = {side: _list_columns(sample, options, side) for side in SIDES}
         except (SchemaRegistryError, SchemaRefused) as error:
             kept = {p: each for p, each in chosen.items() if detections[p].format == "json"}
             if len(kept) == len(chosen):
@@ -114,103 +114,103 @@ def plan_reading(
             notes.append(str(error))
             chosen = kept
             continue
-        empty = [part for part in chosen if not columns[part].fields.names]
+        empty = [side for side in chosen if not columns[side].fields.names]
         if not empty:
             notes += [
-                f"the {part}s have {each.left} more fields, which are not in the schema"
-                for part, each in columns.items()
+                f"the {side}s have {each.left} more fields, which are not in the schema"
+                for side, each in columns.items()
                 if each.left
             ]
-            is_given = any(f"{part}Format" in given for part in PARTS)
+            is_given = any(f"{side}Format" in given for side in SIDES)
             plan = ReadingPlan(raw, options, columns, is_given, tuple(notes))
             return _avoid_clashes(plan)
-        notes += [f"the {part}s have no fields that can be columns" for part in empty]
-        chosen = {part: each for part, each in chosen.items() if part not in empty}
+        notes += [f"the {side}s have no fields that can be columns" for side in empty]
+        chosen = {side: each for side, each in chosen.items() if side not in empty}
 
 
 def _choose_formats(
     topic: str,
     given: Mapping[str, str],
-    detections: Mapping[Part, Detection],
+    detections: Mapping[Side, Detection],
     registry: SchemaRegistry | None,
     notes: list[str],
-) -> dict[Part, dict[str, str]]:
+) -> dict[Side, dict[str, str]]:
     """Choose the format options of values and keys if their fields can be read."""
-    chosen: dict[Part, dict[str, str]] = {}
-    for part, each in detections.items():
-        if each.format == "binary" or f"{part}Format" in given:
+    chosen: dict[Side, dict[str, str]] = {}
+    for side, each in detections.items():
+        if each.format == "binary" or f"{side}Format" in given:
             continue
-        chosen[part] = {f"{part}Format": each.format}
+        chosen[side] = {f"{side}Format": each.format}
         if each.format in SCHEMA_FORMATS:
             assert registry is not None, "only a registry tells that payloads have schemas"
             try:
-                found = find_reader_options(registry, topic, each, given.get(f"{part}Subject"))
+                found = find_reader_options(registry, topic, each, given.get(f"{side}Subject"))
             except SchemaRegistryError as error:
                 found, problem = None, str(error)
             else:
-                subject = given.get(f"{part}Subject")
+                subject = given.get(f"{side}Subject")
                 problem = (
                     f"the registry lacks subject '{subject}', or has no {each.format} there: "
-                    f"correct '{part}Subject'"
+                    f"correct '{side}Subject'"
                     if subject is not None
                     else "no subject of the registry that is named by the topic or the message has "
-                    f"the schema of the {part}s: set '{part}Subject'"
+                    f"the schema of the {side}s: set '{side}Subject'"
                 )
             if found is None:
                 notes.append(problem)
-                del chosen[part]
+                del chosen[side]
             else:
-                chosen[part] |= found
+                chosen[side] |= found
     return chosen
 
 
 def _compose(
     given: Mapping[str, str],
-    detections: Mapping[Part, Detection],
-    chosen: Mapping[Part, Mapping[str, str]],
+    detections: Mapping[Side, Detection],
+    chosen: Mapping[Side, Mapping[str, str]],
 ) -> dict[str, str]:
     """Combine options; add options of framings that are not the default."""
     raw = {name: text for each in chosen.values() for name, text in each.items()}
     raw = {**given, **raw, **given}
-    for part in PARTS:
-        if f"{part}Format" not in raw:
+    for side in SIDES:
+        if f"{side}Format" not in raw:
             # Without a format a subject has no effect, and a note says why fields are not read.
-            raw.pop(f"{part}Subject", None)
+            raw.pop(f"{side}Subject", None)
     framings = {
-        part: detections[part].framing if part in detections else "none"
-        for part in PARTS
-        if f"{part}Format" in raw and f"{part}Framing" not in raw
+        side: detections[side].framing if side in detections else "none"
+        for side in SIDES
+        if f"{side}Format" in raw and f"{side}Framing" not in raw
     }
-    is_given = any(f"{part}{name}" in given for part in PARTS for name in ("Format", "Framing"))
+    is_given = any(f"{side}{name}" in given for side in SIDES for name in ("Format", "Framing"))
     if not is_given and set(framings.values()) <= {"none"}:
         # The registry would have no effect.
         raw = drop_registry(raw)
     has_registry = any(name.startswith(_REGISTRY) for name in raw)
-    for part, framing in framings.items():
-        if has_registry and part in chosen and framing != "confluent":
-            raw[f"{part}Framing"] = framing
+    for side, framing in framings.items():
+        if has_registry and side in chosen and framing != "confluent":
+            raw[f"{side}Framing"] = framing
         if not has_registry and framing == "confluent":
-            raw[f"{part}Framing"] = framing
+            raw[f"{side}Framing"] = framing
     return raw
 
 
-def _list_columns(sample: Sample, options: KafkaOptions, part: Part) -> Columns:
+def _list_columns(sample: Sample, options: KafkaOptions, side: Side) -> Columns:
     """List the fields of the values or keys that can be columns."""
-    rules = options.value_rules if part == "value" else options.key_rules
+    rules = options.value_rules if side == "value" else options.key_rules
     if rules.format == "binary":
         return Columns(pa.schema([]))
     if rules.format == "json":
         read = map(parse_object, _list_bodies(sample, rules))
         found = list_columns(infer_json([each for each in read if each is not None]))
     else:
-        found = list_columns(read_schema(rules.format, options.readers[part]))
+        found = list_columns(read_schema(rules.format, options.readers[side]))
     fields = [field for field in found.fields if _is_readable(options, rules, field)]
     left = max(len(fields) - _MAX_COLUMNS, 0)
     return found._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), left=left)
 
 
 def _list_bodies(sample: Sample, rules: PayloadRules) -> list[bytes | None]:
-    payloads = sample.payloads(rules.part)
+    payloads = sample.payloads(rules.side)
     if rules.framing == "confluent":
         payloads = split_value_frames(payloads).bodies
     bodies: list[bytes | None] = payloads.to_pylist()
@@ -270,23 +270,23 @@ class TopicReport:
 
 def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
     """Examine a sample; all options that the user gave, by their declared names, are kept."""
-    payloads = [Payloads(part, sample.payloads(part), sample.headers()) for part in PARTS]
+    payloads = [Payloads(side, sample.payloads(side), sample.headers()) for side in SIDES]
     registry = _find_registry(given)
     asked = {
-        each.part: ask_registry(registry, list_keys(each), given.get(f"{each.part}Subject"))
+        each.side: ask_registry(registry, list_keys(each), given.get(f"{each.side}Subject"))
         for each in payloads
     }
     problems = dict.fromkeys(each.problem for each in asked.values() if each.problem)
     notes = list(problems)
     if problems:
         given, registry = drop_registry(given), None
-    answers = {part: None if problems else each.answers for part, each in asked.items()}
-    detections = {each.part: detect_part(each, answers[each.part]) for each in payloads}
-    for part, each in detections.items():
+    answers = {side: None if problems else each.answers for side, each in asked.items()}
+    detections = {each.side: detect_side(each, answers[each.side]) for each in payloads}
+    for side, each in detections.items():
         notes += each.notes
         if each.needs_registry and not problems:
             notes.append(
-                f"the {part}s carry ids of a schema registry, which knows whether they are Avro or "
+                f"the {side}s carry ids of a schema registry, which knows whether they are Avro or "
                 "Protobuf: name it with --schema-registry URL"
             )
     usable = _blank_unusable(sample, detections.values())
@@ -316,7 +316,7 @@ def _blank_unusable(sample: Sample, detections: Iterable[Detection]) -> Sample:
         first = rows.stop
         for each in detections:
             if any(each.unusable[rows]):
-                mask, name = np.array(each.unusable[rows]), f"{each.part}s"
+                mask, name = np.array(each.unusable[rows]), f"{each.side}s"
                 kept = pa.array(np.arange(len(mask)), mask=mask)
                 block = block._replace(**{name: getattr(block, name).take(kept)})
         blocks.append((partition, block))
@@ -356,7 +356,7 @@ def _find_times(sample: Sample, plan: ReadingPlan) -> tuple[Candidate, ...]:
     if types:
         wanted = RequestedFields(pa.schema([]), tuple(types))
         values, headers = sample.payloads("value"), sample.headers()
-        fields = decode_part(plan.options, rules, wanted, values, headers).raw
+        fields = decode_side(plan.options, rules, wanted, values, headers).raw
     return find_candidates(fields, types, sample.headers(), sample.timestamps_ms())
 
 
@@ -396,9 +396,9 @@ def _read_rows(
     tables = []
     for partition, block in sample.blocks:
         payload = read_payload(options, projection, block)
-        for part, decoded in (("value", payload.values), ("key", payload.keys)):
+        for side, decoded in (("value", payload.values), ("key", payload.keys)):
             if decoded is not None:
-                reasons.update(f"{part}: {REASONS[each]}" for each in decoded.reasons if each)
+                reasons.update(f"{side}: {REASONS[each]}" for each in decoded.reasons if each)
         _, result = step(replace(options.rules, policy=KEEP_ALL), PartitionState(), payload.events)
         every = np.ones(len(block.offsets), dtype=np.bool_)
         none = np.empty(0, dtype=np.int64)

@@ -124,14 +124,14 @@ def default_schema(options: KafkaOptions) -> pa.Schema:
     Raises:
         SchemaRefused: values or keys have fields, which a schema must name.
     """
-    for part, form in (("value", options.value_format), ("key", options.key_format)):
+    for side, form in (("value", options.value_format), ("key", options.key_format)):
         if form != "binary":
             raise SchemaRefused(
-                f"option '{part}Format' is '{form}', and no schema was given: the schema names the "
-                f"fields that are read from the {part}s",
+                f"option '{side}Format' is '{form}', and no schema was given: the schema names the "
+                f"fields that are read from the {side}s",
                 ".schema(...) with fields and metadata columns, such as .schema('name string, "
                 "start_time timestamp, cti timestamp')",
-                f"add it, or leave '{part}Format' out to get the {part}s as they are",
+                f"add it, or leave '{side}Format' out to get the {side}s as they are",
             )
     unfilled = _list_unfilled(options)
     if not options.include_headers:

@@ -111,7 +111,7 @@ class FramedBlock(NamedTuple):
         )
 
 
-def decode_part(
+def decode_side(
     options: KafkaOptions,
     rules: PayloadRules,
     requested: RequestedFields,
@@ -153,7 +153,7 @@ def can_read(
     """Return whether the reader's schema can read payloads of a writer's Avro schema."""
     from pyspark_timestream.kafka.decode.avro.read import can_read_avro
 
-    return can_read_avro(_create_avro_readers(options.readers[rules.part]), requested, writer)
+    return can_read_avro(_create_avro_readers(options.readers[rules.side]), requested, writer)
 
 
 def check_fields(options: KafkaOptions, rules: PayloadRules, requested: RequestedFields) -> None:
@@ -165,18 +165,18 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, requested: Requeste
     if rules.format == "avro":
         from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns
 
-        reader = _create_avro_reader(options.readers[rules.part])
+        reader = _create_avro_reader(options.readers[rules.side])
         check_avro_columns(reader, requested.columns, requested.raw)
     if rules.format == "protobuf":
         from pyspark_timestream.kafka.decode.protobuf.plans import plan_fields
 
-        message = _create_protobuf_reader(options.readers[rules.part])
+        message = _create_protobuf_reader(options.readers[rules.side])
         plan_fields(message, requested.columns, requested.raw)
 
 
 def have_own_unit(options: KafkaOptions, names: tuple[str, ...]) -> bool:
     """True if the schema of the values gives the unit of the times in the fields `names`."""
-    reader = options.readers.get(options.value_rules.part)
+    reader = options.readers.get(options.value_rules.side)
     if options.value_format != "avro" or reader is None:
         return False
     from pyspark_timestream.kafka.decode.avro import schemas
@@ -190,7 +190,7 @@ def _split_frames(rules: PayloadRules, payloads: pa.Array, headers: pa.Array | N
         return split_value_frames(payloads, indexed=indexed)
     if rules.framing == "header":
         assert headers is not None, "frames in headers are read with the headers"
-        return split_header_frames(payloads, headers, HEADERS[rules.part], indexed=indexed)
+        return split_header_frames(payloads, headers, HEADERS[rules.side], indexed=indexed)
     return split_unframed(payloads)
 
 
@@ -215,9 +215,9 @@ def _fetch_checked(options: KafkaOptions, rules: PayloadRules, writer: Writer) -
     if found.type != requested:
         shown = key if isinstance(key, int) else key.hex()
         raise SchemaRefused(
-            f"schema {shown}, which wrote {rules.part}s of this topic, is {found.type}, and option "
+            f"schema {shown}, which wrote {rules.side}s of this topic, is {found.type}, and option "
             f"'{rules.option_name('format')}' is '{rules.format}'",
-            f"{rules.part}s of one format in a topic",
+            f"{rules.side}s of one format in a topic",
             f"read them as '{found.type.lower()}', or in queries of their own",
         )
     return found
@@ -246,7 +246,7 @@ def _read_avro(
 ) -> DecodedBlock:
     from pyspark_timestream.kafka.decode.avro.read import read_avro
 
-    reader, *newer = _create_avro_readers(options.readers[rules.part])
+    reader, *newer = _create_avro_readers(options.readers[rules.side])
     if not rules.has_registry:
         # Without ids, only the options can say which schema wrote the payloads.
         writers = {0: rules.schema or reader.text}
@@ -263,7 +263,7 @@ def _read_avro(
         if error.row is None or not rules.has_registry:
             raise
         writer = framed.writers[framed.codes[error.row]]
-        raise _refuse_writer(options.readers[rules.part], rules, writer, error) from None
+        raise _refuse_writer(options.readers[rules.side], rules, writer, error) from None
 
 
 def _refuse_writer(
@@ -278,12 +278,12 @@ def _refuse_writer(
     else:
         read_by = f"by schema {last.schema_id} (version {last.version} of '{last.subject}')"
         way = (
-            f"start the query again: it then reads such {rules.part}s by the latest version of "
+            f"start the query again: it then reads such {rules.side}s by the latest version of "
             f"'{last.subject}', if that has every requested column with a type that fits; "
             "otherwise change the column in .schema(...) to what that version has, or leave it out"
         )
     refused = SchemaRefused(
-        f"the {rules.part} was written with schema {_show_key(writer)} and is read {read_by}: "
+        f"the {rules.side} was written with schema {_show_key(writer)} and is read {read_by}: "
         f"{error.problem}",
         error.accepts,
         way,
@@ -304,7 +304,7 @@ def _inline(schema: RegisteredSchema) -> str:
 def _read_protobuf(
     options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
-    given = options.readers[rules.part]
+    given = options.readers[rules.side]
 
     def find_message(writer: Writer) -> str | None:
         if not rules.has_registry:

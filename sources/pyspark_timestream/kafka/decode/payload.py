@@ -22,7 +22,7 @@ from pyspark_timestream.kafka.decode.columns import strip_key_prefix
 from pyspark_timestream.kafka.decode.formats import (
     can_read,
     check_fields,
-    decode_part,
+    decode_side,
     have_own_unit,
 )
 from pyspark_timestream.kafka.decode.records import (
@@ -43,7 +43,7 @@ from pyspark_timestream.kafka.decode.records import (
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
-from pyspark_timestream.kafka.options.reading import Part, PayloadRules
+from pyspark_timestream.kafka.options.reading import PayloadRules, Side
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.step import ADJUSTED, NO_MARKS, VIOLATIONS, BlockResult, Events
@@ -93,7 +93,7 @@ class Payload:
 def required_columns(options: KafkaOptions, projection: Projection | None) -> ColumnSet:
     """Return the columns to read for `projection`, or only for the clock if it is None."""
     sources = _time_sources(options)
-    sides = {rules.part: rules for rules, _ in _list_sides(options, projection)}
+    sides = {rules.side: rules for rules, _ in _list_sides(options, projection)}
     requests = projection.requests if projection else lambda name: False
     return ColumnSet(
         timestamps=requests("timestamp")
@@ -119,7 +119,7 @@ def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
         try:
             check_fields(options, rules, fields)
         except SchemaRefused as error:
-            if rules.part == "value":
+            if rules.side == "value":
                 raise
             raise SchemaRefused(
                 f"of the key, whose columns have the prefix '{options.key_prefix}': {error}"
@@ -127,13 +127,13 @@ def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
 
 
 def can_read_writer(
-    options: KafkaOptions, projection: Projection | None, part: Part, text: str
+    options: KafkaOptions, projection: Projection | None, side: Side, text: str
 ) -> bool:
     """Return whether the requested fields can be read from payloads of a writer's schema."""
     return all(
         can_read(options, rules, fields, text)
         for rules, fields in _list_sides(options, projection)
-        if rules.part == part
+        if rules.side == side
     )
 
 
@@ -175,8 +175,8 @@ def _read_events(
 ) -> Payload:
     sides = {}
     for rules, fields in _list_sides(options, projection):
-        payloads = block.values if rules.part == "value" else block.keys
-        sides[rules.part] = decode_part(options, rules, fields, payloads, block.headers)
+        payloads = block.values if rules.side == "value" else block.keys
+        sides[rules.side] = decode_side(options, rules, fields, payloads, block.headers)
     values, keys = sides.get("value"), sides.get("key")
     start_us, start_known = _read_times(options.start_time, options, block, values)
     valueless = _find_valueless(options, block)

@@ -472,7 +472,7 @@ def _describe_payloads(
 def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBlock) -> str:
     counts = np.bincount(decoded.reasons, minlength=len(REASONS))
     reason = int(np.argmax(counts[1:])) + 1
-    part, found = rules.part, f"{counts[reason]} of {len(payloads)} {rules.part}s"
+    part, found = rules.side, f"{counts[reason]} of {len(payloads)} {rules.side}s"
     if reason == FRAMING:
         framing = rules.option_name("framing")
         first = payloads[int(np.argmax(decoded.reasons == FRAMING))].as_py()

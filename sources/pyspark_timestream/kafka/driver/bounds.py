@@ -110,7 +110,10 @@ class RunEnds:
             partitions = self._partition_cache.get(fresh=True)
             self._bound_written = self._get_broker().written_ends(partitions)
         ends = self.get(fresh=True)
-        self._bounds = {**seen, **{part: max(end, seen.get(part, 0)) for part, end in ends.items()}}
+        self._bounds = {
+            **seen,
+            **{partition: max(end, seen.get(partition, 0)) for partition, end in ends.items()},
+        }
 
     def get(self, fresh: bool = False) -> Ends:
         """Return how far each partition may be read now."""
@@ -119,7 +122,8 @@ class RunEnds:
             return self.log_ends
         # A topic that was truncated after the run began ends before its bound.
         return {
-            part: min(bound, self.log_ends.get(part, bound)) for part, bound in self._bounds.items()
+            partition: min(bound, self.log_ends.get(partition, bound))
+            for partition, bound in self._bounds.items()
         }
 
     def wait_for(self, wanted: Mapping[Partition, int]) -> Ends:
@@ -137,7 +141,9 @@ class RunEnds:
 
     def reaches(self, wanted: Mapping[Partition, int]) -> bool:
         """Return whether the log of every partition of `wanted` reaches its offset."""
-        return all(self.log_ends.get(part, -1) >= offset for part, offset in wanted.items())
+        return all(
+            self.log_ends.get(partition, -1) >= offset for partition, offset in wanted.items()
+        )
 
     def get_written(self) -> Ends:
         """Return the ends of the logs, including the records of open transactions.

@@ -317,17 +317,17 @@ class StreamDriver:
         ends = limit_ends(self._ends.wait_for(open_at), previous.fixed_ends, ended)
         log_ends, known = self._ends.log_ends, open_at | ended
         # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
-        new = [part for part in ends if part not in known and part in log_ends]
+        new = [partition for partition in ends if partition not in known and partition in log_ends]
         has_caught_up = not new and not run.new_start and ends == known
         topic_ids = self._get_topic_ids(log_ends, fresh=not has_caught_up)
         recreated = recreated_topics(previous.topic_ids, topic_ids)
         back = {
-            part: previous.missing[part].end_exclusive
-            for part in new
-            if part in previous.missing and part.topic not in recreated
+            partition: previous.missing[partition].end_exclusive
+            for partition in new
+            if partition in previous.missing and partition.topic not in recreated
         }
-        for part, position in back.items():
-            _LOG.warning("%s is there again; going on at offset %d", part, position)
+        for partition, position in back.items():
+            _LOG.warning("%s is there again; going on at offset %d", partition, position)
         is_still = has_caught_up and not recreated
         # A stream that has caught up has no unread records to lose, so it saves the request.
         earliest = known if is_still else self._broker.earliest(log_ends)
@@ -341,7 +341,11 @@ class StreamDriver:
         )
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
-        starts = {part: earliest[part] for part in new if part in earliest and part not in back}
+        starts = {
+            partition: earliest[partition]
+            for partition in new
+            if partition in earliest and partition not in back
+        }
         all_positions = {**positions, **ended, **starts}
         return _Positions(all_positions, ends, bool(losses or back), topic_ids)
 
@@ -355,7 +359,7 @@ class StreamDriver:
         """Return which partitions have caught up, and since when (semantics 5.3)."""
         if run.new_start:
             self._idle_tracker.resume(previous.partitions)
-        idle = {part for part, last in previous.partitions.items() if last.idle}
+        idle = {partition for partition, last in previous.partitions.items() if last.idle}
         log_ends = self._ends.log_ends
         return self._idle_tracker.update(self._broker, positions, log_ends, idle, now_us)
 
@@ -387,7 +391,7 @@ class StreamDriver:
     def _get_topic_ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
         """Return topic ids; ask the broker if `fresh`, or if partitions were listed since then."""
         if fresh or self._ids_asked_at_s != self._partition_cache.asked_at_s:
-            topics = {part.topic for part in partitions}
+            topics = {partition.topic for partition in partitions}
             self._topic_ids = self._broker.topic_ids(topics)
             self._ids_asked_at_s = self._partition_cache.asked_at_s
         imported = self._importer.topic_ids if self._importer else {}
@@ -429,4 +433,6 @@ def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:
 def _find_open(previous: StreamOffset, ended: Mapping[Partition, int]) -> dict[Partition, int]:
     """Return the positions after `previous` of the partitions that have not ended."""
     partitions = previous.partitions.items()
-    return {part: last.end_exclusive for part, last in partitions if part not in ended}
+    return {
+        partition: last.end_exclusive for partition, last in partitions if partition not in ended
+    }

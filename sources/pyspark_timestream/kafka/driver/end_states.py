@@ -56,10 +56,13 @@ class EndStates:
 def copy_start_states(offset: StreamOffset) -> EndStates:
     """Return the states at the start of the batch `offset`, as if the batch read nothing."""
     return EndStates(
-        {part: partition_offset.state for part, partition_offset in offset.partitions.items()},
         {
-            part: partition_offset.malformed_values
-            for part, partition_offset in offset.partitions.items()
+            partition: partition_offset.state
+            for partition, partition_offset in offset.partitions.items()
+        },
+        {
+            partition: partition_offset.malformed_values
+            for partition, partition_offset in offset.partitions.items()
         },
     )
 
@@ -81,13 +84,13 @@ def find_end_states(
     for span in offset.ranges():
         if not span.size:
             continue
-        part = span.partition
-        left[part] = decode_group_metadata(offset, part, metadata.get(part))
-        malformed[part] += left[part].malformed_values
-        state = left[part].state
+        partition = span.partition
+        left[partition] = decode_group_metadata(offset, partition, metadata.get(partition))
+        malformed[partition] += left[partition].malformed_values
+        state = left[partition].state
         if state is None and read_again is not None:
             state = read_again(span)
-        states[part] = state or states[part]
+        states[partition] = state or states[partition]
     if not left:
         return EndStates(states, malformed, _repeat_findings(offset))
     diagnoses = [*_find_broken_settings(left), *_find_refused_states(left, states)]
@@ -111,10 +114,12 @@ def _find_broken_settings(left: Mapping[Partition, GroupMetadata]) -> Iterator[D
 def _find_refused_states(
     left: Mapping[Partition, GroupMetadata], states: Mapping[Partition, PartitionState]
 ) -> Iterator[Diagnosis]:
-    lengths = {part: each.refused_length for part, each in left.items() if each.refused_length}
+    lengths = {
+        partition: each.refused_length for partition, each in left.items() if each.refused_length
+    }
     if not lengths:
         return
-    longest = max(lengths, key=lambda part: (lengths[part], part))
+    longest = max(lengths, key=lambda partition: (lengths[partition], partition))
     # The native reader commits a text with a final zero byte, which the broker counts.
     least = lengths[longest] + 1
     writers = len(states[longest].writers)

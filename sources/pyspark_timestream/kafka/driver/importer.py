@@ -61,8 +61,8 @@ class IdleTracker:
         """Continue from the times in the last offset if the time counts across runs."""
         if self._across_runs:
             self._since_us = {
-                part: each.caught_up_since_us
-                for part, each in recorded.items()
+                partition: each.caught_up_since_us
+                for partition, each in recorded.items()
                 if each.caught_up_since_us is not None
             }
 
@@ -79,7 +79,11 @@ class IdleTracker:
         `ends` are the ends of the logs, regardless of the run's bounds. `idle` are the partitions
         that are idle in the last offset. `now_us` is the wall clock after the ends were read.
         """
-        caught_up = [part for part, position in positions.items() if ends.get(part) == position]
+        caught_up = [
+            partition
+            for partition, position in positions.items()
+            if ends.get(partition) == position
+        ]
         since_us = find_caught_up(self._since_us, caught_up, now_us, self._troubled(broker))
         self._troubles = broker.trouble_count
         asked = set(newly_idle(since_us, idle, self._timeout_us, now_us))
@@ -89,10 +93,16 @@ class IdleTracker:
         ):
             asked |= idle & since_us.keys()
             self._asked_us = now_us
-        busy = broker.open_transactions({part: ends[part] for part in asked}) if asked else set()
+        busy = (
+            broker.open_transactions({partition: ends[partition] for partition in asked})
+            if asked
+            else set()
+        )
         if self._troubled(broker):
             since_us = find_caught_up({}, caught_up, now_us, troubled=True)
-        self._since_us = {part: us for part, us in since_us.items() if part not in busy}
+        self._since_us = {
+            partition: us for partition, us in since_us.items() if partition not in busy
+        }
         return self._since_us
 
     def _troubled(self, broker: Broker) -> bool:
@@ -169,8 +179,10 @@ class CtiImporter:
         else:
             # A run that goes on keeps its positions, even of a partition that is missing for a
             # moment, and the times of its idle partitions.
-            read = {part: each.position for part, each in self._known.partitions.items()}
-            self._bounds = read | {part: max(end, read.get(part, 0)) for part, end in ends.items()}
+            read = {partition: each.position for partition, each in self._known.partitions.items()}
+            self._bounds = read | {
+                partition: max(end, read.get(partition, 0)) for partition, end in ends.items()
+            }
 
     def update(
         self, recorded: ImportedTopic | None, topic_ids: Mapping[str, str], now_us: int
@@ -188,7 +200,7 @@ class CtiImporter:
             self._idle_tracker.resume(self._known.partitions)
         known = self._known
         recreated = self._refresh_partitions(now_us)
-        wanted = {part: each.position for part, each in known.partitions.items()}
+        wanted = {partition: each.position for partition, each in known.partitions.items()}
         log_ends = self._broker.ends(self._listed)
         if not log_ends and not wanted:
             raise OptionError(
@@ -210,19 +222,23 @@ class CtiImporter:
         self, known: ImportedTopic, log_ends: Mapping[Partition, int], now_us: int
     ) -> ImportedTopic:
         """Update the idle partitions; raise one that is active again to the topic's CTI."""
-        positions = {part: each.position for part, each in known.partitions.items()}
-        was_idle = {part for part, each in known.partitions.items() if each.idle}
+        positions = {partition: each.position for partition, each in known.partitions.items()}
+        was_idle = {partition for partition, each in known.partitions.items() if each.idle}
         since_us = self._idle_tracker.update(self._broker, positions, log_ends, was_idle, now_us)
         idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
-        caught_up_us = {part: each.caught_up_since_us for part, each in known.partitions.items()}
-        if idle == was_idle and caught_up_us == {part: since_us.get(part) for part in caught_up_us}:
+        caught_up_us = {
+            partition: each.caught_up_since_us for partition, each in known.partitions.items()
+        }
+        if idle == was_idle and caught_up_us == {
+            partition: since_us.get(partition) for partition in caught_up_us
+        }:
             return known
         partitions = {}
-        for part, each in known.partitions.items():
-            if part in was_idle - idle and known.cti_us is not None:
+        for partition, each in known.partitions.items():
+            if partition in was_idle - idle and known.cti_us is not None:
                 each = _raise_partition(each, known.cti_us)
-            partitions[part] = replace(
-                each, idle=part in idle, caught_up_since_us=since_us.get(part)
+            partitions[partition] = replace(
+                each, idle=partition in idle, caught_up_since_us=since_us.get(partition)
             )
         return replace(known, partitions=partitions)
 
@@ -246,15 +262,18 @@ class CtiImporter:
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         begun = {
-            part: replace(known.partitions[part], position=position)
-            for part, position in positions.items()
+            partition: replace(known.partitions[partition], position=position)
+            for partition, position in positions.items()
         }
         begun |= {
-            part: _start_partition(known, earliest[part])
-            for part in ends
-            if part not in wanted and part in earliest
+            partition: _start_partition(known, earliest[partition])
+            for partition in ends
+            if partition not in wanted and partition in earliest
         }
-        read = {part: self._read_partition(part, each, ends[part]) for part, each in begun.items()}
+        read = {
+            partition: self._read_partition(partition, each, ends[partition])
+            for partition, each in begun.items()
+        }
         return replace(known, partitions=read)
 
     def _refresh_partitions(self, now_us: int) -> frozenset[str]:
@@ -278,9 +297,9 @@ class CtiImporter:
         missing = wanted.keys() - ends.keys()
         # A broker that no longer leads a partition may return an old end of its log.
         missing |= {
-            part
-            for part, end in ends.items()
-            if end < wanted.get(part, 0) and part.topic not in recreated
+            partition
+            for partition, end in ends.items()
+            if end < wanted.get(partition, 0) and partition.topic not in recreated
         }
         if not missing:
             self._missing_us = None
@@ -288,7 +307,7 @@ class CtiImporter:
         self._missing_us = now_us if self._missing_us is None else self._missing_us
         if now_us - self._missing_us >= LEADER_CHANGE_GRACE_S * 1_000_000:
             return ends
-        return ends | {part: wanted[part] for part in missing}
+        return ends | {partition: wanted[partition] for partition in missing}
 
     def _apply_bounds(
         self, log_ends: dict[Partition, int], wanted: Mapping[Partition, int]
@@ -297,15 +316,15 @@ class CtiImporter:
         if self._bounds is None:
             return log_ends
         return {
-            part: min(end, max(self._bounds[part], wanted.get(part, 0)))
-            for part, end in log_ends.items()
-            if part in self._bounds
+            partition: min(end, max(self._bounds[partition], wanted.get(partition, 0)))
+            for partition, end in log_ends.items()
+            if partition in self._bounds
         }
 
     def _read_partition(
-        self, part: Partition, begun: ImportedPartition, end: int
+        self, partition: Partition, begun: ImportedPartition, end: int
     ) -> ImportedPartition:
-        span = Range(part, begun.position, end)
+        span = Range(partition, begun.position, end)
         if span.size <= 0:
             return begun
         for state, ctis_us in follow_clock(self._options, TaskRange(span, begun.state), self._read):
@@ -319,5 +338,9 @@ def _start_partition(known: ImportedTopic, position: int) -> ImportedPartition:
     return new if known.cti_us is None else _raise_partition(new, known.cti_us)
 
 
-def _raise_partition(part: ImportedPartition, cti_us: int) -> ImportedPartition:
-    return replace(part, state=raise_cti(part.state, cti_us), cti_us=max_known(part.cti_us, cti_us))
+def _raise_partition(partition: ImportedPartition, cti_us: int) -> ImportedPartition:
+    return replace(
+        partition,
+        state=raise_cti(partition.state, cti_us),
+        cti_us=max_known(partition.cti_us, cti_us),
+    )

@@ -54,7 +54,7 @@ def find_caught_up(
     start again. They also do if the clock was set back.
     """
     before = {} if troubled else since_us
-    return {part: min(before.get(part, now_us), now_us) for part in caught_up}
+    return {partition: min(before.get(partition, now_us), now_us) for partition in caught_up}
 
 
 def newly_idle(
@@ -63,7 +63,7 @@ def newly_idle(
     """Return the partitions that have been caught up for the timeout but are not idle yet."""
     if timeout_us is None:
         return frozenset()
-    ripe = (part for part, since in since_us.items() if now_us - since >= timeout_us)
+    ripe = (partition for partition, since in since_us.items() if now_us - since >= timeout_us)
     return frozenset(ripe) - idle
 
 
@@ -122,7 +122,9 @@ class Alignment:
         if self.bound_us is None or self.bound_us < 0:
             return {}
         bound_ms = -(-self.bound_us // 1_000)
-        return {part: bound_ms for part in self.estimates if part not in self.waiting}
+        return {
+            partition: bound_ms for partition in self.estimates if partition not in self.waiting
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,36 +159,43 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
     skew, positions, limit = state.run.max_skew, state.snapshot.positions, state.run.max_offsets
     if skew is None:
         return Alignment()
-    backlog = {part: ends.get(part, position) - position for part, position in positions.items()}
+    backlog = {
+        partition: ends.get(partition, position) - position
+        for partition, position in positions.items()
+    }
     is_met = limit is None or sum(max(size, 0) for size in backlog.values()) <= limit
-    aligned = [part for part, size in backlog.items() if size > (MIN_READ if is_met else 0)]
+    aligned = [
+        partition for partition, size in backlog.items() if size > (MIN_READ if is_met else 0)
+    ]
     if len(aligned) < 2:
         return Alignment()
-    paces = {part: _find_pace(state, part, skew) for part in aligned}
-    times = {part: pace.steady_time(skew.us) for part, pace in paces.items()}
+    paces = {partition: _find_pace(state, partition, skew) for partition in aligned}
+    times = {partition: pace.steady_time(skew.us) for partition, pace in paces.items()}
     least_us = min((us for us in times.values() if us is not None), default=None)
     if least_us is None:
-        return Alignment(None, {part: pace.estimate(None) for part, pace in paces.items()})
+        return Alignment(
+            None, {partition: pace.estimate(None) for partition, pace in paces.items()}
+        )
     bound_us = least_us + skew.us
-    slowest = frozenset(part for part, us in times.items() if us == least_us)
+    slowest = frozenset(partition for partition, us in times.items() if us == least_us)
     ahead = {
-        part
-        for part, pace in paces.items()
+        partition
+        for partition, pace in paces.items()
         if pace.last_us is not None
         and pace.last_us >= bound_us
         # A partition without a CTI must not wait: until it has one, the stream has none.
-        and (skew.delay_us is None or state.clock_of(part).cti_us is not None)
+        and (skew.delay_us is None or state.clock_of(partition).cti_us is not None)
     }
-    estimates = {part: pace.estimate(bound_us) for part, pace in paces.items()}
+    estimates = {partition: pace.estimate(bound_us) for partition, pace in paces.items()}
     return Alignment(bound_us, estimates, frozenset(ahead) - slowest, slowest)
 
 
-def _find_pace(state: StreamState, part: Partition, skew: MaxSkew) -> _Pace:
-    last = state.last_of(part)
+def _find_pace(state: StreamState, partition: Partition, skew: MaxSkew) -> _Pace:
+    last = state.last_of(partition)
     if last is None:
         return _Pace(None, None, 0)
     size = last.end_exclusive - last.start_inclusive
-    return _Pace(skew.time_of(last.state), skew.time_of(state.clock_of(part)), size)
+    return _Pace(skew.time_of(last.state), skew.time_of(state.clock_of(partition)), size)
 
 
 def align_ends(
@@ -200,16 +209,16 @@ def align_ends(
     `time_index` answers `alignment.instants_ms()`, as in `plan_next_offset`.
     """
     cut, waiting = dict(ends), set(alignment.waiting)
-    for part, estimate in alignment.estimates.items():
-        position = positions[part]
-        at_bound = time_index.get(part, position - 1)
-        if at_bound == position and part not in alignment.slowest:
-            waiting.add(part)
-        if part in waiting:
+    for partition, estimate in alignment.estimates.items():
+        position = positions[partition]
+        at_bound = time_index.get(partition, position - 1)
+        if at_bound == position and partition not in alignment.slowest:
+            waiting.add(partition)
+        if partition in waiting:
             end = position + 1
         elif at_bound is None or at_bound > position:
-            end = ends[part] if at_bound is None else at_bound
+            end = ends[partition] if at_bound is None else at_bound
         else:
             end = position + estimate
-        cut[part] = min(end, ends[part])
+        cut[partition] = min(end, ends[partition])
     return cut, frozenset(waiting)

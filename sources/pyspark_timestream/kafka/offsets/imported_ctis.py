@@ -100,14 +100,16 @@ class ImportedTopic:
         )
 
 
-def advance(part: ImportedPartition, state: PartitionState, ctis_us: Instants) -> ImportedPartition:
-    """Advance `part` over a block of records that gave the clock `state` and increasing CTIs."""
+def advance(
+    partition: ImportedPartition, state: PartitionState, ctis_us: Instants
+) -> ImportedPartition:
+    """Advance a partition over a block that gave the clock `state` and increasing CTIs."""
     finite = ctis_us[ctis_us < FINAL_US]
     return replace(
-        part,
+        partition,
         state=state,
-        cti_us=int(finite[-1]) if len(finite) else part.cti_us,
-        ended=part.ended or len(finite) < len(ctis_us),
+        cti_us=int(finite[-1]) if len(finite) else partition.cti_us,
+        ended=partition.ended or len(finite) < len(ctis_us),
     )
 
 
@@ -116,9 +118,11 @@ def merge_topic_cti(partitions: Iterable[ImportedPartition], floor_us: int | Non
 
     If there is no such partition, return the greatest of all. Never go below `floor_us`.
     """
-    parts = list(partitions)
-    running = [part.cti_us for part in parts if not (part.ended or part.idle)]
-    resting = [part.cti_us for part in parts if part.ended or part.idle]
+    running: list[int | None] = []
+    resting: list[int | None] = []
+    for partition in partitions:
+        group = resting if partition.ended or partition.idle else running
+        group.append(partition.cti_us)
     return compute_stream_cti(running, (), resting, floor_us)
 
 

@@ -93,8 +93,8 @@ def plan_next_offset(
 def go_on(state: StreamState) -> StreamOffset:
     """Return where the stream is after its last batch, as an offset that reads nothing."""
     partitions = {
-        part: _go_on_with(state, part, position)
-        for part, position in state.snapshot.positions.items()
+        partition: _go_on_with(state, partition, position)
+        for partition, position in state.snapshot.positions.items()
     }
     imported = state.snapshot.imported
     return replace(
@@ -102,16 +102,16 @@ def go_on(state: StreamState) -> StreamOffset:
     )
 
 
-def _go_on_with(state: StreamState, part: Partition, position: int) -> PartitionOffset:
-    last, snapshot = state.last_of(part), state.snapshot
+def _go_on_with(state: StreamState, partition: Partition, position: int) -> PartitionOffset:
+    last, snapshot = state.last_of(partition), state.snapshot
     return PartitionOffset(
         position,
         position,
-        state.clock_of(part),
-        idle=state.was_idle(part),
-        caught_up_since_us=snapshot.caught_up_since_us.get(part),
+        state.clock_of(partition),
+        idle=state.was_idle(partition),
+        caught_up_since_us=snapshot.caught_up_since_us.get(partition),
         pending=last.pending if last else (),
-        malformed_values=snapshot.malformed_values.get(part, NO_MALFORMED_VALUES),
+        malformed_values=snapshot.malformed_values.get(partition, NO_MALFORMED_VALUES),
     )
 
 
@@ -127,7 +127,7 @@ def _begin_batch(state: StreamState, planned: StreamOffset) -> StreamOffset:
     topic_ids = {**previous.topic_ids, **snapshot.topic_ids}
     missing = keep_missing(state, topic_ids)
     imported = snapshot.imported.partitions if snapshot.imported else {}
-    topics = {part.topic for part in (*snapshot.positions, *missing, *imported)}
+    topics = {partition.topic for partition in (*snapshot.positions, *missing, *imported)}
     topics |= snapshot.topic_ids.keys()
     return replace(
         planned,
@@ -144,36 +144,40 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
         # After the end-of-run batch no partition becomes idle.
         return planned
     snapshot = state.snapshot
-    was_idle = {part for part in planned.partitions if state.was_idle(part)}
+    was_idle = {partition for partition in planned.partitions if state.was_idle(partition)}
     timeout_us = state.run.idle_timeout_us
     idle = idle_partitions(snapshot.caught_up_since_us, was_idle, timeout_us, snapshot.now_us)
-    changed = {part for part in planned.partitions if (part in idle) != (part in was_idle)}
-    return _change(planned, {part: {"idle": part in idle} for part in changed})
+    changed = {
+        partition
+        for partition in planned.partitions
+        if (partition in idle) != (partition in was_idle)
+    }
+    return _change(planned, {partition: {"idle": partition in idle} for partition in changed})
 
 
 def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffset:
     """6.3: an imported CTI takes effect once the partition is read to the end it then had."""
     changes: dict[Partition, dict[str, Any]] = {}
-    for part, offset in planned.partitions.items():
-        pending = _defer_import(state, part, offset)
+    for partition, offset in planned.partitions.items():
+        pending = _defer_import(state, partition, offset)
         if pending:
             cti_us, pending = release(pending, offset.start_inclusive)
             clock = offset.state if cti_us is None else raise_cti(offset.state, cti_us)
-            changes[part] = {"pending": pending, "state": clock}
+            changes[partition] = {"pending": pending, "state": clock}
     return _change(planned, changes)
 
 
-def _defer_import(state: StreamState, part: Partition, offset: PartitionOffset) -> Pending:
+def _defer_import(state: StreamState, partition: Partition, offset: PartitionOffset) -> Pending:
     """Return the imported CTIs that wait for a partition's records, including a new one."""
-    snapshot, last = state.snapshot, state.last_of(part)
+    snapshot, last = state.snapshot, state.last_of(partition)
     position, pending = offset.start_inclusive, offset.pending
-    end = snapshot.ends.get(part, position)
+    end = snapshot.ends.get(partition, position)
     if pending and last and position != last.end_exclusive:
         # Records are gone or the log is another one, so the offsets of the pairs mean nothing.
         pending = ((end, pending[-1][1]),)
     read_us = None if snapshot.imported is None else snapshot.imported.cti_us
-    if read_us is not None and (state.is_new(part) or state.has_new_import):
-        pending = defer(pending, snapshot.written.get(part, end), read_us)
+    if read_us is not None and (state.is_new(partition) or state.has_new_import):
+        pending = defer(pending, snapshot.written.get(partition, end), read_us)
     return pending
 
 
@@ -188,8 +192,8 @@ def _set_stream_cti(
     active: list[int | None] = []
     new: list[int | None] = []
     idle: list[int | None] = []
-    for part, offset in planned.partitions.items():
-        is_back = state.is_new(part) or state.was_idle(part)
+    for partition, offset in planned.partitions.items():
+        is_back = state.is_new(partition) or state.was_idle(partition)
         group = idle if offset.idle else new if is_back else active
         group.append(offset.state.cti_us)
     cti_us = compute_stream_cti(active, new, idle, emitted_us)
@@ -207,9 +211,9 @@ def _raise_new_and_active(state: StreamState, planned: StreamOffset) -> StreamOf
     if cti_us is None:
         return planned
     changes = {
-        part: {"state": raise_cti(offset.state, cti_us)}
-        for part, offset in planned.partitions.items()
-        if state.is_new(part) or (state.was_idle(part) and not offset.idle)
+        partition: {"state": raise_cti(offset.state, cti_us)}
+        for partition, offset in planned.partitions.items()
+        if state.is_new(partition) or (state.was_idle(partition) and not offset.idle)
     }
     return _change(planned, changes)
 
@@ -224,15 +228,15 @@ def _set_ranges(
     aligned, waiting = align_ends(alignment, positions, reachable, time_index)
     limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets, aligned)
     changes = {}
-    for part, offset in planned.partitions.items():
-        last, clock = state.last_of(part), offset.state
+    for partition, offset in planned.partitions.items():
+        last, clock = state.last_of(partition), offset.state
         place = planned.number, offset.start_inclusive, run.committed_batch
-        forced_us = None if clock.cti_us == state.clock_of(part).cti_us else clock.cti_us
-        changes[part] = {
-            "end_exclusive": limited[part],
+        forced_us = None if clock.cti_us == state.clock_of(partition).cti_us else clock.cti_us
+        changes[partition] = {
+            "end_exclusive": limited[partition],
             "restart_points": note_restart_point(last, *place),
             "forced_ctis": note_forced_cti(last, *place, cti_us=forced_us),
-            "waits": part in waiting,
+            "waits": partition in waiting,
         }
     return _change(planned, changes)
 
@@ -245,10 +249,10 @@ def _find_reachable(state: StreamState, planned: StreamOffset) -> dict[Partition
     can_end = not state.previous.final or has_stream_ended(state.previous, until_us)
     # A partition found during a bounded run has no bound, so it waits for the next run.
     return {
-        part: position
-        if can_end and has_reached(planned.partitions[part].state.cti_us, until_us)
-        else max(state.snapshot.ends.get(part, position), position)
-        for part, position in state.snapshot.positions.items()
+        partition: position
+        if can_end and has_reached(planned.partitions[partition].state.cti_us, until_us)
+        else max(state.snapshot.ends.get(partition, position), position)
+        for partition, position in state.snapshot.positions.items()
     }
 
 
@@ -283,7 +287,9 @@ def _is_worth_a_batch(state: StreamState, planned: StreamOffset) -> bool:
         return True
     if run.new_start or snapshot.lost or state.has_new_import:
         return True
-    if any(offset.idle != state.was_idle(part) for part, offset in planned.partitions.items()):
+    if any(
+        offset.idle != state.was_idle(partition) for partition, offset in planned.partitions.items()
+    ):
         return True
     is_news = planned.warnings != previous.warnings or previous.has_records
     if snapshot.nothing_to_do and is_news:
@@ -296,7 +302,8 @@ def _change(planned: StreamOffset, changes: Mapping[Partition, Mapping[str, Any]
     if not changes:
         return planned
     changed = {
-        part: replace(planned.partitions[part], **fields) for part, fields in changes.items()
+        partition: replace(planned.partitions[partition], **fields)
+        for partition, fields in changes.items()
     }
     return replace(planned, partitions={**planned.partitions, **changed})
 
@@ -320,9 +327,9 @@ def build_progress(
     ends = limit_ends(log_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
     topics: dict[str, dict[str, Any]] = {}
     totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_VALUES
-    for part, partition_offset in sorted(offset.partitions.items()):
-        topics.setdefault(part.topic, {})[str(part.number)] = _build_partition(
-            partition_offset, ends.get(part, partition_offset.end_exclusive)
+    for partition, partition_offset in sorted(offset.partitions.items()):
+        topics.setdefault(partition.topic, {})[str(partition.number)] = _build_partition(
+            partition_offset, ends.get(partition, partition_offset.end_exclusive)
         )
         for name, count in partition_offset.state.counters().items():
             totals[name] += count

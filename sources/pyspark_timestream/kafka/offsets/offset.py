@@ -266,14 +266,17 @@ class StreamOffset:
     def ranges(self) -> list[Range]:
         """Return the batch's ranges in the order of partitions, including empty ones."""
         return [
-            Range(part, partition_offset.start_inclusive, partition_offset.end_exclusive)
-            for part, partition_offset in sorted(self.partitions.items())
+            Range(partition, partition_offset.start_inclusive, partition_offset.end_exclusive)
+            for partition, partition_offset in sorted(self.partitions.items())
         ]
 
     @property
     def has_records(self) -> bool:
         """Return whether the batch has offsets to read."""
-        return any(part.end_exclusive > part.start_inclusive for part in self.partitions.values())
+        return any(
+            partition.end_exclusive > partition.start_inclusive
+            for partition in self.partitions.values()
+        )
 
     def groups(self) -> list[list[Range]]:
         """Return the batch's non-empty ranges, one list per task."""
@@ -349,12 +352,12 @@ def _warnings_to_json(warnings: Warnings) -> list[dict[str, Any]]:
 def _partitions_to_json(
     partitions: Mapping[Partition, PartitionOffset],
 ) -> dict[str, dict[str, Any]]:
-    return group_by_topic({part: offset.to_json() for part, offset in partitions.items()})
+    return group_by_topic({partition: offset.to_json() for partition, offset in partitions.items()})
 
 
 def _partitions_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOffset]:
     partitions = list_by_partition(topics)
-    return {part: PartitionOffset.from_json(value) for part, value in partitions.items()}
+    return {partition: PartitionOffset.from_json(value) for partition, value in partitions.items()}
 
 
 def check_stream_offset(

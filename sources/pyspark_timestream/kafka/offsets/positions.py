@@ -61,35 +61,35 @@ def reconcile(
         DataLost: something was lost, and `fail_on_data_loss` is true.
     """
     positions, losses = dict(wanted), []
-    for part, position in sorted(wanted.items()):
-        if part not in ends:
-            losses.append(f"{part} is gone; it was read up to offset {position}")
-            del positions[part]
-        elif part.topic in recreated:
+    for partition, position in sorted(wanted.items()):
+        if partition not in ends:
+            losses.append(f"{partition} is gone; it was read up to offset {position}")
+            del positions[partition]
+        elif partition.topic in recreated:
             losses.append(
-                f"{part} was read up to offset {position}, but its topic has been deleted and "
+                f"{partition} was read up to offset {position}, but its topic has been deleted and "
                 "created again since"
             )
-            positions[part] = earliest.get(part, 0)
-        elif ends[part] < position and part.topic in unchanged:
+            positions[partition] = earliest.get(partition, 0)
+        elif ends[partition] < position and partition.topic in unchanged:
             losses.append(
-                f"{part} ends at offset {ends[part]}, but was read up to {position}: the end of "
-                "its log is lost, as after an unclean leader election; what was written since then "
-                f"below offset {ends[part]} is not read"
+                f"{partition} ends at offset {ends[partition]}, but was read up to {position}: the "
+                "end of its log is lost, as after an unclean leader election; what was written "
+                f"since then below offset {ends[partition]} is not read"
             )
-            positions[part] = ends[part]
-        elif ends[part] < position:
+            positions[partition] = ends[partition]
+        elif ends[partition] < position:
             losses.append(
-                f"{part} ends at offset {ends[part]}, but was read up to {position}: the topic "
-                "was truncated or created again"
+                f"{partition} ends at offset {ends[partition]}, but was read up to {position}: the "
+                "topic was truncated or created again"
             )
-            positions[part] = earliest.get(part, 0)
-        elif earliest.get(part, position) > position:
+            positions[partition] = earliest.get(partition, 0)
+        elif earliest.get(partition, position) > position:
             losses.append(
-                f"{part} begins at offset {earliest[part]}: offsets {position} to "
-                f"{earliest[part] - 1} were deleted before they were read"
+                f"{partition} begins at offset {earliest[partition]}: offsets {position} to "
+                f"{earliest[partition] - 1} were deleted before they were read"
             )
-            positions[part] = earliest[part]
+            positions[partition] = earliest[partition]
     if losses and fail_on_data_loss:
         raise DataLost(f"{'; '.join(losses)}. {LOSS_ADVICE}")
     return positions, losses
@@ -104,21 +104,21 @@ def keep_missing(
     """
     previous, existing, now_us = state.previous, state.snapshot.positions, state.snapshot.now_us
     gone = {
-        part: replace(
+        partition: replace(
             last,
             start_inclusive=last.end_exclusive,
-            state=state.clocks[part],
+            state=state.clocks[partition],
             idle=False,
             caught_up_since_us=now_us,
         )
-        for part, last in previous.partitions.items()
-        if part not in existing and part in state.clocks
+        for partition, last in previous.partitions.items()
+        if partition not in existing and partition in state.clocks
     }
     return {
-        part: last
-        for part, last in {**previous.missing, **gone}.items()
-        if part not in existing
-        and previous.topic_ids.get(part.topic, "") == topic_ids.get(part.topic)
+        partition: last
+        for partition, last in {**previous.missing, **gone}.items()
+        if partition not in existing
+        and previous.topic_ids.get(partition.topic, "") == topic_ids.get(partition.topic)
         and now_us - (last.caught_up_since_us or 0) < _MAX_MISSING_US
     }
 
@@ -132,8 +132,8 @@ FindOffsets = Callable[[Mapping[Partition, int]], Mapping[Partition, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """The options for one side of a read, its start or its end; a timestamp overrides offsets.
+class _Bound:
+    """The options for one bound of a read, its start or its end; a timestamp overrides offsets.
 
     Attributes:
         verb: `start` or `end`, for names and messages.
@@ -174,22 +174,22 @@ class _Side:
             instants_ms = dict.fromkeys(ends, self.timestamp_ms)
         elif self.timestamps_ms is not None:
             self._check_names(self.timestamps_ms, listed)
-            instants_ms = {part: self.timestamps_ms[part] for part in ends}
+            instants_ms = {partition: self.timestamps_ms[partition] for partition in ends}
         else:
             return self._find_named_offsets(options, earliest, ends, listed)
         at_times, offsets = find_offsets(instants_ms), {}
-        for part, end in ends.items():
-            offset = at_times.get(part)
+        for partition, end in ends.items():
+            offset = at_times.get(partition)
             if offset is None and self.has_strategy and options.starting_strategy != "latest":
                 raise OptionError(
                     self.name,
-                    f"{part} has no record at or after timestamp {instants_ms[part]}",
+                    f"{partition} has no record at or after timestamp {instants_ms[partition]}",
                     "a timestamp that each partition has a record at or after, in milliseconds",
-                    f"{_correct_unit(instants_ms[part])}choose an earlier one, or set option "
+                    f"{_correct_unit(instants_ms[partition])}choose an earlier one, or set option "
                     "'startingOffsetsByTimestampStrategy' to 'latest' to start such partitions at "
                     "their end",
                 )
-            offsets[part] = end if offset is None else offset
+            offsets[partition] = end if offset is None else offset
         return offsets
 
     def _find_named_offsets(
@@ -202,20 +202,20 @@ class _Side:
         """Return each partition's named offset, or the nearest that exists."""
         words = {EARLIEST: earliest, LATEST: ends}
         if isinstance(self.offsets, int):
-            return {part: words[self.offsets][part] for part in ends}
+            return {partition: words[self.offsets][partition] for partition in ends}
         self._check_names(self.offsets, listed)
         spelt = ", -2 or -1" if EARLIEST in self.words else " or -1"
         offsets = {}
-        for part, end in ends.items():
-            named = self.offsets[part]
-            offset = words[named][part] if named in self.words else named
-            if not earliest[part] <= offset <= end and options.fail_on_data_loss:
+        for partition, end in ends.items():
+            named = self.offsets[partition]
+            offset = words[named][partition] if named in self.words else named
+            if not earliest[partition] <= offset <= end and options.fail_on_data_loss:
                 raise DataLost(
-                    f"option '{self.name}': {part} has offsets {earliest[part]} to {end}, not "
-                    f"{offset}; name one of them{spelt}, or set option "
+                    f"option '{self.name}': {partition} has offsets {earliest[partition]} to "
+                    f"{end}, not {offset}; name one of them{spelt}, or set option "
                     f"'failOnDataLoss' to 'false' to {self.verb} at the nearest"
                 )
-            offsets[part] = min(max(offset, earliest[part]), end)
+            offsets[partition] = min(max(offset, earliest[partition]), end)
         return offsets
 
     def _check_names(self, named: _ByPartition, listed: Collection[Partition]) -> None:
@@ -232,8 +232,8 @@ class _Side:
         )
 
 
-def _read_start(options: KafkaOptions) -> _Side:
-    return _Side(
+def _read_start(options: KafkaOptions) -> _Bound:
+    return _Bound(
         "start",
         options.starting_timestamp_ms,
         options.starting_timestamps_ms,
@@ -243,8 +243,8 @@ def _read_start(options: KafkaOptions) -> _Side:
     )
 
 
-def _read_end(options: KafkaOptions) -> _Side:
-    return _Side(
+def _read_end(options: KafkaOptions) -> _Bound:
+    return _Bound(
         "end",
         options.ending_timestamp_ms,
         options.ending_timestamps_ms,
@@ -299,12 +299,12 @@ def check_order(
         OptionError: one does; the error names the option that decides where it starts.
     """
     starting, ending = _read_start(options).name, _read_end(options).name
-    for part, start in sorted(starts.items()):
-        if start > stops[part]:
+    for partition, start in sorted(starts.items()):
+        if start > stops[partition]:
             raise OptionError(
                 starting,
-                f"{part} starts at offset {start} by it, and ends at {stops[part]} by option "
-                f"'{ending}'",
+                f"{partition} starts at offset {start} by it, and ends at {stops[partition]} by "
+                f"option '{ending}'",
                 "a start that is not behind the end",
                 f"choose an earlier one, or a later '{ending}'",
             )
@@ -359,11 +359,11 @@ def find_ended(
     """
     fixed, is_over = offset.fixed_ends or {}, has_stream_ended(offset, until_us)
     return {
-        part: partition_offset.end_exclusive
-        for part, partition_offset in offset.partitions.items()
+        partition: partition_offset.end_exclusive
+        for partition, partition_offset in offset.partitions.items()
         if is_over
-        or (part in fixed and partition_offset.end_exclusive >= fixed[part])
-        or has_reached(states.get(part, partition_offset.state).cti_us, until_us)
+        or (partition in fixed and partition_offset.end_exclusive >= fixed[partition])
+        or has_reached(states.get(partition, partition_offset.state).cti_us, until_us)
     }
 
 
@@ -375,8 +375,8 @@ def limit_ends(
     """Return how far the stream reads each partition; with `fixed_ends`, it reads no other ones."""
     if fixed_ends is None:
         return {**log_ends, **ended}
-    limited = {part: min(end, fixed_ends[part]) for part, end in log_ends.items()
-               if part in fixed_ends}  # fmt: skip
+    limited = {partition: min(end, fixed_ends[partition]) for partition, end in log_ends.items()
+               if partition in fixed_ends}  # fmt: skip
     return {**limited, **ended}
 
 
@@ -406,11 +406,13 @@ def _correct_unit(ms: int) -> str:
 
 def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> None:
     if options.assign is not None and set(options.assign) != set(partitions):
-        missing = _name_partitions([part for part in options.assign if part not in partitions])
+        missing = _name_partitions(
+            [partition for partition in options.assign if partition not in partitions]
+        )
         raise OptionError(
             "assign", f"{missing} do not exist", "existing partitions", "create or leave them out"
         )
-    topics = {part.topic for part in partitions}
+    topics = {partition.topic for partition in partitions}
     for topic in options.subscribe or ():
         if topic not in topics:
             raise OptionError(
@@ -419,4 +421,7 @@ def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> No
 
 
 def _name_partitions(partitions: Collection[Partition]) -> str:
-    return ", ".join(f"{part.topic}-{part.number}" for part in sorted(partitions)) or "none"
+    return (
+        ", ".join(f"{partition.topic}-{partition.number}" for partition in sorted(partitions))
+        or "none"
+    )

@@ -175,13 +175,13 @@ def max_emitted_cti(
     Every batch begins with its stream CTI unless that was emitted before, so only a CTI that one of
     its tasks has proven can be greater.
     """
-    active = [part for part, last in sorted(previous.partitions.items()) if not last.idle]
-    place = {part: index for index, part in enumerate(active)}
-    start_us = [previous.partitions[part].state.cti_us for part in active]
+    active = [partition for partition, last in sorted(previous.partitions.items()) if not last.idle]
+    place = {partition: index for index, partition in enumerate(active)}
+    start_us = [previous.partitions[partition].state.cti_us for partition in active]
     # A partition that is missing now has no end state: its clock at the start counts.
     end_us = [
-        clocks[part].cti_us if part in clocks else start
-        for part, start in zip(active, start_us, strict=True)
+        clocks[partition].cti_us if partition in clocks else start
+        for partition, start in zip(active, start_us, strict=True)
     ]
     groups = [[place[span.partition] for span in group] for group in previous.groups()]
     return max_known(find_max_proven(start_us, end_us, groups), previous.cti_us)

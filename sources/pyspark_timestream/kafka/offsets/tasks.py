@@ -36,16 +36,21 @@ Entry = TypeVar("Entry", tuple[int, int], tuple[int, int, int])
 
 def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     """Plan the tasks of the batch `offset`; the first one emits the first CTI row."""
-    states = {part: partition_offset.state for part, partition_offset in offset.partitions.items()}
+    states = {
+        partition: partition_offset.state
+        for partition, partition_offset in offset.partitions.items()
+    }
     groups = offset.groups()
     active = [
-        part for part, partition_offset in offset.partitions.items() if not partition_offset.idle
+        partition
+        for partition, partition_offset in offset.partitions.items()
+        if not partition_offset.idle
     ]
-    place = {part: index for index, part in enumerate(active)}
+    place = {partition: index for index, partition in enumerate(active)}
     mine = [
         [place[span.partition] for span in group if span.partition in place] for group in groups
     ]
-    others = find_min_of_others([states[part].cti_us for part in active], mine)
+    others = find_min_of_others([states[partition].cti_us for partition in active], mine)
     plans = [
         TaskPlan(
             tuple(TaskRange(span, states[span.partition]) for span in group), least, offset.cti_us
@@ -111,19 +116,19 @@ def join_batches(
     missing = {} if start is None else start.missing
     known = {} if start is None else {**missing, **start.partitions}
     states = {
-        **{part: partition_offset.state for part, partition_offset in missing.items()},
+        **{partition: partition_offset.state for partition, partition_offset in missing.items()},
         **states,
     }
     whole: dict[Partition, PartitionOffset] = {}
     task_ranges: dict[Partition, TaskRange] = {}
-    for part, partition_offset in {**end.missing, **end.partitions}.items():
+    for partition, partition_offset in {**end.missing, **end.partitions}.items():
         begins = [offset for number, offset in partition_offset.restart_points if number > after]
-        begins += [known[part].end_exclusive] if part in known else []
+        begins += [known[partition].end_exclusive] if partition in known else []
         if not begins:
             raise CheckpointMismatch(
-                f"{part} was found by a batch that was not noted as done (asynchronous progress "
-                "tracking notes some only), and a later commit has dropped where it began: start "
-                "with a new checkpoint"
+                f"{partition} was found by a batch that was not noted as done (asynchronous "
+                "progress tracking notes some only), and a later commit has dropped where it "
+                "began: start with a new checkpoint"
             )
         begin = min([*begins, partition_offset.end_exclusive])
         forced_ctis = [
@@ -131,10 +136,10 @@ def join_batches(
             for number, offset, us in partition_offset.forced_ctis
             if number > after
         ]
-        whole[part] = dataclasses.replace(partition_offset, start_inclusive=begin)
-        task_ranges[part] = TaskRange(
-            Range(part, begin, partition_offset.end_exclusive),
-            states.get(part, PartitionState()),
+        whole[partition] = dataclasses.replace(partition_offset, start_inclusive=begin)
+        task_ranges[partition] = TaskRange(
+            Range(partition, begin, partition_offset.end_exclusive),
+            states.get(partition, PartitionState()),
             forced_ctis=tuple(forced_ctis),
         )
     joined = dataclasses.replace(end, partitions=whole, tasks=max(end.tasks, 1))
@@ -156,8 +161,8 @@ def plan_stream_tasks(options: KafkaOptions, offset: StreamOffset) -> list[TaskP
     """Return the tasks of the batch `offset`, with partitions cut if the options ask for it."""
     if not options.is_cut:
         return plan_tasks(offset)
-    parts = cut_ranges(offset.ranges(), options.min_partitions, options.max_records)
-    return [TaskPlan((TaskRange(part, PartitionState()),)) for part in parts]
+    pieces = cut_ranges(offset.ranges(), options.min_partitions, options.max_records)
+    return [TaskPlan((TaskRange(piece, PartitionState()),)) for piece in pieces]
 
 
 MAX_SPARE_TASKS: Final = 4
@@ -179,15 +184,15 @@ class ReadSlice:
     Attributes:
         number: the task's number, from 0.
         tasks: the number of tasks.
-        parts: the offsets that it reads from partitions that had records at planning time.
+        ranges: the offsets that it reads of partitions that had records at planning time.
         spare: the task's number, from 0, among the tasks that read all other partitions; None if
             it reads none of them.
-        named: the partitions in the parts of all tasks; empty if `spare` is None.
+        named: the partitions in the ranges of all tasks; empty if `spare` is None.
     """
 
     number: int
     tasks: int
-    parts: tuple[OpenRange, ...]
+    ranges: tuple[OpenRange, ...]
     spare: int | None
     named: frozenset[Partition] = frozenset()
 
@@ -201,16 +206,18 @@ def slice_read(
         OptionError: a partition starts after its end.
     """
     check_order(options, starts, stops)
-    spans = [Range(part, start, stops[part]) for part, start in sorted(starts.items())]
-    parts = _open_outer_ends(cut_ranges(spans, options.min_partitions, options.max_records))
-    count = max(len(parts), min(len(spans), MAX_SPARE_TASKS), 1)
-    named = frozenset(part.partition for part in parts)
+    spans = [
+        Range(partition, start, stops[partition]) for partition, start in sorted(starts.items())
+    ]
+    ranges = _open_outer_ends(cut_ranges(spans, options.min_partitions, options.max_records))
+    count = max(len(ranges), min(len(spans), MAX_SPARE_TASKS), 1)
+    named = frozenset(open_range.partition for open_range in ranges)
     first_spare = max(count - MAX_SPARE_TASKS, 0)
     return [
         ReadSlice(
             number,
             count,
-            tuple(parts[number : number + 1]),
+            tuple(ranges[number : number + 1]),
             number - first_spare if number >= first_spare else None,
             named if number >= first_spare else frozenset(),
         )
@@ -219,9 +226,11 @@ def slice_read(
 
 
 def select_partitions(own_slice: ReadSlice, listed: Collection[Partition]) -> list[Partition]:
-    """Return those existing partitions that the task reads, whole or in part."""
-    own = {part.partition for part in own_slice.parts}
-    return [part for part in listed if part in own or _is_spare(own_slice, part)]
+    """Return those existing partitions that the task reads, whole or cut."""
+    own = {open_range.partition for open_range in own_slice.ranges}
+    return [
+        partition for partition in listed if partition in own or _is_spare(own_slice, partition)
+    ]
 
 
 def plan_slice(
@@ -235,7 +244,7 @@ def plan_slice(
 
     A single task for all partitions emits every CTI that they prove together. Several tasks emit
     only the final CTI, if any, because none knows the progress of the others. If the rules depend
-    on earlier records, a part first reads those for the clock only, so that cutting a partition
+    on earlier records, a task first reads those for the clock only, so that cutting a partition
     changes no row.
 
     `listed` are the partitions that exist now; `starts` and `stops` hold the bounds of those that
@@ -245,7 +254,7 @@ def plan_slice(
         OptionError: a partition starts after its end.
     """
     check_order(options, starts, stops)
-    own = {part.partition: part for part in own_slice.parts}
+    own = {open_range.partition: open_range for open_range in own_slice.ranges}
     task_ranges = []
     for partition, start in sorted(starts.items()):
         stop = stops[partition]
@@ -266,7 +275,7 @@ def plan_slice(
 
 
 def _open_outer_ends(ranges: list[Range]) -> list[OpenRange]:
-    """Turn ranges into parts; open the first start and the last end of each partition."""
+    """Open the first start and the last end of each partition."""
     begins = {span.partition: span for span in reversed(ranges)}
     ends = {span.partition: span for span in ranges}
     return [
@@ -279,10 +288,10 @@ def _open_outer_ends(ranges: list[Range]) -> list[OpenRange]:
     ]
 
 
-def _is_spare(own_slice: ReadSlice, part: Partition) -> bool:
-    """Return whether this task reads `part`, a partition without offsets in any task's parts."""
-    if own_slice.spare is None or part in own_slice.named:
+def _is_spare(own_slice: ReadSlice, partition: Partition) -> bool:
+    """Return whether this task reads a partition that is in no task's ranges."""
+    if own_slice.spare is None or partition in own_slice.named:
         return False
     # Unlike `hash`, CRC-32 gives the same number in every process.
-    place = zlib.crc32(part.topic.encode()) + part.number
+    place = zlib.crc32(partition.topic.encode()) + partition.number
     return place % min(own_slice.tasks, MAX_SPARE_TASKS) == own_slice.spare

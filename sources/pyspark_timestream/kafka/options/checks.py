@@ -156,7 +156,7 @@ def _check_subject(rules: PayloadRules) -> None:
         raise OptionError(
             name,
             "it is missing, and its default is the name of the one topic that is read, with "
-            f"'-{rules.part}': here there are, or may be, several topics",
+            f"'-{rules.side}': here there are, or may be, several topics",
             "a subject of the registry",
             "set it to the subject with the reader's schema"
             + (f", or set '{reader}'" if rules.format == "avro" else ""),

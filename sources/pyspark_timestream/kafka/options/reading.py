@@ -183,7 +183,7 @@ class ReadingOptions:
         None,
         description=(
             "cut the largest ranges until there are about this many tasks; refused in streams with "
-            "a `cti` column. In batch reads with CTIs each part first reads what precedes it for "
+            "a `cti` column. In batch reads with CTIs each task first reads what precedes it for "
             "its clock alone, so the rows are the same; a stream's progress counts no events then"
         ),
         excludes=("maxTasks",),
@@ -249,7 +249,7 @@ class ReadingOptions:
     )
 
 
-Part = Literal["value", "key"]
+Side = Literal["value", "key"]
 
 FORMATS: Final = {"binary": "bytes", "json": "JSON", "avro": "Avro", "protobuf": "Protobuf"}
 """The options' text for each format -> its name in messages."""
@@ -290,7 +290,7 @@ class PayloadRules(NamedTuple):
     """How values are read, or keys.
 
     Attributes:
-        part: `value` or `key`.
+        side: `value` or `key`.
         format: `binary`, `json`, `avro` or `protobuf`.
         framing: `confluent`, `header` or `none`.
         has_registry: True if the registry resolves the ids in the framing.
@@ -302,7 +302,7 @@ class PayloadRules(NamedTuple):
         subject: the registry's subject that has the reader's schema.
     """
 
-    part: Part
+    side: Side
     format: str
     framing: str
     has_registry: bool
@@ -320,9 +320,9 @@ class PayloadRules(NamedTuple):
     def option_name(self, attribute: str) -> str:
         """Return the option that sets an attribute, such as `readerSchema` or `keyReaderSchema`."""
         words = attribute.title().replace("_", "")
-        if (self.part, attribute) == ("value", "reader_schema"):
+        if (self.side, attribute) == ("value", "reader_schema"):
             return words[0].lower() + words[1:]
-        return self.part + words
+        return self.side + words
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +480,7 @@ class PayloadOptions(ReadingOptions):
     def value_rules(self) -> PayloadRules:
         """Return how the values are read."""
         given = PayloadRules(
-            part="value",
+            side="value",
             format=self.value_format,
             framing=self.value_framing or self._default_framing(self.value_format),
             has_registry=bool(self.registry),
@@ -495,7 +495,7 @@ class PayloadOptions(ReadingOptions):
     def key_rules(self) -> PayloadRules:
         """Return how the keys are read."""
         given = PayloadRules(
-            part="key",
+            side="key",
             format=self.key_format,
             framing=self.key_framing or self._default_framing(self.key_format),
             has_registry=bool(self.registry),
@@ -520,7 +520,7 @@ class PayloadOptions(ReadingOptions):
             reader_schema=self.schema_texts.get(rules.option_name("reader_schema"), reader_schema),
         )
         if rules.subject is None and rules.needs_latest and (topic := self._only_topic()):
-            rules = rules._replace(subject=f"{topic}-{rules.part}")
+            rules = rules._replace(subject=f"{topic}-{rules.side}")
         return rules
 
     def _only_topic(self) -> str | None:

@@ -23,9 +23,9 @@ from pyspark_timestream.kafka.decode.protobuf.descriptors import (
 from pyspark_timestream.kafka.options.reading import (
     LATEST_SCHEMA,
     SCHEMA_FORMATS,
-    Part,
     PayloadOptions,
     PayloadRules,
+    Side,
     is_schema_text,
 )
 from pyspark_timestream.kafka.options.schemas import (
@@ -113,9 +113,9 @@ def fix_readers(options: T, recorded: Mapping[str, ReaderSchema]) -> T:
     readers: dict[str, ReaderSchema] = {}
     for rules in (options.value_rules, options.key_rules):
         if rules.format in SCHEMA_FORMATS:
-            found = _find_reader(rules, source, recorded.get(rules.part))
-            readers[rules.part] = found
-            check_recorded(rules, found, recorded.get(rules.part))
+            found = _find_reader(rules, source, recorded.get(rules.side))
+            readers[rules.side] = found
+            check_recorded(rules, found, recorded.get(rules.side))
     return with_readers(options, readers)
 
 
@@ -123,7 +123,7 @@ def with_readers(options: T, readers: Mapping[str, ReaderSchema]) -> T:
     """Return `options` with the readers' schemas, and with the registry for writers' schemas."""
     known = {}
     for rules in (options.value_rules, options.key_rules):
-        reader = readers.get(rules.part)
+        reader = readers.get(rules.side)
         for each in () if reader is None else reader.versions():
             if each.registered is not None:
                 place = rules.format, find_context(each.subject), each.registered.key
@@ -163,7 +163,7 @@ def _place_reader(
 
 
 def add_newer_readers(
-    options: T, can_read: Callable[[T, Part, str], bool], fits: Callable[[T], bool]
+    options: T, can_read: Callable[[T, Side, str], bool], fits: Callable[[T], bool]
 ) -> T:
     """Return the options of a restart, with latest schemas added to the recorded ones.
 
@@ -176,7 +176,7 @@ def add_newer_readers(
     """
     source = SchemaRegistry(options.registry) if options.registry else None
     for rules in (options.value_rules, options.key_rules):
-        reader = options.readers.get(rules.part)
+        reader = options.readers.get(rules.side)
         if source is None or reader is None or rules.format != "avro":
             continue
         *_, last = reader.versions()
@@ -190,7 +190,7 @@ def add_newer_readers(
             _LOG.warning(
                 "the latest schema of subject '%s' cannot be used, so %ss are read by schema %s "
                 "alone, as before (%s)",
-                last.subject, rules.part, last.schema_id, error,
+                last.subject, rules.side, last.schema_id, error,
             )  # fmt: skip
     return options
 
@@ -199,7 +199,7 @@ def _add_newer_reader(
     options: T,
     rules: PayloadRules,
     source: SchemaRegistry,
-    can_read: Callable[[T, Part, str], bool],
+    can_read: Callable[[T, Side, str], bool],
     fits: Callable[[T], bool],
 ) -> T:
     """Add the latest schema for values or keys to `options`, if it is needed and fits.
@@ -208,22 +208,22 @@ def _add_newer_reader(
         SchemaRegistryError: the registry does not give it.
         SchemaRefused, ValueError: it is no schema.
     """
-    reader = options.readers[rules.part]
+    reader = options.readers[rules.side]
     *_, last = reader.versions()
     assert last.subject is not None, "the caller leaves out what is of no subject"
     found = source.fetch_latest(last.subject, rules.format)
     if found.key == last.schema_id or found.type.lower() != rules.format:
         return options
-    if can_read(options, rules.part, inline_references(found)):
+    if can_read(options, rules.side, inline_references(found)):
         return options
     newer = _place_reader(rules, found, found.subject, found.version)
-    if not fits(with_readers(options, {**options.readers, rules.part: newer})):
+    if not fits(with_readers(options, {**options.readers, rules.side: newer})):
         return options
     _LOG.warning(
         "%ss that schema %s cannot read are read by schema %s from now on, version %s of '%s'",
-        rules.part, last.schema_id, newer.schema_id, newer.version, newer.subject,
+        rules.side, last.schema_id, newer.schema_id, newer.version, newer.subject,
     )  # fmt: skip
-    return with_readers(options, {**options.readers, rules.part: _append(reader, newer)})
+    return with_readers(options, {**options.readers, rules.side: _append(reader, newer)})
 
 
 def _append(reader: ReaderSchema, newest: ReaderSchema) -> ReaderSchema:
@@ -269,7 +269,7 @@ def check_recorded(rules: PayloadRules, found: ReaderSchema, recorded: ReaderSch
     name = rules.option_name("subject")
     was = f"schema {recorded.schema_id} (version {recorded.version} of '{recorded.subject}')"
     raise CheckpointMismatch(
-        f"{was}, by which this checkpoint reads {rules.part}s, had fingerprint "
+        f"{was}, by which this checkpoint reads {rules.side}s, had fingerprint "
         f"{recorded.fingerprint} and has {found.fingerprint} in the registry of today: an id never "
         "changes its schema, so this is another registry; set 'schemaRegistry.url' back, or start "
         f"with a new checkpoint, which takes the latest schema of '{name}'"

@@ -20,17 +20,17 @@ NAMES = {
     "reader_schema": ("readerSchema", "keyReaderSchema"),
     "subject": ("valueSubject", "keySubject"),
 }
-PARTS = ("value", "key")
+SIDES = ("value", "key")
 
 
-def given(part, **attributes):
-    """Options of one part by their attributes: `format` is `valueFormat` or `keyFormat`."""
-    return {NAMES[name][PARTS.index(part)]: text for name, text in attributes.items()}
+def given(side, **attributes):
+    """Options of one side by their attributes: `format` is `valueFormat` or `keyFormat`."""
+    return {NAMES[name][SIDES.index(side)]: text for name, text in attributes.items()}
 
 
-def rules(part, **raw):
+def rules(side, **raw):
     found = options(**raw)
-    return found.value_rules if part == "value" else found.key_rules
+    return found.value_rules if side == "value" else found.key_rules
 
 
 def refusal(**raw):
@@ -45,17 +45,17 @@ def refusal(**raw):
 
 @pytest.mark.parametrize("attribute", NAMES)
 def test_attributes_and_options_have_corresponding_names(attribute):
-    for part, name in zip(PARTS, NAMES[attribute], strict=True):
-        empty = PayloadRules(part, "binary", "none", False, None, None, None, None)
+    for side, name in zip(SIDES, NAMES[attribute], strict=True):
+        empty = PayloadRules(side, "binary", "none", False, None, None, None, None)
         assert empty.option_name(attribute) == name
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_by_default_a_part_is_binary_without_framing(part):
-    assert rules(part) == PayloadRules(part, "binary", "none", False, None, None, None, None)
+@pytest.mark.parametrize("side", SIDES)
+def test_by_default_a_side_is_binary_without_framing(side):
+    assert rules(side) == PayloadRules(side, "binary", "none", False, None, None, None, None)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("raw", "framing", "has_registry"),
     [
@@ -69,10 +69,10 @@ def test_by_default_a_part_is_binary_without_framing(part):
         ({"format": "json", "url": True, "framing": "header"}, "header", True),
     ],
 )
-def test_framing_is_confluents_with_a_registry_and_none_without(part, raw, framing, has_registry):
+def test_framing_is_confluents_with_a_registry_and_none_without(side, raw, framing, has_registry):
     raw = dict(raw)
     url = URL if raw.pop("url", False) else {}
-    found = rules(part, **given(part, **raw), **url)
+    found = rules(side, **given(side, **raw), **url)
     assert (found.format, found.framing, found.has_registry) == (
         raw["format"],
         framing,
@@ -89,18 +89,18 @@ def test_value_without_ids_and_key_with_them_use_a_registry_apart():
     assert options().key_prefix == "key."
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_subject_is_by_default_the_one_topic_with_the_part(part):
-    raw = {**given(part, format="avro"), **URL}
-    assert rules(part, **raw).subject == f"topic-{part}"
+@pytest.mark.parametrize("side", SIDES)
+def test_subject_is_by_default_the_one_topic_with_the_side(side):
+    raw = {**given(side, format="avro"), **URL}
+    assert rules(side, **raw).subject == f"topic-{side}"
     assigned = {**raw, "subscribe": None, "assign": '{"other": [0, 1]}'}
-    assert rules(part, **assigned).subject == f"other-{part}"
-    assert rules(part, **raw, **given(part, subject="s")).subject == "s"
+    assert rules(side, **assigned).subject == f"other-{side}"
+    assert rules(side, **raw, **given(side, subject="s")).subject == "s"
     # Nothing is asked for by subject.
-    assert rules(part, **raw, **given(part, reader_schema=LONG)).subject is None
+    assert rules(side, **raw, **given(side, reader_schema=LONG)).subject is None
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     "topics",
     [
@@ -109,26 +109,26 @@ def test_subject_is_by_default_the_one_topic_with_the_part(part):
         {"subscribe": None, "assign": '{"a": [0], "b": [0]}'},
     ],
 )
-def test_subject_is_required_where_there_may_be_several_topics(part, topics):
-    raw = {**given(part, format="avro"), **URL, **topics}
+def test_subject_is_required_where_there_may_be_several_topics(side, topics):
+    raw = {**given(side, format="avro"), **URL, **topics}
     name, message = refusal(**raw)
-    assert name == NAMES["subject"][PARTS.index(part)]
+    assert name == NAMES["subject"][SIDES.index(side)]
     assert "the one topic" in message
-    assert f"'{NAMES['reader_schema'][PARTS.index(part)]}'" in message
-    assert rules(part, **raw, **given(part, subject="s")).needs_latest
-    assert not rules(part, **raw, **given(part, reader_schema=LONG)).needs_latest
+    assert f"'{NAMES['reader_schema'][SIDES.index(side)]}'" in message
+    assert rules(side, **raw, **given(side, subject="s")).needs_latest
+    assert not rules(side, **raw, **given(side, reader_schema=LONG)).needs_latest
     # Ids of framed JSON are looked up by id alone.
-    assert rules(part, **{**raw, **given(part, format="json")}).subject is None
+    assert rules(side, **{**raw, **given(side, format="json")}).subject is None
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_latest_is_the_default_of_a_readers_schema(part):
-    raw = {**given(part, format="avro"), **URL}
-    for found in (raw, {**raw, **given(part, reader_schema=" Latest ")}):
-        assert rules(part, **found).needs_latest
-        assert rules(part, **found).reader_schema is None
-    proto = given(part, format="protobuf", reader_schema="latest")
-    assert rules(part, **proto, **URL).needs_latest
+@pytest.mark.parametrize("side", SIDES)
+def test_latest_is_the_default_of_a_readers_schema(side):
+    raw = {**given(side, format="avro"), **URL}
+    for found in (raw, {**raw, **given(side, reader_schema=" Latest ")}):
+        assert rules(side, **found).needs_latest
+        assert rules(side, **found).reader_schema is None
+    proto = given(side, format="protobuf", reader_schema="latest")
+    assert rules(side, **proto, **URL).needs_latest
 
 
 REFUSED = [
@@ -167,25 +167,25 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("raw", "attribute", "said"), REFUSED, ids=lambda each: str(each)[:60])
-def test_what_cannot_be_is_refused_by_name(part, raw, attribute, said):
+def test_what_cannot_be_is_refused_by_name(side, raw, attribute, said):
     raw = dict(raw)
     url = URL if raw.pop("url", False) else {}
-    name, message = refusal(**given(part, **raw), **url)
-    assert name == NAMES[attribute][PARTS.index(part)]
+    name, message = refusal(**given(side, **raw), **url)
+    assert name == NAMES[attribute][SIDES.index(side)]
     assert said in message
-    # Every option that the message names is one of this part.
-    others = {names[1 - PARTS.index(part)] for names in NAMES.values()}
+    # Every option that the message names is one of this side.
+    others = {names[1 - SIDES.index(side)] for names in NAMES.values()}
     assert not [other for other in others if f"'{other}'" in message]
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_schema_that_conflicts_with_the_registry_says_where_it_belongs(part):
-    _, message = refusal(**given(part, format="avro", schema=LONG), **URL)
-    reader = NAMES["reader_schema"][PARTS.index(part)]
+@pytest.mark.parametrize("side", SIDES)
+def test_a_schema_that_conflicts_with_the_registry_says_where_it_belongs(side):
+    _, message = refusal(**given(side, format="avro", schema=LONG), **URL)
+    reader = NAMES["reader_schema"][SIDES.index(side)]
     assert f"next step: set '{reader}' to it instead" in message
-    assert rules(part, **given(part, format="avro", reader_schema=LONG), **URL).schema is None
+    assert rules(side, **given(side, format="avro", reader_schema=LONG), **URL).schema is None
 
 
 def test_a_registry_that_nothing_uses_is_refused():
@@ -231,7 +231,7 @@ def test_a_checkpoint_from_before_these_options_goes_on(raw):
     assert kept(**raw) == {}
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("raw", "wanted"),
     [
@@ -254,10 +254,10 @@ def test_a_checkpoint_from_before_these_options_goes_on(raw):
     ],
     ids=str,
 )
-def test_a_checkpoint_keeps_what_decides_the_rows(part, raw, wanted):
+def test_a_checkpoint_keeps_what_decides_the_rows(side, raw, wanted):
     raw = dict(raw)
     url = URL if raw.pop("url", False) else {}
-    assert kept(**given(part, **raw), **url) == given(part, **wanted)
+    assert kept(**given(side, **raw), **url) == given(side, **wanted)
 
 
 def test_another_spelling_is_no_change_to_a_checkpoint():

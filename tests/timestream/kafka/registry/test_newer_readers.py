@@ -36,12 +36,12 @@ def start(stub, recorded, *columns, **more):
     raw = {"schemaRegistry.url": stub.url, "valueFormat": "avro", "valueSubject": "t-value", **more}
     given = load_schemas(build_options(**raw))
     driver = StreamDriver(given, projection=projection(given, *columns))
-    read_from = {part: ReaderSchema.from_json(each) for part, each in recorded.items()}
-    return {part: each.to_json() for part, each in driver.fix_readers(read_from).items()}
+    read_from = {side: ReaderSchema.from_json(each) for side, each in recorded.items()}
+    return {side: each.to_json() for side, each in driver.fix_readers(read_from).items()}
 
 
-def versions(readers, part="value"):
-    found, kept = [], readers[part]
+def versions(readers, side="value"):
+    found, kept = [], readers[side]
     while kept is not None:
         found.append(kept["version"])
         kept = kept.get("newer")
