@@ -6,23 +6,16 @@ step. Wrong options are `OptionError`s.
 
 from typing import Self
 
-from pyspark_timestream.errors import compose_message
+from pyspark_timestream.errors import ReasonedError
 
 
-class TseriesError(Exception):
+class TseriesError(ReasonedError):
     """Base class of this package's errors; only its subclasses are raised.
 
     Attributes:
-        problem: what happened.
-        accepts: what is accepted.
-        next_step: what to do.
         kind: a word for what happened, where a class has several; None else.
         path: of the file that it is about; None else.
     """
-
-    def __init_subclass__(cls) -> None:
-        """Show the class under the name that users import."""
-        cls.__module__ = "pyspark_tseries"
 
     def __init__(
         self,
@@ -33,10 +26,7 @@ class TseriesError(Exception):
         kind: str | None = None,
         path: str | None = None,
     ) -> None:
-        if type(self) is TseriesError:
-            raise TypeError("raise a subclass of TseriesError")
-        super().__init__(compose_message(problem, accepts, next_step))
-        self.problem, self.accepts, self.next_step = problem, accepts, next_step
+        super().__init__(problem, accepts, next_step)
         self.kind, self.path = kind, path
 
     def with_next_step(self, next_step: str) -> Self:

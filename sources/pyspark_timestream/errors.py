@@ -97,24 +97,30 @@ class OptionError(ValueError):
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
-class TimestreamError(Exception):
-    """The base class of all others but OptionError: catch it to handle any of them.
+class ReasonedError(Exception):
+    """The base of both packages' errors.
 
     Attributes:
         problem: what happened, without the next step.
+        accepts: what is accepted, if that is to be said.
+        next_step: what to do.
     """
 
     def __init_subclass__(cls) -> None:
         """Show the class under the name that users import."""
-        cls.__module__ = "pyspark_timestream"
+        cls.__module__ = cls.__module__.partition(".")[0]
 
     def __init__(
         self, problem: str, accepts: str | None = None, next_step: str | None = None
     ) -> None:
-        if type(self) is TimestreamError:
-            raise TypeError("raise a subclass of TimestreamError")
+        if type(self).__base__ is ReasonedError:
+            raise TypeError(f"raise a subclass of {type(self).__name__}")
         super().__init__(compose_message(problem, accepts, next_step))
         self.problem, self.accepts, self.next_step = problem, accepts, next_step
+
+
+class TimestreamError(ReasonedError):
+    """The base class of all others but OptionError: catch it to handle any of them."""
 
     def locate(self, place: str) -> Self:
         """Return this error with the place of its record in front."""

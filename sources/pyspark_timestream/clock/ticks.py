@@ -15,9 +15,8 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspark_timestream.core.instants import FINAL_US, clamp_instant
+from pyspark_timestream.core.instants import FINAL_US, SECOND_US, Instants, clamp_instant
 
 BLOCK_TICKS: Final = 1 << 16
 """Compute this many ticks at a time, and pass them to Spark as one block."""
@@ -25,7 +24,6 @@ BLOCK_TICKS: Final = 1 << 16
 MAX_PERIOD_DENOMINATOR: Final = 10**12
 """A block's int64 arithmetic stays below denominator * (block + 1) = 6.6e16 < 2**63."""
 
-_SECOND_US: Final = 1_000_000
 _MILLI_US: Final = 1_000
 _MAX_TICKS: Final = 2**63 - 1  # Rows carry a tick's number as a long.
 
@@ -119,13 +117,13 @@ def count_due_ticks(clock: Clock, now_us: int) -> int:
     """
     if clock.rate is None:
         return count_ticks(clock)
-    elapsed = Fraction(now_us - clock.started_us, _SECOND_US) * clock.rate
+    elapsed = Fraction(now_us - clock.started_us, SECOND_US) * clock.rate
     return min(_count_ticks_within(clock, elapsed), count_ticks(clock))
 
 
 def count_ticks(clock: Clock) -> int:
     """Count all ticks: max_count, or as many as Spark's calendar and a long can hold."""
-    fitting = _count_ticks_within(clock, Fraction(FINAL_US - clock.zero_us, _SECOND_US))
+    fitting = _count_ticks_within(clock, Fraction(FINAL_US - clock.zero_us, SECOND_US))
     return min(fitting, _MAX_TICKS if clock.max_count is None else clock.max_count)
 
 
@@ -169,23 +167,12 @@ def _compute_exact_ms(clock: Clock, k: int) -> Fraction:
     return Fraction(clock.zero_us, _MILLI_US) + (clock.delay + k * clock.period) * 1000
 
 
-def compute_tick_times(
-    clock: Clock, start_inclusive: int, end_exclusive: int
-) -> npt.NDArray[np.int64]:
-    """Compute the times of ticks [start_inclusive, end_exclusive), in microseconds.
+def compute_tick_times(clock: Clock, begin: int, end: int) -> Instants:
+    """Compute the times of ticks [begin, end), at most BLOCK_TICKS that exist, in microseconds.
 
-    Round them down to milliseconds. The ticks must exist: end_exclusive <= count_ticks(clock).
-
-    Each block has one exact base; within it int64 suffices, because
+    Round them down to milliseconds. A block has one exact base; within it int64 suffices, because
     floor(base + i * p/q) = (floor(base * q) + i * p) // q for whole i, p, q.
     """
-    times = np.empty(max(0, end_exclusive - start_inclusive), np.int64)
-    for begin, end in cut_blocks(start_inclusive, end_exclusive):
-        times[begin - start_inclusive : end - start_inclusive] = _compute_block(clock, begin, end)
-    return times
-
-
-def _compute_block(clock: Clock, begin: int, end: int) -> npt.NDArray[np.int64]:
     step_ms = clock.period * 1000
     over = step_ms.denominator
     whole_step, rest_step = divmod(step_ms.numerator, over)
