@@ -70,15 +70,7 @@ class TickPartition(InputPartition):
 
 
 class TimeTransport:
-    """Format `timestream` with transport `time`.
-
-    Args:
-        raw: the options, as Spark passes them.
-        kafka_options: names of the other transport's options, for errors.
-
-    Raises:
-        OptionError: an option is wrong, missing, or conflicts with another.
-    """
+    """Format `timestream` with transport `time`; errors name options of the other transport."""
 
     def __init__(self, raw: Mapping[str, str], kafka_options: Collection[str] = ()) -> None:
         self._options = read_time_options(raw, kafka_options)

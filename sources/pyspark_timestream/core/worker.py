@@ -176,14 +176,8 @@ def find_later_start(planned_us: int) -> int | None:
     Spark plans a batch read once per `load()` and reuses the pickled reader in later evaluations of
     the DataFrame, so the reader's knowledge may be older than the evaluation. All tasks of an
     evaluation share the local property `spark.sql.execution.query.id`, a UUID of version 7 that
-    contains the driver's clock when the evaluation began. `df.rdd` has no such property.
-
-    Args:
-        planned_us: the driver's clock, read before anything else when planning.
-
-    Returns:
-        Microseconds since 1970 by the driver's clock, whole milliseconds, the same in all tasks of
-        the evaluation; None if the plan belongs to this evaluation, or its start is unknown.
+    contains the driver's clock when the evaluation began, in milliseconds. `df.rdd` has no such
+    property. `planned_us` is the driver's clock, read before anything else when planning.
     """
     task = TaskContext.get()
     us = None if task is None else read_start_time(task.getLocalProperty(_QUERY_ID))

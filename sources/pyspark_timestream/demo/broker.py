@@ -133,12 +133,9 @@ def has_jars(cache: Path) -> bool:
 def fetch_jars(
     cache: Path, java: str = "java", on_line: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """Return the directory with the broker's jars; fetch them if they are missing.
+    """Return the directory with the broker's jars; if they are missing, fetch them with Ivy.
 
-    Args:
-        cache: a directory that several processes may share.
-        java: the Java to run Ivy with.
-        on_line: is called with each line that Ivy prints.
+    Several processes may share `cache`. `on_line` gets each line that Ivy prints.
 
     Raises:
         NoDemo: they could not be fetched.

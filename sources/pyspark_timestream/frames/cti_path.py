@@ -194,12 +194,7 @@ _HARMLESS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """An operator that removes CTI rows.
-
-    Attributes:
-        what: the operator, in the user's words.
-        effect: its effect on them.
-    """
+    """An operator that removes CTI rows, in the user's words, and its effect on them."""
 
     what: str
     effect: _Effect = _Effect.REMOVES

@@ -32,11 +32,7 @@ def find_directory(get_variable: Callable[[str], str | None] = os.environ.get) -
 
 
 class EndRequests:
-    """The requests in one directory.
-
-    Args:
-        directory: the result of `find_directory`.
-    """
+    """The requests in one directory, which `find_directory` finds."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -100,11 +96,7 @@ class EndRequestSource(DataSource):
         return _FORMAT
 
     def schema(self) -> StructType:
-        """Make or withdraw the request, on the driver's machine.
-
-        Raises:
-            OSError: as for `EndRequests.make`.
-        """
+        """Make or withdraw the request, on the driver's machine."""
         requests = EndRequests(find_directory())
         act = requests.make if self.options["act"] == _MAKE else requests.withdraw
         act(self.options["stream"])
@@ -112,11 +104,7 @@ class EndRequestSource(DataSource):
 
 
 class ServerEndRequests:
-    """Like `EndRequests`, but beside the driver of a Spark Connect server.
-
-    Args:
-        spark: a session of that server.
-    """
+    """Like `EndRequests`, but beside the driver of the Spark Connect server of a session."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark

@@ -268,13 +268,9 @@ def add_arrival(
 ) -> Iterator[pa.RecordBatch]:
     """Append each row's arrival to the rows of one task, and keep their order.
 
-    Args:
-        batches: the rows.
-        batch_id: the number of their batch; None: unknown, so the batch's time replaces it. Spark
-            gives no number if another thread than the query's own computes the rows, as in
-            `foreachBatch` of Spark Connect.
-        task: the number of their task.
-        has_time: the last column is the batch's time; remove it.
+    If the last column is the batch's time (`has_time`), remove it; it replaces an unknown number of
+    the batch. Spark gives none if another thread than the query's own computes the rows, as in
+    `foreachBatch` of Spark Connect.
     """
     first = 0
     for batch in batches:
