@@ -169,7 +169,7 @@ def test_the_readers_agree_with_the_package_on_random_stores(tmp_path, readers, 
     assert sorted(mine, key=str) == sorted(map(tuple, stored(tmp_path / "s", *columns)), key=str)
 
     store = Store.open(tmp_path / "s")
-    head_id, index = store.index()
+    head_id, index = store.head_id(), store.index()
     metadata = dataclasses.asdict(index.metadata)
     ctis = metadata.pop("ctis")
     assert numbers["tseries:head"] == head_id

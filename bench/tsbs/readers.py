@@ -69,8 +69,9 @@ def from_tseries(place: Path) -> Ask:
         return pa.concat_tables(asked.select_from(name).to_arrow() for name in query.hosts)
 
     def of_all(asked: RangeQuery, *columns: str) -> pa.Table:
-        index = store.snapshot_with_index()
-        return run_query(*index, asked.asked, columns=("series", "timestamp", *columns)).table
+        snapshot = store.snapshot()
+        wanted = "series", "timestamp", *columns
+        return run_query(snapshot, snapshot.index(), asked.asked, columns=wanted).table
 
     def ask(query: Query) -> pa.Table:
         if query.kind.name == "lastpoint":

@@ -86,7 +86,7 @@ def compete(store: Store) -> None:
 def expect(store: Store) -> OptimisticNumber:
     """The next commit as it is expected now."""
     store.refresh()
-    head_id, index = store.index()
+    head_id, index = store.head_id(), store.index()
     return OptimisticNumber(head_id, index.metadata.commit + 1, index.metadata.commit_us)
 
 
@@ -117,10 +117,10 @@ def large_batch() -> Iterator[Comparison]:
 
         def context() -> CommitContext:
             store.refresh()
-            head_id, index = store.index()
+            head_id, index = store.head_id(), store.index()
             us = index.metadata.commit_us
             return CommitContext(
-                store.location, head_id, index, us, secrets.randbits(62), None, None
+                store.location, head_id, index, us, secrets.randbits(62), store.settings
             )
 
         def write(of: OptimisticNumber) -> int:

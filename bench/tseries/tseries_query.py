@@ -128,7 +128,8 @@ def time_slice(path: str) -> dict[str, Ask]:
     def ours(ends: tuple[datetime, datetime]) -> pa.Table:
         first, last = (end.isoformat() for end in ends)
         query = parse_read({"path": path, "from": first, "to": last}).to_query()
-        return run_query(*store.snapshot_with_index(), query).table
+        snapshot = store.snapshot()
+        return run_query(snapshot, snapshot.index(), query).table
 
     return {"DuckDB": duck(False), "DuckDB, footers kept": duck(True), "tseries": ours}
 

@@ -84,7 +84,7 @@ def main() -> None:
     store = Store.open(parse_location(location, json.loads(os.environ["STORAGE"])))
     doomed = Doomed(phase, died)
     threading.Thread(target=maintenance, args=(store, doomed), daemon=True).start()
-    number = int(store.index()[1].lookup(SERIES[:1])["last_sequence"][0]) + 1
+    number = int(store.index().lookup(SERIES[:1])["last_sequence"][0]) + 1
     # What was stored and not acknowledged when the last process was killed is stored for all that.
     with open(acknowledged, "ab", buffering=0) as file:
         file.write(b"." * (number - os.path.getsize(acknowledged)))

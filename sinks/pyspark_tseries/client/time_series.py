@@ -424,7 +424,7 @@ class TimeSeries:
         try:
             if not store.refresh():
                 return f"{brief})"
-            files, retained = store.data_files(), format_range(store.retained)
+            files, retained = store.data_files(), format_range(store.settings.retained)
         except Exception:  # A store that is gone or damaged has a repr, too.
             return f"{brief})"
         events = format_events(sum(file.rows for file in files))
@@ -485,9 +485,11 @@ class TimeSeries:
     def _run_query(self, query: RangeQuery, series: str) -> QueryResult:
         names = [parse_series(series)]
         with named_failures(self._store.location):
-            snapshot, head = self._store.snapshot_with_series(names)
-            AccessCheck(snapshot.policy, self._author).require_query(query.asked)
-            found = run_query(snapshot, head, query.asked, names, columns=query.wanted)
+            snapshot = self._store.snapshot()
+            AccessCheck(snapshot.settings.policy, self._author).require_query(query.asked)
+            found = run_query(
+                snapshot, snapshot.index(names), query.asked, names, columns=query.wanted
+            )
         return QueryResult(found.table, found.selected, query.asked.kind)
 
 

@@ -32,7 +32,6 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import file_schema
-from pyspark_tseries.model.properties import min_retention_us
 from pyspark_tseries.model.ranges import RetainedRange, min_retained
 from pyspark_tseries.model.series_index import (
     STATE_COLUMNS,
@@ -42,9 +41,10 @@ from pyspark_tseries.model.series_index import (
 )
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage import data_files as files
-from pyspark_tseries.storage.data_files import DataFile, Snapshot, WrittenFile
+from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import FOOTER_CACHE, read_key_range, sample_sizes, scan_file
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import open_as_owner, replace_files
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import series_column
@@ -146,7 +146,7 @@ def merge_file_groups(store: Store, now_us: int, *, everything: bool) -> Compact
         chosen = choose_files(snapshot.files, everything=everything)
         if not chosen:
             return CompactionResult()
-        merge = Merge(store, snapshot, chosen, now_us - min_retention_us(store.log.properties()))
+        merge = Merge(store, snapshot, chosen, now_us - snapshot.settings.min_retention_us)
         if not merge.is_due():
             return CompactionResult(len(chosen), len(chosen), 0)
         written = merge.write_all()
@@ -209,7 +209,7 @@ class Merge:
         self._location, self._chosen, self._snapshot = store.location, chosen, snapshot
         self._group = store.new_id()
         self._schema = file_schema(snapshot.values)
-        self._head = store.index()[1]
+        self._head = snapshot.index()
         self._whole = len(chosen) == len(snapshot.files)
         self.horizon = self._find_horizon(latest_us) if self._whole else -1
         self.removed = 0
@@ -249,7 +249,7 @@ class Merge:
         )
 
     def _select_kept(self, events: pa.Table) -> np.ndarray:
-        retained = self._snapshot.retained
+        retained = self._snapshot.settings.retained
         if self.horizon < 0:
             return np.ones(events.num_rows, bool)
         return select_kept_events(events, self._states, self._head, retained, self.horizon)

@@ -35,7 +35,7 @@ from pyspark_tseries.model.series_index import (
     next_metadata,
 )
 from pyspark_tseries.options import author_or_user
-from pyspark_tseries.storage.data_files import DataFile, Snapshot, WrittenFile
+from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.head_files import (
     mark_act,
     marked_acts,
@@ -45,6 +45,7 @@ from pyspark_tseries.storage.head_files import (
 )
 from pyspark_tseries.storage.location import Location, list_event_files, parse_location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns, require_owner
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import LogFile, list_log_files
@@ -287,7 +288,7 @@ def erase_events(
     wanted = _check_arguments(series, sequences, reason)
     require_owner(store, principal, "erase values")
     act = _Act(store, series, wanted, reason, principal)
-    act.check(store.index()[1])
+    act.check(store.index())
     add_columns(store, [ERASURE_FIELD])
     try:
         commit = store.append(act, clock)
@@ -373,10 +374,11 @@ class _Act:
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
         """Rewrite the files that hold a value; raise _NothingLeft if there is nothing to erase."""
-        AccessCheck(context.policy, self._principal).require("own", "erase values")
+        AccessCheck(context.settings.policy, self._principal).require("own", "erase values")
         index = context.index
         self.check(index)
-        snapshot = self._store.snapshot()
+        snapshot = context.snapshot
+        assert snapshot is not None
         found = _StoredSeries(snapshot, self._series, self._keys, self._id)
         removed = self._find_removed(found)
         if not found.erased and not removed:

@@ -75,19 +75,20 @@ def describe(
         ValueError: `path` is empty or a URI of another kind.
     """
     store = Store.open(parse_location(path, storage_options))
-    snapshot, (_, head) = store.snapshot(), store.index()
+    snapshot = store.snapshot()
+    head = snapshot.index()
     metadata, last = head.metadata, head.columns["last_sequence"]
     return {
         "path": snapshot.root,
         "value_columns": {field.name: type_name(field.type) for field in snapshot.values},
         "series": int((last >= 0).sum()),
         "events": int((last + 1).sum()),
-        "retained_range": format_range(snapshot.retained),
-        "retained_default": snapshot.retained == DEFAULT_RANGE,
+        "retained_range": format_range(snapshot.settings.retained),
+        "retained_default": snapshot.settings.retained == DEFAULT_RANGE,
         "stored_events": sum(file.rows for file in snapshot.files),
         "files": len(snapshot.files),
         "bytes": sum(file.size for file in snapshot.files),
-        "policy": snapshot.policy,
+        "policy": snapshot.settings.policy,
         "last_commit": None if metadata.commit < 0 else metadata.commit,
         "last_commit_time": None if metadata.commit < 0 else format_instant(metadata.commit_us),
         "dropped": metadata.dropped,
@@ -476,7 +477,7 @@ def _find_damage(store: Store) -> Iterator[Finding]:
     with _noted(errors):
         data = store.data_files()
     with _noted(errors):
-        head = store.index()[1] if data is not None else None
+        head = store.index() if data is not None else None
     with _noted(errors):
         list(read_records(store.location, None if head is None else head.metadata.erasure))
     yield from errors
@@ -493,7 +494,7 @@ def _find_damage(store: Store) -> Iterator[Finding]:
         if checked.stats is not None and not file.is_foreign:
             yield from compare_bounds(file, logged[file.path], checked.stats)
     if head is not None:
-        compacted = CompactionHorizon(store.horizon(), store.retained)
+        compacted = CompactionHorizon(store.horizon(), store.settings.retained)
         yield from check_rows(store.location, compacted, head, readable, samples)
 
 

@@ -19,10 +19,9 @@ from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.model.arrays import is_same
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.ranges import Query
-from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.storage.location import Location, list_directories, parse_location, sync
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema
@@ -107,10 +106,10 @@ def withdraw_corrections(
             "a store that such a query has corrected",
             "name the store that correct_late was given",
         )
-    AccessCheck(found.policy, author).require("update", "withdraw corrections")
+    AccessCheck(found.settings.policy, author).require("update", "withdraw corrections")
     authors = frozenset(_find_authors(found.location, correctors))
     withdrawal = _Withdrawal(found.values, start, authors, author, reason)
-    rows = withdrawal.find_rows(*found.snapshot_with_index())
+    rows = withdrawal.find_rows(found.snapshot())
     if rows.num_rows:
         found.append(withdrawal)
     for query, batch in correctors.items():
@@ -138,24 +137,16 @@ class _Withdrawal:
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
         """Prepare a commit as `Batch.prepare` does, with its errors."""
-        assert context.edits is not None
-        snapshot = Snapshot(
-            context.location,
-            context.edits.files,
-            context.head_id,
-            context.index.metadata,
-            context.edits.retained,
-            self.values,
-        )
-        rows = self.find_rows(snapshot, context.index)
+        assert context.snapshot is not None
+        rows = self.find_rows(context.snapshot)
         return Batch(rows, "adjust", self.author, is_correction=True).prepare(context)
 
-    def find_rows(self, snapshot: Snapshot, index: SeriesIndex) -> pa.Table:
+    def find_rows(self, snapshot: Snapshot) -> pa.Table:
         """Return an edit for each visible window in which a correction is in force."""
         schema = staged_schema(self.values)
         if REASON not in schema.names or snapshot.head_id is None:
             return schema.empty_table()
-        events = run_query(snapshot, index, Query("allEdits")).table
+        events = run_query(snapshot, snapshot.index(), Query("allEdits")).table
         original = pc.coalesce(events["original_sequence"], events["sequence"])
         is_own = pc.and_(
             pc.is_in(events["author"], pa.array(sorted(self.correctors), pa.string())),

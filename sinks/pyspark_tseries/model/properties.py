@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark_timestream.core.instants import format_duration, parse_duration
@@ -90,27 +91,33 @@ def check_version(properties: Properties, location: str) -> None:
         )
 
 
-def retained_range(properties: Properties, metadata: CommitMetadata) -> RetainedRange:
-    """Return the retained range after the commit of `metadata`, which may have changed it."""
-    return parse_range(metadata.retained or properties[_RANGE])
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """The settings of a store after a commit, which may have changed the first two.
+
+    Attributes:
+        retained: the retained range.
+        policy: the permissions; None allows everything.
+        subscription: the default range of initial events of a subscription.
+        min_retention_us: how long after its commit compaction keeps an event at least.
+    """
+
+    retained: RetainedRange = DEFAULT_RANGE
+    policy: Policy | None = None
+    subscription: RetainedRange = DEFAULT_INITIAL
+    min_retention_us: int = _DEFAULT_MIN_RETENTION_US
 
 
-def current_policy(properties: Properties, metadata: CommitMetadata) -> Policy | None:
-    """Return the policy after the commit of `metadata`; None if there is none."""
-    text = metadata.policy or properties.get(_POLICY)
-    return None if text is None else parse_policy(json.loads(text))
-
-
-def min_retention_us(properties: Properties) -> int:
-    """Return how long after its commit compaction keeps an event at least, in microseconds."""
-    given = properties.get(_MIN_RETENTION)
-    return _DEFAULT_MIN_RETENTION_US if given is None else parse_duration(given)
-
-
-def subscription_range(properties: Properties) -> RetainedRange:
-    """Return the default range of initial events of a subscription."""
-    given = properties.get(_SUBSCRIPTION)
-    return DEFAULT_INITIAL if given is None else parse_initial(given)
+def read_settings(properties: Properties, metadata: CommitMetadata) -> StoreSettings:
+    """Return the settings after the commit of `metadata`."""
+    policy, initial = metadata.policy or properties.get(_POLICY), properties.get(_SUBSCRIPTION)
+    age = properties.get(_MIN_RETENTION)
+    return StoreSettings(
+        parse_range(metadata.retained or properties.get(_RANGE) or format_range(DEFAULT_RANGE)),
+        None if policy is None else parse_policy(json.loads(policy)),
+        DEFAULT_INITIAL if initial is None else parse_initial(initial),
+        _DEFAULT_MIN_RETENTION_US if age is None else parse_duration(age),
+    )
 
 
 _FIXED_AT_CREATION: Final[dict[str, tuple[Callable[[RetainedRange], str], str]]] = {

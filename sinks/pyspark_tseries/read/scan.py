@@ -40,8 +40,9 @@ from pyspark_tseries.model.columns import (
 from pyspark_tseries.model.ranges import UNLIMITED, Query, RetainedRange, min_retained
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.select import Bounds, Events, compute_bounds, select
-from pyspark_tseries.storage.data_files import DataFile, Snapshot
+from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import ANY_VALUE, RowFilter, read_files, stream_file
+from pyspark_tseries.storage.snapshot import Snapshot
 
 EVALUATED_COLUMNS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
 """The columns that the evaluation of a query reads."""
@@ -101,8 +102,8 @@ def run_query(
     scan = Scan(snapshot, head, query, series, part)
     erasure = [ERASURE_FIELD.name] if snapshot.has_erasures else []
     rows = scan.read([*stored_columns(names), *erasure])
-    if _may_hide(snapshot.retained, head):
-        rows = rows.filter(pa.array(select_visible(rows, head, snapshot.retained)))
+    if _may_hide(snapshot.settings.retained, head):
+        rows = rows.filter(pa.array(select_visible(rows, head, snapshot.settings.retained)))
     distinct, codes = encode_runs(rows["series"])
     order = sort_keys(codes, to_int64(rows["sequence"]))
     events = Events(
@@ -209,7 +210,7 @@ class Scan:
                 for name, low in MIN_RETAINED_DEFAULTS.items()
             }
         edits = sum(file.rows for file in self.edits)
-        return compute_bounds(query, snapshot.retained, states, floors, edits)
+        return compute_bounds(query, snapshot.settings.retained, states, floors, edits)
 
     def _may_be_needed(self, file: DataFile) -> bool:
         span = (0, len(self._bounds.min_sequence))

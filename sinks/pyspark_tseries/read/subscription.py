@@ -33,9 +33,9 @@ from pyspark_tseries.read.delivery import (
     select_initial_events,
 )
 from pyspark_tseries.read.scan import sample_series
-from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.history import describe_change, find_mark, is_given_up
 from pyspark_tseries.store.store import Store
 
@@ -78,7 +78,7 @@ class Follower:
             commit=commit,
             seen=_count_events(head),
             missed=self._count_missed_starts(snapshot, head),
-            retained=format_range(snapshot.retained),
+            retained=format_range(snapshot.settings.retained),
             retained_since=head.metadata.retained_since,
             mark=find_mark(self._store, commit),
         )
@@ -195,7 +195,7 @@ class Follower:
             snapshot = self._store.snapshot()
             self._check(snapshot)
             self._known = state, snapshot
-        return self._known[1], self._store.index()[1]
+        return self._known[1], self._known[1].index()
 
     def _check_store(self, position: Position) -> None:
         if position.store != self._store.id:

@@ -123,9 +123,9 @@ def correct_late(
     location = parse_location(store, storage_options)
     found = Store.open(location)
     _check_columns(found, start, list(aggregates))
-    refuse_limit(found.retained, found.root)
+    refuse_limit(found.settings.retained, found.root)
     refuse_without_ctis(found)
-    AccessCheck(found.policy, author).require("update", "correct windows")
+    AccessCheck(found.settings.policy, author).require("update", "correct windows")
     _check_violation(late)
     if REASON not in [each.name for each in found.values]:
         add_columns(found, [pa.field(REASON, pa.string())])
@@ -271,7 +271,7 @@ class _Plan:
 
     def _find_bounds(self, store: Store) -> "_Bounds":
         """Return the bounds that a batch gets from the store as it is now."""
-        _, index = store.index()
+        index = store.index()
         newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
         known = self.rules.max_age_us is not None and newest_us != NEVER_US
         oldest_us = newest_us - (self.rules.max_age_us or 0) if known else None

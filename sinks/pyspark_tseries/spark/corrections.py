@@ -26,7 +26,6 @@ from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import NO_MAX_US
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.spark.late_checks import refuse_other_windows
-from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
 from pyspark_tseries.write.numbering import FutureLimit
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema
@@ -174,8 +173,8 @@ class Corrections:
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
         """Prepare a commit as `Batch.prepare` does, with its errors."""
-        assert context.edits is not None
-        refuse_limit(context.edits.retained, context.location.root)
+        assert context.snapshot is not None
+        refuse_limit(context.settings.retained, context.location.root)
         rows = self._merge(self._read_in_force(context), context.index)
         # Refuse no timestamp here: the windows are in the store, or would be.
         future = FutureLimit(NO_MAX_US)
@@ -185,15 +184,11 @@ class Corrections:
 
     def _read_in_force(self, context: CommitContext) -> pa.Table:
         """Read the values of the windows' series, with the sequences of their originals."""
-        assert context.edits is not None
+        assert context.snapshot is not None
         names = self.windows[self.rules.keys[0]].unique().to_pylist()
-        retained, metadata = context.edits.retained, context.index.metadata
-        snapshot = Snapshot(
-            context.location, context.edits.files, context.head_id, metadata, retained, self.values
-        )
         if context.head_id is None:
             return result_schema(self.values).empty_table()
-        return run_query(snapshot, context.index, Query("values"), names).table
+        return run_query(context.snapshot, context.index, Query("values"), names).table
 
     def _merge(self, in_force: pa.Table, index: SeriesIndex) -> pa.Table:
         """Return the rows to write: edits of windows in force, and originals of the others."""

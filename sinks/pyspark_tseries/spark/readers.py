@@ -26,7 +26,6 @@ from pyspark_timestream.core.worker import find_later_start, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.model.arrays import (
-    ALL_KEYS,
     KeyRange,
     split_keys,
 )
@@ -34,7 +33,6 @@ from pyspark_tseries.model.columns import INSTANT, result_schema, show_columns, 
 from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.ranges import Query
-from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import SubscribeOptions
 from pyspark_tseries.read.delivery import (
     POSITION_VERSION,
@@ -44,11 +42,10 @@ from pyspark_tseries.read.delivery import (
     read_delivery,
 )
 from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_visible, stored_columns
-from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_at
+from pyspark_tseries.read.snapshots import find_snapshot_at
 from pyspark_tseries.storage import data_files as files
-from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.storage.failures import named_failures
-from pyspark_tseries.storage.head_files import last_index
+from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_BYTES_PER_PARTITION: Final = 32 * 1024 * 1024
 MAX_ROWS_PER_BATCH: Final = 64 * 1024
@@ -80,7 +77,7 @@ class RangeReader(DataSourceReader):
 
     def __init__(
         self,
-        snapshot: files.Snapshot,
+        snapshot: Snapshot,
         query: Query,
         series: Sequence[str] | None,
         schema: StructType,
@@ -117,14 +114,14 @@ class RangeReader(DataSourceReader):
             else:
                 yield from self._read_files(snapshot, part)
 
-    def _rebind_snapshot(self, us: int) -> files.Snapshot:
+    def _rebind_snapshot(self, us: int) -> Snapshot:
         snapshot = find_snapshot_at(self._snapshot, us)
         check_schema(self._target, result_schema(snapshot.values))
-        AccessCheck(snapshot.policy, self._principal).require_query(self._query)
+        AccessCheck(snapshot.settings.policy, self._principal).require_query(self._query)
         return snapshot
 
-    def _plan_parts(self, snapshot: files.Snapshot) -> list[Part]:
-        head = _read_current_head(snapshot, self._series)
+    def _plan_parts(self, snapshot: Snapshot) -> list[Part]:
+        head = snapshot.newest_index(self._series)
         data = snapshot.files
         if snapshot.as_of is None:
             scan = Scan(snapshot, head, self._query, self._series)
@@ -135,20 +132,18 @@ class RangeReader(DataSourceReader):
         samples = sample_series(head, sum(file.size for file in data), self._series)
         return list(split_keys(samples, MAX_BYTES_PER_PARTITION, whole_series=True))
 
-    def _read_series(self, snapshot: files.Snapshot, part: KeyRange) -> Iterator[pa.RecordBatch]:
-        head, names = _read_head(snapshot, self._series, part), self._target.names
+    def _read_series(self, snapshot: Snapshot, part: KeyRange) -> Iterator[pa.RecordBatch]:
+        head, names = snapshot.index(self._series, part), self._target.names
         found = run_query(snapshot, head, self._query, self._series, part, columns=names).table
         yield from found.cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
 
-    def _read_files(
-        self, snapshot: files.Snapshot, paths: Sequence[str]
-    ) -> Iterator[pa.RecordBatch]:
-        head = _read_head(snapshot, self._series)
+    def _read_files(self, snapshot: Snapshot, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        head = snapshot.index(self._series)
         needed = stored_columns(self._target.names)
         scan = Scan(snapshot, head, self._query, self._series)
         for path in paths:
             for rows in scan.stream(path, needed):
-                inside = pa.array(select_visible(rows, head, snapshot.retained))
+                inside = pa.array(select_visible(rows, head, snapshot.settings.retained))
                 rows = show_columns(
                     rows.filter(inside),
                     self._target.names,
@@ -191,22 +186,6 @@ def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
                 type_name(known),
                 "correct the schema, or leave it out",
             )
-
-
-def _read_head(
-    snapshot: files.Snapshot, series: Sequence[str] | None, part: KeyRange = ALL_KEYS
-) -> SeriesIndex:
-    """Return the head of `snapshot`, at least for `series` and `part`."""
-    now = _read_current_head(snapshot, series)
-    return now if snapshot.as_of is None else find_head_as_of(snapshot, now, series, part)
-
-
-def _read_current_head(snapshot: files.Snapshot, series: Sequence[str] | None) -> SeriesIndex:
-    """Return the head that the snapshot names, at least for `series`."""
-    last = last_index(snapshot.location)
-    if series is None:
-        return last.load(snapshot.head_id)
-    return last.load_series(snapshot.head_id, series)
 
 
 _LOG: Final = logging.getLogger(__name__)

@@ -50,12 +50,11 @@ from pyspark_tseries.options import (
 )
 from pyspark_tseries.read.delivery import InitialEvents
 from pyspark_tseries.read.scan import pick_columns
-from pyspark_tseries.read.snapshots import find_snapshot_as_of
 from pyspark_tseries.spark.checkpoint_store import check_before_batch, find_checkpoint
 from pyspark_tseries.spark.readers import RangeReader, SubscriptionReader, check_schema
 from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
-from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.rows import plan_rows
@@ -108,11 +107,11 @@ class DefaultSource(DataSource):
         snapshot = store.snapshot()
         there = pick_columns(result_schema(snapshot.values), options.columns)
         check_schema(to_arrow_schema(schema, timezone="UTC"), there)
-        guard = AccessCheck(store.policy, author_or_user(options.principal))
+        guard = AccessCheck(snapshot.settings.policy, author_or_user(options.principal))
         guard.require_query(options.to_query())
         if options.as_of is not None:
             guard.require("query_obsolete", "set asOf, which shows overridden values")
-            snapshot, planned_us = find_snapshot_as_of(store, options.as_of), None
+            snapshot, planned_us = snapshot.at_time(options.as_of), None
         return RangeReader(
             snapshot,
             options.to_query(),
@@ -156,7 +155,8 @@ class DefaultSource(DataSource):
         log_like_spark("pyspark_tseries")
         wanted = options.subscription_range
         initial = InitialEvents(
-            store.subscription if wanted is None else wanted, options.starting_sequence or {}
+            store.settings.subscription if wanted is None else wanted,
+            options.starting_sequence or {},
         )
         return SubscriptionReader(options, initial, schema, check)
 
@@ -165,7 +165,7 @@ def _check_subscription(
     wanted: pa.Schema, options: SubscribeOptions, principal: str, store: Snapshot
 ) -> None:
     """Refuse a subscription that does not fit the store, at its start and after each change."""
-    guard = AccessCheck(store.policy, principal)
+    guard = AccessCheck(store.settings.policy, principal)
     guard.require("read", "subscribe to the store")
     if options.starting_sequence:
         guard.require("query_obsolete", "set startingSequence, which shows overridden values")
@@ -225,7 +225,7 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
     incoming = _arrow_schema(schema)
     store = Store.find(options.location)
     author, principal = options.author_and_principal()
-    guard = AccessCheck(store.policy if store else None, principal)
+    guard = AccessCheck(store.settings.policy if store else None, principal)
     guard.require("update", "add events")
     guard.require_authors([author])
     plan = plan_rows(incoming, options, store.values if store else None)
@@ -241,8 +241,11 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
     if store.values != [field for _, field in plan.values]:
         add_columns(store, [field for _, field in plan.values])
         plan = plan_rows(incoming, options, store.values)
-    check_unchanged("retainedRange", options.retained_range, store.retained, store.root)
-    check_unchanged("subscriptionRange", options.subscription_range, store.subscription, store.root)
+    settings = store.settings
+    check_unchanged("retainedRange", options.retained_range, settings.retained, store.root)
+    check_unchanged(
+        "subscriptionRange", options.subscription_range, settings.subscription, store.root
+    )
     freeze_objects()
     return WriteTarget(store.location, plan, options, author, principal, _optimistic_number(store))
 

@@ -22,9 +22,6 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.columns import COMMIT_FIELDS, ERASURE_FIELD, EVENT_FIELDS
 from pyspark_tseries.model.damage import damage_error
-from pyspark_tseries.model.policy import Policy
-from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, is_inside_store
 from pyspark_tseries.storage.parquet import (
     ROWS_PER_GROUP,
@@ -294,41 +291,6 @@ def logged_series_bounds(actions: pa.Table) -> dict[str, tuple[str, str]]:
     """Return the first and last series of each file, by path, as deltalake reads the log."""
     columns = (actions[name].to_pylist() for name in ("path", "min.series", "max.series"))
     return {path: (first, last) for path, first, last in zip(*columns, strict=True)}
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The state of a store after a commit.
-
-    Attributes:
-        location: the location of the store.
-        files: the files of its events, in the order of their commits.
-        head_id: the id of the current head file; None before the first commit.
-        metadata: the metadata of the last commit, with the counts.
-        retained: the retained range.
-        values: the value columns.
-        as_of: the last commit that counts, if the files have later ones; None if all count.
-        policy: the permissions; None allows everything.
-    """
-
-    location: Location
-    files: list[DataFile]
-    head_id: int | None
-    metadata: CommitMetadata
-    retained: RetainedRange
-    values: list[pa.Field]
-    as_of: int | None = None
-    policy: Policy | None = None
-
-    @property
-    def root(self) -> str:
-        """The store's location, for people."""
-        return self.location.root
-
-    @property
-    def has_erasures(self) -> bool:
-        """True if events of the store may be erased."""
-        return self.metadata.erasure is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ with `done` once no file has.
 import contextlib
 import io
 import os
+import threading
 from collections.abc import Iterator, Sequence
-from typing import Final
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -184,10 +186,12 @@ class LastIndex:
 
     Args:
         location: the location of the store.
+        lock: held while it loads an index, and while a commit advances one: they share ids.
     """
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, lock: AbstractContextManager[Any] | None = None) -> None:
         self._location = location
+        self._lock = threading.RLock() if lock is None else lock
         self._last: tuple[int | None, SeriesIndex] = (None, SeriesIndex())
         self._partial_loads = 0
 
@@ -207,20 +211,26 @@ class LastIndex:
 
     def load(self, head_id: int | None) -> SeriesIndex:
         """Return the index of the head `head_id`; raise what `load_index` raises."""
-        if head_id != self.head_id:
-            self.remember(head_id, load_index(self._location, head_id, *self._last))
-        return self.index
+        known_id, known = self._last
+        if head_id == known_id:
+            return known
+        with self._lock:
+            known_id, known = self._last
+            index = load_index(self._location, head_id, known_id, known)
+            self.remember(head_id, index)
+            return index
 
     def load_series(self, head_id: int | None, names: Sequence[str]) -> SeriesIndex:
         """Return the same as `load`, but the index may have only the series `names`."""
-        if self.head_id is not None or self._partial_loads >= MAX_PARTIAL_LOADS:
-            return self.load(head_id)
-        index, whole = load_partial_index(self._location, head_id, names)
-        if whole:
-            self.remember(head_id, index)
-        else:
-            self._partial_loads += 1
-        return index
+        with self._lock:
+            if self.head_id is not None or self._partial_loads >= MAX_PARTIAL_LOADS:
+                return self.load(head_id)
+            index, whole = load_partial_index(self._location, head_id, names)
+            if whole:
+                self.remember(head_id, index)
+            else:
+                self._partial_loads += 1
+            return index
 
 
 LAST_INDEXES: Final[dict[Location, LastIndex]] = {}

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import BlockColumns, Int64Array
 from pyspark_tseries.model.policy import AccessCheck, Policy, format_policy
-from pyspark_tseries.model.properties import current_policy
+from pyspark_tseries.model.properties import read_settings
 from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
     NO_COMMIT,
@@ -54,11 +54,11 @@ def _read_policy(store: Store | Location) -> Policy | None:
     try:
         opened = Store.open_damaged(store) if isinstance(store, Location) else store
         properties = opened.log.properties()
-        return opened.policy
+        return opened.settings.policy
     except UnusableStore:
         known = readable_metadata(location).values()
         newest = max(known, key=lambda metadata: metadata.commit, default=NO_COMMIT)
-        return current_policy(properties, newest)
+        return read_settings(properties, newest).policy
 
 
 def replace_index(
@@ -166,12 +166,14 @@ def set_retained_range(store: Store, retained: RetainedRange, now_us: int, princ
     text, to_do = format_range(retained), "change the retained range"
 
     def change(index: SeriesIndex, metadata: CommitMetadata) -> SeriesIndex:
-        columns = BlockColumns({**index.columns, **raise_min_retained(index, store.retained)})
+        columns = BlockColumns(
+            {**index.columns, **raise_min_retained(index, store.settings.retained)}
+        )
         changed = dataclasses.replace(metadata, retained=text, retained_since=metadata.commit)
         return SeriesIndex(index.ids, columns, changed)
 
     require_owner(store, principal, to_do)
-    if store.retained != retained:
+    if store.settings.retained != retained:
         _change_head(store, now_us, principal, to_do, change)
 
 
@@ -215,7 +217,7 @@ def _change_head(
 
     def make(head_id: int | None, version: int) -> SeriesIndex:
         require_owner(store, principal, to_do)
-        _, index = store.index()
+        index = store.index()
         return change(index, next_metadata(index, head_id, now_us=now_us, rows=0))
 
     replace_index(store, make)

@@ -15,7 +15,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -29,12 +29,14 @@ from pyspark_tseries.model import properties
 from pyspark_tseries.model.columns import table_schema, value_fields
 from pyspark_tseries.model.commits import check_commit_time, is_clock_suspicious
 from pyspark_tseries.model.policy import Policy
+from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
 from pyspark_tseries.storage import locks as host_locks
-from pyspark_tseries.storage.data_files import DataFile, Snapshot, data_files
+from pyspark_tseries.storage.data_files import DataFile, data_files
 from pyspark_tseries.storage.head_files import LastIndex, head_path, read_head_metadata
 from pyspark_tseries.storage.location import RANDOM_BITS, Location, marked_id, parse_location
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.log import (
     Log,
     create_table,
@@ -49,7 +51,6 @@ from pyspark_tseries.write.batch import (
     Appendable,
     Batch,
     CommitContext,
-    EditContext,
     PreparedCommit,
     digest_mark,
     is_replay,
@@ -122,10 +123,9 @@ class Store:
         self.location = parse_location(location)
         self.log = Log(self.location, table, skip_checks=skip_checks)
         self._lock = threading.RLock()
-        self._last = LastIndex(self.location)
+        self._last = LastIndex(self.location, self._lock)
         self._last_snapshot: tuple[DeltaTable, int, Snapshot] | None = None
-        self._last_with_index: tuple[Snapshot, SeriesIndex] | None = None
-        self._known_settings: tuple[Any, tuple[RetainedRange, Policy | None]] | None = None
+        self._known_settings: tuple[Any, StoreSettings] | None = None
         self._host_lock, self.retrying = host_lock, retrying
         self._shared = SharedCommits(self.append)
 
@@ -212,9 +212,14 @@ class Store:
         return value_fields(pa.schema(self.log.table.schema()))
 
     @property
-    def retained(self) -> RetainedRange:
-        """The retained range."""
-        return self._settings()[0]
+    def settings(self) -> StoreSettings:
+        """The settings in the log as last refreshed."""
+        with self._lock:
+            fixed, metadata = self.log.properties(), self.metadata()
+            key = fixed, metadata.retained, metadata.policy
+            if self._known_settings is None or self._known_settings[0] != key:
+                self._known_settings = key, properties.read_settings(fixed, metadata)
+            return self._known_settings[1]
 
     @property
     def id(self) -> str:
@@ -229,21 +234,6 @@ class Store:
         """Return the version of the log as last refreshed."""
         return self.log.version()
 
-    @property
-    def policy(self) -> Policy | None:
-        """The policy in the log as last refreshed; None if there is none."""
-        return self._settings()[1]
-
-    def _settings(self) -> tuple[RetainedRange, Policy | None]:
-        with self._lock:
-            fixed, metadata = self.log.properties(), self.metadata()
-            key = fixed, metadata.retained, metadata.policy
-            if self._known_settings is None or self._known_settings[0] != key:
-                retained = properties.retained_range(fixed, metadata)
-                policy = properties.current_policy(fixed, metadata)
-                self._known_settings = key, (retained, policy)
-            return self._known_settings[1]
-
     def metadata(self) -> CommitMetadata:
         """Return the metadata of the last commit, without reading the rows of the head file."""
         head_id = self.head_id()
@@ -252,11 +242,6 @@ class Store:
         if head_id == self._last.head_id:
             return self._last.index.metadata
         return read_head_metadata(self.location, head_id)
-
-    @property
-    def subscription(self) -> RetainedRange:
-        """The default range of initial events of a subscription."""
-        return properties.subscription_range(self.log.properties())
 
     def horizon(self) -> int:
         """Return the last commit that may have lost events to compaction; -1 if none has."""
@@ -278,11 +263,9 @@ class Store:
         """Return the number of the last commit that this object has seen; -1 before the first."""
         return self._last.index.metadata.commit
 
-    def index(self) -> tuple[int | None, SeriesIndex]:
-        """Return the id and the index of the head in the log as last refreshed."""
-        with self._lock:
-            head_id = self.log.transaction(HEAD_TRANSACTION)
-            return head_id, self._last.load(head_id)
+    def index(self) -> SeriesIndex:
+        """Return the index of the head in the log as last refreshed."""
+        return self._last.load(self.head_id())
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the store; raise NoSuchStore if it was removed.
@@ -291,7 +274,7 @@ class Store:
         """
         with self._lock:
             self._refresh_or_fail()
-            return self._current_snapshot()
+            return self.last_snapshot()
 
     def at(self, version: int) -> Snapshot:
         """Return the store as of the entry `version` of its log, at most the last one seen.
@@ -301,49 +284,29 @@ class Store:
         """
         with self._lock:
             if version == self.version():
-                return self._current_snapshot()
+                return self.last_snapshot()
         table = load_table_at(self.location, version)
-        return Store(self.location, table, skip_checks=True)._current_snapshot()
+        return Store(self.location, table, skip_checks=True).last_snapshot()
 
-    def snapshot_with_index(self) -> tuple[Snapshot, SeriesIndex]:
-        """Return the current state of the store, and its series index."""
+    def last_snapshot(self) -> Snapshot:
+        """Return the state of the store in the log as last refreshed."""
         with self._lock:
-            self._refresh_or_fail()
             if self._last_snapshot is None or not self._is_current(*self._last_snapshot[:2]):
-                self.index()  # This saves reading the metadata separately.
-            snapshot = self._current_snapshot()
-            if self._last_with_index is None or self._last_with_index[0] is not snapshot:
-                self._last_with_index = snapshot, self.index()[1]
-            return self._last_with_index
-
-    def snapshot_with_series(self, names: Sequence[str]) -> tuple[Snapshot, SeriesIndex]:
-        """Like `snapshot_with_index`, but the index may have only the series `names`.
-
-        So a process with a single query need not load the index of all series.
-        """
-        with self._lock:
-            if self._last.head_id is None:
-                self._refresh_or_fail()
-                index = self._last.load_series(self.log.transaction(HEAD_TRANSACTION), names)
-                if index is not self._last.index:
-                    return self._current_snapshot(), index
-            return self.snapshot_with_index()
-
-    def _current_snapshot(self) -> Snapshot:
-        """Return the snapshot of the log as last refreshed."""
-        if self._last_snapshot is None or not self._is_current(*self._last_snapshot[:2]):
-            retained, policy = self._settings()
-            snapshot = Snapshot(
-                self.location,
-                self.data_files(),
-                self.head_id(),
-                self.metadata(),
-                retained,
-                self.values,
-                policy=policy,
-            )
-            self._last_snapshot = self.log.table, self.version(), snapshot
-        return self._last_snapshot[2]
+                head_id = self.head_id()
+                snapshot = Snapshot(
+                    self.location,
+                    self.data_files(),
+                    head_id,
+                    self.metadata(),
+                    self.settings,
+                    self.values,
+                    self.horizon(),
+                    heads=self._last,
+                )
+                if head_id == self._last.head_id:
+                    snapshot.index()  # It is in memory, and a later commit would replace it there.
+                self._last_snapshot = self.log.table, self.version(), snapshot
+            return self._last_snapshot[2]
 
     def _is_current(self, table: DeltaTable, version: int) -> bool:
         return table is self.log.table and version == self.version()
@@ -509,14 +472,13 @@ class Store:
         synced: bool,
     ) -> PreparedCommit:
         """Make one attempt to commit; add it to `attempts` before it is published."""
-        head_id, index = self.index()
-        retained, policy = self._settings()
-        edits = EditContext(self.data_files(), retained) if batch.has_edits else None
+        head_id, index = self.head_id(), self.index()
+        snapshot = self.last_snapshot() if batch.has_edits else None
         working = host_locks.heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
         with working:
             us, new_id = self.read_clock(clock), self.new_id()
             context = CommitContext(
-                self.location, head_id, index, us, new_id, edits, policy, retained
+                self.location, head_id, index, us, new_id, self.settings, snapshot
             )
             attempt = batch.prepare(context)
             attempts.append(attempt)
@@ -532,7 +494,7 @@ class Store:
         An object store may still carry out a failed request, unless a competing commit prevents it.
         Until then keep the files of the attempt; maintenance finally removes them.
         """
-        head_id, _ = self.index()
+        head_id = self.head_id()
         beaten = [attempt for attempt in attempts if attempt.index.metadata.parent != head_id]
         for attempt in list(attempts) if self.location.is_local else beaten:
             self.location.remove(attempt.paths)
@@ -541,7 +503,7 @@ class Store:
 
     def _is_committed(self, attempt: PreparedCommit) -> bool:
         """Return whether a commit is in the log although publishing it failed."""
-        head_id, _ = self.index()
+        head_id = self.head_id()
         while head_id is not None and head_id != attempt.head_id:
             metadata = read_head_metadata(self.location, head_id)
             if metadata.commit <= attempt.index.metadata.commit:

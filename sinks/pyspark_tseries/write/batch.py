@@ -19,12 +19,14 @@ import pyarrow as pa
 
 from pyspark_tseries.errors import ReplayDiffers
 from pyspark_tseries.model.arrays import NEVER_US, Int64Array
-from pyspark_tseries.model.policy import AccessCheck, Policy
-from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange
+from pyspark_tseries.model.policy import AccessCheck
+from pyspark_tseries.model.properties import StoreSettings
+from pyspark_tseries.model.ranges import UNLIMITED
 from pyspark_tseries.model.series_index import SeriesIndex, advance_index, next_metadata
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile, to_data_file, write_events
 from pyspark_tseries.storage.head_files import head_path, write_head
 from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.write.edits import NumberedEdits, find_originals, number_edits
 from pyspark_tseries.write.event_writer import (
     WriteResult,
@@ -165,7 +167,7 @@ class Appendable(Protocol):
 
     @property
     def has_edits(self) -> bool:
-        """True if `prepare` needs `CommitContext.edits`."""
+        """True if `prepare` needs `CommitContext.snapshot`."""
 
     @property
     def is_slow(self) -> bool:
@@ -256,14 +258,6 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class EditContext:
-    """A store's files and retained range, which decide which originals may be edited."""
-
-    files: list[DataFile]
-    retained: RetainedRange
-
-
-@dataclass(frozen=True, slots=True)
 class CommitContext:
     """The state of a store before a commit.
 
@@ -273,9 +267,8 @@ class CommitContext:
         index: the series index after the last commit.
         now_us: the wall clock; the commit's time unless the last commit's is later.
         new_id: a unique id for the new head file.
-        edits: the context of edits, as of `index`; required if the batch has edits.
-        policy: the store's policy; None allows everything.
-        retained: the store's retained range.
+        settings: the store's settings.
+        snapshot: the store as of `index`; required if the batch has edits.
     """
 
     location: Location
@@ -283,9 +276,8 @@ class CommitContext:
     index: SeriesIndex
     now_us: int
     new_id: int
-    edits: EditContext | None = None
-    policy: Policy | None = None
-    retained: RetainedRange = UNLIMITED
+    settings: StoreSettings = StoreSettings(UNLIMITED)
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +328,7 @@ class _Commit:
         self._location, self._index = context.location, context.index
         self._temp_paths = TempPaths(context.location, f"commit-{context.new_id:016x}")
         principal = batch.author if batch.principal is None else batch.principal
-        self._access = AccessCheck(context.policy, principal)
+        self._access = AccessCheck(context.settings.policy, principal)
         self.paths: list[str] = []
         self._numbered: list[NumberedRows] = []
         in_memory = StagedRows(batch.rows.num_rows, table=batch.rows)
@@ -347,7 +339,7 @@ class _Commit:
                 self._outputs, [self._series(output) for output in self._outputs]
             )
         now_us, last_us = context.now_us, context.index.metadata.commit_us
-        self._future = batch.future.rule(context.retained, max(now_us, last_us))
+        self._future = batch.future.rule(context.settings.retained, max(now_us, last_us))
         self._optimistic = self._confirm_optimistic()
         if self._optimistic is not None and any(map(self._is_published, self._groups)):
             now_us = self._optimistic.commit_us
@@ -382,8 +374,8 @@ class _Commit:
         written = [result.file for result in results if result.file is not None]
         metadata, change = add_counts(self._metadata, appended.counts), appended.change
         appends = batch.joins or bool(written)
-        if context.edits is not None and batch.has_edits:
-            edited, file = self._write_edits(context.edits, change, written)
+        if context.snapshot is not None and batch.has_edits:
+            edited, file = self._write_edits(context.snapshot, change, written)
             metadata = add_counts(metadata, edited.events.counts)
             change = edited.events.change
             written += [file] if file is not None else []
@@ -475,14 +467,14 @@ class _Commit:
         return chunks + (sorter.spill() if sorter is not None else [])
 
     def _write_edits(
-        self, context: EditContext, appended: pa.Table, written: Sequence[WrittenFile]
+        self, snapshot: Snapshot, appended: pa.Table, written: Sequence[WrittenFile]
     ) -> tuple[NumberedEdits, WrittenFile | None]:
         batch, index = self._batch, self._index
         rows = pa.concat_tables(
             [part for output in self._outputs for part in self._edits(output)]
         ).combine_chunks()
         series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
-        data = [*context.files, *(to_data_file(file, self._metadata.commit) for file in written)]
+        data = [*snapshot.files, *(to_data_file(file, self._metadata.commit) for file in written)]
         targets = find_originals(self._location, data, series, sequence)
         if self._access.policy is not None:
             self._access.require_edits(targets.author.drop_null().unique().to_pylist())
@@ -490,7 +482,7 @@ class _Commit:
             targets,
             index,
             appended,
-            context.retained,
+            self._context.settings.retained,
             missing_original=batch.missing_original,
             now_us=self._rules.assigned_us,
         )

@@ -4,7 +4,6 @@ import pyarrow as pa
 
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_as_of
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
@@ -42,8 +41,14 @@ def new_store(path, retained=None, values=(VALUE,)):
 
 def sight_as_of(store, us):
     """Snapshot and head of `store` as it was at the commit time `us`."""
-    past, (_, now) = find_snapshot_as_of(store, us), store.index()
-    return past, now if past.as_of is None else find_head_as_of(past, now)
+    past = store.snapshot().at_time(us)
+    return past, past.index()
+
+
+def sight_now(store):
+    """Snapshot and head of `store` as it is."""
+    now = store.snapshot()
+    return now, now.index()
 
 
 def stored(path, *columns):

@@ -50,7 +50,7 @@ def at(series, us, value=0.0):
 
 def as_tasks(store, count, rows):
     """The rows as shares of so many tasks, forecast as the sink does it."""
-    head_id, head = store.index()
+    head_id, head = store.head_id(), store.index()
     expected = OptimisticNumber(
         head_id, head.metadata.commit + 1, max(NOW, head.metadata.commit_us)
     )

@@ -296,7 +296,7 @@ def test_heads_go_with_their_files_and_others_stay_an_hour(store, monkeypatch):
     assert os.path.exists(stray)
     assert len(heads(store)) < len(before) - 5
     Store.forget_all()
-    assert Store.open(store.root).index()[1].lookup(["a"])["last_sequence"] == [12]
+    assert Store.open(store.root).index().lookup(["a"])["last_sequence"] == [12]
     os.remove(stray)
     assert verify(store.root) == []
 
@@ -387,9 +387,11 @@ def test_the_python_client_compacts_verifies_and_sets_a_stores_properties(tmp_pa
     assert made.compact().removed_events == 3
     assert made.verify() == []
     store = Store.open(str(tmp_path / "c"))
-    assert store.subscription == RetainedRange(last_us=5_000_000)
+    assert store.settings.subscription == RetainedRange(last_us=5_000_000)
     with pytest.raises(OptionError, match=r"'none' is not the range 'last 5S'"):
-        check_unchanged("subscriptionRange", RetainedRange(limit=0), store.subscription, store.root)
+        check_unchanged(
+            "subscriptionRange", RetainedRange(limit=0), store.settings.subscription, store.root
+        )
 
 
 def test_client_appends_start_maintenance_unless_auto_compact_is_off(tmp_path, monkeypatch):

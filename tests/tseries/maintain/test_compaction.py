@@ -106,7 +106,7 @@ def test_edits_count_toward_the_limit_and_the_newest_original_stays(tmp_path):
     for path in (tmp_path / "s", tmp_path / "copy"):
         rebuild(str(path))
         assert verify(str(path)) == []
-    heads = [reopened(tmp_path / name).index()[1].lookup(["a"]) for name in ("s", "copy")]
+    heads = [reopened(tmp_path / name).index().lookup(["a"]) for name in ("s", "copy")]
     assert heads[0] == heads[1]
 
 
@@ -248,10 +248,11 @@ def test_any_program_leaves_what_the_model_says(tmp_path_factory, retained, step
 
 def visible(path, name):
     """The sequences inside the retained range by the head of the store."""
-    snapshot, (_, head) = Store.open(str(path)).snapshot(), Store.open(str(path)).index()
+    snapshot = Store.open(str(path)).snapshot()
+    head = snapshot.index()
     rows = [row for row in stored(path) if row[0] == name]
     sequence, us = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
     at = head.lookup([name])
     newest = at["last_sequence"], at["original_us"]
-    low, low_us = min_retained(snapshot.retained, *newest, head.min_retained([name]))
+    low, low_us = min_retained(snapshot.settings.retained, *newest, head.min_retained([name]))
     return sequence[(sequence >= low) & (us >= low_us)].tolist()

@@ -208,7 +208,7 @@ def test_a_lost_head_is_found_and_rebuilt(path):
 
 def test_a_rebuilt_head_keeps_the_counts_of_the_newest_head_that_can_be_read(path):
     store = Store.open(str(path))
-    _, head = store.index()
+    head = store.index()
     newest = path / "_tseries" / "head" / f"{store.head_id():016x}.arrow"
     store.append(batch(("a", 9)))
     assert newest.exists()
@@ -220,9 +220,9 @@ def test_a_rebuilt_head_keeps_the_counts_of_the_newest_head_that_can_be_read(pat
 
 
 def test_a_rebuilt_head_that_was_whole_says_the_same(path):
-    _, before = Store.open(str(path)).index()
+    before = Store.open(str(path)).index()
     rebuild(str(path))
-    _, after = reopened(path).index()
+    after = reopened(path).index()
     names = before.ids.names()
     for name, column in before.lookup(names).items():
         assert column.tolist() == after.lookup(names)[name].tolist()

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import VALUE, batch, sight_as_of
+from tseries.builders import VALUE, batch, sight_as_of, sight_now
 from tseries.compaction_model import RANGES, STEPS, Model, run
 
 from pyspark_tseries.errors import InvalidQuery
@@ -14,7 +14,6 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.arrays import KeyRange
 from pyspark_tseries.model.ranges import Query, parse_range
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.read.snapshots import find_head_as_of
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
@@ -38,8 +37,8 @@ def test_an_answer_stays_the_same_after_appends_edits_and_compactions(tmp_path):
     for n in range(6):
         store.append(batch(("a", n), (f"b{n}", n)), clock=lambda n=n: 10 * n)
         store.append(batch(edits=[("a", n + n)], missing="drop"), clock=lambda n=n: 10 * n + 5)
-        seen[10 * n + 5] = all_edits(*store.snapshot_with_index())
-    seen[99] = all_edits(*store.snapshot_with_index())
+        seen[10 * n + 5] = all_edits(*sight_now(store))
+    seen[99] = all_edits(*sight_now(store))
     for _ in range(2):
         for us, rows in seen.items():
             assert all_edits(*sight_as_of(store, us)) == rows
@@ -76,7 +75,7 @@ def test_a_task_finds_the_head_of_that_time_by_itself(tmp_path):
     for n in range(3):
         store.append(batch(("a", n), ("b", n)), clock=lambda n=n: n * 1_000_000)
     snapshot, whole = sight_as_of(store, 1_500_000)
-    (mine,) = [find_head_as_of(snapshot, store.index()[1], ["b"], KeyRange(("b", 0), None))]
+    mine = snapshot.index(["b"], KeyRange(("b", 0), None))
     assert mine.lookup(["b"]) == whole.lookup(["b"])
     assert mine.ids.names() == ["b"]
     options = {"path": str(tmp_path / "s"), "asOf": "1970-01-01T00:00:01.5Z"}
@@ -115,6 +114,6 @@ def test_any_moment_of_any_program_is_the_same_later(tmp_path_factory, retained,
             continue
         run(path, Store.open(str(path)), model, kind, what)
         if number == at:
-            then = model.now, all_edits(*Store.open(str(path)).snapshot_with_index())
+            then = model.now, all_edits(*sight_now(Store.open(str(path))))
     if then is not None:
         assert all_edits(*sight_as_of(Store.open(str(path)), then[0])) == then[1]

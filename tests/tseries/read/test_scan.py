@@ -1,7 +1,7 @@
 """A query opens the files, and in them the row groups, that may hold what it needs."""
 
 import pytest
-from tseries.builders import batch, new_store
+from tseries.builders import batch, new_store, sight_now
 
 from pyspark_tseries import InvalidQuery, TimeSeries
 from pyspark_tseries.model.arrays import KeyRange
@@ -25,7 +25,7 @@ def path(tmp_path):
 
 def ask(path, series, part=None, **options):
     query = parse_read({"path": "/s", **options}).to_query()
-    snapshot, head = Store.open(str(path)).snapshot_with_index()
+    snapshot, head = sight_now(Store.open(str(path)))
     found = run_query(
         snapshot, head, query, series, part or KeyRange(), columns=["series", "sequence"]
     )

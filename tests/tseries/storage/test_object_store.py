@@ -15,7 +15,7 @@ from deltalake import write_deltalake
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import DoubleType, StringType, StructType
-from tseries.builders import VALUE, batch, sight_as_of
+from tseries.builders import VALUE, batch, sight_as_of, sight_now
 from tseries.meetings import Meeting, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
 
@@ -77,7 +77,7 @@ def now_us():
 def events(location):
     """(series, sequence, value) of all events, as somebody who comes anew sees them."""
     Store.forget_all()
-    snapshot, head = Store.open(location).snapshot_with_index()
+    snapshot, head = sight_now(Store.open(location))
     found = run_query(snapshot, head, Query("allEdits")).table
     return list(
         zip(*(found[name].to_pylist() for name in ("series", "sequence", "value")), strict=True)
@@ -247,7 +247,7 @@ def test_files_that_tasks_wrote_are_published_or_merged(location, monkeypatch):
         assert files_of(location, "_tseries", "staging") == []
     assert len(files_of(location, "kind=event")) == 3
     assert verify(location) == []
-    snapshot, head = Store.open(location).snapshot_with_index()
+    snapshot, head = sight_now(Store.open(location))
     found = run_query(snapshot, head, Query("allEdits")).table
     keys = list(zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True))
     assert keys == [
@@ -494,7 +494,7 @@ def test_the_object_stores_own_clock_says_that_a_writers_is_ahead(store, locatio
 
 
 def keys(store):
-    found = run_query(store.snapshot(), store.index()[1], Query()).table
+    found = run_query(store.snapshot(), store.index(), Query()).table
     return list(zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True))
 
 

@@ -30,7 +30,7 @@ def store(bucket, tmp_path, monkeypatch):  # noqa: F811 the fixture
 def sequences(store):
     Store.forget_all()
     assert verify(store.location) == []
-    return int(Store.open(store.location).index()[1].lookup(["a"])["last_sequence"][0])
+    return int(Store.open(store.location).index().lookup(["a"])["last_sequence"][0])
 
 
 @pytest.mark.parametrize("token", [None, ("q", 0)])

@@ -20,7 +20,6 @@ from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import Query, parse_range
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_as_of
 from pyspark_tseries.store.store import Store, now_us
 
 NAMES = ["", "a", "b", "room \U00020bb7", "z" * 200, "z" * 200 + "y", "\U0010ffff"]
@@ -154,9 +153,9 @@ def test_as_of_finds_the_commits_of_rows_that_another_tool_has_gathered(path, to
     moment, series, before = now_us(), opened(path), sorted(read(path))
     series.append("a", 9.0)
     tool(DeltaTable(path))
-    past = find_snapshot_as_of(Store.open(path), moment)
+    past = Store.open(path).snapshot().at_time(moment)
     assert past.as_of == 11
-    found = run_query(past, find_head_as_of(past, Store.open(path).index()[1]), Query()).table
+    found = run_query(past, past.index(), Query()).table
     keys = zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True)
     assert sorted(keys) == before
 

@@ -7,6 +7,7 @@ import sys
 
 import pyarrow as pa
 import pytest
+from tseries.builders import sight_now
 
 from pyspark_tseries import NoSuchStore, PermissionDenied, TimeSeries
 from pyspark_tseries.store.store import Store
@@ -67,12 +68,13 @@ def test_snapshot_is_kept_until_the_log_grows(tmp_path, monkeypatch):
     looked = []
     data_files = Store.data_files
     monkeypatch.setattr(Store, "data_files", lambda self: looked.append(1) or data_files(self))
-    first, head = store.snapshot_with_index()
-    assert store.snapshot_with_index() == (first, head) == (store.snapshot(), head)
+    first, head = sight_now(store)
+    assert store.snapshot() is first
+    assert store.snapshot().index() is head
     assert len(looked) == 1
     client.append("b", 2)
     assert len(store.snapshot().files) == 2
-    assert store.snapshot_with_index()[1].metadata.commit == 1
+    assert store.snapshot().index().metadata.commit == 1
     assert len(looked) == 2
 
 
@@ -131,11 +133,10 @@ def test_a_snapshot_needs_of_the_head_its_note_only(tmp_path):
     lines = [
         "first = store._store.snapshot()",
         "before = held()",
-        "whole = store._store.snapshot_with_index()",
+        "whole = store._store.snapshot(), store._store.snapshot().index()",
     ]
     lines += ["same = first is whole[0] is store._store.snapshot()"]
-    lines += ["said = [before, held(), same, first.retained.limit, len(first.files)]"]
-    lines += [
-        "said += [first.metadata.commit == whole[1].metadata.commit == 3, sorted(first.policy)]"
-    ]
+    lines += ["said = [before, held(), same, first.settings.retained.limit, len(first.files)]"]
+    lines += ["said += [first.metadata.commit == whole[1].metadata.commit == 3]"]
+    lines += ["said += [sorted(first.settings.policy)]"]
     assert in_new_process(path, lines) == [0, 2, True, 2, 2, True, ["me"]]

@@ -237,16 +237,16 @@ def test_a_delta_table_of_somebody_else_is_refused(tmp_path):
 
 def test_a_second_creator_gets_the_store_of_the_first(tmp_path):
     new_store(tmp_path / "s", {"limit": 3})
-    assert new_store(tmp_path / "s", {"limit": 4}).retained == RetainedRange(limit=3)
+    assert new_store(tmp_path / "s", {"limit": 4}).settings.retained == RetainedRange(limit=3)
 
 
 def test_another_retained_range_is_refused_naming_both(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 3})
     for same in (None, RetainedRange(limit=3)):
-        properties.check_unchanged("retainedRange", same, store.retained, store.root)
+        properties.check_unchanged("retainedRange", same, store.settings.retained, store.root)
     with pytest.raises(OptionError, match=r"'limit 4'.*'limit 3'"):
         properties.check_unchanged(
-            "retainedRange", RetainedRange(limit=4), store.retained, store.root
+            "retainedRange", RetainedRange(limit=4), store.settings.retained, store.root
         )
 
 

@@ -79,13 +79,13 @@ def test_the_head_read_from_files_equals_the_one_folded_in_memory(tmp_path, monk
     for n in range(25):
         store.append(batch((f"s{n % 7}", n), ("all", n)))
     store.refresh()
-    warm = store.index()[1]
+    warm = store.index()
     cold = Store(store.root, DeltaTable(store.root))
     names = [f"s{i}" for i in range(7)] + ["all"]
     assert isinstance(warm, SeriesIndex)
     for column, values in warm.lookup(names).items():
-        assert cold.index()[1].lookup(names)[column].tolist() == values.tolist()
-    assert cold.index()[1].metadata == warm.metadata
+        assert cold.index().lookup(names)[column].tolist() == values.tolist()
+    assert cold.index().metadata == warm.metadata
 
 
 def test_creators_at_once_make_one_store(tmp_path):

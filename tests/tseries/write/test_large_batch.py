@@ -30,6 +30,7 @@ from pyspark_tseries.errors import NoSuchEvent, PermissionDenied, UpdateFailed
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.spark import source as sink
@@ -38,12 +39,13 @@ from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import head_files
 from pyspark_tseries.storage.data_files import to_data_file
 from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as batches_module
 from pyspark_tseries.write import event_writer
 from pyspark_tseries.write import task_output as runs
-from pyspark_tseries.write.batch import Batch, CommitContext, EditContext
+from pyspark_tseries.write.batch import Batch, CommitContext
 from pyspark_tseries.write.task_output import OptimisticNumber, SpillLimits
 
 
@@ -97,11 +99,16 @@ def stands(head):
     return {name: [column[i] for column in at.values()] for i, name in enumerate(names)}
 
 
-def outcome(location, given, head_id, head, sight, policy=None):
+SETTINGS = StoreSettings(RetainedRange(limit=4))
+
+
+def outcome(location, given, head_id, head, snapshot):
     """What becomes of a batch: its events, counts and head, or its error."""
     new_id = 10_000 + next(own_numbers)
     try:
-        attempt = given.prepare(CommitContext(location, head_id, head, NOW, new_id, sight, policy))
+        attempt = given.prepare(
+            CommitContext(location, head_id, head, NOW, new_id, SETTINGS, snapshot)
+        )
     except (UpdateFailed, NoSuchEvent, PermissionDenied) as error:
         return type(error)  # Which of several such rows it names may be another one.
     note = attempt.index.metadata
@@ -149,14 +156,16 @@ def test_any_division_among_tasks_gives_the_events_of_the_whole_batch(
     expected = OptimisticNumber(None if expected == "of another head" else 7, 1, expected_us)
     rows = [row for task in tasks for row in task]
     has_edits = any(row[2] is not None for row in rows)
-    sight = EditContext(data, RetainedRange(limit=4)) if has_edits else None
+    snapshot = Snapshot(location, data, 7, head.metadata, SETTINGS, []) if has_edits else None
     whole = Batch(table(rows), policy, "me", missing_original=missing, clock=clock)
     divided = [output(location, task, expected, limits, sizes) for task in tasks]
     parts = large(
         divided, out_of_order=policy, missing_original=missing, clock=clock, limits=limits
     )
     assert parts.has_edits == has_edits
-    assert outcome(location, parts, 7, head, sight) == outcome(location, whole, 7, head, sight)
+    assert outcome(location, parts, 7, head, snapshot) == outcome(
+        location, whole, 7, head, snapshot
+    )
     location.remove(path for part in divided for path in part.paths(location))
     assert left(location) == []
 
@@ -297,7 +306,12 @@ def test_under_a_policy_every_author_is_the_principal(location):
         with pytest.raises(PermissionDenied, match="in the name of 'you'"):
             large(tasks).prepare(
                 CommitContext(
-                    location, None, SeriesIndex(), NOW, 1, None, {"me": ("read", "update")}
+                    location,
+                    None,
+                    SeriesIndex(),
+                    NOW,
+                    1,
+                    StoreSettings(policy={"me": ("read", "update")}),
                 )
             )
 

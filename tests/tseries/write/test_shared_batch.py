@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tseries.builders import batch
 
 from pyspark_tseries.errors import OutOfOrder, PermissionDenied, UpdateFailed
+from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.shared_commits import AppendedEvent, Refused, SharedBatch, can_share
@@ -18,7 +19,9 @@ NOW = 5
 
 
 def context(location, index, head_id, policy=None):
-    return CommitContext(location, head_id, index, NOW, (head_id or 0) + 1, None, policy)
+    return CommitContext(
+        location, head_id, index, NOW, (head_id or 0) + 1, StoreSettings(policy=policy)
+    )
 
 
 def appended(location, index, head_id, events, policy=None):

@@ -268,7 +268,7 @@ def _rewrite_file(
 
 def _rebuild_head(store: Store, files: Sequence[DataFile], now_us: int) -> SeriesIndex:
     """Build the head from the events, without floors that the times in the future have raised."""
-    _, before = store.index()
+    before = store.index()
     found, _ = scan_state(store.location, files, -1)
     metadata, floors = _next_metadata(before.metadata, now_us), min_retained_table(before)
     if floors is not None:

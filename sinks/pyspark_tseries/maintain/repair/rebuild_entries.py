@@ -27,7 +27,7 @@ from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.verify import CompactionHorizon, check_file, check_rows
 from pyspark_tseries.model.arrays import Sample
 from pyspark_tseries.model.columns import value_fields
-from pyspark_tseries.model.properties import retained_range
+from pyspark_tseries.model.properties import read_settings
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.data_files import compute_stats, data_files
 from pyspark_tseries.storage.head_files import load_index, read_head_metadata, readable_metadata
@@ -352,7 +352,7 @@ def _has_faults(location: Location, table: DeltaTable) -> bool:
     head_id = table.transaction_version(HEAD_TRANSACTION)
     head = load_index(location, head_id, None, SeriesIndex())
     beyond = table.transaction_version(HORIZON_TRANSACTION)
-    retained = retained_range(table.metadata().configuration, head.metadata)
+    retained = read_settings(table.metadata().configuration, head.metadata).retained
     compacted = CompactionHorizon(-1 if beyond is None else beyond - 1, retained)
     values = value_fields(pa.schema(table.schema()))
     known = set(pa.schema(table.schema()).names)

@@ -343,7 +343,7 @@ def _describe_change(store: Store, revert: Revert) -> Finding:
 
 def _advance_head(store: Store, head_id: int | None, commit: int | None = None) -> SeriesIndex:
     """Return the current head as the head of another commit."""
-    _, head = store.index()
+    head = store.index()
     metadata = next_metadata(head, head_id, now_us=now_us(), rows=0)
     number = metadata.commit if commit is None else commit
     return replace(head, metadata=replace(metadata, commit=number))
@@ -402,7 +402,7 @@ def _raise_commit_number(location: Location, request: RepairRequest) -> RepairRe
     """Skip the numbers of lost commits: subscribers may have seen them."""
     highest = find_max_lost_commit(location) if location.is_local else -1
     store = Store.open_damaged(location)
-    if request.dry_run or store.index()[1].metadata.commit >= highest:
+    if request.dry_run or store.index().metadata.commit >= highest:
         return RepairResult()
 
     replace_index(store, lambda head_id, _: _advance_head(store, head_id, highest), timed=False)
