@@ -314,7 +314,7 @@ def test_a_changed_range_whose_entry_is_gone_is_in_force_again(tmp_path):
     lost, _ = entry_of(path, f'tseries:head","version":{head_of(path, 3)}')
     lost.unlink()
     assert repair(str(path)).lost == ()
-    assert Store.open(str(path)).retained == RetainedRange(limit=1000)
+    assert Store.open(str(path)).settings.retained == RetainedRange(limit=1000)
     assert verify(str(path)) == []
 
 
