@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_timestream.commands.explanation import Explanation, explain_stream
+from pyspark_timestream.commands.explanation import Explanation, explain_stream, read_operators
 from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.core.why import find_own_message
@@ -23,7 +23,6 @@ from pyspark_timestream.kafka.diagnosis.history import (
     Batch,
     build_histories,
     read_offset_log,
-    read_operators,
     read_progress,
 )
 from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, Kind

@@ -5,16 +5,18 @@ import json
 import pytest
 from timestream.histories import history, share, state
 
-from pyspark_timestream.commands.explanation import Explanation, explain_checkpoint, explain_stream
-from pyspark_timestream.core.instants import parse_instant
-from pyspark_timestream.kafka.diagnosis.history import (
+from pyspark_timestream.commands.explanation import (
     MAX_TIMES,
+    Explanation,
     OperatorState,
     describe_state,
+    explain_checkpoint,
+    explain_stream,
     find_due_time,
     read_operators,
-    read_watermark,
 )
+from pyspark_timestream.commands.metrics.fold import read_watermark
+from pyspark_timestream.core.instants import parse_instant
 
 NOON = "2024-01-01T12:00:00Z"
 

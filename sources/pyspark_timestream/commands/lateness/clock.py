@@ -224,12 +224,11 @@ _MAX_SAMPLED: Final = 500_000
 
 @dataclass(frozen=True, slots=True)
 class FollowedPartition:
-    """One partition after some records: its clock by each delay, and the bounds of timestamps."""
+    """One partition at its end: its clock by each delay, and the bounds of timestamps."""
 
     clocks: tuple[DelayClock, ...]
-    records: int = 0
-    first_us: int | None = None
-    last_us: int | None = None
+    first_us: int | None
+    last_us: int | None
 
 
 def choose_sampling(offsets: int) -> int:
@@ -260,32 +259,15 @@ def follow_partition(
         replace(options.rules, delay_us=each, policy=KEEP_ALL, time_window=False)
         for each in delays_us
     ]
-    found = FollowedPartition(tuple(DelayClock() for _ in delays_us))
+    clocks = tuple(DelayClock() for _ in delays_us)
+    records, stamps_us = 0, list[int]()
     for block in blocks:
         payload = read_payload(options, None, block)
         us, known = read_record_times(block.timestamps_ms)
-        shared = make_block(
-            payload.events,
-            payload.marks,
-            np.where(known, us, NEVER),
-            found.records,
-            sampled_every,
-        )
-        first_us, last_us = _widen(found, us[known])
-        found = FollowedPartition(
-            tuple(map(advance, rules, found.clocks, repeat(shared))),
-            found.records + len(block.offsets),
-            first_us,
-            last_us,
-        )
-    return found
-
-
-def _widen(found: FollowedPartition, stamps_us: Instants) -> tuple[int | None, int | None]:
-    """Return the least and the greatest timestamp, including those of another block."""
-    if not len(stamps_us):
-        return found.first_us, found.last_us
-    first_us, last_us = int(stamps_us.min()), int(stamps_us.max())
-    if found.first_us is None or found.last_us is None:
-        return first_us, last_us
-    return min(first_us, found.first_us), max(last_us, found.last_us)
+        record_us = np.where(known, us, NEVER)
+        shared = make_block(payload.events, payload.marks, record_us, records, sampled_every)
+        clocks = tuple(map(advance, rules, clocks, repeat(shared)))
+        records += len(block.offsets)
+        if known.any():
+            stamps_us += [int(us[known].min()), int(us[known].max())]
+    return FollowedPartition(clocks, min(stamps_us, default=None), max(stamps_us, default=None))

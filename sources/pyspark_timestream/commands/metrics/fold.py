@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from pyspark_timestream.commands.explanation import read_operators
 from pyspark_timestream.commands.metrics.catalogue import (
     CLOCK,
     COUNTER_METRICS,
@@ -32,9 +33,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
     Batch,
     History,
     build_histories,
-    read_operators,
     read_progress,
-    read_watermark,
 )
 from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS, Diagnosis, Kind
 from pyspark_timestream.kafka.ranges import Partition
@@ -314,6 +313,13 @@ def record_progress(
         for place, report in enumerate(batch.reports):
             found = _read_source(found, place, report, state.max_partitions)
     return _put(state, _explain_streams(found) if explains else found)
+
+
+def read_watermark(progress: Mapping[str, Any]) -> int | None:
+    """Return Spark's watermark; None if there is none, or if it is still at its start, 1970."""
+    text = (progress.get("eventTime") or {}).get("watermark")
+    instant_us = parse_instant(text) if text else 0
+    return instant_us if 0 < instant_us < FINAL_US else None
 
 
 def _list_own(progress: Mapping[str, Any]) -> Iterator[Sample]:

@@ -90,6 +90,11 @@ class Payloads(NamedTuple):
     contents: pa.Array
     headers: pa.Array
 
+    @property
+    def present(self) -> int:
+        """The number of payloads that are not null."""
+        return int(len(self.contents) - self.contents.null_count)
+
 
 @dataclass(frozen=True, slots=True)
 class Detection:
@@ -125,8 +130,7 @@ def detect_side(payloads: Payloads, answers: Answers | None) -> Detection:
 
     `answers` has the registry's schemas for `list_keys`; None if none was asked, or did not answer.
     """
-    contents = payloads.contents
-    present = len(contents) - contents.null_count
+    contents, present = payloads.contents, payloads.present
     for framing in ("header", "confluent"):
         framed = _split(payloads, framing)
         writers = [framed.writers[code] if code >= 0 else None for code in framed.codes]
@@ -152,7 +156,7 @@ def _detect_by_registry(
     answers: Answers,
 ) -> Detection | None:
     """Detect payloads by the registry; None unless it knows the schemas of most."""
-    side, present = payloads.side, len(payloads.contents) - payloads.contents.null_count
+    side, present = payloads.side, payloads.present
     schemas = [None if writer is None else answers.get(_key(writer)) for writer in writers]
     kinds = Counter(schema.type for schema in schemas if schema is not None)
     if 2 * kinds.total() <= present:
@@ -187,7 +191,7 @@ def _detect_by_form(
     payloads: Payloads, framing: str, framed: FramedBlock, writers: Sequence[Writer | None]
 ) -> Detection | None:
     """Detect payloads without a registry; None unless most have a plausible frame."""
-    side, present = payloads.side, len(payloads.contents) - payloads.contents.null_count
+    side, present = payloads.side, payloads.present
     plausible = sum(writer is not None and _is_plausible(writer) for writer in writers)
     longs = framing == "confluent" and _are_longs(payloads.contents)
     if 2 * plausible <= present or longs:
@@ -239,8 +243,7 @@ def _note_form(payloads: Payloads) -> tuple[str, ...]:
         return ()
     return (
         f"{count} of {len(contents)} {payloads.side}s are not JSON objects, but {form.name}: the "
-        "source "
-        "reads one object a record; change the producer, or take the column apart in Spark",
+        "source reads one object a record; change the producer, or take the column apart in Spark",
     )
 
 
@@ -249,7 +252,7 @@ def _note_unknown(payloads: Payloads, answers: Answers) -> tuple[str, ...]:
     framed = _split(payloads, "confluent")
     unknown = [w for w in framed.writers if _key(w) not in answers and _is_plausible(w)]
     rows = sum(code >= 0 and framed.writers[code] in unknown for code in framed.codes)
-    present = len(payloads.contents) - payloads.contents.null_count
+    present = payloads.present
     if 2 * rows <= present or _are_longs(payloads.contents):
         return ()
     shown = ", ".join(format_key(_key(writer)) for writer in unknown)
