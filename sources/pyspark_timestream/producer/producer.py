@@ -37,17 +37,7 @@ Report = Callable[[Any, Any], None]
 
 
 class DeliveryReports:
-    """Receives every delivery report, and keeps the first failure until someone raises it.
-
-    Args:
-        writer: the writer's name.
-        topic: the topic of the records.
-        config: librdkafka's configuration; messages hide its secrets.
-        log: the client's errors, which explain failed deliveries.
-
-    Attributes:
-        count: the number of reports so far.
-    """
+    """Receives and counts every delivery report, and keeps the first failure until it is raised."""
 
     def __init__(self, writer: str, topic: str, config: Mapping[str, Any], log: ClientLog) -> None:
         self._writer, self._topic, self._config, self._log = writer, topic, config, log
@@ -80,11 +70,7 @@ class DeliveryReports:
         self._failure = None
 
     def raise_failure(self) -> None:
-        """Raise the failure, once.
-
-        Raises:
-            DeliveryFailed: something failed since the last call.
-        """
+        """Raise the failure, if there is one, once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise DeliveryFailed(failure)
@@ -98,7 +84,6 @@ class DeliveryReports:
         )
 
     def _describe_unreachable(self) -> str:
-        """List the recent failures to reach brokers, in parentheses."""
         failures = self._log.recent_failures(_RECENT_FAILURES_S)
         reasons = ", ".join(
             f"{at}: {each.reason}" if at else each.reason for at, each in failures.items()
@@ -108,19 +93,12 @@ class DeliveryReports:
 
 @dataclass(frozen=True, slots=True)
 class ProducerLimits:
-    """The longest waits of a producer, in seconds.
+    """The longest waits of a producer, in seconds."""
 
-    Attributes:
-        request_s: for the list of partitions, and for the last flush after an error.
-        flush_step_s: for one step of a flush; after each the producer checks for deliveries.
-        step_s: for one attempt at a step of a transaction; attempts go on for a minute.
-        grace_s: for a call beyond its timeout, before the producer gives its client up.
-    """
-
-    request_s: float = 30.0
-    flush_step_s: float = 1.0
-    step_s: float = 10.0
-    grace_s: float = GRACE_S
+    request_s: float = 30.0  # The list of partitions, and the last flush after an error.
+    flush_step_s: float = 1.0  # After each step of a flush the producer checks for deliveries.
+    step_s: float = 10.0  # One attempt at a step of a transaction; attempts go on for a minute.
+    grace_s: float = GRACE_S  # For a call beyond its timeout, before its client is given up.
 
 
 T = TypeVar("T")
@@ -147,13 +125,9 @@ class _MarkLock:
 
     @contextmanager
     def shared(self) -> Iterator[bool]:
-        """Hold it for one record; callbacks of the holder and of any flush do not wait.
-
-        A mark waits for all callbacks of earlier records, so it goes behind what they produce.
-
-        Yields:
-            True if this thread holds it already, as it does in a callback.
-        """
+        """Hold it for one record; yield True if this thread holds it already, in a callback."""
+        # Callbacks of the holder and of any flush do not wait. A mark waits for all callbacks of
+        # earlier records, so it goes behind what they produce.
         me = threading.get_ident()
         if me in self._owners or me in self._flushing:
             yield True
@@ -532,11 +506,7 @@ class PunctuatedProducer:
                 raise DeliveryFailed(self._reports.describe_failure(error_text(error))) from None
 
     def _live_client(self) -> Any:
-        """Return the client itself; another thread may give it up at any time.
-
-        Raises:
-            DeliveryFailed: the client is given up.
-        """
+        # Read it once: another thread may give the client up at any time.
         client = self._client.direct
         if client is None:
             late = CallAbandoned("produce", 0, "has not returned from an earlier call")
@@ -544,11 +514,6 @@ class PunctuatedProducer:
         return client
 
     def _serve(self, step: Callable[[Any], T], timeout_s: float, name: str) -> T:
-        """Call `step` with the client.
-
-        Raises:
-            DeliveryFailed: the call did not return.
-        """
         run = partial(self._client.run, step, timeout_s, name)
         return self._requests.run_once(run, "deliver what was produced")
 
@@ -568,7 +533,6 @@ class PunctuatedProducer:
         return "correct what this names, and note the time again"
 
     def _check_delivery(self, patience: _Patience, left: int = 0) -> None:
-        """Give up if nothing was delivered for longer than a record may wait."""
         if patience.is_over((self._reports.count, left)):
             why = f"nothing was delivered in {self._delivery_limit_s:.0f} s"
             raise DeliveryFailed(self._reports.describe_failure(why))

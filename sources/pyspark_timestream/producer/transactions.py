@@ -27,7 +27,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark_timestream.core.options import hide_secrets
 from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
 from pyspark_timestream.kafka.client.bounded import GRACE_S, BoundedClient
-from pyspark_timestream.kafka.client.config import create_client, new_bounded_client
+from pyspark_timestream.kafka.client.config import open_client
 from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,
     ClientLog,
@@ -55,10 +55,6 @@ class Requests:
         where: what the requests are about, for messages.
         advise: returns the next step after an error.
         prefix: stands before librdkafka's names in the user's options.
-        step_s: the longest time of one attempt.
-
-    Attributes:
-        log: takes the clients' errors.
     """
 
     def __init__(
@@ -79,16 +75,9 @@ class Requests:
     def open_client(
         self, kind: Callable[..., Any], config: Mapping[str, Any], grace_s: float | None = None
     ) -> BoundedClient:
-        """Create a client, which `close` closes.
-
-        Raises:
-            OptionError: librdkafka refuses the settings.
-        """
-        client = create_client(
-            self._config,
-            lambda: new_bounded_client(kind, config, self.log, grace_s),
-            option=f"{self._prefix}*" if self._prefix else "config",
-        )
+        """Create a client, which `close` closes."""
+        option = f"{self._prefix}*" if self._prefix else "config"
+        client = open_client(kind, config, self.log, grace_s=grace_s, option=option)
         self._clients.append(client)
         return client
 
@@ -127,11 +116,7 @@ class Requests:
         return answer
 
     def run_once(self, step: Callable[[], T], wanted: str) -> T:
-        """Run one step that must not be repeated, since it may have taken effect in part.
-
-        Raises:
-            DeliveryFailed: any error.
-        """
+        """Run one step that must not be repeated, since it may have taken effect in part."""
         try:
             return step()
         except KafkaException as error:
@@ -168,11 +153,7 @@ class Requests:
 
 
 class Transaction:
-    """The transactions of one producer, one after the other.
-
-    Attributes:
-        is_open: a transaction has begun, and has not ended.
-    """
+    """The transactions of one producer, one after the other."""
 
     def __init__(self, producer: BoundedClient, requests: Requests) -> None:
         self._producer, self._requests = producer, requests
@@ -191,11 +172,7 @@ class Transaction:
         self.is_open = True
 
     def commit(self, offset: TopicPartition | None = None, group: Any = None) -> None:
-        """Commit the open transaction, and with it an offset of a consumer group.
-
-        Raises:
-            DeliveryFailed: the commit failed, or, after a timeout, may have failed.
-        """
+        """Commit the open transaction, and with it an offset of a consumer group."""
         if offset is not None:
             note = "note that the batch is written"
             self._run("send_offsets_to_transaction", note, [offset], group)
@@ -285,16 +262,8 @@ def read_entries(
 ) -> dict[int, tuple[int, str | None]]:
     """Read the committed offset of each task's group and its metadata; below 0 without one.
 
-    Wait for an offset that belongs to an open transaction.
-
-    Args:
-        client: the user's settings for librdkafka.
-        topic: the topic of records and marks; None: any topics.
-        find_task: returns the task by the name of its group; None: skip the group.
-
-    Raises:
-        OptionError: librdkafka refuses the settings.
-        DeliveryFailed: the groups cannot be read.
+    Wait for an offset that belongs to an open transaction. `find_task` returns the task by the name
+    of its group; None skips the group.
     """
     with _open_groups(client, topic) as (groups, requests):
         names = requests.run(groups.list_names, _READ)
@@ -443,15 +412,9 @@ class BatchTransaction:
     def send(
         self, messages: Sequence[dict[str, Any]], size_bytes: int, topic: str | None = None
     ) -> None:
-        """Send records, each a dict of the arguments of `Producer.produce`.
+        """Send records, at least one, each a dict of the arguments of `Producer.produce`.
 
-        Args:
-            messages: the records, at least one.
-            size_bytes: the size of all records, with keys and headers.
-            topic: their topic, unless the whole transaction goes to one topic.
-
-        Raises:
-            DeliveryFailed: the client refuses a record, or there is no such topic.
+        `size_bytes` is the size of all, with keys and headers.
         """
         topic = self._topic or topic
         assert topic is not None
@@ -474,7 +437,7 @@ class BatchTransaction:
         self._queued, self._queued_bytes = self._queued + count, self._queued_bytes + size_bytes
 
     def _flush(self) -> None:
-        """Wait until each record is delivered or has failed by its own timeout."""
+        # Each record is delivered, or fails by its own timeout.
         deadline_s = time.monotonic() + self._transaction_s + GRACE_S
         flush = partial(self._producer.flush, timeout=_FLUSH_STEP_S)
         while self._requests.run_once(flush, "send the rows"):
@@ -532,5 +495,5 @@ class BatchTransaction:
             self._transaction.abort(limit_s=0)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the clients."""
         self._requests.close()

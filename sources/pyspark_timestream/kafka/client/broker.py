@@ -22,13 +22,12 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from pyspark_timestream.kafka.client.bounded import BoundedClient, CallAbandoned
+from pyspark_timestream.kafka.client.bounded import CallAbandoned
 from pyspark_timestream.kafka.client.config import (
     Pool,
     admin_config,
     consumer_config,
-    create_client,
-    new_bounded_client,
+    open_client,
 )
 from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,
@@ -83,8 +82,8 @@ class Broker:
         self._config = consumer_config(options, group)
         self._log = ClientLog(options.client)
         # This consumer never subscribes, so it does not join the group.
-        self._consumer = self._create(Consumer, self._config)
-        self._admin = self._create(AdminClient, admin_config(options))
+        self._consumer = open_client(Consumer, self._config, self._log)
+        self._admin = open_client(AdminClient, admin_config(options), self._log)
         self._topics_with_leaders: set[str] = set()
         self._answered = False
         self._next_group_s = float("-inf")
@@ -312,17 +311,12 @@ class Broker:
         self._consumer.close()
         self._admin.close()
 
-    def _create(self, kind: Callable[..., Any], config: Mapping[str, Any]) -> BoundedClient:
-        return create_client(
-            self._options.client, lambda: new_bounded_client(kind, config, self._log)
-        )
-
     def _replace_abandoned(self) -> None:
         """Create a new client in place of one that has not returned from a call."""
         if self._consumer.is_abandoned:
-            self._consumer = self._create(Consumer, self._config)
+            self._consumer = open_client(Consumer, self._config, self._log)
         if self._admin.is_abandoned:
-            self._admin = self._create(AdminClient, admin_config(self._options))
+            self._admin = open_client(AdminClient, admin_config(self._options), self._log)
             self._topics_with_leaders.clear()
 
     def _serve_callbacks(self) -> None:

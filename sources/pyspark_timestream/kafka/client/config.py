@@ -108,14 +108,17 @@ def new_logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: Cl
     return call_bounded(lambda: kind(logged, **own), 2 * GRACE_S, "the creation of a client")
 
 
-def new_bounded_client(
+def open_client(
     kind: Callable[..., Any],
     config: Mapping[str, Any],
     log: ClientLog,
+    *,
     grace_s: float | None = None,
+    option: str = "kafka.*",
 ) -> BoundedClient:
-    """Create a client as `new_logged_client` does, and bound the time of its calls."""
-    return BoundedClient(new_logged_client(kind, config, log), grace_s)
+    """Create a client as both functions above do, and bound the time of its calls."""
+    made = create_client(config, lambda: new_logged_client(kind, config, log), option)
+    return BoundedClient(made, grace_s)
 
 
 class _Closable(Protocol):

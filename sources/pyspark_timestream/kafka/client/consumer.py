@@ -229,6 +229,8 @@ class _BoundedConsumer(BoundedClient):
         return 0 if self.is_abandoned else int(self.direct.received_bytes)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _LIBRARY_CALLS:
+            raise AttributeError(name)
         called, waits = _LIBRARY_CALLS[name]
 
         def call(*arguments: Any) -> Any:

@@ -15,12 +15,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pyspark_timestream.kafka.client.bounded import BoundedClient
-from pyspark_timestream.kafka.client.config import (
-    Pool,
-    consumer_config,
-    create_client,
-    new_bounded_client,
-)
+from pyspark_timestream.kafka.client.config import Pool, consumer_config, open_client
 from pyspark_timestream.kafka.client.consumer import build_block, clip, discard_fetched
 from pyspark_timestream.kafka.client.errors import ClientLog
 from pyspark_timestream.kafka.client.range_reader import CompressionStats, get_compression_stats
@@ -156,9 +151,7 @@ class Prefetcher:
     def _collect(self, spans: Sequence[Range], fetch: "PartialFetch") -> None:
         if self._consumer is None:
             log = ClientLog(self._options.client)
-            self._consumer = create_client(
-                self._options.client, lambda: new_bounded_client(self._create, self._config, log)
-            )
+            self._consumer = open_client(self._create, self._config, log)
         self._consumer.assign(
             [TopicPartition(*span.partition, span.start_inclusive) for span in spans]
         )

@@ -41,11 +41,7 @@ T = TypeVar("T", bound=PayloadOptions)
 
 
 def load_schemas(options: T) -> T:
-    """Return `options` with the texts of their schemas, for tasks and checkpoints.
-
-    Raises:
-        OptionError: a file cannot be read, or holds no schema.
-    """
+    """Return `options` with the texts of their schemas, for tasks and checkpoints."""
     texts = dict(options.schema_texts)
     for rules in (options.value_rules, options.key_rules):
         for attribute in ("schema", "reader_schema"):
@@ -99,14 +95,10 @@ _FIRST_MESSAGE: Final = (0,)
 def fix_readers(options: T, recorded: Mapping[str, ReaderSchema]) -> T:
     """Return `options` with the schemas that values and keys are read by.
 
-    Args:
-        options: the options, with the texts of their own schemas.
-        recorded: `value` or `key` -> the schema that an earlier start recorded; empty at the first
-            start, which takes a subject's latest schema.
+    `recorded` has the schemas that an earlier start recorded; the first start takes a subject's
+    latest schema.
 
     Raises:
-        SchemaRegistryError: the registry does not give a schema.
-        SchemaRefused: a subject's schema is of another type than the format.
         CheckpointMismatch: a schema is no longer the one that was recorded.
     """
     source = SchemaRegistry(options.registry) if options.registry else None
@@ -202,12 +194,6 @@ def _add_newer_reader(
     can_read: Callable[[T, Side, str], bool],
     fits: Callable[[T], bool],
 ) -> T:
-    """Add the latest schema for values or keys to `options`, if it is needed and fits.
-
-    Raises:
-        SchemaRegistryError: the registry does not give it.
-        SchemaRefused, ValueError: it is no schema.
-    """
     reader = options.readers[rules.side]
     *_, last = reader.versions()
     assert last.subject is not None, "the caller leaves out what is of no subject"
@@ -232,11 +218,7 @@ def _append(reader: ReaderSchema, newest: ReaderSchema) -> ReaderSchema:
 
 
 def read_registered(rules: PayloadRules, found: RegisteredSchema) -> ReaderSchema:
-    """Turn a registered schema into a reader's schema.
-
-    Raises:
-        SchemaRefused: its type is not that of the format.
-    """
+    """Turn a registered schema into a reader's schema."""
     if found.type.lower() != rules.format:
         name = rules.option_name("format")
         raise SchemaRefused(
@@ -259,11 +241,7 @@ def _create_reader(text: str, message: str) -> ReaderSchema:
 
 
 def check_recorded(rules: PayloadRules, found: ReaderSchema, recorded: ReaderSchema | None) -> None:
-    """Check that a schema is the recorded one: with another one, rows would change in mid-stream.
-
-    Raises:
-        CheckpointMismatch: it is another one.
-    """
+    """Check that a schema is the recorded one: another would change rows in mid-stream."""
     if recorded is None or recorded.fingerprint == found.fingerprint:
         return
     name = rules.option_name("subject")

@@ -35,14 +35,13 @@ class Place:
 
     @classmethod
     def of(cls, options: KafkaWriteOptions, query_id: str, name: int | str) -> "Place":
-        """Return the place `name` of the query, or of the batch write, with the id `query_id`."""
+        """Return the place `name` of a query or of a batch write."""
         before, after = cls._frame(options, query_id)
         own = f"{before}{name}{after}"
         return cls(own.removesuffix(f"/{query_id}") if options.writer else own, own)
 
     @classmethod
     def _frame(cls, options: KafkaWriteOptions, query_id: str) -> tuple[str, str]:
-        """Return the texts before and after a place's name in its group's name."""
         writer = f"{options.writer}/{query_id}" if options.writer else query_id
         return f"{options.prefix}/{options.topic or _ANY_TOPIC}/", f"/{writer}"
 
@@ -61,17 +60,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The last batch that a place has written.
-
-    Attributes:
-        batch: the number of the batch.
-        rows: the number of records, without marks; None if unknown.
-        mark_us: the driver's last mark; None in the entries of tasks.
-    """
+    """The last batch that a place has written."""
 
     batch: int
     rows: int | None = None
+    """The number of records, without marks; None if unknown."""
     mark_us: int | None = None
+    """The driver's last mark; None in the entries of tasks."""
 
     def encode(self) -> tuple[int, str]:
         """Return the offset to commit, and its metadata.
@@ -97,14 +92,11 @@ class Entry:
 
 
 def is_written(last: Entry | None, batch: int, place: Place) -> bool:
-    """Return whether the place has written the batch already.
-
-    Raises:
-        ReplayDiffers: it has written a later one, so the checkpoint was set back.
-    """
+    """Return whether the place has written the batch already."""
     if last is None or last.batch < batch:
         return False
     if last.batch > batch:
+        # The checkpoint was set back.
         raise _later_batch_error(last.batch, batch, f"consumer group '{place.group}'")
     return True
 
@@ -119,11 +111,7 @@ def _later_batch_error(last: int, batch: int, where: str) -> ReplayDiffers:
 
 
 def check_rows(last: Entry, rows: int, place: Place) -> None:
-    """Check that a batch that is written already still has the same number of rows.
-
-    Raises:
-        ReplayDiffers: the number is another one.
-    """
+    """Check that a batch that is written already still has the same number of rows."""
     if last.rows is not None and last.rows != rows:
         raise ReplayDiffers(
             f"batch {last.batch} was written with {last.rows} rows, and this attempt at it has "
@@ -134,13 +122,9 @@ def check_rows(last: Entry, rows: int, place: Place) -> None:
 
 
 def check_other_tasks(noted: Mapping[int, Entry], batch: int, with_rows: Collection[int]) -> None:
-    """Check that no task without rows has written the batch in an earlier attempt.
+    """Check that no task without rows has written the batch, as `noted` by an earlier attempt.
 
-    `noted` has the last batch that each task has written. Tasks in `with_rows` have rows in this
-    attempt; each has checked its own entry.
-
-    Raises:
-        ReplayDiffers: one has, so the earlier attempt had more tasks, or rows in other tasks.
+    Tasks in `with_rows` have rows in this attempt; each has checked its own entry.
     """
     written = {task: each.batch for task, each in noted.items() if task not in with_rows}
     for task in sorted(written):

@@ -125,23 +125,14 @@ class KafkaWriteOptions:
         return given != (own.writer, own.header, own.cti_from, own.delay_us)
 
     def find_mark(self, cti_us: int | None) -> int | None:
-        """Return the mark for a CTI: `ctiDelay` before it; a final CTI stays as it is.
-
-        The mark is rounded down to a millisecond, as record timestamps and the times of `to_json`
-        are, so that a row at the CTI does not lie below the mark.
-        """
+        """Return the mark for a CTI: `ctiDelay` before it; a final CTI stays as it is."""
         if cti_us is None or cti_us >= FINAL_US:
             return cti_us
+        # Round down to a millisecond, as record timestamps and the times of `to_json` are, so that
+        # a row at the CTI does not lie below the mark.
         mark_us = cti_us - self.delay_us
         return max(mark_us - mark_us % _MILLISECOND_US, MIN_US)
 
-
-_OF_READS: Final = {
-    **dict.fromkeys(
-        (spec.name for spec in option_specs(KafkaOptions).values()),
-        "belongs to reads, and this is a write",
-    ),
-}
 
 _OWN_KEYS: Final = {
     "transactional.id": "option 'transactionalIdPrefix'",
@@ -153,16 +144,15 @@ _OWN_KEYS: Final = {
 
 
 def read_write_options(raw: Mapping[str, Any]) -> KafkaWriteOptions:
-    """Read the options of a write from Spark's string map.
-
-    Raises:
-        OptionError: an option is wrong, missing, unknown, or belongs to reads.
-    """
+    """Read the options of a write from Spark's string map."""
     given = {key.lower(): value for key, value in raw.items()}
     plain = {key: value for key, value in given.items() if not key.startswith(_CLIENT)}
     plain.pop("transport", None)
-    own = {spec.name for spec in option_specs(KafkaWriteOptions).values()}
-    foreign = {name: place for name, place in _OF_READS.items() if name not in own}
+    of_reads, own = (
+        {spec.name for spec in option_specs(kind).values()}
+        for kind in (KafkaOptions, KafkaWriteOptions)
+    )
+    foreign = dict.fromkeys(of_reads - own, "belongs to reads, and this is a write")
     options = read_options(
         KafkaWriteOptions, plain, foreign=foreign, settings=("kafka.bootstrap.servers",)
     )

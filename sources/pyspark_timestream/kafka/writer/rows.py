@@ -41,19 +41,8 @@ _NOW: Final = 0
 """librdkafka replaces this timestamp by the current time."""
 
 
-class SplitRows(NamedTuple):
-    """A block's rows of data, without the column `cti`, and its greatest CTI; None without one."""
-
-    rows: pa.RecordBatch
-    cti_us: int | None
-
-
 def check_columns(schema: pa.Schema, *, has_marks: bool) -> None:
-    """Check that the columns can become records, and that they suit marks if there are any.
-
-    Raises:
-        SchemaRefused: `value` is missing, or a record cannot have a column of that name or type.
-    """
+    """Check that the columns can become records, and that they suit marks if there are any."""
     names = list(schema.names)
     if TOPIC in names and has_marks:
         raise SchemaRefused(
@@ -101,14 +90,10 @@ def _is_headers(kind: pa.DataType) -> bool:
     return parts == [("key", pa.string()), ("value", pa.binary())]
 
 
-def split_ctis(block: pa.RecordBatch) -> SplitRows:
-    """Separate rows of data from CTI rows.
-
-    Raises:
-        SchemaRefused: a CTI row has a value in another column.
-    """
+def split_ctis(block: pa.RecordBatch) -> tuple[pa.RecordBatch, int | None]:
+    """Return the rows of data, without the column `cti`, and the greatest CTI, if any."""
     if CTI not in block.schema.names:
-        return SplitRows(block, None)
+        return block, None
     rows, cti_us, misfit = split_cti_rows(block, CTI)
     if misfit is not None:
         name, us = misfit
@@ -117,17 +102,13 @@ def split_ctis(block: pa.RecordBatch) -> SplitRows:
             "nothing but 'cti'",
             next_step=f"keep it null: F.when(F.col('cti').isNull(), ...).alias('{name}')",
         )
-    return SplitRows(rows.drop_columns([CTI]), cti_us)
+    return rows.drop_columns([CTI]), cti_us
 
 
 def build_messages(rows: pa.RecordBatch, header: str | None) -> list[dict[str, Any]]:
     """Return rows of data as confluent-kafka's messages, in order.
 
     `header` is the header of marks, which no row may have; None without marks.
-
-    Raises:
-        SchemaRefused: a record cannot have a row's timestamp or partition, or a row has a header of
-            marks.
     """
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
     if "partition" in columns:
@@ -186,24 +167,15 @@ def _check_headers(headers: pa.Array, header: str | None) -> None:
 
 
 class Block(NamedTuple):
-    """The records for one topic from a block of rows.
-
-    Attributes:
-        messages: the arguments of `Producer.produce`.
-        size_bytes: the size of all messages, including keys and headers.
-        topic: the topic; None for the topic of the options.
-    """
+    """The arguments of `BatchTransaction.send` for the rows of one topic."""
 
     messages: list[dict[str, Any]]
     size_bytes: int
     topic: str | None = None
 
 
-class _Rows(NamedTuple):
-    """The rows of data for one topic, without the column `topic`."""
-
-    rows: pa.RecordBatch
-    topic: str | None
+_Rows = tuple[pa.RecordBatch, str | None]
+"""The rows of data for one topic, without the column `topic`, and the topic."""
 
 
 class TaskRows:
@@ -246,7 +218,7 @@ class TaskRows:
         return Block(build_messages(rows, self._header), rows.nbytes, topic)
 
     def rewind(self) -> bool:
-        """Go back to the first row; return False if some rows are no longer kept."""
+        """Go back to the first row; False if some rows are no longer kept."""
         if self._kept is None:
             return False
         self._coming, self.count = chain(list(self._kept), self._fresh), 0
@@ -265,11 +237,11 @@ class TaskRows:
     def _split_topics(self, rows: pa.RecordBatch) -> Iterator[_Rows]:
         """Split a block by topic; keep the order of each topic's rows."""
         if TOPIC not in rows.schema.names:
-            yield _Rows(rows, None)
+            yield rows, None
             return
         topics, rows = rows.column(TOPIC), rows.drop_columns([TOPIC])
         if not self._by_topic:
-            yield _Rows(rows, None)
+            yield rows, None
             return
         if topics.null_count:
             raise SchemaRefused(
@@ -278,10 +250,10 @@ class TaskRows:
                 "fill it, or set option 'topic', which then counts for all rows",
             )
         for topic in pc.unique(topics).to_pylist():
-            yield _Rows(rows.filter(pc.equal(topics, topic)), topic)
+            yield rows.filter(pc.equal(topics, topic)), topic
 
     def _keep(self, part: _Rows) -> None:
-        self._kept_bytes += part.rows.nbytes
+        self._kept_bytes += part[0].nbytes
         if self._kept_bytes > _MAX_KEPT_BYTES:
             self._kept = None
         if self._kept is not None:

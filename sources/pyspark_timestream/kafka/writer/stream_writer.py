@@ -61,11 +61,7 @@ from pyspark_timestream.producer.transactions import BatchTransaction, read_entr
 
 
 def find_checkpoint(options: Mapping[str, Any]) -> Path:
-    """Return the query's checkpoint from Spark's options.
-
-    Raises:
-        OptionError: it is missing, or is not a directory of this machine.
-    """
+    """Return the query's checkpoint, a directory of this machine, from Spark's options."""
     location = find_location(options)
     accepts = "a directory of the driver's machine"
     if location is None:
@@ -88,11 +84,7 @@ def find_checkpoint(options: Mapping[str, Any]) -> Path:
 
 
 def read_watermark(checkpoint: Path, batch: int) -> int | None:
-    """Return the watermark that the batch runs with, in microseconds; None before the first.
-
-    Raises:
-        CheckpointUnreadable: the batch is not in the checkpoint, or its entry cannot be read.
-    """
+    """Return the watermark that the batch runs with, in microseconds; None before the first."""
     try:
         return read_entry(checkpoint, batch).watermark_us
     except (OSError, ValueError) as error:
@@ -137,16 +129,9 @@ class BatchCommits:
     def check_tasks(
         self, options: KafkaWriteOptions, run: QueryRun, batch: int, with_rows: Collection[int]
     ) -> None:
-        """Check that rows are in the same tasks as in an earlier attempt.
-
-        Only the first batch of a run can be a later attempt, so others are not checked. `with_rows`
-        are the numbers of the tasks that have rows.
-
-        Raises:
-            ReplayDiffers: a task without rows has written the batch, or a later one.
-            DeliveryFailed: the entries cannot be read.
-        """
+        """Check that the tasks with rows are those of an earlier attempt."""
         key = _key(options, Place.of(options, run.query_id, MARKS))
+        # Only the first batch of a run can be a later attempt.
         if self._checked.get(key) == run.run_id:
             return
 
@@ -167,10 +152,6 @@ class BatchCommits:
 
         After a fault that passes, a new producer ends the old one's transaction and then reads the
         last entry, so that a mark that the old one did write is not written twice.
-
-        Raises:
-            ReplayDiffers: a later batch is written.
-            DeliveryFailed: the mark cannot be written.
         """
         repeat(lambda: self._write_mark(options, run, batch, mark_us))
 
@@ -204,15 +185,15 @@ class BatchCommits:
         """Return the producer of the query's marks, and whether it is new."""
         key = _key(options, place)
         opened = self._opened.get(key)
-        is_ours = opened is not None and opened.run_id == run.run_id
-        if opened is not None and is_ours and _read_last(opened.transaction) == opened.last:
+        if (
+            opened is not None
+            and opened.run_id == run.run_id
+            and Entry.decode(*opened.transaction.read_entry()) == opened.last
+        ):
             return opened, False
         self._close(key)
-        transaction = BatchTransaction(
-            options.client, options.topic, place.transactional_id, place.group
-        )
-        opened = self._opened[key] = _Opened(run.run_id, transaction, None)
-        opened.last = _read_last(transaction)
+        opened = self._opened[key] = _Opened(run.run_id, _open_place(options, place), None)
+        opened.last = Entry.decode(*opened.transaction.read_entry())
         return opened, True
 
     def _close(self, key: tuple[Any, ...]) -> None:
@@ -225,9 +206,6 @@ def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True
     """Call `write` up to 3 times, as long as its faults may pass with a new client.
 
     `write` makes its own client. `can_repeat` prepares another attempt; False if there can be none.
-
-    Raises:
-        DeliveryFailed: the last attempt failed, or the fault does not pass.
     """
     for left in reversed(range(_ATTEMPTS)):
         try:
@@ -243,8 +221,8 @@ def _key(options: KafkaWriteOptions, place: Place) -> tuple[Any, ...]:
     return (*sorted(options.client.items()), place)
 
 
-def _read_last(transaction: BatchTransaction) -> Entry | None:
-    return Entry.decode(*transaction.read_entry())
+def _open_place(options: KafkaWriteOptions, place: Place) -> BatchTransaction:
+    return BatchTransaction(options.client, options.topic, place.transactional_id, place.group)
 
 
 def _is_old(mark_us: int, last: Entry | None) -> bool:
@@ -374,11 +352,7 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         """Write a task's rows in one transaction, unless another attempt has done so."""
         task = TaskContext.get()
         assert task is not None
-        rows = TaskRows(None, iterator, by_topic=self._options.topic is None)
-        if rows.has_rows():
-            place = Place.of(self._options, self._id, task.partitionId())
-            repeat(lambda: _write(self._options, place, 0, rows), rows.rewind)
-        freeze_objects()
+        _write_rows(self._options, None, iterator, (self._id, 0, task.partitionId()))
         return WriterCommitMessage()
 
 
@@ -398,11 +372,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         """Write a task's rows in one transaction, unless an earlier attempt has done so."""
         query_id, run_id, batch, task = _identify_task()
         header = self._options.header if self._has_marks else None
-        rows = TaskRows(header, iterator, by_topic=self._options.topic is None)
-        if rows.has_rows():
-            place = Place.of(self._options, query_id, task)
-            repeat(lambda: _write(self._options, place, batch, rows), rows.rewind)
-        freeze_objects()
+        rows = _write_rows(self._options, header, iterator, (query_id, batch, task))
         return WrittenTask(query_id, run_id, task, rows.count, rows.cti_us)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -428,11 +398,25 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         return max((each.cti_us for each in tasks if each.cti_us is not None), default=None)
 
 
+def _write_rows(
+    options: KafkaWriteOptions,
+    header: str | None,
+    blocks: Iterator[pa.RecordBatch],
+    work: tuple[str, int, int],
+) -> TaskRows:
+    """Write a task's rows; `work` are the query's or write's id, the batch and the task."""
+    query_id, batch, task = work
+    rows = TaskRows(header, blocks, by_topic=options.topic is None)
+    if rows.has_rows():
+        place = Place.of(options, query_id, task)
+        repeat(lambda: _write(options, place, batch, rows), rows.rewind)
+    freeze_objects()
+    return rows
+
+
 def _write(options: KafkaWriteOptions, place: Place, batch: int, rows: TaskRows) -> None:
     """Write the rows in one transaction, unless the place has written the batch already."""
-    transaction = BatchTransaction(
-        options.client, options.topic, place.transactional_id, place.group
-    )
+    transaction = _open_place(options, place)
     try:
         last = Entry.decode(*transaction.read_entry())
         if last is not None and is_written(last, batch, place):

@@ -45,9 +45,9 @@ ROW = st.one_of(
 def test_cti_rows_are_split_off_alike_wherever_a_block_is_cut(rows, cut) -> None:
     parts = [part for part in (rows[:cut], rows[cut:]) if part]
     split = [split_ctis(block(cti=[r[0] for r in p], value=[r[1] for r in p])) for p in parts]
-    values = [value for each in split for value in each.rows.column("value").to_pylist()]
+    values = [value for kept, _ in split for value in kept.column("value").to_pylist()]
     assert values == [value for cti, value in rows if cti is None]
-    ctis = [each.cti_us for each in split if each.cti_us is not None]
+    ctis = [cti_us for _, cti_us in split if cti_us is not None]
     assert max(ctis, default=None) == max((r[0] for r in rows if r[0] is not None), default=None)
 
 
