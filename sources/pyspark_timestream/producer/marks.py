@@ -22,6 +22,16 @@ Headers = list[tuple[str, bytes]]
 _FALSE: Final = ("false", "0", "f")
 
 
+def is_idempotent(config: Mapping[str, Any]) -> bool:
+    """Return whether librdkafka's configuration leaves idempotence on."""
+    return str(config.get("enable.idempotence", True)).strip().lower() not in _FALSE
+
+
+def is_writer_name(name: str) -> bool:
+    """Return whether a name fits into the comma list of the reader's option `writers`."""
+    return bool(name) and "," not in name and name == name.strip()
+
+
 @dataclass(frozen=True, slots=True)
 class Writer:
     """The name of a writer of marks, and the header it uses.
@@ -38,7 +48,7 @@ class Writer:
     header: str
 
     def __post_init__(self) -> None:
-        if not self.name or "," in self.name or self.name != self.name.strip():
+        if not is_writer_name(self.name):
             raise OptionError(
                 "writer_id",
                 repr(self.name),
@@ -103,11 +113,10 @@ def require_idempotence(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         OptionError: the user turned idempotence off.
     """
-    given = config.get("enable.idempotence", True)
-    if str(given).lower() in _FALSE:
+    if not is_idempotent(config):
         raise OptionError(
             "enable.idempotence",
-            f"'{given}'",
+            f"'{config['enable.idempotence']}'",
             "true: without it a retried record can land behind a mark",
             "leave it out",
         )

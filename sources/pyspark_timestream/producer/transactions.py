@@ -487,6 +487,16 @@ class BatchTransaction:
         group = self._requests.run(self._group.consumer_group_metadata, "find the group")
         self._transaction.commit(written, group)
 
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Begin the transaction of a batch; if the block fails, abort it."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
     def abort(self) -> None:
         """End the open transaction without its records, if that is possible."""
         # A fenced producer has nothing open. The next producer of the place, or the broker's

@@ -259,20 +259,16 @@ class RangeReader:
         limit = self._length_limit if now_s < self._next_long_s else sys.maxsize
         short = {partition: _shorten(state, limit) for partition, state in states.items()}
         refused = self._consumer.commit_offsets(short)
-        too_long = {
+        too_long = [
             partition for partition, error in refused.items() if error.code() == _METADATA_TOO_LARGE
-        }
+        ]
         if too_long:
             self._length_limit = min(len(short[partition][1]) for partition in too_long) - 1
             self._next_long_s = now_s + _COMMIT_RETRY_PAUSE_S
             again = {
                 partition: _shorten(short[partition], self._length_limit) for partition in too_long
             }
-            others = {
-                partition: error
-                for partition, error in refused.items()
-                if partition not in too_long
-            }
+            others = {partition: refused[partition] for partition in refused.keys() - again}
             refused = {**others, **self._consumer.commit_offsets(again)}
         if refused:
             # Asking again for a forbidden group would cost every batch the same wait.
@@ -412,18 +408,16 @@ class RangeReader:
         self, span: Range, position: int, spent_s: float, trouble: str | None
     ) -> None:
         """Raise an error if waiting longer would not help."""
-        if not self._is_connected and self._should_give_up(spent_s):
+        # Before the first answer of a broker, wait no longer than for a connection or a login.
+        is_over = spent_s >= self._options.connect_timeout_ms / 1_000
+        if not self._is_connected and (
+            is_over or is_login_refused(self._recent_failures(spent_s), spent_s)
+        ):
             self._is_connected = self._consumer.is_connected(_CONNECTION_CHECK_S)
             if not self._is_connected:
                 raise self._no_progress_error(span, position, spent_s, None)
         if spent_s > self._poll_timeout_s:
             raise self._no_progress_error(span, position, spent_s, trouble)
-
-    def _should_give_up(self, spent_s: float) -> bool:
-        """Return whether to stop waiting for a consumer that no broker has answered."""
-        if spent_s >= self._options.connect_timeout_ms / 1_000:
-            return True
-        return is_login_refused(self._recent_failures(spent_s), spent_s)
 
     def _recent_failures(self, spent_s: float) -> dict[str, BrokerFailure]:
         """Return the failures of the last `spent_s`, or all of them if no broker ever answered."""

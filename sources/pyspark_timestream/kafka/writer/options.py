@@ -10,10 +10,10 @@ from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.keys import read_client_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import NAME
+from pyspark_timestream.producer.marks import is_idempotent, is_writer_name
 
 _CLIENT: Final = "kafka."
 _MILLISECOND_US: Final = 1_000
-_FALSE: Final = ("false", "0", "f")
 
 
 def _parse_topic(text: str) -> str:
@@ -24,7 +24,7 @@ def _parse_topic(text: str) -> str:
 
 
 def _parse_writer(text: str) -> str:
-    if not text or "," in text or text != text.strip():
+    if not is_writer_name(text):
         raise ValueError("empty, with a comma, or with blanks at its ends")
     return text
 
@@ -171,7 +171,7 @@ def _check_client(client: Mapping[str, str]) -> None:
                 "librdkafka's configuration, each name after 'kafka.'",
                 f"use {_OWN_KEYS[key]}",
             )
-    if client.get("enable.idempotence", "true").strip().lower() in _FALSE:
+    if not is_idempotent(client):
         raise OptionError(
             "kafka.enable.idempotence",
             f"'{client['enable.idempotence']}'",

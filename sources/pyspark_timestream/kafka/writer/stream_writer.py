@@ -230,15 +230,10 @@ def _is_old(mark_us: int, last: Entry | None) -> bool:
 
 
 def _write_entry(opened: _Opened, headers: Headers | None, entry: Entry) -> None:
-    transaction = opened.transaction
-    transaction.begin()
-    try:
+    with opened.transaction.open():
         if headers is not None:
-            transaction.send_marks(headers)
-        transaction.commit(*entry.encode())
-    except BaseException:
-        transaction.abort()
-        raise
+            opened.transaction.send_marks(headers)
+        opened.transaction.commit(*entry.encode())
     opened.last = entry
 
 
@@ -424,14 +419,10 @@ def _write(options: KafkaWriteOptions, place: Place, batch: int, rows: TaskRows)
                 pass
             check_rows(last, rows.count, place)
             return
-        transaction.begin()
-        try:
+        with transaction.open():
             while block := rows.next_block():
                 transaction.send(*block)
             transaction.commit(*Entry(batch, rows=rows.count).encode())
-        except BaseException:
-            transaction.abort()
-            raise
     finally:
         transaction.close()
 
