@@ -154,7 +154,7 @@ QUESTIONS = {
     "Where does a late row meet its policy?": "`rules/step.py`",
     "Where is an offset written?": "`kafka/offsets/next_offset.py`",
     "How do I add an option?": "contributing.md#where-a-change-is-seen",
-    "What is fsynced, and when?": "`store/log_writer.py`",
+    "What is fsynced, and when?": "`store/log.py`",
 }
 
 

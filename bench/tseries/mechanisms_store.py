@@ -22,7 +22,7 @@ from sizes import size
 
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.ranges import UNLIMITED
-from pyspark_tseries.storage import locks
+from pyspark_tseries.storage import location as locks
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import ALL_ROWS, RowFilter, read_files, stream_file
 from pyspark_tseries.store.store import Store

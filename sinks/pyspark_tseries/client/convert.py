@@ -8,7 +8,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
@@ -19,10 +19,12 @@ import pyarrow.types as kinds
 
 from pyspark_timestream.core.instants import from_datetime
 from pyspark_timestream.core.nested import build_nested, list_lengths
+from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.model.arrays import Int64Array, find_first
 from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, type_name
-from pyspark_tseries.model.ranges import show_value
+from pyspark_tseries.model.ranges import show_value, timedelta_to_us
+from pyspark_tseries.options import NO_MAX_US
 from pyspark_tseries.write.rows import RowPlan, stage_rows, staged_schema
 
 Column: TypeAlias = pa.ChunkedArray | pa.Array | Sequence[Any]
@@ -681,3 +683,43 @@ def _read_pandas_column(name: Any, column: Any) -> Column:
             "convert it",
         ) from None
     return made
+
+
+def parse_duration_argument(name: str, duration: timedelta | None) -> int | None:
+    """Convert a duration to microseconds, None to None; raise ValueError if it is negative."""
+    if duration is None:
+        return None
+    if not isinstance(duration, timedelta) or duration < timedelta(0):
+        raise ValueError(
+            compose_message(
+                f"{name} {duration!r} is unknown",
+                "a timedelta that is not negative, or None",
+                "leave it out for the default",
+            )
+        )
+    return timedelta_to_us(duration)
+
+
+def parse_max_future(max_future: timedelta | None) -> int | None:
+    """Return `max_future` in microseconds; None for the default."""
+    us = parse_duration_argument("max_future", max_future)
+    return NO_MAX_US if max_future == timedelta.max else us
+
+
+def parse_values(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
+    """Return the value of each column in `names`; a value that names none is that of `only`."""
+    columns = {name.lower(): name for name in names}
+    given_as = {}
+    if isinstance(given, Mapping):
+        given_as = {columns.get(str(key).lower()): value for key, value in given.items()}
+    named = isinstance(given, Mapping) and None not in given_as and len(given_as) == len(given)
+    if only is not None and not (named and given):
+        given_as = {only: given}
+    elif not named:
+        shown = ", ".join(f"'{name}'" for name in names)
+        raise IncompatibleValue(
+            f"{show_value(given)} does not fit the store's value columns",
+            f"a mapping with keys among {shown}, each once",
+            "name the columns",
+        )
+    return [given_as.get(name) for name in names]

@@ -8,14 +8,13 @@ A method that names an end acts on the view range, or on the edit range after `e
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.columns import RESERVED_NAMES, is_valid_text, new_value_field
 from pyspark_tseries.model.ranges import (
@@ -26,11 +25,8 @@ from pyspark_tseries.model.ranges import (
     Range,
     point_at,
     point_off,
-    show_value,
-    timedelta_to_us,
     to_whole,
 )
-from pyspark_tseries.options import NO_MAX_US
 
 
 def parse_schema(given: Any) -> pa.Schema:
@@ -65,27 +61,6 @@ def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
     return [new_value_field(column) for column in schema]
 
 
-def parse_duration_argument(name: str, duration: timedelta | None) -> int | None:
-    """Convert a duration to microseconds, None to None; raise ValueError if it is negative."""
-    if duration is None:
-        return None
-    if not isinstance(duration, timedelta) or duration < timedelta(0):
-        raise ValueError(
-            compose_message(
-                f"{name} {duration!r} is unknown",
-                "a timedelta that is not negative, or None",
-                "leave it out for the default",
-            )
-        )
-    return timedelta_to_us(duration)
-
-
-def parse_max_future(max_future: timedelta | None) -> int | None:
-    """Return `max_future` in microseconds; None for the default."""
-    us = parse_duration_argument("max_future", max_future)
-    return NO_MAX_US if max_future == timedelta.max else us
-
-
 def parse_series(given: Any) -> str:
     """Return the name of a series; raise InvalidQuery if it is not a valid text."""
     if not is_valid_text(given):
@@ -93,25 +68,6 @@ def parse_series(given: Any) -> str:
             f"{given!r} is not the name of a series", "a text", "ask for one series at a time"
         )
     return str(given)
-
-
-def parse_values(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
-    """Return the value of each column in `names`; a value that names none is that of `only`."""
-    columns = {name.lower(): name for name in names}
-    given_as = {}
-    if isinstance(given, Mapping):
-        given_as = {columns.get(str(key).lower()): value for key, value in given.items()}
-    named = isinstance(given, Mapping) and None not in given_as and len(given_as) == len(given)
-    if only is not None and not (named and given):
-        given_as = {only: given}
-    elif not named:
-        shown = ", ".join(f"'{name}'" for name in names)
-        raise IncompatibleValue(
-            f"{show_value(given)} does not fit the store's value columns",
-            f"a mapping with keys among {shown}, each once",
-            "name the columns",
-        )
-    return [given_as.get(name) for name in names]
 
 
 if TYPE_CHECKING:

@@ -16,15 +16,18 @@ import pyarrow as pa
 
 from pyspark_timestream.core.instants import to_datetime
 from pyspark_timestream.errors import wrap_methods
-from pyspark_tseries.client.convert import convert_value, stage_given_rows
+from pyspark_tseries.client.convert import (
+    convert_value,
+    parse_duration_argument,
+    parse_max_future,
+    parse_values,
+    stage_given_rows,
+)
 from pyspark_tseries.client.range_query import (
     RangeQuery,
     new_value_fields,
-    parse_duration_argument,
-    parse_max_future,
     parse_schema,
     parse_series,
-    parse_values,
 )
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
@@ -46,6 +49,7 @@ from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.columns import INSTANT, is_valid_text, type_name
+from pyspark_tseries.model.commits import is_maintenance_due
 from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.model.policy import AccessCheck, ensure_owner, parse_policy
@@ -460,7 +464,7 @@ class TimeSeries:
         try:
             if original is None:
                 event, maintains = self._store.append_event(batch, synced=self._synced)
-                if self._auto_compact and maintains:
+                if self._auto_compact and maintains and is_maintenance_due(event.commit):
                     maintain_after_commit(self._store, event.commit)
                 return EventMetadata(event.sequence, to_datetime(event.timestamp_us), self._author)
             _, edits = self._commit(batch).numbered

@@ -24,16 +24,17 @@ import pyarrow.parquet as pq
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import CompactionResult, merge_file_groups
 from pyspark_tseries.maintain.erase import remove_erased_bytes
+from pyspark_tseries.model.commits import COMMITS_PER_MAINTENANCE, is_maintenance_due
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import (
     Location,
     bears_mark,
+    exclusive,
     is_inside_store,
     list_event_files,
 )
-from pyspark_tseries.storage.locks import exclusive
 from pyspark_tseries.store.admin_commits import open_as_owner
 from pyspark_tseries.store.history import keep_history
 from pyspark_tseries.store.log import load_table
@@ -42,7 +43,6 @@ from pyspark_tseries.store.log_entries import read_mark
 from pyspark_tseries.store.log_writer import remove_shadows, sync_checkpoint
 from pyspark_tseries.store.store import Store
 
-COMMITS_PER_MAINTENANCE: Final = 32
 REMOVED_FILE_RETENTION_HOURS: Final = 1
 """Keep files removed from the store this long, for queries that were planned before."""
 
@@ -105,7 +105,7 @@ class MaintenanceResult:
 def maintain_after_commit(store: Store, commit: int | None = None) -> None:
     """Start maintenance in the background if `commit` (None: the last one) makes it due."""
     last = store.last_commit() if commit is None else commit
-    if (last + 1) % COMMITS_PER_MAINTENANCE == 0:
+    if is_maintenance_due(last):
         with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
             threading.Thread(
                 target=_run_once_per_process, args=(store.location,), daemon=True

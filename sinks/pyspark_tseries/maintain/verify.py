@@ -42,10 +42,15 @@ from pyspark_tseries.model.series_index import (
     SeriesIndex,
     compute_state,
 )
-from pyspark_tseries.storage.data_files import DataFile, FileStats, compute_stats, describe_contents
+from pyspark_tseries.storage.data_files import (
+    DataFile,
+    FileStats,
+    compute_stats,
+    describe_contents,
+    read_footer,
+)
 from pyspark_tseries.storage.head_files import read_records
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.storage.parquet import read_footer
 from pyspark_tseries.storage.row_reader import (
     BASE_SCHEMA,
     Footer,

@@ -259,3 +259,11 @@ def _thin(history: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
         return history
     recent = MAX_HISTORY // 2
     return (*history[:-recent:2], *history[-recent:])
+
+
+COMMITS_PER_MAINTENANCE: Final = 32
+
+
+def is_maintenance_due(commit: int) -> bool:
+    """Return whether the writer of `commit` starts the maintenance of the store."""
+    return (commit + 1) % COMMITS_PER_MAINTENANCE == 0

@@ -34,15 +34,16 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.columns import file_schema
 from pyspark_tseries.model.series_index import STATE_COLUMNS, combine_states, compute_state
-from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
-from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.parquet import (
+from pyspark_tseries.storage.data_files import (
     Checksums,
+    DataFile,
     chunk_span,
     count_leaves,
+    explain_read_errors,
     has_raw_bounds,
     read_footer,
 )
+from pyspark_tseries.storage.location import Location
 
 MAX_CACHED_BYTES: Final = 4 * 1024 * 1024
 """The stored size of cached footers; in memory, parsed, they take about ten times as much."""

@@ -1,4 +1,8 @@
-"""Keep a store's log, its Delta table, up to date; only this module adds entries to it."""
+"""Keep a store's log, its Delta table, up to date; only this module adds entries to it.
+
+On a local path an entry is written under a temporary name and synced together with the files that
+it names. Only then is it linked to its own name, which fails if another client was first.
+"""
 
 import contextlib
 import glob
@@ -29,7 +33,14 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.columns import table_schema
 from pyspark_tseries.model.properties import check_version
 from pyspark_tseries.storage.head_files import head_path
-from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, make_directories, sync
+from pyspark_tseries.storage.location import (
+    EVENT_FILE_PATH,
+    Location,
+    list_directories,
+    make_directories,
+    move_exclusively,
+    sync,
+)
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
     check_checksums,
@@ -50,7 +61,7 @@ from pyspark_tseries.store.log_entries import (
     read_mark,
     seal_info,
 )
-from pyspark_tseries.store.log_writer import capture_entry, copy_log, publish, write_checkpoint
+from pyspark_tseries.store.log_writer import capture_entry, copy_log, write_checkpoint
 
 PROBE_WRITERS: Final = 4
 PROBE_ROUNDS: Final = 3
@@ -269,7 +280,51 @@ def _create_local(location: Location, schema: pa.Schema, properties: dict[str, s
         with open(os.path.join(elsewhere, "_delta_log", f"{0:020d}.json"), "rb") as file:
             entry = adopt_entry(file.read(), -1, f"{location.uri}/")
     make_directories(location.file("_delta_log"))
-    publish(location, 0, entry, [], synced=True, known=set())
+    _publish(location, 0, entry, [], synced=True, known=set())
+
+
+def _publish(
+    location: Location,
+    version: int,
+    entry: bytes,
+    files: Sequence[str],
+    *,
+    synced: bool,
+    known: set[str],
+) -> None:
+    """Make `entry` the log's entry `version`.
+
+    Args:
+        location: the location of the store, a local path.
+        version: the version of the entry.
+        entry: the lines of the entry.
+        files: the full paths of all files that the entry depends on.
+        synced: True if the entry and `files` must survive a power loss once this returns.
+        known: directories that are known to survive a power loss; the call adds to them.
+
+    Raises:
+        FileExistsError: there is already an entry of this version; nothing was changed.
+        OSError: a file could not be written, or is missing.
+    """
+    log, staging = location.file("_delta_log"), location.file("_tseries", "staging")
+    location.make_directories(staging)
+    draft = os.path.join(staging, f"{secrets.token_hex(8)}.json")
+    try:
+        with open(draft, "xb") as file:
+            file.write(entry)
+        if synced:
+            directories = {*list_directories(location.root, [*files, os.path.join(log, "")])}
+            new = directories - known
+            above = (os.path.dirname(path) for path in new if path != location.root)
+            names = [*map(os.path.dirname, files), *new, *above]
+            sync([draft, *files, *names])
+            known |= directories
+        move_exclusively(draft, entry_path(location, version))
+        if synced:
+            sync([log])
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(draft)
 
 
 def unreachable_error(location: Location, done: str, error: Exception) -> UnusableStore:
@@ -541,7 +596,7 @@ class Log:
     def _publish(self, version: int, entry: bytes, files: Sequence[str], synced: bool) -> bool:
         """Make `entry` the next one; if there is one, bring the log up to date and return False."""
         try:
-            publish(self.location, version, entry, files, synced=synced, known=self._directories)
+            _publish(self.location, version, entry, files, synced=synced, known=self._directories)
         except FileExistsError:
             if not self._refresh_table() or self._version < version:
                 raise

@@ -1,9 +1,7 @@
-"""Write log entries and checkpoints on a local path, so that they survive a power loss.
+"""Write checkpoints on a local path, so that they survive a power loss.
 
-`publish` writes an entry under a temporary name and syncs it together with the files that it names.
-Only then does it link the entry to its own name, which fails if another client was first. Delta
-writes checkpoints, and some entries, into a *shadow*, a copy of the end of the log; then they are
-moved or published.
+Delta writes checkpoints, and some entries, into a *shadow*, a copy of the end of the log; then they
+are moved or published.
 
 `_last_checkpoint` gets an object `tseries` with the checksums of the file and of the checkpoints.
 Another tool that writes a checkpoint drops this object; then the checksums are unknown until this
@@ -23,60 +21,15 @@ from typing import Final
 
 from deltalake import DeltaTable
 
-from pyspark_tseries.storage.location import Location, list_directories, move_exclusively, sync
+from pyspark_tseries.storage.location import Location, sync
 from pyspark_tseries.store.log_entries import (
     LAST_CHECKPOINT,
-    entry_path,
     format_mark,
     read_mark,
 )
 
 _LOG_DIRECTORY: Final = "_delta_log"
 _NUMBERED: Final = re.compile(r"(\d{20})\.(json|checkpoint.*)")
-
-
-def publish(
-    location: Location,
-    version: int,
-    entry: bytes,
-    files: Sequence[str],
-    *,
-    synced: bool,
-    known: set[str],
-) -> None:
-    """Make `entry` the log's entry `version`.
-
-    Args:
-        location: the location of the store, a local path.
-        version: the version of the entry.
-        entry: the lines of the entry.
-        files: the full paths of all files that the entry depends on.
-        synced: True if the entry and `files` must survive a power loss once this returns.
-        known: directories that are known to survive a power loss; the call adds to them.
-
-    Raises:
-        FileExistsError: there is already an entry of this version; nothing was changed.
-        OSError: a file could not be written, or is missing.
-    """
-    log, staging = location.file(_LOG_DIRECTORY), location.file("_tseries", "staging")
-    location.make_directories(staging)
-    draft = os.path.join(staging, f"{secrets.token_hex(8)}.json")
-    try:
-        with open(draft, "xb") as file:
-            file.write(entry)
-        if synced:
-            directories = {*list_directories(location.root, [*files, os.path.join(log, "")])}
-            new = directories - known
-            above = (os.path.dirname(path) for path in new if path != location.root)
-            names = [*map(os.path.dirname, files), *new, *above]
-            sync([draft, *files, *names])
-            known |= directories
-        move_exclusively(draft, entry_path(location, version))
-        if synced:
-            sync([log])
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(draft)
 
 
 def capture_entry(

@@ -32,10 +32,16 @@ from pyspark_tseries.model.policy import Policy
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
-from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.data_files import DataFile, data_files
 from pyspark_tseries.storage.head_files import LastIndex, head_path, read_head_metadata
-from pyspark_tseries.storage.location import RANDOM_BITS, Location, marked_id, parse_location
+from pyspark_tseries.storage.location import (
+    RANDOM_BITS,
+    Location,
+    heartbeat,
+    lock_commits,
+    marked_id,
+    parse_location,
+)
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.log import (
     Log,
@@ -117,7 +123,7 @@ class Store:
         table: DeltaTable,
         *,
         skip_checks: bool = False,
-        host_lock: Callable[[Location], AbstractContextManager[None]] = host_locks.commit_lock,
+        host_lock: Callable[[Location], AbstractContextManager[None]] = lock_commits,
         retrying: RetryPolicy = DEFAULT_RETRYING,
     ) -> None:
         self.location = parse_location(location)
@@ -474,7 +480,7 @@ class Store:
         """Make one attempt to commit; add it to `attempts` before it is published."""
         head_id, index = self.head_id(), self.index()
         snapshot = self.last_snapshot() if batch.has_edits else None
-        working = host_locks.heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
+        working = heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
         with working:
             us, new_id = self.read_clock(clock), self.new_id()
             context = CommitContext(

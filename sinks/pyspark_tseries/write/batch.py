@@ -10,6 +10,7 @@ For each query and application, the store keeps the number of its last batch and
 batch's rows (`model/row_digest.py`), as transactions of its Delta log.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -28,22 +29,22 @@ from pyspark_tseries.storage.head_files import head_path, write_head
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.write.edits import NumberedEdits, find_originals, number_edits
-from pyspark_tseries.write.event_writer import (
-    WriteResult,
-    WriteRules,
-    sum_results,
-    write_numbered,
-    write_sorted,
-)
 from pyspark_tseries.write.numbering import (
     Counts,
     FutureLimit,
     NumberedRows,
     SeriesLookup,
+    WriteResult,
+    WriteRules,
     add_counts,
+    build_events,
     record_cti,
+    split_edits,
+    sum_results,
+    write_numbered,
+    write_sorted,
 )
-from pyspark_tseries.write.rows import EDIT_OF, build_events
+from pyspark_tseries.write.rows import EDIT_OF
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
     OptimisticNumber,
@@ -56,7 +57,6 @@ from pyspark_tseries.write.task_output import (
     read_chunk,
     read_staged_task,
     reduce_chunks,
-    split_edits,
 )
 
 QUERY_PREFIX: Final = "tseries:q:"
@@ -326,7 +326,6 @@ class _Commit:
     def __init__(self, batch: Batch, context: CommitContext) -> None:
         self._batch, self._context = batch, context
         self._location, self._index = context.location, context.index
-        self._temp_paths = TempPaths(context.location, f"commit-{context.new_id:016x}")
         principal = batch.author if batch.principal is None else batch.principal
         self._access = AccessCheck(context.settings.policy, principal)
         self.paths: list[str] = []
@@ -394,9 +393,14 @@ class _Commit:
         series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
         return self._rules.number(series, given, self._lookup)
 
+    @functools.cached_property
+    def _temp_paths(self) -> TempPaths:
+        return TempPaths(self._location, f"commit-{self._context.new_id:016x}")
+
     def discard_temporary(self) -> None:
         """Remove the files that were written only for sorting in this attempt."""
-        self._temp_paths.discard()
+        if "_temp_paths" in vars(self):
+            self._temp_paths.discard()
 
     def _path(self, kind: str, number: int) -> str:
         suffix = f".{number:04d}" if self._batch.tasks else ""
@@ -512,7 +516,9 @@ class _Commit:
 
     def _inline_batches(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
         if output.inline is not None:
-            yield from read_staged_task(self._location, output.inline).to_batches()
+            rows = output.inline.table
+            rows = read_staged_task(self._location, output.inline) if rows is None else rows
+            yield from rows.to_batches()
 
 
 def _group_by_series(

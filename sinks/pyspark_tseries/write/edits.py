@@ -21,7 +21,7 @@ from pyspark_tseries.model.series_index import SeriesIndex, make_change
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
-from pyspark_tseries.write.numbering import Counts, NumberedRows
+from pyspark_tseries.write.numbering import Counts, NumberedRows, lookup_after
 
 _REASON_ABSENT: Final = "the series has no such event"
 _REASON_ERASED: Final = "that event was erased"
@@ -61,17 +61,6 @@ class NumberedEdits:
 
     events: NumberedRows
     originals: list[pa.Array]
-
-
-def lookup_after(names: pa.Array, index: SeriesIndex, change: pa.Table) -> dict[str, Int64Array]:
-    """Do the same as `SeriesIndex.lookup`, with the values of `change` for the series it has."""
-    columns = index.lookup(names.to_pylist())
-    position = pc.index_in(names, change["series"].combine_chunks()).fill_null(-1).to_numpy()
-    touched = position >= 0
-    for name, column in columns.items():
-        now = change[name].cast(pa.int64()).to_numpy()
-        column[touched] = now[position[touched]]
-    return columns
 
 
 def number_edits(

@@ -1,4 +1,6 @@
-"""Sort a batch, check it against the series index, number its events (semantics 16 and 17).
+"""Sort a batch, check it against the series index, number its events, and write them to one file.
+
+See semantics 16 and 17. Tasks use the index that the driver expects, commits the current one.
 
 `number_rows` is a pure function of the rows and the index. It decides which rows are stored, in
 which order, and with which sequence and timestamp, and returns the new state of their series as an
@@ -6,13 +8,14 @@ index change. After a lost race it is called again with the winner's index.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pyspark_timestream.core.instants import (
     DAY_US,
@@ -30,9 +33,23 @@ from pyspark_tseries.model.arrays import (
     encode_names,
     sort_by_code,
 )
+from pyspark_tseries.model.columns import INSTANT, ORIGINAL_FIELDS, table_schema
 from pyspark_tseries.model.commits import name_writer
 from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.model.series_index import CommitMetadata, make_change
+from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex, make_change
+from pyspark_tseries.storage.data_files import (
+    ROWS_PER_GROUP,
+    FileStats,
+    WrittenFile,
+    checksum_placeholder,
+    compute_stats,
+    rows_for_bytes,
+    seal_file,
+    write_events,
+    writer_options,
+)
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.write.rows import EDIT_OF
 
 MIN_DEFAULT_FUTURE_US: Final = DAY_US
 """The default limit is at least a day, even if the `last` of the retained range is shorter."""
@@ -379,3 +396,243 @@ def add_counts(metadata: CommitMetadata, counts: Counts) -> CommitMetadata:
         last_dropped=example if counts.dropped else metadata.last_dropped,
         last_adjusted=example if counts.adjusted else metadata.last_adjusted,
     )
+
+
+def lookup_after(names: pa.Array, index: SeriesIndex, change: pa.Table) -> dict[str, Int64Array]:
+    """Do the same as `SeriesIndex.lookup`, with the values of `change` for the series it has."""
+    columns = index.lookup(names.to_pylist())
+    position = pc.index_in(names, change["series"].combine_chunks()).fill_null(-1).to_numpy()
+    touched = position >= 0
+    for name, column in columns.items():
+        now = change[name].cast(pa.int64()).to_numpy()
+        column[touched] = now[position[touched]]
+    return columns
+
+
+MAX_REPEATED_ROWS: Final = 10_000
+"""A constant column keeps at most this many rows in memory; a longer one repeats them."""
+
+MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
+"""A row group of large rows ends at this uncompressed size."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRules:
+    """The commit's metadata and a batch's options; for the last two see `number_rows`."""
+
+    metadata: CommitMetadata
+    author: str
+    out_of_order: str
+    assigned_us: int
+    future: FutureRule | None = None
+
+    def number(self, series: pa.Array, given: pa.Array, index: SeriesLookup) -> NumberedRows:
+        """Call `number_rows` with these rules."""
+        choices = self.out_of_order, self.assigned_us
+        return number_rows(series, given, index, *choices, future=self.future)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """A file of events, None if all rows were dropped, with `change` and `counts` of its rows."""
+
+    file: WrittenFile | None
+    change: pa.Table
+    counts: Counts
+
+
+def _group_rows(rows: pa.Table) -> int:
+    """Return how many rows like these a row group has."""
+    return rows_for_bytes(rows, MAX_GROUP_BYTES, ROWS_PER_GROUP)
+
+
+def write_sorted(
+    location: Location, path: str, tables: Iterable[pa.Table], index: SeriesIndex, rules: WriteRules
+) -> WriteResult:
+    """Number rows on top of `index` and write them to `path`, relative to the store.
+
+    `tables` come from `merge_sorted`. If all rows are dropped, write no file.
+    """
+    file = _EventFile(location, path)
+    stood = _MovingIndex(index)
+    counts = Counts()
+    try:
+        for rows in tables:
+            series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
+            events = rules.number(series, given, stood)
+            if len(events.order):
+                file.add(build_events(rows, events, rules.metadata, rules.author))
+            stood.advance(events.change)
+            counts += events.counts
+    finally:
+        written = file.close()
+    return WriteResult(written, stood.change(), counts)
+
+
+def write_numbered(
+    location: Location, path: str, rows: pa.Table, events: NumberedRows, rules: WriteRules
+) -> WriteResult:
+    """Like `write_sorted`, for rows in memory that `number_rows` has numbered."""
+    file = None
+    if len(events.order):
+        table = build_events(rows, events, rules.metadata, rules.author)
+        file = write_events(location, path, table, _group_rows(rows))
+    return WriteResult(file, events.change, events.counts)
+
+
+def sum_results(results: Sequence[WriteResult]) -> WriteResult:
+    """Combine results without their files; no two have a series in common."""
+    if len(results) == 1:
+        return replace(results[0], file=None)
+    empty = make_change(pa.array([], pa.string()), SeriesIndex().lookup([]))
+    change = pa.concat_tables([empty, *(result.change for result in results)]).combine_chunks()
+    # Use the first series' example, as if the rows had been numbered in one go.
+    counts = sorted((result.counts for result in results), key=Counts.first_series)
+    return WriteResult(None, change, sum(counts, Counts()))
+
+
+class _MovingIndex:
+    """An index that follows parts in rising order; only a part's last series may continue."""
+
+    def __init__(self, index: SeriesIndex) -> None:
+        self._index = index
+        self._last: pa.Table | None = None
+        self._changes: list[pa.Table] = []
+
+    @property
+    def cti_us(self) -> int:
+        return self._index.cti_us
+
+    def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
+        if self._last is None:
+            return self._index.lookup(names)
+        return lookup_after(pa.array(names, pa.string()), self._index, self._last)
+
+    def advance(self, change: pa.Table) -> None:
+        if change.num_rows:
+            self._changes.append(change)
+            self._last = change.slice(change.num_rows - 1).combine_chunks()
+
+    def change(self) -> pa.Table:
+        """Return the index change of all parts; for a series in two parts, the later one counts."""
+        if not self._changes:
+            return make_change(pa.array([], pa.string()), self._index.lookup([]))
+        whole = pa.concat_tables(self._changes).combine_chunks()
+        series = whole["series"].combine_chunks()
+        goes_on = pc.equal(series.slice(0, len(series) - 1), series.slice(1)).to_pylist()
+        return whole.filter(pa.array([not same for same in goes_on] + [True]))
+
+
+@dataclass
+class _EventFile:
+    """A file of events that writes row groups as its rows come."""
+
+    location: Location
+    path: str
+    _held: list[pa.Table] = field(default_factory=list)
+    _stats: FileStats | None = None
+    _writer: pq.ParquetWriter | None = None
+    _options: dict[str, Any] = field(default_factory=dict)
+    _made: list[Any] = field(default_factory=list)
+    _groups: int = 0
+
+    def add(self, events: pa.Table) -> None:
+        """Add the next events, at least one."""
+        if self._stats is None:
+            self._options = writer_options(events, is_whole=False)
+        stats = compute_stats(events)
+        self._stats = self._stats.extended_with(stats) if self._stats else stats
+        schema = pa.schema(
+            [f.with_nullable(True) for f in table_schema(_value_fields(events))][:-1]
+        )
+        self._held.append(events.cast(schema))
+        rows = sum(table.num_rows for table in self._held)
+        group = _group_rows(events)
+        if rows >= group:  # Write whole row groups, and hold the rest.
+            self._write(rows // group * group, group)
+
+    def _write(self, rows: int, group: int) -> None:
+        whole = pa.concat_tables(self._held)
+        if self._writer is None:
+            full = self.location.file(self.path)
+            sink = self.location.write(full)
+            self._writer = pq.ParquetWriter(
+                sink, whole.schema, metadata_collector=self._made, **self._options
+            )
+            self._sink = sink
+        self._writer.write_table(whole.slice(0, rows), row_group_size=group)
+        self._groups += -(-rows // group)
+        self._held = [whole.slice(rows)] if whole.num_rows > rows else []
+
+    def close(self) -> WrittenFile | None:
+        """Complete the file; return None, and write no file, if there were no events."""
+        if self._held:
+            rows = sum(table.num_rows for table in self._held)
+            self._write(rows, max(rows, 1))
+        if self._writer is None or self._stats is None:
+            return None
+        if self.location.is_local:
+            self._writer.add_key_value_metadata(
+                checksum_placeholder(self._writer.schema, self._groups)
+            )
+        self._writer.close()
+        self._sink.close()
+        size = seal_file(self.location, self.location.file(self.path), self._made[0])
+        return WrittenFile(self.path, size, self._stats)
+
+
+def _value_fields(events: pa.Table) -> list[pa.Field]:
+    known = set(table_schema([]).names)
+    return [column for column in events.schema if column.name not in known]
+
+
+def split_edits(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """Return the appends, and the edits or None if there are no edits."""
+    column = rows[EDIT_OF.name]
+    if column.null_count == len(column):
+        return rows, None
+    edit = column.is_valid()
+    return rows.filter(pc.invert(edit)), rows.filter(edit)
+
+
+def build_events(
+    rows: pa.Table,
+    events: NumberedRows,
+    metadata: CommitMetadata,
+    author: str,
+    originals: list[pa.Array] | None = None,
+) -> pa.Table:
+    """Return the rows of a commit's file, with the columns of `table_schema` without `kind`.
+
+    They are sorted by (series, sequence).
+    """
+    taken = rows.drop_columns(["series", "timestamp", "author", EDIT_OF.name]).take(
+        pa.array(events.order)
+    )
+    size = len(events.order)
+    stamp = pa.array(events.timestamp_us).cast(INSTANT)
+    authors = author_column(rows["author"], events, author)
+    index = [series_column(events.names, events.codes), pa.array(events.sequence), stamp, authors]
+    nothing = (pa.scalar(None, field.type) for field in ORIGINAL_FIELDS)
+    overridden = originals or [_constant_column(null, size) for null in nothing]
+    made_at = pa.scalar(metadata.commit_us).cast(INSTANT)
+    commit = [_constant_column(pa.scalar(metadata.commit), size), _constant_column(made_at, size)]
+    names = [field.name for field in table_schema(taken.schema)][:-1]
+    return pa.table([*index, *taken.columns, *overridden, *commit], names=names)
+
+
+def author_column(
+    given: pa.ChunkedArray, events: NumberedRows, author: str
+) -> pa.Array | pa.ChunkedArray:
+    """Return the author of each event: the one `given` in its row, else `author`."""
+    if given.null_count < len(given):
+        return given.take(pa.array(events.order)).combine_chunks().fill_null(author)
+    name = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([author]))
+    return _constant_column(name[0], len(events.order))
+
+
+def _constant_column(value: pa.Scalar, size: int) -> pa.ChunkedArray:
+    """Return a column of `size` times `value`; its memory does not grow with its rows."""
+    part = pa.repeat(value, min(size, MAX_REPEATED_ROWS))
+    parts = [part] * (size // MAX_REPEATED_ROWS)
+    return pa.chunked_array([*parts, part.slice(0, size % MAX_REPEATED_ROWS)])

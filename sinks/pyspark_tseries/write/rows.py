@@ -16,22 +16,16 @@ from pyspark_tseries.model.columns import (
     RESERVED_NAMES,
     check_text,
     new_value_field,
-    table_schema,
     type_name,
     value_type,
 )
-from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.options import WriteOptions
-from pyspark_tseries.write.numbering import NumberedRows, series_column
 
 EDIT_OF: Final = ORIGINAL_FIELDS[0]
 """The column with the sequences of edited originals; null in appends."""
 
 _CTI: Final = "cti"
 """The default column of CTIs, as in the DataFrames of timestream's sources."""
-
-MAX_REPEATED_ROWS: Final = 10_000
-"""A constant column keeps at most this many rows in memory; a longer one repeats them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,46 +262,3 @@ def _check_edit_timestamps(batch: pa.RecordBatch, plan: RowPlan) -> None:
         f"null in column '{plan.timestamp}', an edit's timestamp is assigned at commit",
         "set it to null in rows that are edits. Nothing of the batch is stored",
     )
-
-
-def build_events(
-    rows: pa.Table,
-    events: NumberedRows,
-    metadata: CommitMetadata,
-    author: str,
-    originals: list[pa.Array] | None = None,
-) -> pa.Table:
-    """Return the rows of a commit's file, with the columns of `table_schema` without `kind`.
-
-    They are sorted by (series, sequence).
-    """
-    taken = rows.drop_columns(["series", "timestamp", "author", EDIT_OF.name]).take(
-        pa.array(events.order)
-    )
-    size = len(events.order)
-    stamp = pa.array(events.timestamp_us).cast(INSTANT)
-    authors = author_column(rows["author"], events, author)
-    index = [series_column(events.names, events.codes), pa.array(events.sequence), stamp, authors]
-    nothing = (pa.scalar(None, field.type) for field in ORIGINAL_FIELDS)
-    overridden = originals or [_constant_column(null, size) for null in nothing]
-    made_at = pa.scalar(metadata.commit_us).cast(INSTANT)
-    commit = [_constant_column(pa.scalar(metadata.commit), size), _constant_column(made_at, size)]
-    names = [field.name for field in table_schema(taken.schema)][:-1]
-    return pa.table([*index, *taken.columns, *overridden, *commit], names=names)
-
-
-def author_column(
-    given: pa.ChunkedArray, events: NumberedRows, author: str
-) -> pa.Array | pa.ChunkedArray:
-    """Return the author of each event: the one `given` in its row, else `author`."""
-    if given.null_count < len(given):
-        return given.take(pa.array(events.order)).combine_chunks().fill_null(author)
-    name = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([author]))
-    return _constant_column(name[0], len(events.order))
-
-
-def _constant_column(value: pa.Scalar, size: int) -> pa.ChunkedArray:
-    """Return a column of `size` times `value`; its memory does not grow with its rows."""
-    part = pa.repeat(value, min(size, MAX_REPEATED_ROWS))
-    parts = [part] * (size // MAX_REPEATED_ROWS)
-    return pa.chunked_array([*parts, part.slice(0, size % MAX_REPEATED_ROWS)])

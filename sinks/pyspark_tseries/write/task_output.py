@@ -18,18 +18,23 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import NEVER_US, UNTIMED, Int64Array
 from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
-from pyspark_tseries.storage.data_files import WrittenFile
+from pyspark_tseries.storage.data_files import WrittenFile, rows_for_bytes
 from pyspark_tseries.storage.head_files import last_index
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.parquet import rows_for_bytes
-from pyspark_tseries.write.event_writer import WriteResult, WriteRules, write_numbered, write_sorted
-from pyspark_tseries.write.numbering import SeriesLookup, sort_rows
+from pyspark_tseries.write.numbering import (
+    SeriesLookup,
+    WriteResult,
+    WriteRules,
+    sort_rows,
+    split_edits,
+    write_numbered,
+    write_sorted,
+)
 from pyspark_tseries.write.rows import EDIT_OF
 
 MAX_PART_ROWS: Final = 10_000
@@ -428,15 +433,6 @@ def write_task_output(
         raise
     names.discard(but=output.paths(location))
     return output
-
-
-def split_edits(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Return the appends, and the edits or None if there are no edits."""
-    column = rows[EDIT_OF.name]
-    if column.null_count == len(column):
-        return rows, None
-    edit = column.is_valid()
-    return rows.filter(pc.invert(edit)), rows.filter(edit)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.properties import check_unchanged
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex
-from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.storage import location as host_locks
 from pyspark_tseries.storage.head_files import head_path, load_index
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.log import load_table
@@ -85,7 +85,7 @@ def test_writer_starts_maintenance_in_a_process_of_its_own(store):
 def test_maintenance_runs_once_per_host_and_frees_its_lock_when_killed(store):
     fill(store, 1)
     code = (
-        "import sys, time; from pyspark_tseries.storage.locks import exclusive; "
+        "import sys, time; from pyspark_tseries.storage.location import exclusive; "
         "from pyspark_tseries.storage.location import parse_location; "
         "guard = exclusive(parse_location(sys.argv[1]), 'maintenance.lock'); guard.__enter__(); "
         "print('at it', flush=True); "

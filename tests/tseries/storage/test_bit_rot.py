@@ -23,17 +23,17 @@ from pyspark_tseries.model.columns import query_schema
 from pyspark_tseries.model.commits import seal
 from pyspark_tseries.model.series_index import NO_COMMIT, SeriesIndex, advance_index, make_change
 from pyspark_tseries.storage import row_reader
-from pyspark_tseries.storage.head_files import head_path, load_index, read_head_metadata, write_head
-from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.storage.parquet import (
+from pyspark_tseries.storage.data_files import (
     checksum_placeholder,
     count_leaves,
     fill_in_checksums,
     read_footer,
 )
+from pyspark_tseries.storage.head_files import head_path, load_index, read_head_metadata, write_head
+from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.storage.row_reader import ALL_ROWS, FOOTER_CACHE, RowFilter
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.write.event_writer import _EventFile
+from pyspark_tseries.write.numbering import _EventFile
 
 HEAD = ("last_sequence", "newest_us", "original_sequence", "original_us")
 VALUES = {
@@ -60,7 +60,7 @@ def path(tmp_path):
     }
     kinds = pa.schema([("series", pa.string()), *VALUES.items()])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyspark_tseries.write.event_writer.ROWS_PER_GROUP", 16)
+        patch.setattr("pyspark_tseries.write.numbering.ROWS_PER_GROUP", 16)
         series.append_many(pa.table(rows, kinds))
     return tmp_path / "s"
 

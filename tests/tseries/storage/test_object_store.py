@@ -33,8 +33,7 @@ from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.spark import writer
 from pyspark_tseries.storage import location as locations
-from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.storage.locks import exclusive
+from pyspark_tseries.storage.location import Location, exclusive, parse_location
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_entries import TornEntry, entry_path, parse_entry

@@ -9,8 +9,7 @@ from tseries.builders import staged
 from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.data_files import write_events
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.write.numbering import number_rows
-from pyspark_tseries.write.rows import build_events
+from pyspark_tseries.write.numbering import build_events, number_rows
 
 PRUNED = ("series", "sequence", "timestamp", "author", "commit")
 

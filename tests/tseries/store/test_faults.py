@@ -30,7 +30,7 @@ from pyspark_tseries.store import store as races
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
-from pyspark_tseries.write import event_writer
+from pyspark_tseries.write import numbering
 
 VALUES = {"value": pa.float64()}
 
@@ -112,7 +112,7 @@ def test_full_disk_fails_an_append_without_leaving_files(series, tmp_path, monke
 
     series.append("a", 0.0)
     monkeypatch.setattr(races.time, "sleep", lambda _: None)
-    monkeypatch.setattr(attempts if what == "write_head" else event_writer, what, full)
+    monkeypatch.setattr(attempts if what == "write_head" else numbering, what, full)
     before = sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file())
     with pytest.raises(OSError, match="No space left"):
         series.append("a", 1.0)

@@ -189,7 +189,7 @@ def test_append_by_a_signal_handler_during_an_append_does_not_hang(series, tmp_p
         return real(self, context)
 
     monkeypatch.setattr(attempts.Batch, "prepare", prepare)
-    monkeypatch.setattr("pyspark_tseries.storage.locks.MAX_SILENCE_S", 0.01)
+    monkeypatch.setattr("pyspark_tseries.storage.location.MAX_SILENCE_S", 0.01)
     monkeypatch.setattr(races.time, "sleep", lambda _: None)
     assert series.append("a", 1).sequence == 0
     assert made[0].sequence == 0

@@ -30,7 +30,7 @@ from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
-from pyspark_tseries.write import event_writer
+from pyspark_tseries.write import numbering
 from pyspark_tseries.write.batch import Batch
 
 
@@ -290,7 +290,7 @@ def check_crash(path):
 def test_a_crash_before_the_commit_leaves_the_store_as_it_was(tmp_path, monkeypatch, place):
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1), token=("q", 0)))
-    owner = {"write_head": attempts, "write_events": event_writer}[place]
+    owner = {"write_head": attempts, "write_events": numbering}[place]
     real = getattr(owner, place)
 
     def crash(*args):

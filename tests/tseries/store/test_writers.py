@@ -14,13 +14,13 @@ from lengths import in_ci
 from tseries.builders import batch, new_store, stored
 
 from pyspark_tseries.model.series_index import SeriesIndex
-from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.storage import location as host_locks
 from pyspark_tseries.store.store import Store
 
 TESTS = str(Path(__file__).parents[2] / "lib")
 WRITER = """
 import sys; sys.path.insert(0, sys.argv[1])
-from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.storage import location as host_locks
 from pyspark_tseries.store import store as storage
 from tseries.builders import batch
 if sys.argv[4] == "race": host_locks.try_lock = lambda _: True
@@ -129,7 +129,7 @@ def test_commit_lock_waits_for_a_heartbeat_but_not_for_a_hung_writer(tmp_path, m
 def test_a_writer_at_work_shows_that_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(host_locks, "MAX_SILENCE_S", 0.04)
     store = new_store(tmp_path / "s")
-    with host_locks.commit_lock(store.location), host_locks.heartbeat(store.location):
+    with host_locks.lock_commits(store.location), host_locks.heartbeat(store.location):
         path = store.location.lock_path("commit.lock")
         for _ in range(3):
             os.utime(path, ns=(0, 0))

@@ -189,7 +189,7 @@ def test_an_edit_that_lost_its_race_is_judged_again(tmp_path):
 
 WRITER = """
 import sys; sys.path.insert(0, sys.argv[1])
-from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.storage import location as host_locks
 from pyspark_tseries.store import store as storage
 from tseries.builders import batch
 host_locks.try_lock = lambda _: True

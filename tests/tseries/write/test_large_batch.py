@@ -43,7 +43,7 @@ from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as batches_module
-from pyspark_tseries.write import event_writer
+from pyspark_tseries.write import numbering
 from pyspark_tseries.write import task_output as runs
 from pyspark_tseries.write.batch import Batch, CommitContext
 from pyspark_tseries.write.task_output import OptimisticNumber, SpillLimits
@@ -65,7 +65,7 @@ def small_parts(monkeypatch):
     """So that a dozen rows are many: parts of 2 rows, row groups of 3, merges of 2 runs."""
     monkeypatch.setattr(runs, "MAX_PART_ROWS", 2)
     monkeypatch.setattr(runs, "MAX_MERGED_CHUNKS", 2)
-    monkeypatch.setattr(event_writer, "ROWS_PER_GROUP", 3)
+    monkeypatch.setattr(numbering, "ROWS_PER_GROUP", 3)
     head_files.LAST_INDEXES.clear()
 
 

@@ -47,9 +47,8 @@ from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US, check_commit_time
 from pyspark_tseries.model.damage import FROM_A_COPY, Finding
 from pyspark_tseries.model.series_index import SeriesIndex, next_metadata
 from pyspark_tseries.options import author_or_user
-from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.data_files import DataFile, FileStats, data_files
-from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
+from pyspark_tseries.storage.location import Location, is_inside_store, lock_commits, parse_location
 from pyspark_tseries.store.admin_commits import replace_index, require_owner
 from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_check import (
@@ -234,7 +233,7 @@ def _repair_log_entries(location: Location, request: RepairRequest) -> RepairRes
         return RepairResult()
     where = location.file("_tseries", "lost")
     if not request.dry_run:
-        with host_locks.commit_lock(location):
+        with lock_commits(location):
             where = put_rebuilt(location, made)
     return RepairResult(
         mended=tuple(
@@ -266,7 +265,7 @@ def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairRe
     if not request.dry_run:
         numbers = [commit.number for commit in lost if commit.number is not None]
         highest = max([rewind.newest, *numbers]) if lost else -1
-        with host_locks.commit_lock(location):
+        with lock_commits(location):
             where = carry_out_rewind(location, rewind, lost, highest)
     then = f"The log ends with entry {rewind.last} now" if lost else "The log is read without it"
     what = Finding(
