@@ -255,13 +255,13 @@ def writing_live(made: TopicJob, writer: str) -> Iterator[Callable[[], float]]:
     rows = counted(made.load(ctiDelay="10 seconds", maxOffsetsPerTrigger="40"))
     query = made.write(rows, once=False, ctiFrom="watermark", writer=writer)
 
-    def last_mark() -> float:
+    def last_commit_id() -> float:
         assert query.isActive, query.exception()
         marks = [mark.second for mark in made.marks() if mark.writer == writer]
         return marks[-1] if marks else float("-inf")
 
     try:
-        yield last_mark
+        yield last_commit_id
     finally:
         query.stop()
 

@@ -30,7 +30,7 @@ from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import (
     Location,
-    bears_mark,
+    bears_tag,
     exclusive,
     is_inside_store,
     list_event_files,
@@ -39,7 +39,7 @@ from pyspark_tseries.store.admin_commits import open_as_owner
 from pyspark_tseries.store.history import keep_history
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import list_log_files, read_plain_entry
-from pyspark_tseries.store.log_entries import read_mark
+from pyspark_tseries.store.log_entries import read_last_checkpoint
 from pyspark_tseries.store.log_writer import remove_shadows, sync_checkpoint
 from pyspark_tseries.store.store import Store
 
@@ -54,8 +54,8 @@ SMALL_FILE_RETENTION_US: Final = 600_000_000
 """Keep every one of them at least this long, for the tasks that are reading it."""
 
 ORPHAN_RETENTION_HOURS: Final = 24
-"""Keep files that no commit names this long if their names bear the store's mark: a writer may be
-about to commit them. Files without the mark are not ours."""
+"""Keep files that no commit names this long if their names bear the store's tag: a writer may be
+about to commit them. Files without the tag are not ours."""
 
 MIN_LOG_VERSIONS_KEPT: Final = 1000
 """Remove log entries that are more than this many versions older than the last checkpoint: every
@@ -226,7 +226,7 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
     unnamed = table.vacuum(
         ORPHAN_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False, full=True
     )
-    gone += (path for path in unnamed if bears_mark(path, store.id))
+    gone += (path for path in unnamed if bears_tag(path, store.id))
     live = {file.path for file in store.snapshot().files}
     events = (path for path in gone if _is_event_file(path) and path not in live)
     remove(location.file(path) for path in events)
@@ -297,7 +297,7 @@ def _single_commit_id(path: str) -> str:
 
 
 def _last_checkpoint(location: Location) -> int | None:
-    version = read_mark(location).version
+    version = read_last_checkpoint(location).version
     return None if version < 0 else version
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.commits import CommitMark
+from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.storage.head_files import head_chain
 from pyspark_tseries.storage.location import (
     Location,
@@ -22,9 +22,9 @@ from pyspark_tseries.storage.location import (
     parse_location,
     sync,
 )
-from pyspark_tseries.store.history import LOST_FILE, last_mark
+from pyspark_tseries.store.history import LOST_FILE, last_commit_id
 from pyspark_tseries.store.log_check import read_entry
-from pyspark_tseries.store.log_entries import LAST_CHECKPOINT, read_mark
+from pyspark_tseries.store.log_entries import LAST_CHECKPOINT, read_last_checkpoint
 from pyspark_tseries.store.log_writer import log_tail
 from pyspark_tseries.store.store import Store
 
@@ -46,7 +46,7 @@ class BackupResult:
         size: their size in bytes.
     """
 
-    commit: CommitMark | None
+    commit: CommitId | None
     files: int
     size: int
 
@@ -143,7 +143,7 @@ class _Moment:
         files: the other files, relative to the store.
     """
 
-    commit: CommitMark | None
+    commit: CommitId | None
     log: dict[str, bytes]
     modified: dict[str, int]
     files: list[str]
@@ -164,13 +164,17 @@ def _read_moment(store: Store) -> _Moment | None:
         earlier = [f"{number:020d}.json" for number in range(max(at, 0), first)]
         kept = [*(name for name in earlier if name in names), *tail]
         log = {name: _read(location, location.file(_LOG, name)) for name in kept}
-        if read_mark(location).version == first:
-            mark = _read(location, location.file(_LOG, LAST_CHECKPOINT))
-            log = {LAST_CHECKPOINT: mark, **log} if read_mark(location).version == first else log
+        if read_last_checkpoint(location).version == first:
+            content = _read(location, location.file(_LOG, LAST_CHECKPOINT))
+            log = (
+                {LAST_CHECKPOINT: content, **log}
+                if read_last_checkpoint(location).version == first
+                else log
+            )
         heads = list(head_chain(location, store.head_id(), 2**62))
         events = [file.path for file in store.data_files()]
         chain = [os.path.relpath(path, location.file()) for path in heads]
-        return _Moment(last_mark(store), log, names, [*events, *chain])
+        return _Moment(last_commit_id(store), log, names, [*events, *chain])
     return None
 
 

@@ -37,8 +37,8 @@ from pyspark_tseries.model.series_index import (
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.head_files import (
-    mark_act,
-    marked_acts,
+    flag_act,
+    flagged_acts,
     read_records,
     write_head,
     write_record,
@@ -49,7 +49,7 @@ from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns, require_owner
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import LogFile, list_log_files
-from pyspark_tseries.store.log_entries import read_mark
+from pyspark_tseries.store.log_entries import read_last_checkpoint
 from pyspark_tseries.store.log_writer import write_checkpoint
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit
@@ -66,7 +66,7 @@ def open_acts(store: Store) -> list[ErasureRecord]:
     last = store.metadata().erasure
     if last is None:
         return []
-    done, found = marked_acts(store.location, "done"), []
+    done, found = flagged_acts(store.location, "done"), []
     for record in read_records(store.location, last):
         if record.act.id in done:
             break
@@ -110,7 +110,7 @@ def remove_erased_bytes(store: Store, now_us: int) -> int:
     for record in due:
         if record.act.time_us + _UNDECIDED_US > now_us or find_files_with_values(store, [record]):
             break
-        mark_act(location, record.act.id, "done")
+        flag_act(location, record.act.id, "done")
     return removed
 
 
@@ -181,7 +181,7 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
 
 def _find_log_files(location: Location, records: Sequence[ErasureRecord]) -> list[LogFile]:
     """Find log files from before the acts with statistics that may have an erased value."""
-    clean = marked_acts(location, "log")
+    clean = flagged_acts(location, "log")
     records = [record for record in records if record.act.id not in clean]
     if not records:
         return []
@@ -223,15 +223,15 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
     held = _find_log_files(location, records)
     if not held:
         # The log gains nothing from before an act, so read it only once.
-        for act in {record.act.id for record in records} - marked_acts(location, "log"):
-            mark_act(location, act, "log")
+        for act in {record.act.id for record in records} - flagged_acts(location, "log"):
+            flag_act(location, act, "log")
         return
-    if read_mark(location).version <= upto:
+    if read_last_checkpoint(location).version <= upto:
         if location.is_local:
             write_checkpoint(location, store.version())
         else:
             load_table(location).create_checkpoint()
-    if read_mark(location).version <= upto:
+    if read_last_checkpoint(location).version <= upto:
         return  # The last one is another writer's; the next round tries again.
     last = held[-1].version
     # Oldest first, so that a reader that still finds an entry finds all later ones, too.

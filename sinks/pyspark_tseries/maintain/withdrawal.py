@@ -44,8 +44,8 @@ def late_path(location: Location, query: str, name: str) -> str:
 def list_correctors(store: Store) -> dict[str, int]:
     """Return the queries that have corrected the store, with the last batch that each committed."""
     names = store.location.list_folders(store.location.file("_tseries", "late"))
-    marks = {name: store.log.transaction(f"{LATE_TOKEN}{name}") for name in names}
-    return {name: mark for name, mark in sorted(marks.items()) if mark is not None}
+    batches = {name: store.log.transaction(f"{LATE_TOKEN}{name}") for name in names}
+    return {name: batch for name, batch in sorted(batches.items()) if batch is not None}
 
 
 def read_withdrawn(location: Location, query: str) -> int:

@@ -51,7 +51,7 @@ _UNKNOWN: Final = -1
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class CommitMark:
+class CommitId:
     """The number and the id of a commit."""
 
     number: int
@@ -66,9 +66,9 @@ class CommitMark:
         return [self.number, self.id]
 
     @staticmethod
-    def from_json(read: Any) -> "CommitMark | None":
-        """Return the mark from which `to_json` made `read`; None for None."""
-        return None if read is None else CommitMark(int(read[0]), int(read[1]))
+    def from_json(read: Any) -> "CommitId | None":
+        """Return the id from which `to_json` made `read`; None for None."""
+        return None if read is None else CommitId(int(read[0]), int(read[1]))
 
 
 def pack_ids(ids: Mapping[int, int], first: int) -> bytes:
@@ -175,7 +175,11 @@ UNKNOWN_WRITERS: Final = "unknown"
 MAX_HISTORY: Final = 64
 """The most entries of the history; a longer one loses every second entry of its older half."""
 
-_QUERY_TOKEN_PREFIX: Final = "tseries:q:"
+QUERY_PREFIX: Final = "tseries:q:"
+"""A streaming query's transaction is this prefix and the query's id."""
+
+APPLICATION_PREFIX: Final = "tseries:app:"
+"""The transaction of a batch write with `txnAppId` is this prefix and the id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +253,9 @@ class CtiRecord:
 
 def name_writer(token: tuple[str, int] | None) -> str:
     """Return the writer that commits a batch with `token`: a query, or all batch writes."""
-    if token is None or not token[0].startswith(_QUERY_TOKEN_PREFIX):
+    if token is None or not token[0].startswith(QUERY_PREFIX):
         return BATCH_WRITES
-    return f"query {token[0][len(_QUERY_TOKEN_PREFIX) :]}"
+    return f"query {token[0][len(QUERY_PREFIX) :]}"
 
 
 def _thin(history: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

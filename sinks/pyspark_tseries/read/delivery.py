@@ -38,7 +38,7 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import query_schema, result_schema, show_columns, table_schema
-from pyspark_tseries.model.commits import CommitMark, CtiRecord
+from pyspark_tseries.model.commits import CommitId, CtiRecord
 from pyspark_tseries.model.ranges import RetainedRange, min_retained
 from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
@@ -96,7 +96,7 @@ class Position:
     after: Key | None = None
     due: int | None = None
     cti: int | None = None
-    mark: CommitMark | None = None
+    mark: CommitId | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the offset, with sorted keys because Spark compares offsets as JSON text."""
@@ -146,7 +146,7 @@ class Position:
                 "go on with the version of this package that wrote them",
             )
         fields = {name: value for name, value in offset.items() if name != "version"}
-        after, mark = fields.pop("after"), CommitMark.from_json(fields.pop("mark"))
+        after, mark = fields.pop("after"), CommitId.from_json(fields.pop("mark"))
         key = None if after is None else (after[0], after[1])
         return Position(after=key, mark=mark, **fields)
 

@@ -36,7 +36,7 @@ from pyspark_tseries.read.scan import sample_series
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
-from pyspark_tseries.store.history import describe_change, find_mark, is_given_up
+from pyspark_tseries.store.history import describe_change, find_commit_id, is_given_up
 from pyspark_tseries.store.store import Store
 
 MAX_ROWS_PER_TASK: Final = 250_000
@@ -80,7 +80,7 @@ class Follower:
             missed=self._count_missed_starts(snapshot, head),
             retained=format_range(snapshot.settings.retained),
             retained_since=head.metadata.retained_since,
-            mark=find_mark(self._store, commit),
+            mark=find_commit_id(self._store, commit),
         )
 
     def last_commit(self) -> int:
@@ -107,7 +107,7 @@ class Follower:
         end = self._find_live_end(start, max_events, snapshot, last)
         if end == start:
             return end
-        return replace(end, mark=find_mark(self._store, end.commit + (end.after is not None)))
+        return replace(end, mark=find_commit_id(self._store, end.commit + (end.after is not None)))
 
     def _find_last(
         self, snapshot: Snapshot, head: SeriesIndex, upto: int | None

@@ -17,9 +17,9 @@ from typing import Final
 from pyspark_timestream.core.checkpoint import find_location, resolve_directory
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_tseries.errors import HistoryChanged, StoreMismatch
-from pyspark_tseries.model.commits import CommitMark
+from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.history import describe_change, is_given_up, last_mark
+from pyspark_tseries.store.history import describe_change, is_given_up, last_commit_id
 from pyspark_tseries.store.log_entries import Change
 from pyspark_tseries.store.store import Store
 
@@ -41,7 +41,7 @@ class CheckpointStore:
 
     id: str
     location: str
-    batches: tuple[tuple[int, CommitMark], ...] = ()
+    batches: tuple[tuple[int, CommitId], ...] = ()
 
     def __str__(self) -> str:
         """Name the store as a message does."""
@@ -117,7 +117,7 @@ def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]
 
 
 def _changed_error(
-    store: Store, batch: int, commit: CommitMark, found: str | None, last: int | None
+    store: Store, batch: int, commit: CommitId, found: str | None, last: int | None
 ) -> HistoryChanged:
     found = found or "has nothing of that batch"
     first = 0 if last is None else last + 1
@@ -135,7 +135,7 @@ def _changed_error(
 
 
 def remember_commit(
-    checkpoint: Path | None, store: Store, batch: int, commit: CommitMark | None = None
+    checkpoint: Path | None, store: Store, batch: int, commit: CommitId | None = None
 ) -> None:
     """Record in the checkpoint that its query has stored a batch.
 
@@ -143,7 +143,7 @@ def remember_commit(
     """
     if checkpoint is None:
         return
-    before, commit = _read_remembered(checkpoint), commit or last_mark(store)
+    before, commit = _read_remembered(checkpoint), commit or last_commit_id(store)
     known = () if before is None else before.batches
     batches = [(number, each) for number, each in known if number < batch]
     batches += [] if commit is None else [(batch, commit)]
@@ -186,7 +186,7 @@ def _read_remembered(checkpoint: Path) -> CheckpointStore | None:
         read = json.loads((checkpoint / _FILE_PATH).read_text(encoding="utf-8"))
         store, location = str(read["id"]), str(read["location"])
         batches = (
-            (int(number), CommitMark(int(commit), int(head)))
+            (int(number), CommitId(int(commit), int(head)))
             for number, commit, head in read.get("batches", ())
         )
         return CheckpointStore(store, location, tuple(batches))

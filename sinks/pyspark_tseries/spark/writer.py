@@ -25,13 +25,13 @@ from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
-from pyspark_tseries.model.commits import CommitMark, name_writer
+from pyspark_tseries.model.commits import APPLICATION_PREFIX, QUERY_PREFIX, CommitId, name_writer
 from pyspark_tseries.model.row_digest import add_digests, digest_rows
 from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.write.batch import APPLICATION_PREFIX, QUERY_PREFIX, Batch
+from pyspark_tseries.write.batch import Batch
 from pyspark_tseries.write.numbering import BEFORE_NEWEST, FutureLimit
 from pyspark_tseries.write.rows import RowPlan, split_ctis, stage_rows
 from pyspark_tseries.write.task_output import (
@@ -142,7 +142,7 @@ def _commit(
     tasks: list[StagedTask],
     token: tuple[str, int] | None,
     cti_us: int | None = None,
-) -> CommitMark | None:
+) -> CommitId | None:
     """Append the staged rows in the order of the input; return None if that makes no commit.
 
     Commit a batch without rows only if its CTI is above the query's last one, or if the query joins
@@ -170,7 +170,7 @@ def _commit(
             maintain_after_commit(store)
     _remove_staged(target, tasks)
     freeze_objects()
-    return None if made is None else CommitMark(made.index.metadata.commit, made.head_id)
+    return None if made is None else CommitId(made.index.metadata.commit, made.head_id)
 
 
 def _sum_digests(tasks: Iterable[StagedTask]) -> int | None:

@@ -2,7 +2,7 @@
 
 Both kinds count once a commit names them, so a crash leaves unused files at worst. The head names
 the last act of erasing, and each record the previous one; a record outside of this chain does not
-count. Maintenance marks an act with `log` once no entry of the log has its values any more, and
+count. Maintenance flags an act with `log` once no entry of the log has its values any more, and
 with `done` once no file has.
 """
 
@@ -292,13 +292,13 @@ def _read_record(location: Location, path: str) -> ErasureRecord:
         return parse_record(file.read().decode())
 
 
-def mark_act(location: Location, act: str, mark: str) -> None:
-    """Mark `act`: no log entry has a value of it any more (`log`), or no file at all (`done`)."""
-    with location.write(location.file(*ERASURES, f"{act}.{mark}")) as file:
+def flag_act(location: Location, act: str, flag: str) -> None:
+    """Flag `act`: no log entry has a value of it any more (`log`), or no file at all (`done`)."""
+    with location.write(location.file(*ERASURES, f"{act}.{flag}")) as file:
         file.write(b"")
 
 
-def marked_acts(location: Location, mark: str) -> set[str]:
-    """Return the ids of the acts with the mark `log` or `done`."""
+def flagged_acts(location: Location, flag: str) -> set[str]:
+    """Return the ids of the acts with the flag `log` or `done`."""
     names = (os.path.basename(path) for path, _ in location.list_files(location.file(*ERASURES)))
-    return {name.removesuffix(f".{mark}") for name in names if name.endswith(f".{mark}")}
+    return {name.removesuffix(f".{flag}") for name in names if name.endswith(f".{flag}")}

@@ -143,22 +143,22 @@ EVENT_FILE_PATH: Final = re.compile(
 """Matches the paths of this package's event files: their commits, an id, and a number."""
 
 RANDOM_BITS: Final = 42
-"""The number of random bits in the id in a file's name; the higher bits are the store's mark."""
+"""The number of random bits in the id in a file's name; the higher bits are the store's tag."""
 
 
-def marked_id(table_id: str, random_bits: int) -> int:
-    """Return an id for new files: the mark of their store, then RANDOM_BITS random bits."""
-    return _store_mark(table_id) << RANDOM_BITS | random_bits
+def tagged_id(table_id: str, random_bits: int) -> int:
+    """Return an id for new files: the tag of their store, then RANDOM_BITS random bits."""
+    return _store_tag(table_id) << RANDOM_BITS | random_bits
 
 
-def _store_mark(table_id: str) -> int:
+def _store_tag(table_id: str) -> int:
     return zlib.crc32(table_id.encode()) >> 12
 
 
-def bears_mark(path: str, table_id: str) -> bool:
+def bears_tag(path: str, table_id: str) -> bool:
     """Return whether `path`, relative to the store, names an event file of this very store."""
     found = EVENT_FILE_PATH.fullmatch(path)
-    return found is not None and int(found["id"], 16) >> RANDOM_BITS == _store_mark(table_id)
+    return found is not None and int(found["id"], 16) >> RANDOM_BITS == _store_tag(table_id)
 
 
 OptionPairs = tuple[tuple[str, str], ...]

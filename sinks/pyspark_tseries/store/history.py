@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitMark, pack_ids, unpack_ids
+from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitId, pack_ids, unpack_ids
 from pyspark_tseries.storage.location import Location, sync
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
 from pyspark_tseries.store.log_entries import TornEntry
@@ -31,15 +31,15 @@ MAX_PROVEN: Final = 1000
 _ENTRY: Final = re.compile(r"(\d{20})[.]json")
 
 
-def last_mark(store: "Store") -> CommitMark | None:
+def last_commit_id(store: "Store") -> CommitId | None:
     """Return the last commit of the log as last refreshed; None before the first."""
     head_id = store.head_id()
-    return None if head_id is None else CommitMark(store.metadata().commit, head_id)
+    return None if head_id is None else CommitId(store.metadata().commit, head_id)
 
 
-def find_mark(store: "Store", number: int) -> CommitMark | None:
+def find_commit_id(store: "Store", number: int) -> CommitId | None:
     """Return the commit `number`, or the last one before it; None if that is not known."""
-    last = last_mark(store)
+    last = last_commit_id(store)
     if last is None or number >= last.number:
         return last
     return _find_in_log(store.location, number, store.version()) or _find_kept(
@@ -47,31 +47,31 @@ def find_mark(store: "Store", number: int) -> CommitMark | None:
     )
 
 
-def describe_change(store: "Store", mark: CommitMark) -> str | None:
+def describe_change(store: "Store", commit: CommitId) -> str | None:
     """Describe what the store has in place of an earlier commit; None if it still has that commit.
 
     If nobody kept a commit's id, because another tool removed its log entry, it counts as there.
     """
     proven = store.log.proven
-    if proven.get(mark.number) == mark.id:
+    if proven.get(commit.number) == commit.id:
         return None
-    last = last_mark(store)
+    last = last_commit_id(store)
     if last is None:
         return "has no commit"
-    if mark.number > last.number:
+    if commit.number > last.number:
         return f"ends with {last}"
-    found = find_mark(store, mark.number)
-    if found is not None and found.number == mark.number and found != mark:
+    found = find_commit_id(store, commit.number)
+    if found is not None and found.number == commit.number and found != commit:
         return f"has {found} in its place"
-    if found is not None and found.number < mark.number:
+    if found is not None and found.number < commit.number:
         return f"has no commit of that number after {found}"
     if len(proven) >= MAX_PROVEN:
         proven.clear()
-    proven[mark.number] = mark.id
+    proven[commit.number] = commit.id
     return None
 
 
-def is_given_up(location: Location, mark: CommitMark) -> bool:
+def is_given_up(location: Location, lost: CommitId) -> bool:
     """Return whether a repair has given up this commit after damage, and skipped its number."""
     if not location.is_local:
         return False
@@ -79,33 +79,33 @@ def is_given_up(location: Location, mark: CommitMark) -> bool:
     for path in glob.iglob(found):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(path, encoding="utf-8") as file:
-                lost = json.load(file)
-            ids = {commit["head"] for commit in lost["commits"]}
+                record = json.load(file)
+            ids = {commit["head"] for commit in record["commits"]}
             # The id of a commit may be unknown if its entry is torn.
-            if mark.id in ids or (None in ids and mark.number <= lost["highest_commit"]):
+            if lost.id in ids or (None in ids and lost.number <= record["highest_commit"]):
                 return True
     return False
 
 
 def keep_history(store: "Store") -> None:
     """Keep the ids of the log's commits, before maintenance removes entries."""
-    last = last_mark(store)
+    last = last_commit_id(store)
     if last is None:
         return
     location, kept, changed = store.location, dict[int, dict[int, int]](), set[int]()
     above = last.number + COMMITS_PER_FILE
-    for mark in _marks_from_end(location, store.version()):
-        first = _first_of(mark.number)
+    for commit in _ids_from_end(location, store.version()):
+        first = _first_of(commit.number)
         if first not in kept:
             kept[first] = _read_kept(location, first)
         # Kept ids of numbers between two commits of the log come from a log that was replaced.
-        gone = range(mark.number + 1, above)
+        gone = range(commit.number + 1, above)
         for number in gone:
             if kept.get(_first_of(number), {}).pop(number, None) is not None:
                 changed.add(_first_of(number))
-        if kept[first].get(mark.number) == mark.id:
+        if kept[first].get(commit.number) == commit.id:
             break
-        kept[first][mark.number], above = mark.id, mark.number
+        kept[first][commit.number], above = commit.id, commit.number
         changed.add(first)
     # Write the oldest first: the next run goes back only to the first commit that is already kept,
     # so after a crash no older one may be missing.
@@ -113,14 +113,14 @@ def keep_history(store: "Store") -> None:
         _write_kept(location, first, kept[first])
 
 
-def _find_in_log(location: Location, number: int, newest: int) -> CommitMark | None:
+def _find_in_log(location: Location, number: int, newest: int) -> CommitId | None:
     """Search the log up to entry `newest` for the commit `number`, or the last one before it."""
     versions = _list_versions(location, newest)
     low, high, best = 0, len(versions), None
     while low < high:
         middle = at = (low + high) // 2
         found = None
-        while at >= low and (found := _read_mark(location, versions[at])) is None:
+        while at >= low and (found := _read_commit_id(location, versions[at])) is None:
             at -= 1  # The entry is of a compaction or of another tool.
         if found is None:
             low = middle + 1
@@ -142,14 +142,14 @@ def _list_versions(location: Location, newest: int) -> list[int]:
     return sorted(version for version in versions if version <= newest)
 
 
-def _marks_from_end(location: Location, newest: int) -> Iterator[CommitMark]:
+def _ids_from_end(location: Location, newest: int) -> Iterator[CommitId]:
     for version in reversed(_list_versions(location, newest)):
-        mark = _read_mark(location, version)
-        if mark is not None:
-            yield mark
+        commit = _read_commit_id(location, version)
+        if commit is not None:
+            yield commit
 
 
-def _read_mark(location: Location, version: int) -> CommitMark | None:
+def _read_commit_id(location: Location, version: int) -> CommitId | None:
     """Return the commit of a log entry; None if the entry has none, was removed, or is damaged."""
     try:
         entry = read_entry(location, version)
@@ -158,7 +158,7 @@ def _read_mark(location: Location, version: int) -> CommitMark | None:
     if entry is None or entry.own is None:
         return None
     number, head_id = entry.own.get("commit"), entry.transactions.get(HEAD_TRANSACTION)
-    return None if number is None or head_id is None else CommitMark(number, head_id)
+    return None if number is None or head_id is None else CommitId(number, head_id)
 
 
 def _first_of(number: int) -> int:
@@ -170,10 +170,10 @@ def _kept_path(location: Location, first: int) -> str:
     return location.file("_tseries", "history", f"{first // COMMITS_PER_FILE:010d}")
 
 
-def _find_kept(location: Location, number: int) -> CommitMark | None:
+def _find_kept(location: Location, number: int) -> CommitId | None:
     ids = _read_kept(location, _first_of(number))
     found = ids.get(number)
-    return None if found is None else CommitMark(number, found)
+    return None if found is None else CommitId(number, found)
 
 
 def _read_kept(location: Location, first: int) -> dict[int, int]:

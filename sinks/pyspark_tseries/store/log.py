@@ -58,7 +58,7 @@ from pyspark_tseries.store.log_entries import (
     adopt_entry,
     entry_path,
     format_entry,
-    read_mark,
+    read_last_checkpoint,
     seal_info,
 )
 from pyspark_tseries.store.log_writer import capture_entry, copy_log, write_checkpoint
@@ -114,7 +114,7 @@ def load_table(location: Location) -> DeltaTable:
 
 def _missing_checkpoint(location: Location) -> int:
     """Return the version of the last checkpoint if that is missing; else -1."""
-    version = read_mark(location).version if location.is_local else -1
+    version = read_last_checkpoint(location).version if location.is_local else -1
     there = os.path.join(glob.escape(location.file("_delta_log")), f"{version:020d}.checkpoint*")
     return -1 if glob.glob(there) else version
 
@@ -564,7 +564,7 @@ class Log:
             self.table.schema(),
             partition_by=["kind"],
             commit_properties=CommitProperties(
-                app_transactions=[Transaction(*mark) for mark in change.transactions.items()],
+                app_transactions=[Transaction(*pair) for pair in change.transactions.items()],
                 custom_metadata={"tseries": seal_info(change, change.info(self._checked))},
             ),
             post_commithook_properties=PostCommitHookProperties(True, False),

@@ -23,15 +23,15 @@ from pyspark_tseries.storage.head_files import head_path, unreadable_head_error
 from pyspark_tseries.storage.location import Location, is_inside_store, list_directories
 from pyspark_tseries.store.log_entries import (
     LAST_CHECKPOINT,
-    CheckpointMark,
     Entry,
     ForeignChange,
+    LastCheckpoint,
     TornEntry,
     entry_path,
     find_foreign_change,
     has_wrong_checksum,
     parse_entry,
-    read_mark,
+    read_last_checkpoint,
 )
 
 _ENTRY: Final = re.compile(r"(\d{20})\.json")
@@ -96,14 +96,14 @@ def check_log_at(location: Location, version: int) -> None:
         UnusableStore: one is not as it was written; the error names it.
         OSError: one cannot be read.
     """
-    mark = read_mark(location)
-    base = mark.version
+    recorded = read_last_checkpoint(location)
+    base = recorded.version
     path = location.file("_delta_log", _checkpoint_name(base))
     if base > version or not os.path.exists(path):
         there = [int(name[:20]) for name in _log_names(location) if _CHECKPOINT.fullmatch(name)]
         base = max((number for number in there if number <= version), default=-1)
         path = location.file("_delta_log", _checkpoint_name(base))
-    if base in mark.checksums and os.path.exists(path) and not _is_as_marked(path, mark):
+    if base in recorded.checksums and os.path.exists(path) and not _is_as_recorded(path, recorded):
         raise _torn_checkpoint_error(location, os.path.basename(path))
     check_checksums(location, base + 1, version)
 
@@ -113,10 +113,10 @@ def _checkpoint_name(version: int) -> str:
     return f"{version:020d}.checkpoint.parquet"
 
 
-def _is_as_marked(path: str, mark: CheckpointMark) -> bool:
+def _is_as_recorded(path: str, recorded: LastCheckpoint) -> bool:
     """Return False if a checkpoint differs from its checksum in `mark`; True if it has none."""
     name = os.path.basename(path)
-    noted = mark.checksums.get(int(name[:20]))
+    noted = recorded.checksums.get(int(name[:20]))
     if noted is None or name != _checkpoint_name(int(name[:20])):
         return True
     with open(path, "rb") as file:
@@ -238,15 +238,15 @@ def find_readable_log(location: Location, upto: int) -> ReadableLog:
     Read entries from the last whole checkpoint on, or from the first entry.
     """
     names, torn, base = _log_names(location), [], -1
-    mark = read_mark(location)
+    recorded = read_last_checkpoint(location)
     for name in reversed(names):
         if _CHECKPOINT.fullmatch(name) and int(name[:20]) <= upto:
-            if _is_whole_checkpoint(location.file("_delta_log", name), mark):
+            if _is_whole_checkpoint(location.file("_delta_log", name), recorded):
                 base = int(name[:20])
                 break
             torn.append(name)
     there = {int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name) and name not in torn}
-    if mark.damaged or not there.issuperset({mark.version} - {-1}):
+    if recorded.damaged or not there.issuperset({recorded.version} - {-1}):
         torn.append(LAST_CHECKPOINT)
     for version in range(base + 1, upto + 1):
         reason = entry_damage(location, version)
@@ -270,11 +270,11 @@ def _log_names(location: Location) -> list[str]:
     return sorted(name for name in names if any(kind.fullmatch(name) for kind in numbered))
 
 
-def _is_whole_checkpoint(path: str, mark: CheckpointMark) -> bool:
+def _is_whole_checkpoint(path: str, recorded: LastCheckpoint) -> bool:
     if not path.endswith(".parquet"):
         return True
     try:
-        if not _is_as_marked(path, mark):
+        if not _is_as_recorded(path, recorded):
             return False
         pq.read_table(path, partitioning=None)
     except (OSError, pa.ArrowException, ValueError) as error:
@@ -359,17 +359,17 @@ def _is_file_inside(location: Location, path: str) -> bool:
 
 def _torn_reason(path: str, size: int | None) -> str | None:
     """Return the damage of a file, from its size and its last bytes; None if it seems whole."""
-    mark = b"PAR1" if path.endswith(".parquet") else _END_OF_STREAM
+    ending = b"PAR1" if path.endswith(".parquet") else _END_OF_STREAM
     try:
         with open(path, "rb") as file:
             there = file.seek(0, os.SEEK_END)
-            file.seek(max(0, there - len(mark)))
+            file.seek(max(0, there - len(ending)))
             end = file.read()
     except FileNotFoundError:
         return "it is missing"
     if size is not None and there != size:
         return f"it has {there} bytes instead of the {size} in the log"
-    return None if end == mark else "it is empty" if not there else "it breaks off"
+    return None if end == ending else "it is empty" if not there else "it breaks off"
 
 
 def unsynced_files(

@@ -92,8 +92,11 @@ class Change:
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the actions and transactions as lines of an entry."""
-        marks = ({"appId": name, "version": mark} for name, mark in self.transactions.items())
-        return [*(action.to_json() for action in self.actions), *({"txn": mark} for mark in marks)]
+        named = ({"appId": name, "version": at} for name, at in self.transactions.items())
+        return [
+            *(action.to_json() for action in self.actions),
+            *({"txn": transaction} for transaction in named),
+        ]
 
     def info(self, checked: int, *, synced: bool = True) -> dict[str, Any]:
         """Return the `tseries` object of the entry."""
@@ -451,7 +454,7 @@ _KEY: Final = "tseries"
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointMark:
+class LastCheckpoint:
     """The contents of `_last_checkpoint`.
 
     Attributes:
@@ -465,7 +468,7 @@ class CheckpointMark:
     damaged: bool = False
 
 
-def read_mark(location: Location) -> CheckpointMark:
+def read_last_checkpoint(location: Location) -> LastCheckpoint:
     """Read the `_last_checkpoint` of a store.
 
     Raises:
@@ -477,25 +480,25 @@ def read_mark(location: Location) -> CheckpointMark:
         with open(path, "rb") if location.is_local else location.read(path) as file:
             content = file.read()
     except (FileNotFoundError, IsADirectoryError):
-        return CheckpointMark()
-    return _parse_mark(content)
+        return LastCheckpoint()
+    return _parse_last_checkpoint(content)
 
 
-def _parse_mark(content: bytes) -> CheckpointMark:
+def _parse_last_checkpoint(content: bytes) -> LastCheckpoint:
     if has_wrong_checksum(content):
-        return CheckpointMark(damaged=True)
+        return LastCheckpoint(damaged=True)
     try:
         said = json.loads(content)
         version, own = said["version"], said.get(_KEY, {})
         known = {int(number): int(crc, 16) for number, crc in own.get("checkpoints", {}).items()}
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-            return CheckpointMark(damaged=True)
+            return LastCheckpoint(damaged=True)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return CheckpointMark(damaged=True)
-    return CheckpointMark(version, known)
+        return LastCheckpoint(damaged=True)
+    return LastCheckpoint(version, known)
 
 
-def format_mark(content: bytes, checksums: Mapping[int, int]) -> bytes:
+def format_last_checkpoint(content: bytes, checksums: Mapping[int, int]) -> bytes:
     """Return `content`, a `_last_checkpoint` from Delta, with checksums of checkpoints."""
     said: dict[str, Any] = json.loads(content)
     known = {str(version): f"{crc:08x}" for version, crc in sorted(checksums.items())}

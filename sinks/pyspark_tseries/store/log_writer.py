@@ -24,8 +24,8 @@ from deltalake import DeltaTable
 from pyspark_tseries.storage.location import Location, sync
 from pyspark_tseries.store.log_entries import (
     LAST_CHECKPOINT,
-    format_mark,
-    read_mark,
+    format_last_checkpoint,
+    read_last_checkpoint,
 )
 
 _LOG_DIRECTORY: Final = "_delta_log"
@@ -62,14 +62,14 @@ def _mark_checkpoint(location: Location, made: str, parts: Sequence[str]) -> Non
     """Record the checksums of new checkpoints, the files `parts` of the directory `made`."""
     known = {
         version: crc
-        for version, crc in read_mark(location).checksums.items()
+        for version, crc in read_last_checkpoint(location).checksums.items()
         if os.path.exists(location.file(_LOG_DIRECTORY, f"{version:020d}.checkpoint.parquet"))
     }
     for name in parts:
         with open(os.path.join(made, name), "rb") as file:
             known[int(name[:20])] = zlib.crc32(file.read())
     with open(os.path.join(made, LAST_CHECKPOINT), "r+b") as file:
-        content = format_mark(file.read(), known)
+        content = format_last_checkpoint(file.read(), known)
         file.seek(0)
         file.write(content)
 

@@ -39,8 +39,8 @@ from pyspark_tseries.storage.location import (
     Location,
     heartbeat,
     lock_commits,
-    marked_id,
     parse_location,
+    tagged_id,
 )
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.log import (
@@ -58,9 +58,9 @@ from pyspark_tseries.write.batch import (
     Batch,
     CommitContext,
     PreparedCommit,
-    digest_mark,
+    batch_transactions,
+    digest_transaction,
     is_replay,
-    make_marks,
 )
 
 HORIZON_TRANSACTION: Final = "tseries:horizon"
@@ -233,8 +233,8 @@ class Store:
         return self.log.table_id
 
     def new_id(self) -> int:
-        """Return a random id for the names of new files, with the mark of this store."""
-        return marked_id(self.id, secrets.randbits(RANDOM_BITS))
+        """Return a random id for the names of new files, with the tag of this store."""
+        return tagged_id(self.id, secrets.randbits(RANDOM_BITS))
 
     def version(self) -> int:
         """Return the version of the log as last refreshed."""
@@ -467,7 +467,7 @@ class Store:
         if token is None:
             return False
         last = self.log.transaction(token[0])
-        stored = None if last is None else self.log.transaction(digest_mark(token[0]))
+        stored = None if last is None else self.log.transaction(digest_transaction(token[0]))
         return is_replay(self.root, token, digest, last, stored)
 
     def _attempt(
@@ -491,7 +491,7 @@ class Store:
             if self.head_id() != head_id:
                 # A signal handler in this very thread may have committed in the meantime.
                 raise CommitFailedError("a competing commit was first")
-            self.publish(attempt, make_marks(batch.token, batch.digest), synced)
+            self.publish(attempt, batch_transactions(batch.token, batch.digest), synced)
         return attempt
 
     def _discard_lost(self, attempts: list[PreparedCommit]) -> bool:
@@ -521,14 +521,16 @@ class Store:
         live = {file.path for file in self.data_files()}
         return any(file.path in live for file in attempt.written)
 
-    def publish(self, attempt: PreparedCommit, marks: Mapping[str, int], synced: bool) -> None:
+    def publish(
+        self, attempt: PreparedCommit, transactions: Mapping[str, int], synced: bool
+    ) -> None:
         """Add a prepared commit to the log, unless a competing one was first.
 
         The caller holds the commit lock.
 
         Args:
             attempt: the commit; its files are written.
-            marks: the transactions that name the batch.
+            transactions: those that name the batch.
             synced: as in `append`.
 
         Raises:
@@ -538,7 +540,7 @@ class Store:
         now_ms = metadata.commit_us // 1000
         change = Change(
             [*remove_files(attempt.replaced, now_ms), *add_files(attempt.written, now_ms)],
-            {HEAD_TRANSACTION: attempt.head_id, **marks},
+            {HEAD_TRANSACTION: attempt.head_id, **transactions},
             metadata.commit,
         )
         head = head_path(self.location, attempt.head_id)

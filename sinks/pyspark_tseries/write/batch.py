@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from pyspark_tseries.errors import ReplayDiffers
 from pyspark_tseries.model.arrays import NEVER_US, Int64Array
+from pyspark_tseries.model.commits import APPLICATION_PREFIX
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import UNLIMITED
@@ -59,55 +60,53 @@ from pyspark_tseries.write.task_output import (
     reduce_chunks,
 )
 
-QUERY_PREFIX: Final = "tseries:q:"
-"""A streaming query's mark is this prefix and the query's id."""
-
-APPLICATION_PREFIX: Final = "tseries:app:"
-"""The mark of a batch write with `txnAppId` is this prefix and the id."""
-
 _DIGEST_PREFIX: Final = "tseries:rows:"
 
 
-def digest_mark(mark: str) -> str:
-    """Return the transaction with the digest of the last batch under `mark`."""
-    return _DIGEST_PREFIX + mark.removeprefix("tseries:")
+def digest_transaction(transaction: str) -> str:
+    """Return the transaction with the digest of the last batch under `transaction`."""
+    return _DIGEST_PREFIX + transaction.removeprefix("tseries:")
 
 
-def make_marks(token: tuple[str, int] | None, digest: int | None) -> dict[str, int]:
+def batch_transactions(token: tuple[str, int] | None, digest: int | None) -> dict[str, int]:
     """Return the transactions of a batch: its number, and the digest of its rows if known."""
     if token is None:
         return {}
-    return {token[0]: token[1], **({} if digest is None else {digest_mark(token[0]): digest})}
+    return {
+        token[0]: token[1],
+        **({} if digest is None else {digest_transaction(token[0]): digest}),
+    }
 
 
 def is_replay(
     root: str, token: tuple[str, int], digest: int | None, last: int | None, stored: int | None
 ) -> bool:
-    """Return True if a batch repeats the last one with its mark, False if it is new.
+    """Return True if a batch repeats the last one of its transaction, False if it is new.
 
     Args:
         root: the store's location, for people.
-        token: the mark, and the number of the batch.
+        token: the transaction, and the number of the batch.
         digest: the digest of its rows; None if unknown.
-        last: the number of the last batch with this mark in the store; None if there is none.
+        last: the number of the last batch of this transaction in the store; None if there is none.
         stored: the digest of that batch; None if unknown.
 
     Raises:
         ReplayDiffers: the batch is older than that one, or repeats it with other rows.
     """
-    mark, batch = token
+    transaction, batch = token
     if last is None or batch > last:
         return False
     if batch < last:
-        raise _older_batch_error(root, mark, batch, last)
+        raise _older_batch_error(root, transaction, batch, last)
     if digest is not None and stored is not None and digest != stored:
-        raise _other_rows_error(root, mark, batch)
+        raise _other_rows_error(root, transaction, batch)
     return True
 
 
-def _older_batch_error(root: str, mark: str, batch: int, last: int) -> ReplayDiffers:
-    if mark.startswith(APPLICATION_PREFIX):
-        name = mark.removeprefix(APPLICATION_PREFIX)
+def _older_batch_error(root: str, transaction: str, batch: int, last: int) -> ReplayDiffers:
+    name = transaction.rpartition(":")[2]
+    if transaction.startswith(APPLICATION_PREFIX):
+        name = transaction.removeprefix(APPLICATION_PREFIX)
         return ReplayDiffers(
             f"txnVersion {batch} of txnAppId '{name}' is to be stored, and the store '{root}' has "
             f"its version {last}",
@@ -116,7 +115,7 @@ def _older_batch_error(root: str, mark: str, batch: int, last: int) -> ReplayDif
             "again with a new or deleted checkpoint. Nothing of the batch is stored",
         )
     return ReplayDiffers(
-        f"batch {batch} of query {_query_id(mark)} is to be stored, and the store '{root}' has its "
+        f"batch {batch} of query {name} is to be stored, and the store '{root}' has its "
         f"batch {last}: the checkpoint is older than the store, as one that was put back",
         f"a batch above {last}, or batch {last} again with the same rows",
         "put the newer checkpoint back, or a state of the store that is as old as the checkpoint "
@@ -126,9 +125,10 @@ def _older_batch_error(root: str, mark: str, batch: int, last: int) -> ReplayDif
     )
 
 
-def _other_rows_error(root: str, mark: str, batch: int) -> ReplayDiffers:
-    if mark.startswith(APPLICATION_PREFIX):
-        name = mark.removeprefix(APPLICATION_PREFIX)
+def _other_rows_error(root: str, transaction: str, batch: int) -> ReplayDiffers:
+    name = transaction.rpartition(":")[2]
+    if transaction.startswith(APPLICATION_PREFIX):
+        name = transaction.removeprefix(APPLICATION_PREFIX)
         return ReplayDiffers(
             f"txnVersion {batch} of txnAppId '{name}' comes again with other rows than those that "
             f"the store '{root}' has of it",
@@ -140,7 +140,7 @@ def _other_rows_error(root: str, mark: str, batch: int) -> ReplayDiffers:
         )
     before = f"'commits/{batch - 1}'" if batch else "a file with the lines v1 and {}"
     return ReplayDiffers(
-        f"batch {batch} of query {_query_id(mark)} comes again with other rows than those that the "
+        f"batch {batch} of query {name} comes again with other rows than those that the "
         f"store '{root}' has of it: an older checkpoint was put back, the query or its input has "
         "changed, or its rows are not determined by its input (random values, the order of a list)",
         "the same rows, in any order",
@@ -150,16 +150,12 @@ def _other_rows_error(root: str, mark: str, batch: int) -> ReplayDiffers:
     )
 
 
-def _query_id(mark: str) -> str:
-    return mark.rpartition(":")[2]
-
-
 class Appendable(Protocol):
     """Rows that a store can append; `Batch` describes the members."""
 
     @property
     def token(self) -> tuple[str, int] | None:
-        """The mark and number of the batch, so that it is committed only once."""
+        """The transaction and number of the batch, so that it is committed only once."""
 
     @property
     def digest(self) -> int | None:
@@ -342,7 +338,7 @@ class _Commit:
         self._optimistic = self._confirm_optimistic()
         if self._optimistic is not None and any(map(self._is_published, self._groups)):
             now_us = self._optimistic.commit_us
-        marks = make_marks(batch.token, batch.digest)
+        marks = batch_transactions(batch.token, batch.digest)
         self._metadata = next_metadata(
             context.index, context.head_id, now_us=now_us, rows=0, marks=marks
         )

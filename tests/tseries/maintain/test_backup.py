@@ -25,7 +25,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.store.history import describe_change, find_mark, last_mark
+from pyspark_tseries.store.history import describe_change, find_commit_id, last_commit_id
 from pyspark_tseries.store.store import Store
 
 EVENT = ("series", "sequence", "timestamp", "commit")
@@ -53,13 +53,13 @@ def test_backup_is_the_store_with_its_history_and_nothing_else(tmp_path, store):
     remove_obsolete_files(store, 2**60)
     fill(store, 30)
     done = backup(store.root, str(tmp_path / "t/backup"))
-    assert done.commit == last_mark(store)
+    assert done.commit == last_commit_id(store)
     assert stored(tmp_path / "t/backup", *EVENT) == stored(tmp_path / "s", *EVENT)
     assert verify(str(tmp_path / "t/backup")) == []
     copy = Store.open(str(tmp_path / "t/backup"))
     assert copy.id == store.id
     for number in range(27):
-        assert find_mark(copy, number) == find_mark(store, number)
+        assert find_commit_id(copy, number) == find_commit_id(store, number)
     names = files_under(tmp_path / "t/backup")
     assert [name for name in names if "lock" in name or "staging" in name] == []
     events = {file.path for file in store.data_files()}
@@ -173,7 +173,7 @@ def test_command_copies_into_an_empty_folder_and_says_what_it_did(tmp_path, stor
     (tmp_path / "b").mkdir()
     assert main(["backup", store.root, str(tmp_path / "b")]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"{last_mark(store)} of '{store.root}': ")
+    assert said.startswith(f"{last_commit_id(store)} of '{store.root}': ")
     sizes = [file.stat().st_size for file in (tmp_path / "b").rglob("*") if file.is_file()]
     copied = [name for name in files_under(tmp_path / "b") if not name.endswith((".lock", "clock"))]
     assert f"{len(copied)} files, " in said
@@ -213,7 +213,7 @@ def test_backup_between_a_disk_and_an_object_store_keeps_all(tmp_path, store, bu
     there = bucket.uri("backups/one")
     done = backup(store.root, there, bucket.options)
     remote = Store.open(parse_location(there, bucket.options))
-    assert (last_mark(remote), remote.id) == (done.commit, store.id)
+    assert (last_commit_id(remote), remote.id) == (done.commit, store.id)
     with pytest.raises(UnusableStore, match="is not empty"):
         backup(store.root, there, bucket.options)
     back = backup(parse_location(there, bucket.options), str(tmp_path / "b"), bucket.options)

@@ -12,7 +12,7 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.storage.location import Location, bears_mark, marked_id, parse_location
+from pyspark_tseries.storage.location import Location, bears_tag, parse_location, tagged_id
 from pyspark_tseries.store.log import _missing_checkpoint, create_table
 from pyspark_tseries.store.store import Store
 
@@ -129,15 +129,15 @@ def test_every_file_of_a_store_bears_its_mark(path):
     store = Store.open(str(path))
     compact(str(path))
     assert len(files(path)) == 5
-    assert all(bears_mark(file, store.id) for file in files(path))
+    assert all(bears_tag(file, store.id) for file in files(path))
 
 
 def test_the_mark_of_a_store_is_in_the_names_of_its_files_alone():
-    ids = [marked_id(table, number) for table in ("one", "two") for number in (0, 2**42 - 1)]
+    ids = [tagged_id(table, number) for table in ("one", "two") for number in (0, 2**42 - 1)]
     assert all(0 <= own < 2**62 for own in ids)
     names = [f"kind=event/0000000001-{own:016x}.parquet" for own in ids]
-    assert [bears_mark(name, "one") for name in names] == [True, True, False, False]
-    assert not bears_mark("kind=event/part-0.parquet", "one")
+    assert [bears_tag(name, "one") for name in names] == [True, True, False, False]
+    assert not bears_tag("kind=event/part-0.parquet", "one")
 
 
 def test_folder_of_another_user_such_as_lost_and_found_does_not_hinder_creation(

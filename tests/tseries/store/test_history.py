@@ -16,11 +16,16 @@ from pyspark_tseries.errors import HistoryChanged, ReplayDiffers, StoreMismatch,
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair.repair import repair
-from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitMark, pack_ids, unpack_ids
+from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitId, pack_ids, unpack_ids
 from pyspark_tseries.model.policy import parse_policy
 from pyspark_tseries.store import history
 from pyspark_tseries.store.admin_commits import add_columns, set_policy
-from pyspark_tseries.store.history import describe_change, find_mark, keep_history, last_mark
+from pyspark_tseries.store.history import (
+    describe_change,
+    find_commit_id,
+    keep_history,
+    last_commit_id,
+)
 from pyspark_tseries.store.log_check import read_entry
 from pyspark_tseries.store.log_entries import parse_entry
 from pyspark_tseries.store.store import Store
@@ -69,8 +74,8 @@ def cut_log(store):
 
 def test_each_commit_is_found_by_its_number_among_entries_of_other_kinds(tmp_path):
     store = make(tmp_path / "s")
-    assert last_mark(store) is None
-    assert find_mark(store, 0) is None
+    assert last_commit_id(store) is None
+    assert find_commit_id(store, 0) is None
     for number in range(9):
         append(tmp_path / "s", number)
         if number % 3 == 1:
@@ -81,13 +86,13 @@ def test_each_commit_is_found_by_its_number_among_entries_of_other_kinds(tmp_pat
     known = marks_of(store)
     assert sorted(known) == list(range(11))
     for number, head in known.items():
-        assert find_mark(store, number) == CommitMark(number, head)
-        assert describe_change(store, CommitMark(number, head)) is None
+        assert find_commit_id(store, number) == CommitId(number, head)
+        assert describe_change(store, CommitId(number, head)) is None
         store.log.proven.clear()
-        said = describe_change(store, CommitMark(number, 1))
+        said = describe_change(store, CommitId(number, 1))
         assert "(id 0000000000000001)" not in said
         assert f"commit {number} (id {head:016x})" in said
-    assert describe_change(store, CommitMark(11, 1)).startswith("ends with commit 10 (id ")
+    assert describe_change(store, CommitId(11, 1)).startswith("ends with commit 10 (id ")
 
 
 def test_ids_of_commits_are_known_after_maintenance_has_removed_their_log_entries(tmp_path):
@@ -102,8 +107,8 @@ def test_ids_of_commits_are_known_after_maintenance_has_removed_their_log_entrie
     store = append(tmp_path / "s", 60)
     assert read_entry(store.location, 30) is None
     for number, head in known.items():
-        assert find_mark(store, number) == CommitMark(number, head)
-        assert describe_change(store, CommitMark(number, 1)).startswith("has commit ")
+        assert find_commit_id(store, number) == CommitId(number, head)
+        assert describe_change(store, CommitId(number, 1)).startswith("has commit ")
 
 
 def test_ids_that_are_kept_of_an_older_log_give_way_to_those_of_the_log(tmp_path):
@@ -118,11 +123,11 @@ def test_ids_that_are_kept_of_an_older_log_give_way_to_those_of_the_log(tmp_path
     copied = append(tmp_path / "copy", *range(10, 40))
     after = marks_of(copied)
     for number in range(10, 30):
-        assert describe_change(copied, CommitMark(number, before[number])) is not None
+        assert describe_change(copied, CommitId(number, before[number])) is not None
     keep_history(copied)
     copied = cut_log(copied)
     for number in range(39):
-        assert find_mark(copied, number) == CommitMark(number, after[number])
+        assert find_commit_id(copied, number) == CommitId(number, after[number])
 
 
 def test_a_commit_whose_id_nobody_has_kept_counts_as_there(tmp_path):
@@ -130,8 +135,8 @@ def test_a_commit_whose_id_nobody_has_kept_counts_as_there(tmp_path):
     append(tmp_path / "s", *range(4))
     store = append(tmp_path / "s", *range(4, 8))
     store = cut_log(store)
-    assert describe_change(store, CommitMark(3, 1)) is None
-    assert find_mark(store, 3) is None
+    assert describe_change(store, CommitId(3, 1)) is None
+    assert find_commit_id(store, 3) is None
 
 
 @settings(max_examples=50)

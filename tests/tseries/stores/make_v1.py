@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tseries.builders import batch, new_store
 
-from pyspark_tseries.model.commits import CommitMark
+from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.read.delivery import Position
 
 HOUR_US = 3_600_000_000
@@ -28,7 +28,7 @@ POSITION = Position(
     retained_since=2,
     due=None,
     cti=7,
-    mark=CommitMark(5, 0x3AD61AF69EF9AD8B),
+    mark=CommitId(5, 0x3AD61AF69EF9AD8B),
 )
 
 

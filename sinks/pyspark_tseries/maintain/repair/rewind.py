@@ -1,7 +1,7 @@
 """Rewind a store on a local path to its last whole commit, after a power loss (semantics 26.2).
 
-A rewind cuts the log after that commit, so events, head, settings and the marks of writers and
-queries return to it. It moves the remains of later commits to `_tseries/lost`.
+A rewind cuts the log after that commit, so events, head, settings and the numbers of writers' and
+queries' batches return to it. It moves the remains of later commits to `_tseries/lost`.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.model.commits import APPLICATION_PREFIX, QUERY_PREFIX
 from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.head_files import load_index, readable_metadata
@@ -44,7 +45,6 @@ from pyspark_tseries.store.log_check import (
 )
 from pyspark_tseries.store.log_entries import LAST_CHECKPOINT, Entry, TornEntry, entry_path
 from pyspark_tseries.store.log_writer import shadow_log
-from pyspark_tseries.write.batch import APPLICATION_PREFIX, QUERY_PREFIX
 
 MAX_SERIES_NAMED: Final = 20
 """A message names at most this many series; a file next to the commit's remains lists them all."""
@@ -162,8 +162,8 @@ def _find_attempt(
 
 def _list_files_of(location: Location, own_id: int) -> list[str]:
     """Return the event files that by their names belong to the head `own_id`."""
-    mark = f"-{own_id:016x}."
-    return [file.path for file in list_event_files(location) if mark in file.path]
+    name = f"-{own_id:016x}."
+    return [file.path for file in list_event_files(location) if name in file.path]
 
 
 def _compare_heads(
