@@ -24,18 +24,9 @@ from pyspark_timestream.rules.step import POLICIES
 _PASSABLE: Final = "a path through objects only: columns that are structs, or strings"
 
 
-def check_field_names(options: KafkaOptions, fields: pa.Schema) -> None:
-    """Check that each column and each option for times leads to exactly one field.
-
-    Args:
-        options: the options.
-        fields: the columns that are fields of the value.
-
-    Raises:
-        SchemaRefused: a column's name is not a path, or leads through something that is no object.
-        OptionError: an option's path does so, or could mean two fields beside these columns.
-    """
-    declared = check_paths(fields)
+def _check_field_names(options: KafkaOptions, fields: pa.Schema) -> None:
+    """Check that each column of the value and each option for times leads to exactly one field."""
+    declared = _check_paths(fields)
     for option, source in _list_sources(options):
         if source.given and (source.given,) in declared:
             raise OptionError(
@@ -55,12 +46,8 @@ def check_field_names(options: KafkaOptions, fields: pa.Schema) -> None:
             )
 
 
-def check_paths(fields: pa.Schema) -> Mapping[Path, pa.Field]:
-    """Map each column's path, which is its name, to the column; each leads to exactly one field.
-
-    Raises:
-        SchemaRefused: a column's name is not a path, or leads through something that is no object.
-    """
+def _check_paths(fields: pa.Schema) -> Mapping[Path, pa.Field]:
+    """Map each column's path, which is its name, to the column; each leads to exactly one field."""
     declared = {_parse_column(field.name): field for field in fields}
     for path, column in declared.items():
         obstacle = _find_obstacle(path, declared)
@@ -175,8 +162,8 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
             fields.append(_check_field(options.value_format, column))
     if POLICIES[options.policy].flags and "cti" in metadata.values():
         _check_flags(options, metadata)
-    check_field_names(options, pa.schema(fields))
-    check_paths(strip_key_prefix(options, pa.schema(key_fields)))
+    _check_field_names(options, pa.schema(fields))
+    _check_paths(strip_key_prefix(options, pa.schema(key_fields)))
     return Projection(schema, metadata, pa.schema(fields), pa.schema(key_fields), dead_letter)
 
 

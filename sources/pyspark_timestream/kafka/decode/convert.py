@@ -22,7 +22,14 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US, Mask
 from pyspark_timestream.core.nested import build_nested, list_lengths
-from pyspark_timestream.kafka.decode.records import to_mask, to_texts
+from pyspark_timestream.kafka.decode.records import (
+    FINE,
+    TYPE,
+    DecodedBlock,
+    Reasons,
+    to_mask,
+    to_texts,
+)
 
 _PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
 
@@ -32,9 +39,7 @@ Longs: TypeAlias = npt.NDArray[np.int64]
 class Converted(NamedTuple):
     """A column of n values in its requested type.
 
-    Attributes:
-        column: the column.
-        bad: n booleans: the value, or something in it, did not fit its type and is null.
+    A value is `bad` if it, or something in it, did not fit its type and is null.
     """
 
     column: pa.Array
@@ -44,15 +49,12 @@ class Converted(NamedTuple):
 Convert: TypeAlias = Callable[[pa.Array], Converted]
 """Converts n values to one type."""
 
+ConvertScalar: TypeAlias = Callable[[pa.Array, pa.DataType], Converted]
+"""Converts n scalars to a type."""
 
-def convert(
-    array: pa.Array, target: pa.DataType, scalar: Callable[[pa.Array, pa.DataType], Converted]
-) -> Converted:
+
+def convert(array: pa.Array, target: pa.DataType, scalar: ConvertScalar) -> Converted:
     """Convert n values to `target`; `scalar` converts scalars."""
-
-    def to(inner: pa.DataType) -> Convert:
-        return lambda values: convert(values, inner, scalar)
-
     if pa.types.is_null(array.type):
         return keep(pa.nulls(len(array), target))
     if pa.types.is_struct(target):
@@ -66,10 +68,8 @@ def convert(
         ]
         return build_struct(target, fields, to_mask(array.is_null()))
     if pa.types.is_list(target):
-        return convert_list(array, target, to(target.value_type))
-    if pa.types.is_map(target):
-        return _convert_map(array, target, to(target.key_type), to(target.item_type))
-    return scalar(array, target)
+        return convert_list(array, target, lambda items: convert(items, target.value_type, scalar))
+    return _convert_map(array, target, scalar) if pa.types.is_map(target) else scalar(array, target)
 
 
 def convert_list(array: pa.Array, target: pa.DataType, convert_item: Convert) -> Converted:
@@ -78,15 +78,12 @@ def convert_list(array: pa.Array, target: pa.DataType, convert_item: Convert) ->
     return build_repeated(target, [items], list_lengths(array), to_mask(array.is_null()))
 
 
-def _convert_map(
-    array: pa.Array, target: pa.DataType, convert_key: Convert, convert_item: Convert
-) -> Converted:
-    """Convert maps key by key and value by value."""
+def _convert_map(array: pa.Array, target: pa.DataType, scalar: ConvertScalar) -> Converted:
     # The entries of a null map may remain in the buffers.
     shown = array.filter(array.is_valid()) if array.null_count else array
     begin, end = shown.offsets[0].as_py(), shown.offsets[-1].as_py()
-    keys = convert_key(shown.keys.slice(begin, end - begin))
-    items = convert_item(shown.items.slice(begin, end - begin))
+    keys = convert(shown.keys.slice(begin, end - begin), target.key_type, scalar)
+    items = convert(shown.items.slice(begin, end - begin), target.item_type, scalar)
     absent = to_mask(array.is_null())
     lengths = np.where(absent, 0, np.diff(array.offsets.to_numpy()))
     return build_repeated(target, [keys, items], lengths, absent)
@@ -108,11 +105,7 @@ def build_repeated(
 ) -> Converted:
     """Build n lists or maps; one with a bad item, key or value that is null becomes null itself.
 
-    Args:
-        target: the list or map type.
-        parts: the items of all lists in order; for maps the keys, then the values.
-        lengths: n numbers of items; 0 where a list is absent.
-        absent: n booleans: the list or map is null.
+    `parts` are the items of all lists, in order; for maps they are the keys, and the values.
     """
     bad = np.zeros(len(absent), np.bool_)
     for part in parts:
@@ -142,6 +135,15 @@ def keep(column: pa.Array, bad: Mask | None = None) -> Converted:
     if bad.any():
         column = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
     return Converted(column, bad)
+
+
+def build_block(
+    columns: Sequence[Converted], raw: dict[str, list[pa.Array]], reasons: Reasons
+) -> DecodedBlock:
+    """Build a block of converted columns; `reasons` say why payloads are malformed already."""
+    for converted in columns:
+        reasons[converted.bad & (reasons == FINE)] = TYPE
+    return DecodedBlock([converted.column for converted in columns], raw, reasons)
 
 
 def join_converted(pieces: Sequence[Converted], order: Longs, kind: pa.DataType) -> Converted:
@@ -205,17 +207,17 @@ def cast(array: pa.Array, target: pa.DataType) -> Converted:
     Numbers may be wider than `can_cast` allows, since a producer may have widened them. A fraction
     does not fit a whole number, and a number beyond a float's range does not fit the float.
     """
-    if array.type == target and not _has_time(target):
+    # Times may lie outside of the calendar.
+    if array.type == target and not contains(target, pa.types.is_temporal):
         return keep(array)
     return convert(array, target, cast_scalars)
 
 
 @functools.lru_cache(maxsize=1_000)
-def _has_time(data_type: pa.DataType) -> bool:
-    """Return whether values of a type may lie outside of the calendar."""
-    if pa.types.is_nested(data_type):
-        return any(_has_time(data_type.field(at).type) for at in range(data_type.num_fields))
-    return bool(pa.types.is_temporal(data_type))
+def contains(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether a type, or one inside it, is of a kind."""
+    children = [data_type.field(at).type for at in range(data_type.num_fields)]
+    return bool(is_kind(data_type)) or any(contains(child, is_kind) for child in children)
 
 
 def cast_scalars(array: pa.Array, target: pa.DataType) -> Converted:

@@ -10,7 +10,7 @@ import base64
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,6 +29,8 @@ from pyspark_timestream.kafka.decode.records import (
     Reasons,
     RequestedFields,
     find_header,
+    locate,
+    name_rows,
     take_header_values,
     to_mask,
 )
@@ -103,13 +105,6 @@ class FramedBlock(NamedTuple):
         """N numbers: FRAMING where the frame is malformed, else FINE."""
         return np.where(self.bad, FRAMING, FINE).astype(np.uint8)
 
-    def name(self, names: Sequence[str | None]) -> pa.Array:
-        """Return n strings: the name of each payload's writer, where `names` has one per writer."""
-        # The last place stands for no writer.
-        return pa.array([*names, None], pa.string()).take(
-            pa.array(np.where(self.codes < 0, len(names), self.codes))
-        )
-
 
 def decode_side(
     options: KafkaOptions,
@@ -120,12 +115,7 @@ def decode_side(
 ) -> DecodedBlock:
     """Decode n binary values or keys; a null becomes a row of nulls and is not malformed.
 
-    Args:
-        options: the options, with the schemas that the format reads by.
-        rules: the options of the value or the key.
-        requested: the fields to read.
-        payloads: n binary.
-        headers: the records' headers; None unless they contain the frames.
+    `headers` are those of the records, if they contain the frames.
 
     Raises:
         SchemaRegistryError: a writer's schema is not available.
@@ -157,11 +147,7 @@ def can_read(
 
 
 def check_fields(options: KafkaOptions, rules: PayloadRules, requested: RequestedFields) -> None:
-    """Check that the reader's schema has the requested fields, with types that can be read.
-
-    Raises:
-        SchemaRefused: a field is missing, or its type cannot be read.
-    """
+    """Refuse requested fields that the reader's schema lacks, or has with a type of no use."""
     if rules.format == "avro":
         from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns
 
@@ -197,29 +183,22 @@ def _split_frames(rules: PayloadRules, payloads: pa.Array, headers: pa.Array | N
 def _fetch(
     options: KafkaOptions, rules: PayloadRules, framed: FramedBlock, writer: Writer
 ) -> RegisteredSchema:
-    """Fetch a writer's schema; an error names the writer's first payload."""
-    try:
-        return _fetch_checked(options, rules, writer)
-    except (SchemaRefused, SchemaRegistryError) as error:
-        error.row = int(np.argmax(framed.codes == framed.writers.index(writer)))
-        raise
-
-
-def _fetch_checked(options: KafkaOptions, rules: PayloadRules, writer: Writer) -> RegisteredSchema:
-    """Fetch a writer's schema, and check that its type is the one that the format reads."""
+    """Fetch a writer's schema, of the format's type; an error names the writer's first payload."""
     assert options.source is not None, "frames are looked up in a registry"
     key = writer.guid if writer.schema_id is None else writer.schema_id
     assert key is not None, "a frame holds an id or a GUID"
-    found = options.source.fetch_schema(key, rules.format, rules.subject)
-    requested = _TYPES[rules.format]
-    if found.type != requested:
-        shown = key if isinstance(key, int) else key.hex()
-        raise SchemaRefused(
-            f"schema {shown}, which wrote {rules.side}s of this topic, is {found.type}, and option "
-            f"'{rules.option_name('format')}' is '{rules.format}'",
-            f"{rules.side}s of one format in a topic",
-            f"read them as '{found.type.lower()}', or in queries of their own",
-        )
+    try:
+        found = options.source.fetch_schema(key, rules.format, rules.subject)
+        if found.type != _TYPES[rules.format]:
+            raise SchemaRefused(
+                f"schema {_show_key(writer)}, which wrote {rules.side}s of this topic, is "
+                f"{found.type}, and option '{rules.option_name('format')}' is '{rules.format}'",
+                f"{rules.side}s of one format in a topic",
+                f"read them as '{found.type.lower()}', or in queries of their own",
+            )
+    except (SchemaRefused, SchemaRegistryError) as error:
+        error.row = int(np.argmax(framed.codes == framed.writers.index(writer)))
+        raise
     return found
 
 
@@ -230,7 +209,8 @@ def _read_json(
     writers = framed.writers if rules.has_registry else ()
     titles = [_find_title(_fetch(options, rules, framed, writer)) for writer in writers]
     block = parse_json(requested, framed.bodies)
-    return block._replace(names=framed.name(titles)) if requested.names and titles else block
+    named = name_rows(titles, framed.codes) if requested.names and titles else None
+    return block._replace(names=named)
 
 
 def _find_title(schema: RegisteredSchema) -> str | None:
@@ -296,9 +276,7 @@ def _show_key(writer: Writer) -> str:
     return str(writer.schema_id) if writer.guid is None else writer.guid.hex()
 
 
-@functools.lru_cache(maxsize=1_000)
-def _inline(schema: RegisteredSchema) -> str:
-    return inline_references(schema)
+_inline: Final = functools.lru_cache(maxsize=1_000)(inline_references)
 
 
 def _read_protobuf(
@@ -335,7 +313,7 @@ def read_framed_protobuf(
     found = np.array([*wrong, FINE], dtype=np.uint8)[framed.codes]
     reasons = np.where(found == FINE, reasons, found)
     block = read_protobuf(reader, requested, framed.bodies, reasons)
-    named = framed.name(names) if requested.names else None
+    named = name_rows(names, framed.codes) if requested.names else None
     return block._replace(schema_ids=framed.schema_ids, names=named)
 
 
@@ -390,8 +368,7 @@ def split_header_frames(
     null payload never is.
     """
     frames, rest, bad = _cut(take_header_values(headers, find_header(headers, name)), indexed)
-    starts, ends, _ = _locate(rest)
-    longer = to_mask(rest.is_valid()) & (ends > starts)
+    longer = to_mask(rest.is_valid()) & (np.diff(locate(rest)[0]) > 0)
     bad = (bad | longer | to_mask(frames.is_null())) & to_mask(payloads.is_valid())
     return _resolve(_blank(frames, to_mask(payloads.is_null()) | bad), payloads, bad, indexed)
 
@@ -401,7 +378,8 @@ def _split_equal_frames(payloads: pa.Array, indexed: bool) -> FramedBlock | None
     n = len(payloads)
     if n == 0 or payloads.null_count:
         return None
-    starts, ends, data = _locate(payloads)
+    bounds, data = locate(payloads)
+    starts, ends = bounds[:-1], bounds[1:]
     length = int(_measure_frames(data, starts[:1], ends[:1], indexed)[0])
     if length == 0 or int((ends - starts).min()) < length:
         return None
@@ -420,7 +398,8 @@ def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
     """Cut payloads after their frames; both are null where a payload has no sound frame."""
     n = len(payloads)
     present = to_mask(payloads.is_valid())
-    starts, ends, data = _locate(payloads)
+    bounds, data = locate(payloads)
+    starts, ends = bounds[:-1], bounds[1:]
     lengths = _measure_frames(data, starts, ends, indexed)
     bad = present & (lengths == 0)
     pieces = _alternate(payloads, starts, ends, lengths)
@@ -440,16 +419,6 @@ def _alternate(payloads: pa.Array, starts: Longs, ends: Longs, lengths: Longs | 
     bounds[0:-1:2], bounds[1::2], bounds[-1] = starts, starts + lengths, ends[-1] if n else 0
     buffers = [None, pa.py_buffer(bounds), payloads.buffers()[2] or pa.py_buffer(b"")]
     return pa.BinaryArray.from_buffers(pa.binary(), 2 * n, buffers)
-
-
-def _locate(payloads: pa.Array) -> tuple[Longs, Longs, Bytes]:
-    """Return the starts and the ends of payloads in their buffer, and the buffer."""
-    if not len(payloads):
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
-    _, offsets, data = payloads.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[payloads.offset :][: len(payloads) + 1]
-    wide = bounds.astype(np.int64)
-    return wide[:-1], wide[1:], np.frombuffer(data or b"", np.uint8)
 
 
 def _measure_frames(data: Bytes, starts: Longs, ends: Longs, indexed: bool) -> Longs:

@@ -1,6 +1,6 @@
 """Blocks of records and of their decoded fields, and the columns that a query requests."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -142,6 +142,22 @@ def find_header(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
     return places
 
 
+def locate(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Return the n + 1 bounds of binary values or texts in their buffer, and the buffer."""
+    _, offsets, data = values.buffers()
+    if not len(values):
+        return np.zeros(1, np.int64), np.empty(0, np.uint8)
+    bounds = np.frombuffer(offsets, np.int32)[values.offset :][: len(values) + 1]
+    return bounds.astype(np.int64), np.frombuffer(data or b"", np.uint8)
+
+
+def name_rows(names: Sequence[str | None], codes: npt.NDArray[np.integer]) -> pa.Array:
+    """Return the name of each of n codes, which are indices into `names`; null for -1."""
+    # The last place stands for no name.
+    places = np.where(codes < 0, len(names), codes)
+    return pa.array([*names, None], pa.string()).take(pa.array(places))
+
+
 Reasons = npt.NDArray[np.uint8]
 
 REASONS: Final = ("", "framing", "syntax", "type", "name")
@@ -245,12 +261,8 @@ def join_blocks(
 ) -> DecodedBlock:
     """Merge the payloads of `blocks`, which were decoded separately, in the order of the records.
 
-    Args:
-        requested: the fields that the blocks have.
-        blocks: the blocks; each has one piece of every raw field.
-        order: for each of n records the place of its payload among those of all blocks; -1 where it
-            has none, which makes a row of nulls.
-        reasons: n numbers: why a payload that is in no block is malformed.
+    `order` is the place of each record's payload among those of all blocks; -1 where it has none,
+    which makes a row of nulls that is malformed by its one of `reasons`.
     """
     in_order = len(order) == sum(len(block.reasons) for block in blocks)
     in_order = in_order and not (order[1:] < order[:-1]).any()
@@ -268,10 +280,7 @@ def join_blocks(
 
 
 def _join(pieces: list[pa.Array], kind: pa.DataType, places: pa.Array | None) -> pa.Array:
-    if not pieces:
-        joined = pa.array([], kind)
-    else:
-        joined = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
+    joined = pieces[0] if len(pieces) == 1 else pa.concat_arrays([*pieces, pa.nulls(0, kind)])
     return joined if places is None else joined.take(places)
 
 
@@ -287,23 +296,21 @@ def _join_raw(
     # Types differ if, say, a writer changed whole numbers to fractions: each keeps its type.
     starts = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
     owners = np.where(order < 0, -1, np.searchsorted(starts, order, side="right") - 1)
-    found = []
-    for run in np.split(np.arange(len(order)), np.flatnonzero(np.diff(owners)) + 1):
-        owner = int(owners[run[0]])
-        if owner < 0:
-            found.append(pa.nulls(len(run)))
-        else:
-            found.append(pieces[owner].take(pa.array(order[run] - starts[owner])))
-    return found
+    runs = np.split(np.arange(len(order)), np.flatnonzero(np.diff(owners)) + 1)
+    return [
+        pieces[owner].take(pa.array(order[run] - starts[owner]))
+        if owner >= 0
+        else pa.nulls(len(run))
+        for run, owner in ((run, owners[run[0]]) for run in runs)
+    ]
 
 
 def split_pieces(payloads: pa.Array, most_rows: int, most_bytes: int) -> Iterator[pa.Array]:
     """Split n binary payloads into pieces of at most this size; a larger payload stands alone."""
     if not len(payloads):
         return
-    narrow = np.frombuffer(payloads.buffers()[1], np.int32)[payloads.offset :][: len(payloads) + 1]
-    # searchsorted would convert all of them again for a wider number each time.
-    ends, start = narrow.astype(np.int64), 0
+    # searchsorted would convert narrow bounds again for a wider number each time.
+    (ends, _), start = locate(payloads), 0
     while start < len(payloads):
         fitting = int(np.searchsorted(ends, ends[start] + most_bytes, side="right")) - 1
         stop = min(max(fitting, start + 1), start + most_rows, len(payloads))

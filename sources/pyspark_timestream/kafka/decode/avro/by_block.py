@@ -27,6 +27,7 @@ from pyspark_timestream.kafka.decode.avro.steps import (
     all_bad,
 )
 from pyspark_timestream.kafka.decode.convert import Converted, Longs, join_converted, keep
+from pyspark_timestream.kafka.decode.records import locate
 
 _PADDING: Final = 16
 """Bytes after the last row, so that a whole word can be read at its end."""
@@ -75,10 +76,7 @@ class Places:
     @classmethod
     def of(cls, bodies: pa.Array) -> Self:
         """Start at the beginnings of `bodies`, n binary values; a null counts as empty."""
-        _, offset_buffer, data_buffer = bodies.buffers()
-        offsets = np.frombuffer(offset_buffer, np.int32)[bodies.offset :][: len(bodies) + 1]
-        bounds = offsets.astype(np.int64)
-        data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
+        bounds, data = locate(bodies)
         padding = np.zeros(_PADDING, np.uint8)
         padded = np.concatenate((data[bounds[0] : bounds[-1]], padding))
         # Strides of one byte: `words[place]` is the eight bytes at any place.

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,7 +24,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     parse_schema,
 )
 from pyspark_timestream.kafka.decode.avro.steps import Plan
-from pyspark_timestream.kafka.decode.convert import cast
+from pyspark_timestream.kafka.decode.convert import Longs, build_block, cast
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     NAME,
@@ -35,10 +34,10 @@ from pyspark_timestream.kafka.decode.records import (
     Reasons,
     RequestedFields,
     join_blocks,
+    name_rows,
     split_pieces,
+    to_mask,
 )
-
-Longs = npt.NDArray[np.int64]
 
 _FEW_BODIES: Final = 40
 """Up to this many payloads are read one by one, which costs less than calling numpy for them."""
@@ -66,16 +65,11 @@ def read_avro(
     *,
     newer: tuple[AvroReader, ...] = (),
 ) -> DecodedBlock:
-    """Read n Avro payloads.
+    """Read n Avro payloads, of which some are null; `check_avro_columns` accepted the fields.
 
-    Args:
-        reader: the reader's schema; `check_avro_columns` has accepted the requested fields.
-        requested: the fields, by their paths in the reader's records.
-        bodies: n binary values without framing. A null becomes a row of nulls and is not malformed.
-        writers: the writers' schemas as JSON, by id: at least those of `schema_ids`.
-        schema_ids: n int32: the id of the schema that wrote the payload; null where the body is
-            null or its framing is bad, which makes a row of nulls. None: `reader` wrote them all.
-        newer: later schemas of the reader, for writers' schemas that the earlier ones cannot read.
+    `schema_ids` name the schema of each payload, given as JSON in `writers`; null where the payload
+    is not to be read. None: `reader` wrote them all. Writers' schemas that `reader` cannot read are
+    read by its `newer` versions.
 
     Raises:
         SchemaRefused: the reader's schema cannot read a writer's schema, or that is no Avro schema;
@@ -109,10 +103,7 @@ def read_avro(
             order[rows] = np.arange(total, total + len(rows))
             total += len(rows)
     block = join_blocks(requested, blocks, order, reasons)
-    named = None
-    if requested.names:
-        # The modulo turns -1 into the last index, which stands for no name.
-        named = pa.array([*names, None], pa.string()).take(pa.array(codes % (len(names) + 1)))
+    named = name_rows(names, codes) if requested.names else None
     return block._replace(schema_ids=schema_ids, names=named)
 
 
@@ -158,14 +149,11 @@ def _group(
     reader: AvroReader, bodies: pa.Array, writers: Mapping[int, str], schema_ids: pa.Array | None
 ) -> list[tuple[str, Longs]]:
     """Return the writers' schemas, each with the rows that it wrote, in order."""
-    present = np.ones(len(bodies), np.bool_)
-    if bodies.null_count:
-        present &= np.array(bodies.is_valid().to_numpy(zero_copy_only=False))
+    present = to_mask(bodies.is_valid())
     if schema_ids is None:
         rows = np.flatnonzero(present)
         return [(reader.text, rows)] if len(rows) else []
-    if schema_ids.null_count:
-        present &= np.array(schema_ids.is_valid().to_numpy(zero_copy_only=False))
+    present &= to_mask(schema_ids.is_valid())
     ids = pc.fill_null(schema_ids, 0).to_numpy(zero_copy_only=False)
     return [
         (writers[int(each)], np.flatnonzero(present & (ids == each)))
@@ -191,14 +179,13 @@ def _build_codec(
 def _read_piece(codec: _Codec, requested: RequestedFields, bodies: pa.Array) -> DecodedBlock:
     """Read payloads of one writer, none of them null."""
     values, reasons = _read_values(codec, bodies)
-    columns = []
-    for column, path in zip(requested.columns, requested.column_paths(), strict=True):
-        converted = cast(pc.struct_field(values, path), column.type)
-        columns.append(converted.column)
-        reasons[converted.bad & (reasons == FINE)] = TYPE
+    columns = [
+        cast(pc.struct_field(values, path), column.type)
+        for column, path in zip(requested.columns, requested.column_paths(), strict=True)
+    ]
     paths = requested.raw_paths().items()
     raw = {text: [pc.struct_field(values, path)] for text, path in paths}
-    return DecodedBlock(columns, raw, reasons)
+    return build_block(columns, raw, reasons)
 
 
 def _read_values(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:

@@ -123,12 +123,7 @@ def _list_record_names(reader: AvroReader) -> frozenset[str]:
 
 
 def parse_avro_reader(text: str, record: str = "") -> AvroReader:
-    """Parse the reader's schema; `record` is the full name of the only record to read.
-
-    Raises:
-        ValueError: `text` is not an Avro schema.
-        MissingExtra: fastavro is not installed.
-    """
+    """Parse the reader's schema as `parse_schema` does; `record` is the only record to read."""
     parsed = parse_schema(text)
     from fastavro.schema import fingerprint, to_parsing_canonical_form
 
@@ -169,9 +164,7 @@ def _tidy(schema: Any) -> Any:
         return schema
     if isinstance(schema.get("type"), dict | list):
         return _tidy(schema["type"])
-    tidied = {key: each for key, each in schema.items() if key != "default"}
-    if "default" in schema:
-        tidied[DEFAULT] = schema["default"]
+    tidied = _move_default(schema)
     if "logicalType" in schema and not _is_logical(schema):
         del tidied["logicalType"]
     for key in ("items", "values"):
@@ -185,12 +178,14 @@ def _tidy(schema: Any) -> Any:
 def _tidy_field(field: Any) -> Any:
     if not isinstance(field, dict):
         return field
-    tidied = {key: each for key, each in field.items() if key != "default"}
-    if "default" in field:
-        tidied[DEFAULT] = field["default"]
+    tidied = _move_default(field)
     if isinstance(field.get("type"), dict | list):
         tidied["type"] = _tidy(field["type"])
     return tidied
+
+
+def _move_default(schema: dict[str, Any]) -> dict[str, Any]:
+    return {DEFAULT if key == "default" else key: each for key, each in schema.items()}
 
 
 def _is_logical(schema: dict[str, Any]) -> bool:
@@ -293,11 +288,7 @@ class RequestedField(NamedTuple):
 
 
 def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, ...] = ()) -> None:
-    """Check that the reader's schema has the requested columns and the fields with times and edges.
-
-    Raises:
-        SchemaRefused: a path is not in the schema, or its type cannot be read as the column's.
-    """
+    """Refuse columns, times and edges that the reader's schema lacks or has with other types."""
     parsed = reader.parse()
     for column in columns:
         found = _find(parsed, f"column '{column.name}'", column.name)

@@ -15,7 +15,6 @@ from uuid import UUID  # noqa: TID251 - formats the ids of others, and makes non
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
@@ -27,6 +26,7 @@ from pyspark_timestream.kafka.decode.convert import (
     join_converted,
     keep,
 )
+from pyspark_timestream.kafka.decode.records import locate, to_mask
 
 Wire: TypeAlias = pa.Array | npt.NDArray[Any]
 
@@ -215,16 +215,15 @@ def _scale(values: Longs, times: int, over: int, target: pa.DataType) -> Convert
 
 def _read_decimals(values: pa.Array, target: pa.DataType) -> Converted:
     """Read big-endian numbers of up to eight bytes together, and longer ones one by one."""
-    lengths = pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
-    _, offsets, data = values.buffers()
-    if data is None or lengths.max(initial=0) > _WORD:
+    bounds, data = locate(values)
+    lengths = np.diff(bounds)
+    if lengths.max(initial=0) > _WORD:
         long = [_read_long_decimal(value, target) for value in values.to_pylist()]
         return find_bad(pa.array(long, target), values)
-    starts = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values)]
-    padded = np.concatenate((np.frombuffer(data, np.uint8), np.zeros(_WORD, np.uint8)))
+    padded = np.concatenate((data, np.zeros(_WORD, np.uint8)))
     words = np.ndarray((len(padded) - _WORD + 1,), ">i8", padded, strides=(1,))
     # The shift to the right removes the bytes after the number and extends its sign.
-    numbers = words[starts].astype(np.int64) >> (8 * (_WORD - np.maximum(lengths, 1)))
+    numbers = words[bounds[:-1]].astype(np.int64) >> (8 * (_WORD - np.maximum(lengths, 1)))
     bad = lengths == 0
     if target.precision < 19:
         # Compare without the absolute value: the least 64-bit number has none.
@@ -265,5 +264,5 @@ def _drop_repeated_keys(
     kept = last[np.argsort(first)]
     rest = [keep(part.column.take(pa.array(kept))) for part in parts]
     left = np.bincount(owners[kept], minlength=len(lengths))
-    absent = np.array(made.column.is_null().to_numpy(zero_copy_only=False))
+    absent = to_mask(made.column.is_null())
     return Converted(build_repeated(target, rest, left, absent).column, made.bad)

@@ -25,7 +25,15 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from pyspark_timestream.core.instants import Mask
-from pyspark_timestream.kafka.decode.convert import Converted, cast_scalars, convert, find_bad, keep
+from pyspark_timestream.kafka.decode.convert import (
+    Converted,
+    build_block,
+    cast_scalars,
+    contains,
+    convert,
+    find_bad,
+    keep,
+)
 from pyspark_timestream.kafka.decode.json.by_row import (
     null_on_error,
     parse_rows,
@@ -34,11 +42,11 @@ from pyspark_timestream.kafka.decode.json.by_row import (
 )
 from pyspark_timestream.kafka.decode.records import (
     FINE,
-    TYPE,
     DecodedBlock,
     RequestedFields,
     Tree,
     find_conflict,
+    locate,
     merge,
     nest,
     to_mask,
@@ -97,9 +105,8 @@ def _find_objects(texts: pa.Array) -> Mask:
 
 def _find_extreme(texts: pa.Array) -> Mask:
     """Find texts that may exceed a limit of Python's parser; none of them is null."""
-    _, offsets, data = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    content = np.frombuffer(data, np.uint8)[: bounds[-1]]
+    bounds, data = locate(texts)
+    content = data[: bounds[-1]]
     brackets = np.diff(np.searchsorted(_find_brackets(content), bounds))
     extreme: Mask = brackets > _MAX_SAFE_DEPTH
     if _may_hold_long_number(content):
@@ -216,13 +223,11 @@ def parse_json(
 ) -> DecodedBlock:
     """Parse n JSON texts (binary); a null becomes a row of nulls and is not malformed.
 
-    Args:
-        fields: the requested fields.
-        values: the texts.
-        most_singly: parse runs of up to this many values one by one.
+    Runs of up to `most_singly` values are parsed one by one.
     """
     texts, joinable = find_joinable(values)
-    if any(_has_map(field.type) for field in fields.columns):
+    if any(contains(field.type, pa.types.is_map) for field in fields.columns):
+        # Arrow's parser reads no maps.
         joinable[:] = False
     pieces = [
         piece
@@ -321,12 +326,8 @@ def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _P
         convert(take_field(tables, place), field.type, _read_scalars)
         for place, field in zip(column_places, fields.columns, strict=True)
     ]
-    malformed = np.zeros(len(texts), dtype=np.bool_)
-    for converted in finished:
-        malformed |= converted.bad
     pieces = {text: [column] for text, column in raw.items()}
-    reasons = np.where(malformed, TYPE, FINE).astype(np.uint8)
-    return DecodedBlock([converted.column for converted in finished], pieces, reasons)
+    return build_block(finished, pieces, np.full(len(texts), FINE, np.uint8))
 
 
 def _wrap_in_list(texts: pa.Array) -> pa.Array:
@@ -380,15 +381,6 @@ def _loses_digits(column: pa.Array) -> bool:
         return False
     largest = pc.max(pc.abs(column)).as_py()
     return largest is not None and largest >= _MAX_EXACT_DOUBLE
-
-
-def _has_map(data_type: pa.DataType) -> bool:
-    """Return whether `data_type` contains a map, which Arrow's parser cannot read."""
-    if pa.types.is_struct(data_type):
-        return any(_has_map(field.type) for field in data_type)
-    if pa.types.is_list(data_type):
-        return _has_map(data_type.value_type)
-    return bool(pa.types.is_map(data_type))
 
 
 def _is_text_on_wire(data_type: pa.DataType) -> bool:

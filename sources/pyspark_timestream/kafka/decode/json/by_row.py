@@ -20,6 +20,7 @@ from pyspark_timestream.core.instants import DAY_US, Mask
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
     Longs,
+    build_block,
     build_repeated,
     build_struct,
     find_bad,
@@ -28,7 +29,6 @@ from pyspark_timestream.kafka.decode.convert import (
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     SYNTAX,
-    TYPE,
     DecodedBlock,
     RequestedFields,
     to_mask,
@@ -92,13 +92,12 @@ def parse_rows(fields: RequestedFields, values: list[bytes | None]) -> DecodedBl
     for path, field in zip(fields.column_paths(), fields.columns, strict=True):
         found, blocked = _take(objects, path)
         column, bad = _convert(found, field.type)
-        reasons[(bad | blocked) & (reasons == FINE)] = TYPE
-        columns.append(column)
+        columns.append(Converted(column, bad | blocked))
     raw = {
         text: _group_by_type([_to_raw(value) for value in _take(objects, path)[0]])
         for text, path in fields.raw_paths().items()
     }
-    return DecodedBlock(columns, raw, reasons)
+    return build_block(columns, raw, reasons)
 
 
 def _take(objects: list[dict[str, Any]], path: Path) -> tuple[list[Any], Mask]:

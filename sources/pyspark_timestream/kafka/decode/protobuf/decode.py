@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import Mask
-from pyspark_timestream.kafka.decode.convert import Longs
+from pyspark_timestream.kafka.decode.convert import Longs, build_block
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     ProtobufReader,
     compile_reader,
@@ -43,12 +43,12 @@ from pyspark_timestream.kafka.decode.protobuf.plans import (
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     SYNTAX,
-    TYPE,
     DecodedBlock,
     Reasons,
     RequestedFields,
     Tree,
     join_blocks,
+    locate,
     split_pieces,
     to_mask,
 )
@@ -267,8 +267,7 @@ def _isolate(
 def _join(messages: pa.Array) -> tuple[memoryview, Longs]:
     """Join n messages into one, as its rows; return also the bounds of each row in it."""
     n = len(messages)
-    ends = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :][: n + 1]
-    lengths = np.diff(ends).astype(np.int64)
+    lengths = np.diff(locate(messages)[0])
     # The varint of a length takes one byte per group of seven bits.
     groups = np.ones(n, dtype=np.int64)
     for digits in range(7, int(lengths.max(initial=0)).bit_length(), 7):
@@ -282,9 +281,8 @@ def _join(messages: pa.Array) -> tuple[memoryview, Longs]:
         heads[starts[rows] + 1 + step] = (lengths[rows] >> (7 * step)) & 0x7F | more
     buffers = [None, pa.py_buffer(starts.astype(np.int32)), pa.py_buffer(heads)]
     tags = pa.BinaryArray.from_buffers(pa.binary(), n, buffers)
-    joined = pc.binary_join_element_wise(tags, messages, b"")
-    bounds = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset :][: n + 1]
-    return memoryview(joined.buffers()[2]), bounds.astype(np.int64)
+    bounds, data = locate(pc.binary_join_element_wise(tags, messages, b""))
+    return data.data, bounds
 
 
 def _select(data: memoryview, bounds: Longs, rows: Longs) -> tuple[memoryview, Longs]:
@@ -334,13 +332,10 @@ def read_protobuf(
     rows = rows[fine]
     order = np.full(n, -1, dtype=np.int64)
     order[rows] = np.arange(len(rows))
-    columns, of_rows = [], np.full(len(rows), FINE, np.uint8)
-    for plan in plans.columns:
-        converted = plan.read(parsed)
-        columns.append(converted.column)
-        of_rows[converted.bad] = TYPE
+    columns = [plan.read(parsed) for plan in plans.columns]
     raw = {name: [plan.read(parsed).column] for name, plan in plans.raw.items()}
-    return join_blocks(requested, [DecodedBlock(columns, raw, of_rows)], order, reasons)
+    block = build_block(columns, raw, np.full(len(rows), FINE, np.uint8))
+    return join_blocks(requested, [block], order, reasons)
 
 
 @functools.lru_cache(maxsize=64)

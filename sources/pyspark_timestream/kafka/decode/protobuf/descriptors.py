@@ -30,11 +30,7 @@ class Libraries(NamedTuple):
 
 @functools.cache
 def import_libraries() -> Libraries:
-    """Import the modules.
-
-    Raises:
-        MissingExtra: one is not installed.
-    """
+    """Import the modules; raise MissingExtra if one is not installed."""
     try:
         return Libraries(
             importlib.import_module("google.protobuf.descriptor_pb2"),
@@ -79,14 +75,10 @@ _MAIN: Final = "main.proto"
 
 
 def build_descriptor_set(main: bytes, references: Mapping[str, bytes]) -> bytes:
-    """Build a descriptor set from a registry's answers to `format=serialized`.
+    """Build a descriptor set, imports first, from a registry's answers to `format=serialized`.
 
-    Args:
-        main: the schema: a FileDescriptorProto, plain or in base64.
-        references: import name -> the file, for all direct and indirect imports.
-
-    Returns:
-        A FileDescriptorSet of these files and the imported ones of Protobuf, imports first.
+    They are FileDescriptorProtos, plain or in base64; `references` has all imports by name, except
+    those of Protobuf itself.
     """
     files = {name: _parse_file(name, data) for name, data in references.items()}
     file = _parse_file("", main)
@@ -116,11 +108,7 @@ def _parse_file(name: str, data: bytes) -> Any:
 
 
 def normalize(descriptor_set: bytes, message: str) -> bytes:
-    """Reduce a descriptor set to the parts that reading `message` needs.
-
-    Raises:
-        SchemaRefused: it is not a descriptor set, or lacks the message or a file.
-    """
+    """Reduce a descriptor set to the parts that reading `message` needs, or refuse it."""
     libraries = import_libraries()
     try:
         proto = libraries.descriptor_pb2.FileDescriptorSet.FromString(descriptor_set)
@@ -131,32 +119,34 @@ def normalize(descriptor_set: bytes, message: str) -> bytes:
             "write it with protoc --descriptor_set_out=FILE --include_imports",
         ) from error
     files = {file.name: file for file in proto.file}
-    own = {name: _messages(file) for name, file in files.items() if not _is_granted(name)}
-    homes = [name for name, messages in own.items() if message in messages]
-    if not homes:
-        names = sorted(name for messages in own.values() for name in messages)
+    homes = {
+        name: file.name
+        for file in proto.file
+        if not _is_granted(file.name)
+        for name, each in _walk(file)
+        if not each.options.map_entry
+    }
+    if message not in homes:
         raise SchemaRefused(
             f"the Protobuf descriptor lacks the message '{message}'",
-            ", ".join(names[:20]) or "a descriptor set with messages",
+            ", ".join(sorted(homes)[:20]) or "a descriptor set with messages",
             "give the message's full name, with its package",
         )
     normal = libraries.descriptor_pb2.FileDescriptorSet()
-    ordered = _order(files, homes[:1])
+    ordered = _order(files, [homes[message]])
     normal.file.extend(_strip(file) for file in ordered if not _is_granted(file.name))
     return bytes(normal.SerializeToString(deterministic=True))
 
 
 def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
-    """Return the full name of the message at `indexes` of a schema; None if there is none.
+    """Return the full name of the message at a frame's `indexes`; None if there is none.
 
-    Args:
-        main: the schema: a FileDescriptorProto, plain or in base64.
-        indexes: the message indexes of a frame. They leave out entries of maps, which are messages
-            in descriptors but not in the text of a schema, by which writers count.
+    `main` is the schema: a FileDescriptorProto, plain or in base64.
     """
     file = _parse_file("", main)
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:
+        # Writers count in the text of a schema, which has no messages for entries of maps.
         counted = [message for message in messages if not message.options.map_entry]
         if not 0 <= index < len(counted):
             return None
@@ -229,11 +219,6 @@ def _walk(file: Any) -> Iterator[tuple[str, Any]]:
         pending += [(f"{name}.{each.name}", each) for each in reversed(message.nested_type)]
 
 
-def _messages(file: Any) -> list[str]:
-    """List the full names of the messages of `file`, except entries of maps."""
-    return [name for name, message in _walk(file) if not message.options.map_entry]
-
-
 GROUP: Final = "group "
 """The prefix of JSON names of fields in Protobuf's outdated group encoding, which ptars lacks; the
 field's number follows."""
@@ -270,24 +255,17 @@ def create_reader(descriptor_set: bytes, message: str) -> ProtobufReader:
 
 
 class CompiledReader(NamedTuple):
-    """A reader with the classes of Google's library.
-
-    Attributes:
-        descriptor: the descriptor of the message, with groups as fields of bytes.
-        block_class: the class of a message with one field, `rows`, which repeats the message.
-    """
+    """A reader with the classes of Google's library."""
 
     descriptor: Any
+    """The descriptor of the message, with groups as fields of bytes."""
     block_class: Any
+    """The class of a message with one field, `rows`, which repeats the message."""
 
 
 @functools.lru_cache(maxsize=16)
 def compile_reader(reader: ProtobufReader) -> CompiledReader:
-    """Compile the descriptors of `reader`.
-
-    Raises:
-        SchemaRefused: the files contradict each other.
-    """
+    """Compile the descriptors of `reader`; refuse files that contradict each other."""
     libraries = import_libraries()
     proto = libraries.descriptor_pb2.FileDescriptorSet.FromString(reader.descriptor_set)
     files = {file.name: file for file in proto.file}
