@@ -3,18 +3,17 @@
 The rules are semantics 1.2, 13.1, 13.2, 13.11 and 13.12.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
 
 from pyspark_timestream.errors import OptionError, SchemaRefused
-from pyspark_timestream.kafka.decode.records import METADATA, Projection
+from pyspark_timestream.kafka.decode.records import METADATA, Projection, list_time_sources
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
     PATH_FORM,
     Path,
-    TimeFrom,
     format_path,
     parse_path,
 )
@@ -27,7 +26,7 @@ _PASSABLE: Final = "a path through objects only: columns that are structs, or st
 def _check_field_names(options: KafkaOptions, fields: pa.Schema) -> None:
     """Check that each column of the value and each option for times leads to exactly one field."""
     declared = _check_paths(fields)
-    for option, source in _list_sources(options):
+    for option, source in list_time_sources(options).items():
         if source.given and (source.given,) in declared:
             raise OptionError(
                 option,
@@ -67,16 +66,6 @@ def _parse_column(name: str) -> Path:
             PATH_FORM,
             f"to read a field of just this name, call the column {format_path((name,))}",
         ) from error
-
-
-def _list_sources(options: KafkaOptions) -> Iterator[tuple[str, TimeFrom]]:
-    yield "startTime", options.start_time
-    if options.end_time is not None:
-        yield "endTime", options.end_time
-    if options.edge is not None:
-        yield "edge", options.edge
-    if options.writer_from is not None:
-        yield "writerFrom", options.writer_from
 
 
 def _find_obstacle(path: Path, declared: Mapping[Path, pa.Field]) -> str:

@@ -207,8 +207,9 @@ def cast(array: pa.Array, target: pa.DataType) -> Converted:
     Numbers may be wider than `can_cast` allows, since a producer may have widened them. A fraction
     does not fit a whole number, and a number beyond a float's range does not fit the float.
     """
+    is_cast = pa.types.is_nested(target) and array.type == target
     # Times may lie outside of the calendar.
-    if array.type == target and not contains(target, pa.types.is_temporal):
+    if is_cast and not contains(target, pa.types.is_temporal):
         return keep(array)
     return convert(array, target, cast_scalars)
 

@@ -27,6 +27,7 @@ from pyspark_timestream.kafka.decode.formats import (
 )
 from pyspark_timestream.kafka.decode.records import (
     METADATA,
+    REASONS,
     RECORD_REASONS,
     ColumnSet,
     DecodedBlock,
@@ -35,7 +36,7 @@ from pyspark_timestream.kafka.decode.records import (
     RecordBlock,
     RequestedFields,
     find_header,
-    find_record_reasons,
+    list_time_sources,
     read_header,
     take_header_values,
     to_mask,
@@ -72,8 +73,15 @@ class Payload:
     marks: Marks = NO_MARKS
 
     def find_reasons(self) -> Reasons | None:
-        """Find why each record is malformed; see `find_record_reasons`."""
-        return find_record_reasons(self.values, self.keys)
+        """Find why each record is malformed, as an index into `RECORD_REASONS`.
+
+        None if neither values nor keys were decoded.
+        """
+        values, keys = self.values, self.keys
+        if keys is None:
+            return None if values is None else values.reasons
+        of_keys = keys.reasons + np.where(keys.malformed, np.uint8(len(REASONS) - 1), np.uint8(0))
+        return of_keys if values is None else np.where(values.malformed, values.reasons, of_keys)
 
     def count_malformed(self, inside: Mask | None = None) -> dict[str, int]:
         """Count the records with a malformed value or key, by reason, without zeros.
@@ -92,7 +100,7 @@ class Payload:
 
 def required_columns(options: KafkaOptions, projection: Projection | None) -> ColumnSet:
     """Return the columns to read for `projection`, or only for the clock if it is None."""
-    sources = _time_sources(options)
+    sources = list_time_sources(options).values()
     sides = {rules.side: rules for rules, _ in _list_sides(options, projection)}
     requests = projection.requests if projection else lambda name: False
     return ColumnSet(
@@ -270,14 +278,11 @@ def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
     return Marks(places, us, marked[places] >= 0, readable & ~garbled, names, is_close)
 
 
-def _time_sources(options: KafkaOptions) -> list[TimeFrom]:
-    sources = (options.start_time, options.end_time, options.edge, options.writer_from)
-    return [source for source in sources if source is not None]
-
-
 def _choose_fields(options: KafkaOptions, projection: Projection | None) -> RequestedFields | None:
     """Return the fields of the values to parse; None if none is needed."""
-    raw = tuple(dict.fromkeys(s.name for s in _time_sources(options) if s.kind == "field"))
+    raw = tuple(
+        dict.fromkeys(s.name for s in list_time_sources(options).values() if s.kind == "field")
+    )
     columns, names, about = pa.schema([]), False, False
     if projection is not None:
         columns = projection.fields

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import Mask
-from pyspark_timestream.kafka.options.parsers import Path, parse_path
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import Path, TimeFrom, parse_path
 from pyspark_timestream.kafka.ranges import Range
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
@@ -193,6 +194,17 @@ class RequestedFields:
         return {text: parse_path(text) for text in self.raw}
 
 
+def list_time_sources(options: KafkaOptions) -> dict[str, TimeFrom]:
+    """Return where event times, edges and the names of writers are, by the options that say it."""
+    sources = {
+        "startTime": options.start_time,
+        "endTime": options.end_time,
+        "edge": options.edge,
+        "writerFrom": options.writer_from,
+    }
+    return {name: source for name, source in sources.items() if source is not None}
+
+
 Tree: TypeAlias = dict[str, Any]
 """The requested fields of an object by name: trees of objects, and leaves, whatever these are."""
 
@@ -316,14 +328,3 @@ def split_pieces(payloads: pa.Array, most_rows: int, most_bytes: int) -> Iterato
         stop = min(max(fitting, start + 1), start + most_rows, len(payloads))
         yield payloads.slice(start, stop - start)
         start = stop
-
-
-def find_record_reasons(values: DecodedBlock | None, keys: DecodedBlock | None) -> Reasons | None:
-    """Return why each record is malformed, as an index into `RECORD_REASONS`.
-
-    None if neither values nor keys were decoded.
-    """
-    if keys is None:
-        return None if values is None else values.reasons
-    of_keys = keys.reasons + np.where(keys.malformed, np.uint8(len(REASONS) - 1), np.uint8(FINE))
-    return of_keys if values is None else np.where(values.malformed, values.reasons, of_keys)
