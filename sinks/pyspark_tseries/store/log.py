@@ -280,10 +280,10 @@ def _create_local(location: Location, schema: pa.Schema, properties: dict[str, s
         with open(os.path.join(elsewhere, "_delta_log", f"{0:020d}.json"), "rb") as file:
             entry = adopt_entry(file.read(), -1, f"{location.uri}/")
     make_directories(location.file("_delta_log"))
-    _publish(location, 0, entry, [], synced=True, known=set())
+    publish(location, 0, entry, [], synced=True, known=set())
 
 
-def _publish(
+def publish(
     location: Location,
     version: int,
     entry: bytes,
@@ -596,7 +596,7 @@ class Log:
     def _publish(self, version: int, entry: bytes, files: Sequence[str], synced: bool) -> bool:
         """Make `entry` the next one; if there is one, bring the log up to date and return False."""
         try:
-            _publish(self.location, version, entry, files, synced=synced, known=self._directories)
+            publish(self.location, version, entry, files, synced=synced, known=self._directories)
         except FileExistsError:
             if not self._refresh_table() or self._version < version:
                 raise
