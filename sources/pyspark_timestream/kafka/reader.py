@@ -74,7 +74,7 @@ class KafkaTransport:
         self, raw: Mapping[str, str], topic_settings: Mapping[str, str] | None = None
     ) -> None:
         self._options = load_schemas(read_kafka_options(raw, topic_settings))
-        self._given = frozenset(name.lower() for name in raw)
+        self._set_names = frozenset(name.lower() for name in raw)
 
     def schema(self) -> StructType:
         """Return the columns of Spark's Kafka source, then those of event time."""
@@ -82,13 +82,15 @@ class KafkaTransport:
 
     def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of one streaming query."""
-        return KafkaStreamReader(adapt_to_stream(self._options, self._given), self._project(schema))
+        return KafkaStreamReader(
+            adapt_to_stream(self._options, self._set_names), self._project(schema)
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch query, which starts at the earliest offsets by default."""
-        options = adapt_to_batch(self._options, self._given)
+        options = adapt_to_batch(self._options, self._set_names)
         log_like_spark("pyspark_timestream")
-        for name in ignored_in_batch(self._given):
+        for name in ignored_in_batch(self._set_names):
             _LOG.warning("option '%s' has no effect in a batch read", name)
         return KafkaBatchReader(options, self._project(schema))
 

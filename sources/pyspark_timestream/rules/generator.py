@@ -159,8 +159,8 @@ def _find_first_effective(
         return 0 if proposals.us[some[0]] > in_force_us else None, len(us)
     before = np.searchsorted(index, proposals.cuts[some])
     in_force = np.concatenate(([cti_us], us))[before]
-    found = np.flatnonzero(proposals.us[some] > in_force)
-    return (int(found[0]), int(before[found[0]])) if len(found) else (None, len(us))
+    effective = np.flatnonzero(proposals.us[some] > in_force)
+    return (int(effective[0]), int(before[effective[0]])) if len(effective) else (None, len(us))
 
 
 def _find_rising(cti_us: int, proposals: Proposals) -> Instants:

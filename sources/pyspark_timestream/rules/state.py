@@ -60,8 +60,8 @@ class Clues(NamedTuple):
 
     def to_json(self) -> dict[str, int]:
         """Return a JSON object with sorted keys, without defaults."""
-        found, defaults = self._asdict(), Clues._field_defaults
-        return {name: found[name] for name in sorted(found) if found[name] != defaults[name]}
+        values, defaults = self._asdict(), Clues._field_defaults
+        return {name: values[name] for name in sorted(values) if values[name] != defaults[name]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, int]) -> "Clues":

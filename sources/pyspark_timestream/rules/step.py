@@ -118,7 +118,7 @@ class Policy(NamedTuple):
 
 POLICIES: Final[Mapping[str, Policy]] = {
     "drop": Policy(*[Action.DROP] * 6),
-    # A point lives one tick, so it can never straddle a CTI: adjusting it leaves nothing.
+    # A point lives one microsecond, so it can never straddle a CTI: adjusting it leaves nothing.
     "adjust": Policy(
         point=Action.DROP,
         interval=Action.MOVE_START,

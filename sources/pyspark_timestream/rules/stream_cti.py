@@ -42,12 +42,12 @@ def find_min_of_others(
     [(4,), (3,), ()]
     """
     ascending = sorted(range(len(ctis_us)), key=lambda i: (ctis_us[i] is not None, ctis_us[i] or 0))
-    found: list[tuple[int | None, ...]] = []
+    minima: list[tuple[int | None, ...]] = []
     for group in groups:
         own = set(group)
         first = next((i for i in ascending if i not in own), None)
-        found.append(() if first is None else (ctis_us[first],))
-    return found
+        minima.append(() if first is None else (ctis_us[first],))
+    return minima
 
 
 def max_known(*ctis_us: int | None) -> int | None:
@@ -56,22 +56,22 @@ def max_known(*ctis_us: int | None) -> int | None:
 
 
 def compute_stream_cti(
-    holding_us: Sequence[int | None],
-    joining_us: Sequence[int | None],
+    active_us: Sequence[int | None],
+    new_us: Sequence[int | None],
     idle_us: Sequence[int | None],
     floor_us: int | None,
 ) -> int | None:
     """Return the stream's CTI between two batches.
 
     Args:
-        holding_us: the CTIs of the partitions that are active and were active before.
-        joining_us: the CTIs of partitions that come back from idleness or are new. The driver
+        active_us: the CTIs of the partitions that are active and were active before.
+        new_us: the CTIs of partitions that come back from idleness or are new. The driver
             raises them to the result (5.4, 5.5), so they count only if no other one is active.
         idle_us: the CTIs of the idle partitions. If all are idle, the greatest counts.
         floor_us: the stream's CTI so far: it never goes back.
     """
-    awake_us = holding_us or joining_us
-    return max_known(min_cti(awake_us) if awake_us else max_known(*idle_us), floor_us)
+    counted_us = active_us or new_us
+    return max_known(min_cti(counted_us) if counted_us else max_known(*idle_us), floor_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,9 @@ def find_max_proven(
         end_us: the same at the end of the batch.
         tasks: for each task the indices of its partitions.
     """
-    given = list(tasks)
+    groups = list(tasks)
     proven = (
         min_cti([*(end_us[i] for i in mine), *others])
-        for mine, others in zip(given, find_min_of_others(start_us, given), strict=True)
+        for mine, others in zip(groups, find_min_of_others(start_us, groups), strict=True)
     )
     return max_known(*proven)

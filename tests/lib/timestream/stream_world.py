@@ -71,10 +71,10 @@ class Oracle:
         self.missing, self.recorded = {}, {}
         self.waiting, self.imported, self.stream = {}, None, None
 
-    def update(self, now, positions, ends, log_ends, imported, closed):
+    def update(self, now, positions, ends, readable_ends, imported, closed):
         """What the batch that starts now starts with."""
         first, before = not self.clocks, set(self.clocks)
-        resting = {n for n in positions if positions[n] == log_ends[n]}
+        resting = {n for n in positions if positions[n] == readable_ends[n]}
         self.since = {} if first else {n: self.since.get(n, now) for n in resting}
         was = self.idle
         self.idle = {n for n in self.since if n in was or now - self.since[n] >= TIMEOUT}
@@ -188,15 +188,15 @@ class World:
             told = [*self.fast[: read.position], FINAL_US // 1000]
             told = told[: told.index(FINAL_US // 1000)]
             assert imported.cti_us == max((time * 1000 for time in told), default=None)
-        log_ends = {at(n): len(log) for n, log in self.log.items()}
-        ends = log_ends if self.bounds is None else {at(n): e for n, e in self.bounds.items()}
+        readable_ends = {at(n): len(log) for n, log in self.log.items()}
+        ends = readable_ends if self.bounds is None else {at(n): e for n, e in self.bounds.items()}
         if previous is None:
             positions = dict.fromkeys(ends, 0)
             sight = BrokerSnapshot(topic_ids={"topic": "the same"}, imported=imported)
             planned = first_offset("me", {}, positions, ends, run, sight)
         else:
             wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
-            positions, losses = reconcile(wanted, wanted, log_ends, fail_on_data_loss=False)
+            positions, losses = reconcile(wanted, wanted, readable_ends, fail_on_data_loss=False)
             found = {part: previous.missing.get(part) for part in ends if part not in positions}
             positions |= {
                 part: share.end_exclusive if share else 0 for part, share in found.items()
@@ -208,7 +208,9 @@ class World:
             sight = BrokerSnapshot(
                 lost=bool(losses) or returned,
                 now_us=self.now,
-                caught_up_since_us=self.watch.update(self, positions, log_ends, idle, self.now),
+                caught_up_since_us=self.watch.update(
+                    self, positions, readable_ends, idle, self.now
+                ),
                 topic_ids={"topic": "the same"},
                 imported=imported,
             )
@@ -226,7 +228,7 @@ class World:
             self.now,
             {part.number: position for part, position in positions.items()},
             {part.number: ends.get(part, positions[part]) for part in positions},
-            {part.number: log_ends.get(part, positions[part]) for part in positions},
+            {part.number: readable_ends.get(part, positions[part]) for part in positions},
             imported.cti_us // 1000 if imported and imported.cti_us is not None else None,
             run.bounded and not run.new_start and previous.end_of_run,
         )

@@ -112,7 +112,7 @@ class Broker:
         """Return the offset after the last readable record: the stable one for `read_committed`."""
         return self._list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
 
-    def written_ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    def high_watermarks(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Return the offset after the last record, including those of open transactions."""
         asked = dict.fromkeys(partitions, OffsetSpec.latest())
         return self._list_offsets(asked, IsolationLevel.READ_UNCOMMITTED)
@@ -131,7 +131,7 @@ class Broker:
         """
         asked = dict.fromkeys(ends, OffsetSpec.latest())
         stable = self._list_offsets(asked, IsolationLevel.READ_COMMITTED)
-        written = self.written_ends(ends)
+        written = self.high_watermarks(ends)
         return {p for p, end in written.items() if end > min(ends[p], stable.get(p, end))}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:

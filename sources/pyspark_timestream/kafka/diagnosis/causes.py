@@ -182,7 +182,7 @@ def _report_caught_up(last: BatchRecord) -> Diagnosis:
             text += "; the CTI follows the wall clock by 'idleAdvance'"
     elif offset.end_of_run:
         text = _describe_end(offset)
-    elif last.log_ends:
+    elif last.readable_ends:
         text = "everything is read, and no partition is behind another"
     else:
         text = "what was there then is read, and no partition is behind another"

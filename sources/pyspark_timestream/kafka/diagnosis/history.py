@@ -43,14 +43,14 @@ class BatchRecord:
     Attributes:
         planned_us: the wall clock when it was planned.
         offset: its offset: ranges, and the state before them.
-        log_ends: for each partition the offset after its last record at that time, where known.
+        readable_ends: for each partition the offset after its last readable record then, if known.
         topic_settings: the option `timeSettings`, and what was taken from the topic; None without
             the option, and if only the offset log is known.
     """
 
     planned_us: int
     offset: StreamOffset
-    log_ends: Mapping[Partition, int] = dataclasses.field(default_factory=dict)
+    readable_ends: Mapping[Partition, int] = dataclasses.field(default_factory=dict)
     topic_settings: tuple[str, Mapping[str, str]] | None = None
 
     @property
@@ -199,7 +199,7 @@ def count_remaining(history: History) -> dict[Partition, int]:
     """
     ends: dict[Partition, int] = {}
     for moment in history:
-        ends.update(moment.log_ends)
+        ends.update(moment.readable_ends)
     shares = history[-1].offset.partitions
     return {
         part: max(ends[part] - share.end_exclusive, 0)
@@ -240,4 +240,4 @@ def _merge_record(
     if seen is None:
         return BatchRecord(planned_us, offset, ends, settings)
     settings = settings or seen.topic_settings
-    return BatchRecord(seen.planned_us, offset, {**seen.log_ends, **ends}, settings)
+    return BatchRecord(seen.planned_us, offset, {**seen.readable_ends, **ends}, settings)

@@ -113,7 +113,7 @@ class Warner:
         self,
         previous: StreamOffset,
         now: StreamOffset,
-        log_ends: Mapping[Partition, int],
+        readable_ends: Mapping[Partition, int],
         now_us: int,
         found_before: Iterable[Diagnosis] = (),
     ) -> Warnings:
@@ -122,7 +122,7 @@ class Warner:
         Args:
             previous: the last batch, with the warnings up to it.
             now: the stream's positions and clocks after it.
-            log_ends: for each partition the end up to which records can be read.
+            readable_ends: for each partition the end up to which records can be read.
             now_us: the wall clock.
             found_before: diagnoses about the batch `previous` itself.
         """
@@ -133,7 +133,7 @@ class Warner:
                 return warnings
         self._recent = update_counts(self._recent, previous.partitions, now.partitions)
         read = [each.partition for each in previous.ranges() if each.size]
-        here = (BatchRecord(now_us, now, log_ends),)
+        here = (BatchRecord(now_us, now, readable_ends),)
         found = [
             *find_recent_mistakes(self._recent, now),
             *find_warnings(here, now_us),

@@ -87,8 +87,8 @@ class RunEnds:
         self._get_broker = get_broker
         self._partition_cache = partition_cache
         self._bounds: Ends | None = None
-        self._bound_written: Ends = {}
-        self.log_ends: Ends = {}
+        self._bound_high_watermarks: Ends = {}
+        self.readable_ends: Ends = {}
         """The ends of the logs by the last request."""
 
     @property
@@ -108,7 +108,7 @@ class RunEnds:
         """
         if has_import:
             partitions = self._partition_cache.get(fresh=True)
-            self._bound_written = self._get_broker().written_ends(partitions)
+            self._bound_high_watermarks = self._get_broker().high_watermarks(partitions)
         ends = self.get(fresh=True)
         self._bounds = {
             **seen,
@@ -117,12 +117,12 @@ class RunEnds:
 
     def get(self, fresh: bool = False) -> Ends:
         """Return how far each partition may be read now."""
-        self.log_ends = self._get_broker().ends(self._partition_cache.get(fresh))
+        self.readable_ends = self._get_broker().ends(self._partition_cache.get(fresh))
         if self._bounds is None:
-            return self.log_ends
+            return self.readable_ends
         # A topic that was truncated after the run began ends before its bound.
         return {
-            partition: min(bound, self.log_ends.get(partition, bound))
+            partition: min(bound, self.readable_ends.get(partition, bound))
             for partition, bound in self._bounds.items()
         }
 
@@ -142,15 +142,15 @@ class RunEnds:
     def reaches(self, wanted: Mapping[Partition, int]) -> bool:
         """Return whether the log of every partition of `wanted` reaches its offset."""
         return all(
-            self.log_ends.get(partition, -1) >= offset for partition, offset in wanted.items()
+            self.readable_ends.get(partition, -1) >= offset for partition, offset in wanted.items()
         )
 
-    def get_written(self) -> Ends:
+    def get_high_watermarks(self) -> Ends:
         """Return the ends of the logs, including the records of open transactions.
 
         Call this after reading the imported topic and before asking for the stable ends. Reading
         up to a stable end at or above one of these ends then covers every record below it.
         """
         if self._bounds is not None:
-            return dict(self._bound_written)
-        return self._get_broker().written_ends(self._partition_cache.get())
+            return dict(self._bound_high_watermarks)
+        return self._get_broker().high_watermarks(self._partition_cache.get())

@@ -254,17 +254,17 @@ class StreamDriver:
         options = self._options
         return build_progress(
             self._planned,
-            self._ends.log_ends,
+            self._ends.readable_ends,
             options.ending_cti_us,
             options.topic_settings_report,
-            [each.line for each in recall_warnings(self._planned.warnings)],
+            [warning.line for warning in recall_warnings(self._planned.warnings)],
         )
 
     def _plan_first(self, run: RunContext) -> StreamOffset:
         stream = uuid.uuid4().hex
         self._connect(group_name(self._options.group_prefix, stream))
         imported = self._read_imported(None)
-        written = self._ends.get_written() if imported else {}
+        high_watermarks = self._ends.get_high_watermarks() if imported else {}
         ends = self._ends.get(fresh=not self._ends.is_bounded)
         earliest = self._broker.earliest(ends)
         starts = resolve_starts(self._options, earliest, ends, self._broker.offsets_at)
@@ -274,7 +274,7 @@ class StreamDriver:
             ends=ends if fixed is None else fixed,
             topic_ids=self._get_topic_ids(ends, fresh=True),
             imported=imported,
-            written=limit_ends(written, fixed, {}),
+            high_watermarks=limit_ends(high_watermarks, fixed, {}),
         )
         warnings = self._warner.warn_at_start(earliest, starts, run.bounded)
         first = plan_first_offset(stream, self._options.settings(), snapshot, run, warnings)
@@ -284,24 +284,26 @@ class StreamDriver:
         self._connect(group_name(self._options.group_prefix, previous.stream))
         # Read the import before asking for the ends: a CTI waits for ends later than its reading.
         imported = self._read_imported(previous)
-        written = self._ends.get_written() if has_new_import(previous, imported) else {}
-        found = self._find_positions(previous, run)
-        new = found.positions.keys() - previous.partitions.keys()
+        high_watermarks = (
+            self._ends.get_high_watermarks() if has_new_import(previous, imported) else {}
+        )
+        places = self._find_positions(previous, run)
+        new = places.positions.keys() - previous.partitions.keys()
         if imported is not None and new:
-            written |= self._broker.written_ends(new)
+            high_watermarks |= self._broker.high_watermarks(new)
         now_us = self._now_us()
-        caught_up_since_us = self._watch_idle(previous, found.positions, run, now_us)
+        caught_up_since_us = self._watch_idle(previous, places.positions, run, now_us)
         end_states = self._get_end_states(previous)
         snapshot = BrokerSnapshot(
-            positions=found.positions,
-            ends=found.ends,
-            lost=found.lost,
+            positions=places.positions,
+            ends=places.ends,
+            lost=places.lost,
             now_us=now_us,
             caught_up_since_us=caught_up_since_us,
             nothing_to_do=not run.bounded and self._idle_tracker.has_nothing_to_do(now_us),
-            topic_ids=found.topic_ids,
+            topic_ids=places.topic_ids,
             imported=imported,
-            written=limit_ends(written, previous.fixed_ends, {}),
+            high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),
             malformed_values=end_states.malformed_values,
         )
         state = StreamState(previous, end_states.states, snapshot, run)
@@ -315,11 +317,13 @@ class StreamDriver:
         ended = self._find_ended(previous)
         open_at = _find_open(previous, ended)
         ends = limit_ends(self._ends.wait_for(open_at), previous.fixed_ends, ended)
-        log_ends, known = self._ends.log_ends, open_at | ended
+        readable_ends, known = self._ends.readable_ends, open_at | ended
         # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
-        new = [partition for partition in ends if partition not in known and partition in log_ends]
+        new = [
+            partition for partition in ends if partition not in known and partition in readable_ends
+        ]
         has_caught_up = not new and not run.new_start and ends == known
-        topic_ids = self._get_topic_ids(log_ends, fresh=not has_caught_up)
+        topic_ids = self._get_topic_ids(readable_ends, fresh=not has_caught_up)
         recreated = recreated_topics(previous.topic_ids, topic_ids)
         back = {
             partition: previous.missing[partition].end_exclusive
@@ -330,11 +334,11 @@ class StreamDriver:
             _LOG.warning("%s is there again; going on at offset %d", partition, position)
         is_still = has_caught_up and not recreated
         # A stream that has caught up has no unread records to lose, so it saves the request.
-        earliest = known if is_still else self._broker.earliest(log_ends)
+        earliest = known if is_still else self._broker.earliest(readable_ends)
         positions, losses = reconcile(
             open_at | back,
             earliest,
-            log_ends,
+            readable_ends,
             fail_on_data_loss=self._options.fail_on_data_loss,
             recreated=recreated,
             unchanged=unchanged_topics(previous.topic_ids, topic_ids),
@@ -360,8 +364,8 @@ class StreamDriver:
         if run.new_start:
             self._idle_tracker.resume(previous.partitions)
         idle = {partition for partition, last in previous.partitions.items() if last.idle}
-        log_ends = self._ends.log_ends
-        return self._idle_tracker.update(self._broker, positions, log_ends, idle, now_us)
+        readable_ends = self._ends.readable_ends
+        return self._idle_tracker.update(self._broker, positions, readable_ends, idle, now_us)
 
     def _ask_time_index(self, state: StreamState) -> Mapping[Partition, int | None]:
         """Return the offsets up to which `maxSkew` lets the batch read (semantics 5.10)."""

@@ -94,18 +94,22 @@ def find_end_states(
     if not left:
         return EndStates(states, malformed, _repeat_findings(offset))
     diagnoses = [*_find_broken_settings(left), *_find_refused_states(left, states)]
-    if any(each.state is None for each in left.values()):
+    if any(committed.state is None for committed in left.values()):
         diagnoses += _find_missing_states(left, group, is_read_again=read_again is not None)
     return EndStates(states, malformed, tuple(diagnoses))
 
 
 def _repeat_findings(offset: StreamOffset) -> tuple[Diagnosis, ...]:
     """Return the earlier diagnoses again, because a batch without records shows nothing new."""
-    return tuple(each for each in recall_warnings(offset.warnings) if each.kind in _REPEATED_KINDS)
+    return tuple(
+        diagnosis
+        for diagnosis in recall_warnings(offset.warnings)
+        if diagnosis.kind in _REPEATED_KINDS
+    )
 
 
 def _find_broken_settings(left: Mapping[Partition, GroupMetadata]) -> Iterator[Diagnosis]:
-    settings = {name: value for each in left.values() for name, value in each.settings}
+    settings = {name: value for committed in left.values() for name, value in committed.settings}
     for name, value in sorted(settings.items()):
         text = f"the query runs with '{value}', by which {REQUIRED_SETTINGS[name].reason}"
         yield Diagnosis(Kind.SESSION_SETTING, f"setting '{name}'", text, advice=suggest_fix(name))
@@ -115,7 +119,9 @@ def _find_refused_states(
     left: Mapping[Partition, GroupMetadata], states: Mapping[Partition, PartitionState]
 ) -> Iterator[Diagnosis]:
     lengths = {
-        partition: each.refused_length for partition, each in left.items() if each.refused_length
+        partition: committed.refused_length
+        for partition, committed in left.items()
+        if committed.refused_length
     }
     if not lengths:
         return
@@ -137,7 +143,9 @@ def _find_refused_states(
 def _find_missing_states(
     left: Mapping[Partition, GroupMetadata], group: str, *, is_read_again: bool
 ) -> Iterator[Diagnosis]:
-    others = sorted({each.other_stream for each in left.values() if each.other_stream})
+    others = sorted(
+        {committed.other_stream for committed in left.values() if committed.other_stream}
+    )
     if others:
         text = f"stream {', '.join(others)} writes over what the tasks of this one leave there: "
         text += describe_missing_states(is_read_again)

@@ -61,9 +61,9 @@ class IdleTracker:
         """Continue from the times in the last offset if the time counts across runs."""
         if self._across_runs:
             self._since_us = {
-                partition: each.caught_up_since_us
-                for partition, each in recorded.items()
-                if each.caught_up_since_us is not None
+                partition: entry.caught_up_since_us
+                for partition, entry in recorded.items()
+                if entry.caught_up_since_us is not None
             }
 
     def update(
@@ -179,7 +179,9 @@ class CtiImporter:
         else:
             # A run that goes on keeps its positions, even of a partition that is missing for a
             # moment, and the times of its idle partitions.
-            read = {partition: each.position for partition, each in self._known.partitions.items()}
+            read = {
+                partition: state.position for partition, state in self._known.partitions.items()
+            }
             self._bounds = read | {
                 partition: max(end, read.get(partition, 0)) for partition, end in ends.items()
             }
@@ -200,17 +202,19 @@ class CtiImporter:
             self._idle_tracker.resume(self._known.partitions)
         known = self._known
         recreated = self._refresh_partitions(now_us)
-        wanted = {partition: each.position for partition, each in known.partitions.items()}
-        log_ends = self._broker.ends(self._listed)
-        if not log_ends and not wanted:
+        wanted = {partition: state.position for partition, state in known.partitions.items()}
+        readable_ends = self._broker.ends(self._listed)
+        if not readable_ends and not wanted:
             raise OptionError(
                 "ctiImport",
                 f"topic '{(self._options.subscribe or ('',))[0]}' does not exist",
                 "an existing topic",
                 "create it",
             )
-        known = self._update_idle(known, log_ends, now_us)
-        ends = self._apply_bounds(self._keep_missing(log_ends, wanted, recreated, now_us), wanted)
+        known = self._update_idle(known, readable_ends, now_us)
+        ends = self._apply_bounds(
+            self._keep_missing(readable_ends, wanted, recreated, now_us), wanted
+        )
         if ends != wanted or recreated:
             known = self._read_all(known, wanted, ends, recreated)
         self._known = replace(
@@ -219,26 +223,28 @@ class CtiImporter:
         return self._known
 
     def _update_idle(
-        self, known: ImportedTopic, log_ends: Mapping[Partition, int], now_us: int
+        self, known: ImportedTopic, readable_ends: Mapping[Partition, int], now_us: int
     ) -> ImportedTopic:
         """Update the idle partitions; raise one that is active again to the topic's CTI."""
-        positions = {partition: each.position for partition, each in known.partitions.items()}
-        was_idle = {partition for partition, each in known.partitions.items() if each.idle}
-        since_us = self._idle_tracker.update(self._broker, positions, log_ends, was_idle, now_us)
+        positions = {partition: state.position for partition, state in known.partitions.items()}
+        was_idle = {partition for partition, state in known.partitions.items() if state.idle}
+        since_us = self._idle_tracker.update(
+            self._broker, positions, readable_ends, was_idle, now_us
+        )
         idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
         caught_up_us = {
-            partition: each.caught_up_since_us for partition, each in known.partitions.items()
+            partition: state.caught_up_since_us for partition, state in known.partitions.items()
         }
         if idle == was_idle and caught_up_us == {
             partition: since_us.get(partition) for partition in caught_up_us
         }:
             return known
         partitions = {}
-        for partition, each in known.partitions.items():
+        for partition, state in known.partitions.items():
             if partition in was_idle - idle and known.cti_us is not None:
-                each = _raise_partition(each, known.cti_us)
+                state = _raise_partition(state, known.cti_us)
             partitions[partition] = replace(
-                each, idle=partition in idle, caught_up_since_us=since_us.get(partition)
+                state, idle=partition in idle, caught_up_since_us=since_us.get(partition)
             )
         return replace(known, partitions=partitions)
 
@@ -271,8 +277,8 @@ class CtiImporter:
             if partition not in wanted and partition in earliest
         }
         read = {
-            partition: self._read_partition(partition, each, ends[partition])
-            for partition, each in begun.items()
+            partition: self._read_partition(partition, state, ends[partition])
+            for partition, state in begun.items()
         }
         return replace(known, partitions=read)
 
@@ -310,14 +316,14 @@ class CtiImporter:
         return ends | {partition: wanted[partition] for partition in missing}
 
     def _apply_bounds(
-        self, log_ends: dict[Partition, int], wanted: Mapping[Partition, int]
+        self, readable_ends: dict[Partition, int], wanted: Mapping[Partition, int]
     ) -> dict[Partition, int]:
-        """Limit `log_ends` to the bounds of this run."""
+        """Limit `readable_ends` to the bounds of this run."""
         if self._bounds is None:
-            return log_ends
+            return readable_ends
         return {
             partition: min(end, max(self._bounds[partition], wanted.get(partition, 0)))
-            for partition, end in log_ends.items()
+            for partition, end in readable_ends.items()
             if partition in self._bounds
         }
 

@@ -84,7 +84,7 @@ class ImportedTopic:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys."""
-        partitions = {partition: each.to_json() for partition, each in self.partitions.items()}
+        partitions = {partition: state.to_json() for partition, state in self.partitions.items()}
         return {"cti": self.cti_us, "partitions": group_by_topic(partitions)}
 
     @classmethod
@@ -93,8 +93,8 @@ class ImportedTopic:
         partitions = list_by_partition(value["partitions"])
         return cls(
             {
-                partition: ImportedPartition.from_json(each)
-                for partition, each in partitions.items()
+                partition: ImportedPartition.from_json(state)
+                for partition, state in partitions.items()
             },
             value["cti"],
         )

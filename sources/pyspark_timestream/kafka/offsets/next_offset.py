@@ -177,7 +177,7 @@ def _defer_import(state: StreamState, partition: Partition, offset: PartitionOff
         pending = ((end, pending[-1][1]),)
     read_us = None if snapshot.imported is None else snapshot.imported.cti_us
     if read_us is not None and (state.is_new(partition) or state.has_new_import):
-        pending = defer(pending, snapshot.written.get(partition, end), read_us)
+        pending = defer(pending, snapshot.high_watermarks.get(partition, end), read_us)
     return pending
 
 
@@ -310,7 +310,7 @@ def _change(planned: StreamOffset, changes: Mapping[Partition, Mapping[str, Any]
 
 def build_progress(
     offset: StreamOffset,
-    log_ends: Mapping[Partition, int],
+    readable_ends: Mapping[Partition, int],
     until_us: int | None = None,
     topic_settings: tuple[str, Mapping[str, str]] | None = None,
     warnings: Sequence[str] = (),
@@ -324,7 +324,7 @@ def build_progress(
     `until_us` is option `endingCti`, `topic_settings` the text of option `timeSettings` with the
     options taken from there, and `warnings` the texts of the warnings that hold.
     """
-    ends = limit_ends(log_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
+    ends = limit_ends(readable_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
     topics: dict[str, dict[str, Any]] = {}
     totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_VALUES
     for partition, partition_offset in sorted(offset.partitions.items()):
@@ -346,11 +346,11 @@ def build_progress(
     }
 
 
-def _build_partition(partition_offset: PartitionOffset, log_end: int) -> dict[str, Any]:
+def _build_partition(partition_offset: PartitionOffset, readable_end: int) -> dict[str, Any]:
     return {
         "cti": _format_cti(partition_offset.state.cti_us),
         "idle": partition_offset.idle,
-        "lag": max(log_end - partition_offset.start_inclusive, 0),
+        "lag": max(readable_end - partition_offset.start_inclusive, 0),
         "offset": partition_offset.start_inclusive,
         **partition_offset.state.counters(),
         "malformedValues": _report_malformed(partition_offset.malformed_values),

@@ -331,7 +331,7 @@ class StreamOffset:
             advanced_us=value.get("advanced"),
             missing=_partitions_from_json(value.get("missing", {})),
             bounded=value.get("bounded", False),
-            warnings=tuple(GivenWarning(**each) for each in value.get("warnings", ())),
+            warnings=tuple(GivenWarning(**warning) for warning in value.get("warnings", ())),
             schemas={
                 side: ReaderSchema.from_json(schema)
                 for side, schema in value.get("schemas", {}).items()
@@ -344,8 +344,8 @@ class StreamOffset:
 def _warnings_to_json(warnings: Warnings) -> list[dict[str, Any]]:
     """Return JSON objects with sorted keys, without empty values."""
     return [
-        {name: value for name, value in sorted(asdict(each).items()) if value or name == "holds"}
-        for each in warnings
+        {name: value for name, value in sorted(asdict(warning).items()) if value or name == "holds"}
+        for warning in warnings
     ]
 
 
@@ -437,7 +437,7 @@ def encode_group_metadata(
         **malformed_values.to_json(),
     }
     # Leave out empty entries, but not the offset 0.
-    return _to_text({name: each for name, each in value.items() if each or each == 0})
+    return _to_text({name: entry for name, entry in value.items() if entry or entry == 0})
 
 
 def drop_state(metadata: str) -> str:

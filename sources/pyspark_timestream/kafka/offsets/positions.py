@@ -35,12 +35,14 @@ _MAX_MISSING_US: Final = 7 * 86_400_000_000
 
 def recreated_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
     """Return the topics with a new id: they have the same name but other records."""
-    return frozenset(topic for topic, each in now.items() if before.get(topic, each) != each)
+    return frozenset(
+        topic for topic, topic_id in now.items() if before.get(topic, topic_id) != topic_id
+    )
 
 
 def unchanged_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
     """Return the topics that certainly have the same id as before."""
-    return frozenset(topic for topic, each in now.items() if before.get(topic) == each)
+    return frozenset(topic for topic, topic_id in now.items() if before.get(topic) == topic_id)
 
 
 def reconcile(
@@ -342,8 +344,11 @@ def has_stream_ended(offset: StreamOffset, until_us: int | None) -> bool:
     """
     if until_us is None:
         return False
-    active_us = [each.state.cti_us for each in offset.partitions.values() if not each.idle]
-    idle_us = [each.state.cti_us for each in offset.partitions.values() if each.idle]
+    active_us: list[int | None] = []
+    idle_us: list[int | None] = []
+    for partition_offset in offset.partitions.values():
+        group = idle_us if partition_offset.idle else active_us
+        group.append(partition_offset.state.cti_us)
     floor_us = None if offset.final else offset.cti_us
     return has_reached(compute_stream_cti(active_us, (), idle_us, floor_us), until_us)
 
@@ -368,15 +373,18 @@ def find_ended(
 
 
 def limit_ends(
-    log_ends: Mapping[Partition, int],
+    readable_ends: Mapping[Partition, int],
     fixed_ends: Mapping[Partition, int] | None,
     ended: Mapping[Partition, int],
 ) -> dict[Partition, int]:
     """Return how far the stream reads each partition; with `fixed_ends`, it reads no other ones."""
     if fixed_ends is None:
-        return {**log_ends, **ended}
-    limited = {partition: min(end, fixed_ends[partition]) for partition, end in log_ends.items()
-               if partition in fixed_ends}  # fmt: skip
+        return {**readable_ends, **ended}
+    limited = {
+        partition: min(end, fixed_ends[partition])
+        for partition, end in readable_ends.items()
+        if partition in fixed_ends
+    }
     return {**limited, **ended}
 
 

@@ -96,8 +96,8 @@ class BrokerSnapshot:
         nothing_to_do: True if there has been nothing to do for about a second.
         topic_ids: the known ids of topics.
         imported: the state of the topic of `ctiImport`, read before `ends`; None without an import.
-        written: the ends of the logs after that reading, including open transactions; `ends` holds
-            for partitions that are not in it.
+        high_watermarks: the ends of the logs after that reading, including open transactions;
+            `ends` holds for partitions that are not in it.
         malformed_values: the malformed values and keys so far, per partition.
     """
 
@@ -109,7 +109,7 @@ class BrokerSnapshot:
     nothing_to_do: bool = False
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     imported: ImportedTopic | None = None
-    written: Mapping[Partition, int] = field(default_factory=dict)
+    high_watermarks: Mapping[Partition, int] = field(default_factory=dict)
     malformed_values: Mapping[Partition, MalformedValues] = field(default_factory=dict)
 
 

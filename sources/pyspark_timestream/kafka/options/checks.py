@@ -31,8 +31,8 @@ _SPECS = {spec.name: spec for spec in option_specs(PayloadOptions).values()}
 _URL = "schemaRegistry.url"
 
 
-def check_payloads(options: PayloadOptions, given: Mapping[str, str]) -> None:
-    """Check the options about payloads; `given` (lower-cased name -> text) are those that were set.
+def check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
+    """Check the options about payloads; `texts` (lower-cased name -> text) are those that were set.
 
     Raises:
         OptionError: they conflict, have no effect, or need others that are missing.
@@ -47,11 +47,11 @@ def check_payloads(options: PayloadOptions, given: Mapping[str, str]) -> None:
             "set 'valueFormat' or 'keyFormat', or leave all 'schemaRegistry.*' out",
         )
     for rules in parts:
-        _check_effect(rules, given)
+        _check_effect(rules, texts)
         _check_framing(rules, bool(options.registry))
         if rules.format in SCHEMA_FORMATS:
             _check_schema(rules)
-    if "keyprefix" in given and options.key_format == "binary":
+    if "keyprefix" in texts and options.key_format == "binary":
         raise OptionError(
             "keyPrefix",
             "it has no effect: option 'keyFormat' is 'binary'",
@@ -60,7 +60,7 @@ def check_payloads(options: PayloadOptions, given: Mapping[str, str]) -> None:
         )
 
 
-def _check_effect(rules: PayloadRules, given: Mapping[str, str]) -> None:
+def _check_effect(rules: PayloadRules, texts: Mapping[str, str]) -> None:
     """Refuse options that have no effect with the format or without a registry."""
     uses = {
         "framing": ("json", "avro", "protobuf"),
@@ -72,25 +72,25 @@ def _check_effect(rules: PayloadRules, given: Mapping[str, str]) -> None:
     format_name = rules.option_name("format")
     for attribute, formats in uses.items():
         name = rules.option_name(attribute)
-        if attribute == "reader_schema" and _asks_for_latest(rules, given):
+        if attribute == "reader_schema" and _asks_for_latest(rules, texts):
             formats = SCHEMA_FORMATS
-        if name.lower() in given and rules.format not in formats:
+        if name.lower() in texts and rules.format not in formats:
             raise OptionError(
                 name,
                 f"it has no effect: option '{format_name}' is '{rules.format}'",
-                f"it with '{format_name}' = " + " or ".join(f"'{each}'" for each in formats),
+                f"it with '{format_name}' = " + " or ".join(f"'{form}'" for form in formats),
                 f"set '{format_name}', or leave it out",
             )
     subject = rules.option_name("subject")
-    if subject.lower() in given and not rules.has_registry:
+    if subject.lower() in texts and not rules.has_registry:
         raise _needs_registry(rules, subject, "it")
     reader = rules.option_name("reader_schema")
-    if _asks_for_latest(rules, given) and not rules.has_registry:
+    if _asks_for_latest(rules, texts) and not rules.has_registry:
         raise _needs_registry(rules, reader, f"'{LATEST_SCHEMA}'")
 
 
-def _asks_for_latest(rules: PayloadRules, given: Mapping[str, str]) -> bool:
-    text = given.get(rules.option_name("reader_schema").lower(), "")
+def _asks_for_latest(rules: PayloadRules, texts: Mapping[str, str]) -> bool:
+    text = texts.get(rules.option_name("reader_schema").lower(), "")
     return text.strip().lower() == LATEST_SCHEMA
 
 
@@ -199,18 +199,18 @@ def read_kafka_options(
 
 
 def _read_options(raw: Mapping[str, str]) -> KafkaOptions:
-    given = {key.lower(): value for key, value in raw.items()}
-    plain = {key: value for key, value in given.items() if not key.startswith(_PREFIXES)}
+    texts = {key.lower(): value for key, value in raw.items()}
+    plain = {key: value for key, value in texts.items() if not key.startswith(_PREFIXES)}
     plain.pop("transport", None)
     # This check comes first: a misspelt option is often why another one is missing.
     options = read_options(KafkaOptions, plain, foreign=_FOREIGN, settings=_SETTINGS)
-    client = read_client_settings(given)
+    client = read_client_settings(texts)
     starts = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
     ends = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
     options = replace(
         options,
         client=client,
-        registry=read_registry_settings(given),
+        registry=read_registry_settings(texts),
         starts_by_default=starts.isdisjoint(plain),
         ends_by_default=ends.isdisjoint(plain),
     )
@@ -319,19 +319,19 @@ _CUTS: Final = ("minPartitions", "maxRecordsPerPartition")
 _REPLAY_WINDOW: Final = frozenset({"startingcti", "endingcti"})
 
 
-def adapt_to_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
-    """Return `options` as a stream uses them; `given` are the lower-cased names that were set.
+def adapt_to_stream(options: KafkaOptions, set_names: Collection[str]) -> KafkaOptions:
+    """Return `options` as a stream uses them; `set_names` are the lower-cased names that were set.
 
     Raises:
         OptionError: the stream has an end and would start there, or an option cuts partitions
             whose order matters.
     """
     if not options.ends_by_default:
-        options = _start_before_end(options, given, "stream with an end")
-    elif "startingoffsets" not in given and not _REPLAY_WINDOW.isdisjoint(given):
+        options = _start_before_end(options, set_names, "stream with an end")
+    elif "startingoffsets" not in set_names and not _REPLAY_WINDOW.isdisjoint(set_names):
         options = replace(options, starting_offsets=EARLIEST)
     for name in _CUTS:
-        if name.lower() in given and options.has_ctis:
+        if name.lower() in set_names and options.has_ctis:
             raise OptionError(
                 name,
                 "it was given to a stream with a column 'cti'",
@@ -341,18 +341,18 @@ def adapt_to_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptio
     return options
 
 
-def adapt_to_batch(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
-    """Return `options` as a batch read uses them; `given` are the lower-cased names that were set.
+def adapt_to_batch(options: KafkaOptions, set_names: Collection[str]) -> KafkaOptions:
+    """Return `options` as a batch read uses them; `set_names` as in `adapt_to_stream`.
 
     Raises:
         OptionError: the read would start where it ends.
     """
-    return _start_before_end(options, given, "batch read")
+    return _start_before_end(options, set_names, "batch read")
 
 
-def _start_before_end(options: KafkaOptions, given: Collection[str], kind: str) -> KafkaOptions:
+def _start_before_end(options: KafkaOptions, set_names: Collection[str], kind: str) -> KafkaOptions:
     """Make `earliest` the default start of a read that ends, and refuse `latest`."""
-    if "startingoffsets" not in given:
+    if "startingoffsets" not in set_names:
         return replace(options, starting_offsets=EARLIEST)
     starts = options.starting_offsets
     has_latest = starts == LATEST or (isinstance(starts, Mapping) and LATEST in starts.values())
@@ -367,7 +367,7 @@ def _start_before_end(options: KafkaOptions, given: Collection[str], kind: str) 
     return options
 
 
-def ignored_in_batch(given: Collection[str]) -> list[str]:
-    """Return the options that have no effect in a batch read, among the lower-cased `given`."""
+def ignored_in_batch(set_names: Collection[str]) -> list[str]:
+    """Return the options that have no effect in a batch read, among the lower-cased `set_names`."""
     names = (spec.name for spec in option_specs(KafkaOptions).values() if spec.effect == "stream")
-    return [name for name in names if name.lower() in given]
+    return [name for name in names if name.lower() in set_names]

@@ -201,14 +201,14 @@ def select_record_settings(client: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def read_client_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka's configuration in `given` (lower-cased name -> text), `kafka.` stripped.
+def read_client_settings(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return librdkafka's configuration in `texts` (lower-cased name -> text), `kafka.` stripped.
 
     Raises:
         OptionError: a key that librdkafka does not have or that would run code, no broker, or an
             empty group.
     """
-    client = {key[6:]: value for key, value in given.items() if key.startswith("kafka.")}
+    client = {key[6:]: value for key, value in texts.items() if key.startswith("kafka.")}
     for key in client:
         _check_key(key, client[key])
     if "isolation.level" in client:
@@ -327,8 +327,8 @@ _ADDRESS: Final = "http:// or https:// addresses of one registry, separated by c
 _ACCEPTS: Final = "the configuration of confluent-kafka's registry client, after 'schemaRegistry.'"
 
 
-def read_registry_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the registry client's configuration in `given` (lower-cased name -> text).
+def read_registry_settings(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the registry client's configuration in `texts` (lower-cased name -> text).
 
     The names come without their prefix.
 
@@ -336,12 +336,12 @@ def read_registry_settings(given: Mapping[str, str]) -> dict[str, str]:
         OptionError: the client does not have a name, a name would run code, or a number, address
             or login cannot be read.
     """
-    for key in given:
+    for key in texts:
         if key.startswith(FOREIGN_PREFIX):
             name = key.removeprefix(FOREIGN_PREFIX)
             raise _error(key, "it is not supported here", _ACCEPTS, f"use 'schemaRegistry.{name}'")
     prefix = PREFIX.lower()
-    settings = {key[len(prefix) :]: text for key, text in given.items() if key.startswith(prefix)}
+    settings = {key[len(prefix) :]: text for key, text in texts.items() if key.startswith(prefix)}
     if not settings:
         return {}
     for key in settings:
@@ -368,7 +368,7 @@ def _check_registry_key(key: str) -> None:
     raise OptionError(
         f"{PREFIX}{key}",
         f"there is no such option{meant}",
-        ", ".join(f"{PREFIX}{each}" for each in sorted(REGISTRY_KEYS)),
+        ", ".join(f"{PREFIX}{name}" for name in sorted(REGISTRY_KEYS)),
         "correct the name, or leave it out",
         list_last=True,
     )
@@ -388,9 +388,9 @@ def _check_number(key: str, text: str) -> str:
 def _move_login(settings: Mapping[str, str]) -> dict[str, str]:
     """Move a login from the addresses to `basic.auth.user.info`."""
     addresses, logins = [], set()
-    for each in settings["url"].split(","):
+    for address in settings["url"].split(","):
         try:
-            parts = urlsplit(each.strip())
+            parts = urlsplit(address.strip())
             host, port = parts.hostname, parts.port
         except ValueError:
             host, port = None, None

@@ -267,7 +267,9 @@ CTI_FREQUENCY: Final = Parser(
 )
 CTI_DELAY: Final = _duration(-MAX_DURATION_US, "", "'5 seconds' or '-1 tick'")
 MAX_FUTURE: Final = _duration(0, "it must not be negative", "'5 minutes'")
-POSITIVE_DURATION: Final = _duration(1, "it must be at least 1 tick", "'30 seconds', above 0")
+POSITIVE_DURATION: Final = _duration(
+    1, "it must be at least 1 microsecond", "'30 seconds', above 0"
+)
 WRITERS: Final = Parser(
     lambda value: tuple(sorted({_parse_name(name).strip() for name in value.split(",")})),
     "writers' names separated by commas",
@@ -443,13 +445,13 @@ class ImportSource:
 def _parse_import(value: str) -> ImportSource:
     if not value.lstrip().startswith("{"):
         return ImportSource(parse_topic(value.strip()))
-    given = json.loads(value)
-    unknown = sorted(set(given) - set(_KEYS))
+    entries = json.loads(value)
+    unknown = sorted(set(entries) - set(_KEYS))
     if unknown:
         raise ValueError(f"unknown key '{unknown[0]}'; the keys are {', '.join(_KEYS)}")
-    if "topic" not in given:
+    if "topic" not in entries:
         raise ValueError("the key 'topic' is missing")
-    texts = {key: _read_text(key, entry) for key, entry in given.items()}
+    texts = {key: _read_text(key, entry) for key, entry in entries.items()}
     for key in ("delay", "startTime"):
         if key in texts and "frequency" not in texts:
             raise ValueError(f"the key '{key}' has no effect without 'frequency'")

@@ -479,7 +479,7 @@ class PayloadOptions(ReadingOptions):
     @property
     def value_rules(self) -> PayloadRules:
         """Return how the values are read."""
-        given = PayloadRules(
+        rules = PayloadRules(
             side="value",
             format=self.value_format,
             framing=self.value_framing or self._default_framing(self.value_format),
@@ -489,12 +489,12 @@ class PayloadOptions(ReadingOptions):
             message=self.value_message,
             subject=self.value_subject,
         )
-        return self._complete(given)
+        return self._complete(rules)
 
     @property
     def key_rules(self) -> PayloadRules:
         """Return how the keys are read."""
-        given = PayloadRules(
+        rules = PayloadRules(
             side="key",
             format=self.key_format,
             framing=self.key_framing or self._default_framing(self.key_format),
@@ -504,7 +504,7 @@ class PayloadOptions(ReadingOptions):
             message=self.key_message,
             subject=self.key_subject,
         )
-        return self._complete(given)
+        return self._complete(rules)
 
     def _default_framing(self, format: str) -> str:
         return "confluent" if self.registry and format != "binary" else "none"
@@ -525,7 +525,7 @@ class PayloadOptions(ReadingOptions):
 
     def _only_topic(self) -> str | None:
         """Return the one topic that is read; None if there may be several."""
-        topics = set(self.subscribe or ()) | {each.topic for each in self.assign or ()}
+        topics = set(self.subscribe or ()) | {partition.topic for partition in self.assign or ()}
         return topics.pop() if len(topics) == 1 else None
 
     def payload_settings(self) -> dict[str, str]:
@@ -539,14 +539,14 @@ class PayloadOptions(ReadingOptions):
         kept: dict[str, str] = {}
         for rules in (self.value_rules, self.key_rules):
             has_schema = rules.format in SCHEMA_FORMATS
-            found = {
+            texts = {
                 "format": rules.format if has_schema else None,
                 "framing": rules.framing if has_schema or rules.framing != "none" else None,
                 "message": rules.message,
                 "schema": self._fingerprint(rules, "schema"),
                 "reader_schema": self._fingerprint(rules, "reader_schema"),
             }
-            kept |= {rules.option_name(name): text for name, text in found.items() if text}
+            kept |= {rules.option_name(name): text for name, text in texts.items() if text}
         return kept
 
     def _fingerprint(self, rules: PayloadRules, attribute: str) -> str | None:

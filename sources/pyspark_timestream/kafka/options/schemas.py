@@ -69,12 +69,12 @@ def fingerprint_schema(text: str) -> str:
 
 def _drop_docs(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_drop_docs(each) for each in schema]
+        return [_drop_docs(member) for member in schema]
     if isinstance(schema, dict):
         # A default is data: a key 'doc' in it is not documentation.
         return {
-            key: each if key == "default" else _drop_docs(each)
-            for key, each in schema.items()
+            key: value if key == "default" else _drop_docs(value)
+            for key, value in schema.items()
             if key != "doc"
         }
     return schema
@@ -92,7 +92,7 @@ def inline_references(schema: RegisteredSchema) -> str:
     if not schema.references:
         return schema.text
     definitions: dict[str, _Definition] = {}
-    texts = [(each.name, json.loads(each.text)) for each in schema.references]
+    texts = [(other.name, json.loads(other.text)) for other in schema.references]
     for _, text in texts:
         _collect(text, "", definitions)
     for name, text in texts:
@@ -107,24 +107,24 @@ class _Definition(NamedTuple):
     space: str
 
 
-def _collect(schema: Any, space: str, found: dict[str, _Definition]) -> None:
-    """Add all types that `schema` defines, at any depth, to `found` by their full names."""
+def _collect(schema: Any, space: str, definitions: dict[str, _Definition]) -> None:
+    """Add all types that `schema` defines, at any depth, to `definitions` by their full names."""
     if isinstance(schema, list):
-        for each in schema:
-            _collect(each, space, found)
+        for member in schema:
+            _collect(member, space, definitions)
     if not isinstance(schema, dict):
         return
     inner = space
     if schema.get("type") in _NAMED:
         name = _name_fully(schema, space)
-        found.setdefault(name, _Definition(schema, space))
+        definitions.setdefault(name, _Definition(schema, space))
         inner = name.rpartition(".")[0]
     fields = schema.get("fields")
-    for each in fields if isinstance(fields, list) else ():
-        if isinstance(each, dict):
-            _collect(each.get("type"), inner, found)
+    for field in fields if isinstance(fields, list) else ():
+        if isinstance(field, dict):
+            _collect(field.get("type"), inner, definitions)
     for key in ("type", "items", "values"):
-        _collect(schema.get(key), inner, found)
+        _collect(schema.get(key), inner, definitions)
 
 
 def _inline(
@@ -138,13 +138,13 @@ def _inline(
     if isinstance(schema, str):
         # As in Java, a name that the enclosing namespace lacks is looked up without one.
         names = [_full_name(schema, space), schema]
-        known = next((each for each in names if each in defined), None)
+        known = next((name for name in names if name in defined), None)
         if schema in _PRIMITIVES or known is not None:
             return known or schema
-        wanted = next((each for each in names if each in definitions), None)
+        wanted = next((name for name in names if name in definitions), None)
         return schema if wanted is None else _inline(*definitions[wanted], definitions, defined)
     if isinstance(schema, list):
-        return [_inline(each, space, definitions, defined) for each in schema]
+        return [_inline(member, space, definitions, defined) for member in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") in _NAMED:
@@ -178,8 +178,8 @@ def _inline_named(
 
 
 def _name_fully(schema: Mapping[str, Any], space: str) -> str:
-    given = schema.get("namespace")
-    return _full_name(str(schema.get("name", "")), space if given is None else str(given))
+    namespace = schema.get("namespace")
+    return _full_name(str(schema.get("name", "")), space if namespace is None else str(namespace))
 
 
 def _full_name(name: str, space: str) -> str:
@@ -223,7 +223,7 @@ class ReaderSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Return what an offset keeps: how to find the text again, and its fingerprint."""
-        found = {
+        entries = {
             "fingerprint": self.fingerprint,
             "id": self.schema_id,
             "message": self.message or None,
@@ -231,7 +231,7 @@ class ReaderSchema:
             "subject": self.subject,
             "version": self.version,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in entries.items() if value is not None}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ReaderSchema":
@@ -248,7 +248,7 @@ class ReaderSchema:
 
     def versions(self) -> "Iterator[ReaderSchema]":
         """Return this schema and the newer ones, oldest first."""
-        found: ReaderSchema | None = self
-        while found is not None:
-            yield found
-            found = found.newer
+        schema: ReaderSchema | None = self
+        while schema is not None:
+            yield schema
+            schema = schema.newer

@@ -104,31 +104,31 @@ def parse_json(content: bytes, what: str) -> Any:
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in entries:
             raise ValueError(f"'{_shorten(name)}' is there twice")
-        found[name] = value
-    return found
+        entries[name] = value
+    return entries
 
 
 def read_topic_settings(
-    found: Any, topic: str, place: SettingsPlace, specs: Mapping[str, OptionSpec]
+    description: Any, topic: str, place: SettingsPlace, specs: Mapping[str, OptionSpec]
 ) -> dict[str, str]:
     """Return the description of `topic`: option name -> canonical text, ordered as the options.
 
-    `found` is the parsed JSON from `place`; `specs` are the declarations of all options.
+    `description` is the parsed JSON from `place`; `specs` are the declarations of all options.
 
     Raises:
         OptionError: it is not an object, it names an option of another kind, or a value cannot be
             read.
     """
     what = f"the description of topic '{topic}' in '{place}'"
-    if not isinstance(found, Mapping):
+    if not isinstance(description, Mapping):
         raise _refusal(f"{what} is not a JSON object")
     known = {name.lower(): name for name in TOPIC_SETTINGS}
     texts: dict[str, str] = {}
-    for key, value in found.items():
+    for key, value in description.items():
         name = known.get(key.lower())
         if name is None:
             raise OptionError(
@@ -170,18 +170,20 @@ def merge_topic_settings(
     Raises:
         OptionError: a topic has no description, or two topics have different ones.
     """
-    for topic, each in settings_by_topic.items():
-        if each is None:
+    for topic, settings in settings_by_topic.items():
+        if settings is None:
             where = f"with the key '{topic}'"
             step = f"produce one {where}" if place.topic else f"add one {where}"
             raise _refusal(
                 f"'{place}' has no description of topic '{topic}'",
                 f"{step}, or leave '{_NAME}' out and set the options in the query",
             )
-    (first, chosen), *others = ((topic, each or {}) for topic, each in settings_by_topic.items())
-    for topic, each in others:
+    (first, chosen), *others = (
+        (topic, settings or {}) for topic, settings in settings_by_topic.items()
+    )
+    for topic, settings in others:
         for name in TOPIC_SETTINGS:
-            one, two = chosen.get(name), each.get(name)
+            one, two = chosen.get(name), settings.get(name)
             if one != two:
                 raise _refusal(
                     f"'{place}' describes topics '{first}' and '{topic}' differently: '{name}' is "

@@ -111,7 +111,7 @@ def test_a_clock_ahead_of_its_records_is_named_and_the_advice_keeps_every_honest
 ):
     _, before, record = run(sent, **more)
     assert before < 120
-    record = record.__class__(record.planned_us + later_us, record.offset, record.log_ends)
+    record = record.__class__(record.planned_us + later_us, record.offset, record.readable_ends)
     for diagnosis in (diagnose((record,))[0], find_warnings((record,), record.planned_us)[0]):
         assert diagnosis.kind is Kind.FAR_FUTURE
         assert "ctiDelay" not in take(diagnosis.fix)
@@ -127,7 +127,7 @@ def test_a_clock_that_stamps_its_records_too_is_named_with_the_two_ways_out(make
     sent = make(by_us, stamped=True)
     _, before, record = run(sent)
     assert before < 120
-    record = record.__class__(record.planned_us + later_us, record.offset, record.log_ends)
+    record = record.__class__(record.planned_us + later_us, record.offset, record.readable_ends)
     (diagnosis,) = diagnose((record,))
     assert diagnosis.kind is Kind.FAR_FUTURE
     assert "'LogAppendTime'" in diagnosis.fix

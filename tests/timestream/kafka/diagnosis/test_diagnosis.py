@@ -260,7 +260,7 @@ def test_a_checkpoint_alone_shows_a_backlog_by_a_last_batch_with_records():
 
 def test_a_backlog_elsewhere_is_told_after_what_holds_the_cti_back():
     moments = history([share(state(9), 5), share(state(1))], left=0)
-    moments[0].log_ends[at(0)] += 7
+    moments[0].readable_ends[at(0)] += 7
     assert [each.kind for each in diagnose(moments)] == [
         Kind.IDLE_PARTITION,
         Kind.BACKLOG,

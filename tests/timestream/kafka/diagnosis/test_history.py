@@ -45,15 +45,19 @@ def test_progress_gives_offset_and_log_ends_as_text_or_parsed(encode):
     source = {"endOffset": encode(offset().to_json()), "latestOffset": encode(report(0, 12))}
     batch = read_progress({"timestamp": "1970-01-01T00:00:01.000Z", "sources": [source]})
     (moment,) = build_histories([batch])["me"]
-    assert (moment.planned_us, moment.offset, moment.log_ends) == (1_000_000, offset(), {at(0): 12})
+    assert (moment.planned_us, moment.offset, moment.readable_ends) == (
+        1_000_000,
+        offset(),
+        {at(0): 12},
+    )
 
 
 def test_both_witnesses_of_a_batch_make_one_moment_whose_time_the_first_names():
     logged = [Batch(n, (offset(n).to_json(),)) for n in (2, 1)]
     told = Batch(1, (offset(2).to_json(),), (report(10, 8),))
     (first, second) = build_histories([*logged, told])["me"]
-    assert (first.planned_us, first.offset.number, first.log_ends) == (1, 1, {})
-    assert (second.planned_us, second.offset.number, second.log_ends) == (2, 2, {at(0): 18})
+    assert (first.planned_us, first.offset.number, first.readable_ends) == (1, 1, {})
+    assert (second.planned_us, second.offset.number, second.readable_ends) == (2, 2, {at(0): 18})
     assert count_remaining((first, second)) == {at(0): 3}
 
 

@@ -44,7 +44,7 @@ class Imports:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_an_imported_cti_takes_effect_where_the_stream_ends_before_its_log(is_late):
     broker = FakeBroker(p0=(0, 1000))
-    broker.written_ends = lambda partitions: {part: broker.log[part][1] for part in partitions}
+    broker.high_watermarks = lambda partitions: {part: broker.log[part][1] for part in partitions}
     run = Driven(broker, ctiImport="fast", endingOffsets='{"topic": {"0": 100}}')
     run.driver._importer = imports = Imports()
     imports.limit_to_current_ends = lambda: None
@@ -60,7 +60,7 @@ def test_an_imported_cti_takes_effect_where_the_stream_ends_before_its_log(is_la
 
 def test_import_waits_for_records_of_open_transactions():
     broker = FakeBroker(p0=(0, 10))
-    broker.written_ends = lambda partitions: dict.fromkeys(partitions, 15)
+    broker.high_watermarks = lambda partitions: dict.fromkeys(partitions, 15)
     run = Driven(broker, ctiImport="fast")
     run.driver._importer = imports = Imports()
     run.plan()

@@ -164,7 +164,7 @@ def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect()
 def test_imported_cti_waits_for_the_records_of_open_transactions():
     """The log goes on to 9 behind the last stable offset, 4, when the CTI is read."""
     before = offset((0, 4, FIVE), cti_us=5)
-    told = BrokerSnapshot(imported=ImportedTopic(cti_us=8), written={A: 9})
+    told = BrokerSnapshot(imported=ImportedTopic(cti_us=8), high_watermarks={A: 9})
     waits = next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
     assert waits.partitions == {A: PartitionOffset(4, 4, FIVE, pending=((9, 8),))}
     assert (waits.cti_us, waits.first_cti_us) == (5, None)

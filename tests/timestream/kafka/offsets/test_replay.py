@@ -73,9 +73,9 @@ class Replay:
             final_cti=self.options.final_cti, idle_timeout_us=1,
             max_skew=MaxSkew.from_options(self.options),
         )  # fmt: skip
-        log_ends = {at(n): len(log) for n, log in enumerate(self.logs)}
+        readable_ends = {at(n): len(log) for n, log in enumerate(self.logs)}
         if self.text is None:
-            ends = limit_ends(log_ends, self.fixed, {})
+            ends = limit_ends(readable_ends, self.fixed, {})
             starts = dict.fromkeys(ends, 0)
             planned = first_offset("me", self.options.settings(), starts, ends, run)
             planned = replace(planned, fixed_ends=self.fixed)
@@ -90,9 +90,9 @@ class Replay:
                 for span in previous.ranges()
             }
             ended = find_ended(previous, states, until_us)
-            ends = limit_ends(log_ends, previous.fixed_ends, ended)
+            ends = limit_ends(readable_ends, previous.fixed_ends, ended)
             positions = {part: share.end_exclusive for part, share in previous.partitions.items()}
-            resting = {part for part in positions if positions[part] == log_ends[part]}
+            resting = {part for part in positions if positions[part] == readable_ends[part]}
             since_us = {part: 0 for part in resting if part.number in self.quiet}
             wanted_ms = find_alignment(
                 stream_state(previous, states, positions, ends, run), ends
