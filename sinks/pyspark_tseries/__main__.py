@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from pyspark_timestream.core.why import end_with_its_reader
 from pyspark_tseries import __version__
@@ -56,44 +57,19 @@ def main(arguments: list[str] | None = None) -> int:
             action="append",
             help=f"how to reach an object store: {', '.join(STORAGE_OPTIONS)}",
         )
-        if name == "backup":
-            command.add_argument("target", help="where to: a directory or prefix that is empty")
         if name in OWNER_COMMANDS:
             command.add_argument(
                 "--principal", help="who asks, if the store has a policy; default: the OS user"
             )
-        if name == "forget-writer":
-            command.add_argument(
-                "--writer", required=True, help="the writer, as describe names it in cti_writers"
-            )
-        if name == "erase":
-            command.add_argument("--series", required=True, help="the name of the series")
-            command.add_argument(
-                "--sequence",
-                type=int,
-                nargs="+",
-                required=True,
-                help="the sequences of the events; edits of these are erased, too",
-            )
-            command.add_argument(
-                "--reason", required=True, help="why; it is kept with the act and shown by erasures"
-            )
-        if name == "repair":
-            command.add_argument(
-                "--dry-run", action="store_true", help="print the first repairs without making them"
-            )
-            command.add_argument(
-                "--give-up",
-                action="store_true",
-                help="also give up whole commits that follow a file that cannot be restored",
-            )
-    given = parser.parse_args(arguments)
+        for argument, settings in ARGUMENTS.get(name, {}).items():
+            command.add_argument(argument, **settings)
+    asked = parser.parse_args(arguments)
     try:
-        options = _parse_storage_options(given.storage_option)
-        parse = parse_end if given.command == "backup" else parse_location
-        location = parse(given.path, options)
+        options = _parse_storage_options(asked.storage_option)
+        parse = parse_end if asked.command == "backup" else parse_location
+        location = parse(asked.path, options)
         with named_failures(location):
-            return COMMANDS[given.command][1](location, given)
+            return COMMANDS[asked.command][1](location, asked)
     except (TseriesError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -110,65 +86,65 @@ def _list_damages() -> str:
     return "\n".join(["what repair mends:", *mended, f"what it names only: {', '.join(left)}"])
 
 
-def _parse_storage_options(given: list[str] | None) -> dict[str, str]:
+def _parse_storage_options(texts: list[str] | None) -> dict[str, str]:
     """Return the options of the command line, or else of the process that started this one.
 
     Raises:
         ValueError: an option has no '='.
     """
-    if given is None:
+    if texts is None:
         return dict(json.loads(os.environ.get(OPTIONS_VARIABLE, "{}")))
-    pairs = [option.partition("=") for option in given]
+    pairs = [option.partition("=") for option in texts]
     if not all(middle for _, middle, _ in pairs):
         raise ValueError("--storage-option: accepted: KEY=VALUE; next step: write it so")
     return {key: value for key, _, value in pairs}
 
 
-def _describe(path: Location, given: argparse.Namespace) -> int:
+def _describe(path: Location, asked: argparse.Namespace) -> int:
     for name, value in describe(path).items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         print(f"{name:17} {shown}")
     return 0
 
 
-def _verify(path: Location, given: argparse.Namespace) -> int:
-    found = verify(path)
-    for finding in found[:MAX_FINDINGS]:
+def _verify(path: Location, asked: argparse.Namespace) -> int:
+    findings = verify(path)
+    for finding in findings[:MAX_FINDINGS]:
         print(finding)
-    if len(found) > MAX_FINDINGS:
-        print(f"and {len(found) - MAX_FINDINGS} more")
-    if not found:
+    if len(findings) > MAX_FINDINGS:
+        print(f"and {len(findings) - MAX_FINDINGS} more")
+    if not findings:
         print("sound")
-    return 1 if found else 0
+    return 1 if findings else 0
 
 
-def _repair(path: Location, given: argparse.Namespace) -> int:
-    done = repair(path, dry_run=given.dry_run, give_up=given.give_up, principal=given.principal)
+def _repair(path: Location, asked: argparse.Namespace) -> int:
+    done = repair(path, dry_run=asked.dry_run, give_up=asked.give_up, principal=asked.principal)
     if done == RepairResult():
         print("nothing to repair")
     for field in dataclasses.fields(done):
-        for each in getattr(done, field.name):
-            print(f"{field.name}: {each}")
-    return 1 if done.left or (given.dry_run and done.mended) else 0
+        for line in getattr(done, field.name):
+            print(f"{field.name}: {line}")
+    return 1 if done.left or (asked.dry_run and done.mended) else 0
 
 
-def _rebuild(path: Location, given: argparse.Namespace) -> int:
-    print(f"{rebuild(path, principal=given.principal)} series")
+def _rebuild(path: Location, asked: argparse.Namespace) -> int:
+    print(f"{rebuild(path, principal=asked.principal)} series")
     return 0
 
 
-def _compact(path: Location, given: argparse.Namespace) -> int:
-    for name, value in dataclasses.asdict(compact(path, principal=given.principal)).items():
+def _compact(path: Location, asked: argparse.Namespace) -> int:
+    for name, value in dataclasses.asdict(compact(path, principal=asked.principal)).items():
         print(f"{name:17} {value}")
     return 0
 
 
-def _maintain(path: Location, given: argparse.Namespace) -> int:
+def _maintain(path: Location, asked: argparse.Namespace) -> int:
     os.nice(10)  # Leave the processor to the writers.
     if LOCK_VARIABLE in os.environ:
         maintain_while_busy(path)
         return 0
-    done = maintain(path, principal=given.principal)
+    done = maintain(path, principal=asked.principal)
     if done is None:
         print("another process of this machine maintains the store already", file=sys.stderr)
         return 2
@@ -184,8 +160,8 @@ def _maintain(path: Location, given: argparse.Namespace) -> int:
     return 0
 
 
-def _erase(path: Location, given: argparse.Namespace) -> int:
-    act = erase(path, given.series, given.sequence, given.reason, principal=given.principal)
+def _erase(path: Location, asked: argparse.Namespace) -> int:
+    act = erase(path, asked.series, asked.sequence, asked.reason, principal=asked.principal)
     if act is None:
         print("all of them were erased before")
         return 0
@@ -198,7 +174,7 @@ def _erase(path: Location, given: argparse.Namespace) -> int:
     return 0
 
 
-def _erasures(path: Location, given: argparse.Namespace) -> int:
+def _erasures(path: Location, asked: argparse.Namespace) -> int:
     for act in list_erasures(Store.open(path)):
         _print_act(act)
     return 0
@@ -208,15 +184,15 @@ def _print_act(act: Erasure) -> None:
     print(json.dumps(dataclasses.asdict(act), ensure_ascii=False))
 
 
-def _backup(path: Location, given: argparse.Namespace) -> int:
-    done = backup(path, given.target, _parse_storage_options(given.storage_option))
+def _backup(path: Location, asked: argparse.Namespace) -> int:
+    done = backup(path, asked.target, _parse_storage_options(asked.storage_option))
     what = "no commit" if done.commit is None else str(done.commit)
     print(f"{what} of '{path.root}': {done.files} files, {done.size} bytes")
     return 0
 
 
-def _forget_writer(path: Location, given: argparse.Namespace) -> int:
-    forget_writer(Store.open(path), given.writer, now_us(), author_or_user(given.principal))
+def _forget_writer(path: Location, asked: argparse.Namespace) -> int:
+    forget_writer(Store.open(path), asked.writer, now_us(), author_or_user(asked.principal))
     return 0
 
 
@@ -225,6 +201,37 @@ MAX_FINDINGS = 100
 
 OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain", "erase", "forget-writer")
 """Commands that need the right `own` if the store has a policy."""
+
+ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
+    "backup": {"target": {"help": "where to: a directory or prefix that is empty"}},
+    "forget-writer": {
+        "--writer": {"required": True, "help": "the writer, as describe names it in cti_writers"}
+    },
+    "erase": {
+        "--series": {"required": True, "help": "the name of the series"},
+        "--sequence": {
+            "type": int,
+            "nargs": "+",
+            "required": True,
+            "help": "the sequences of the events; edits of these are erased, too",
+        },
+        "--reason": {
+            "required": True,
+            "help": "why; it is kept with the act and shown by erasures",
+        },
+    },
+    "repair": {
+        "--dry-run": {
+            "action": "store_true",
+            "help": "print the first repairs without making them",
+        },
+        "--give-up": {
+            "action": "store_true",
+            "help": "also give up whole commits that follow a file that cannot be restored",
+        },
+    },
+}
+"""The arguments of single commands."""
 
 COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] = {
     "describe": ("prints the facts of a store", _describe),

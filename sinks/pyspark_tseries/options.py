@@ -547,7 +547,7 @@ class SubscribeOptions(_Located):
     storage: OptionPairs = field(default=(), repr=False)
 
 
-T = TypeVar("T", "WriteOptions", "ReadOptions", "SubscribeOptions")
+T = TypeVar("T", WriteOptions, ReadOptions, SubscribeOptions)
 
 _STORAGE: Final = "storageoptions."
 """Options with this prefix, in any case, are the `STORAGE_OPTIONS` of an object store."""
@@ -621,5 +621,5 @@ def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
         for spec in option_specs(other).values()
     }
     read = read_options(mine, raw, foreign=foreign, prefixes=(_STORAGE,))
-    given = {key[len(_STORAGE) :]: raw[key] for key in raw if key.lower().startswith(_STORAGE)}
-    return dataclasses.replace(read, storage=parse_location(read.path, given).options)
+    storage = {key[len(_STORAGE) :]: raw[key] for key in raw if key.lower().startswith(_STORAGE)}
+    return dataclasses.replace(read, storage=parse_location(read.path, storage).options)

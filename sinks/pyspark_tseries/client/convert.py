@@ -465,19 +465,19 @@ def _leaves_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.A
             aware = isinstance(value, datetime) and value.tzinfo is not None
             unit = value.dtype if isinstance(value, np.datetime64) else None
             rows.setdefault((type(value), aware, unit), []).append(row)
-    parts = [pa.nulls(1, kind)]
+    arrays = [pa.nulls(1, kind)]
     places = np.zeros(len(values), np.int64)
     for some in rows.values():
-        given = [values[row] for row in some]
+        alike = [values[row] for row in some]
         try:
-            part = _leaf(_decode(_infer(given, kind, path)), kind, path)
+            array = _leaf(_decode(_infer(alike, kind, path)), kind, path)
         except _Misfit as misfit:
-            misfit.value = misfit.value or (given[0],)
-            misfit.have = type(given[0]).__name__
+            misfit.value = misfit.value or (alike[0],)
+            misfit.have = type(alike[0]).__name__
             raise
-        places[some] = np.arange(len(some)) + sum(map(len, parts))
-        parts.append(part)
-    return pa.concat_arrays(parts).take(pa.array(places))
+        places[some] = np.arange(len(some)) + sum(map(len, arrays))
+        arrays.append(array)
+    return pa.concat_arrays(arrays).take(pa.array(places))
 
 
 def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
@@ -511,12 +511,12 @@ def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
         raise known from None
 
 
-def _as_seconds(moments: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _as_seconds(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Convert NumPy times to a unit that Arrow has: hours and minutes to seconds, if they fit."""
-    if np.datetime_data(moments.dtype)[0] not in ("h", "m"):
-        return moments
-    seconds = moments.astype("datetime64[s]")
-    return seconds if (seconds.astype(moments.dtype) == moments).all() else moments
+    if np.datetime_data(times.dtype)[0] not in ("h", "m"):
+        return times
+    seconds = times.astype("datetime64[s]")
+    return seconds if (seconds.astype(times.dtype) == times).all() else times
 
 
 def _wrong_class(value: object, kind: pa.DataType, reason: str, path: str) -> _Misfit:
@@ -535,16 +535,16 @@ _METADATA: Final = {"series": 0, "timestamp": 1, "author": 2, _EDIT_OF: 3}
 """The columns of rows that are not values, and their places among the staged columns."""
 
 
-def stage_given_rows(given: Any, values: list[pa.Field]) -> pa.Table:
+def stage_given_rows(rows: Any, values: list[pa.Field]) -> pa.Table:
     """Convert rows to a table with the schema `staged_schema(values)`."""
     staged = staged_schema(values)
-    if isinstance(given, list | tuple) and not given:
+    if isinstance(rows, list | tuple) and not rows:
         return staged.empty_table()
-    columns = _columns_by_name(_read_columns(given))
+    columns = _columns_by_name(_read_columns(rows))
     fields = dict(zip(_METADATA, list(staged)[: len(_METADATA)], strict=True))
     fields |= {field.name: field for field in values}
-    found = _match_columns(columns, fields, values)
-    if "series" not in found:
+    matched = _match_columns(columns, fields, values)
+    if "series" not in matched:
         shown = ", ".join(f"'{name}'" for name, _ in columns.values()) or "none"
         raise IncompatibleValue(
             f"the rows have no column 'series', which names the series of each; they have {shown}",
@@ -553,7 +553,7 @@ def stage_given_rows(given: Any, values: list[pa.Field]) -> pa.Table:
         )
     made = {
         name: convert_column(column, fields[name].with_name(said))
-        for name, (said, column) in found.items()
+        for name, (said, column) in matched.items()
     }
     plan = RowPlan(
         series="series",
@@ -564,13 +564,13 @@ def stage_given_rows(given: Any, values: list[pa.Field]) -> pa.Table:
         cti=None,
         values=tuple((field.name if field.name in made else None, field) for field in values),
     )
-    batches = [part for part in pa.table(made).to_batches() if part.num_rows]
-    return pa.Table.from_batches([stage_rows(part, plan) for part in batches], staged)
+    batches = [batch for batch in pa.table(made).to_batches() if batch.num_rows]
+    return pa.Table.from_batches([stage_rows(batch, plan) for batch in batches], staged)
 
 
-def _columns_by_name(given: list[tuple[Any, Column]]) -> dict[str, tuple[str, Column]]:
+def _columns_by_name(named: list[tuple[Any, Column]]) -> dict[str, tuple[str, Column]]:
     columns: dict[str, tuple[str, Column]] = {}
-    for name, column in given:
+    for name, column in named:
         if not isinstance(name, str):
             raise IncompatibleValue(
                 f"{show_value(name)} is not the name of a column", "texts", "rename the column"
@@ -613,30 +613,30 @@ def _match_columns(
             "correct the name, or drop the column; a write of Spark with 'mergeSchema' adds it to "
             "the store",
         )
-    return {known[lower]: found for lower, found in columns.items()}
+    return {known[lower]: column for lower, column in columns.items()}
 
 
 # -- frames, tables, lists -----------------------------------------------------------------------
 
 
-def _read_columns(given: Any) -> list[tuple[Any, Column]]:
-    if isinstance(given, pa.RecordBatchReader):
-        given = given.read_all()
-    if isinstance(given, pa.RecordBatch):
-        given = pa.Table.from_batches([given])
-    if isinstance(given, pa.Table):
-        return list(zip(given.column_names, given.columns, strict=True))
+def _read_columns(rows: Any) -> list[tuple[Any, Column]]:
+    if isinstance(rows, pa.RecordBatchReader):
+        rows = rows.read_all()
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    if isinstance(rows, pa.Table):
+        return list(zip(rows.column_names, rows.columns, strict=True))
     pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(given, pandas.DataFrame):
-        return _read_pandas(given)
-    if hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__"):
-        return _read_columns(pa.table(given))
-    if isinstance(given, list | tuple) and all(isinstance(row, Mapping) for row in given):
-        return _read_mappings(given)
-    is_list = isinstance(given, list | tuple)
-    other = next((row for row in given if not isinstance(row, Mapping)), None) if is_list else given
+    if pandas is not None and isinstance(rows, pandas.DataFrame):
+        return _read_pandas(rows)
+    if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
+        return _read_columns(pa.table(rows))
+    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+        return _read_mappings(rows)
+    is_list = isinstance(rows, list | tuple)
+    other = next((row for row in rows if not isinstance(row, Mapping)), None) if is_list else rows
     raise IncompatibleValue(
-        f"{show_value(other)} is not a row" if is_list else f"{type(given).__name__} has no rows",
+        f"{show_value(other)} is not a row" if is_list else f"{type(rows).__name__} has no rows",
         ROWS,
         "convert it, for example with pa.table(columns); collect() a lazy frame first",
     )

@@ -29,15 +29,15 @@ from pyspark_tseries.model.ranges import (
 )
 
 
-def parse_schema(given: Any) -> pa.Schema:
+def parse_schema(schema: Any) -> pa.Schema:
     """Return the given value columns as a schema; raise IncompatibleValue for None."""
-    if given is None:
+    if schema is None:
         raise IncompatibleValue(
             "None does not name value columns",
             "a pyarrow.Schema, or a mapping of names to types, {} for events without a value",
             "name the columns",
         )
-    return pa.schema(given)
+    return pa.schema(schema)
 
 
 def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
@@ -61,13 +61,13 @@ def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
     return [new_value_field(column) for column in schema]
 
 
-def parse_series(given: Any) -> str:
+def parse_series(name: Any) -> str:
     """Return the name of a series; raise InvalidQuery if it is not a valid text."""
-    if not is_valid_text(given):
+    if not is_valid_text(name):
         raise InvalidQuery(
-            f"{given!r} is not the name of a series", "a text", "ask for one series at a time"
+            f"{name!r} is not the name of a series", "a text", "ask for one series at a time"
         )
-    return str(given)
+    return str(name)
 
 
 if TYPE_CHECKING:

@@ -37,6 +37,10 @@ MAX_POINTS: Final = WIDTH - LEFT - RIGHT
 
 MAX_ROWS_SHOWN: Final = 10
 
+_EDITED: Final = [field.name for field in (*ORIGINAL_FIELDS, EDIT_TIME)]
+_METADATA: Final = [*(field.name for field in EVENT_FIELDS), *_EDITED]
+"""The columns of a result that are no values."""
+
 
 def render_html(table: pa.Table, selected: int) -> str:
     """Return an HTML fragment without scripts or outside references."""
@@ -80,10 +84,9 @@ def shown_times(table: pa.Table) -> pa.ChunkedArray:
 
 
 def _first_number(table: pa.Table) -> str | None:
-    metadata = {field.name for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS, EDIT_TIME)}
     for field in table.schema:
         number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        if number and field.name not in metadata:
+        if number and field.name not in _METADATA:
             return str(field.name)
     return None
 
@@ -91,7 +94,7 @@ def _first_number(table: pa.Table) -> str | None:
 def _render_axes(label: str, times: tuple[int, int], heights: tuple[float, float]) -> str:
     """Draw both axes with ticks and labels, the column's name above and the time's below."""
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    parts = [
+    shapes = [
         f'<path d="M{LEFT},{TOP}V{bottom}H{right}" fill="none" stroke="currentColor" '
         'stroke-opacity="0.5"/>',
         f'<text x="{LEFT}" y="{TOP - 10}" text-anchor="middle">{label}</text>',
@@ -100,18 +103,18 @@ def _render_axes(label: str, times: tuple[int, int], heights: tuple[float, float
     ]
     for value in _ticks(*heights):
         y = _y(value, heights)
-        parts.append(
+        shapes.append(
             f'<path d="M{LEFT - 4},{y:.1f}H{LEFT}" stroke="currentColor"/>'
             f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.6g}</text>'
         )
     ticks = [int(us) for us in _ticks(*times)]
     for us, anchor in zip(ticks, ("start", "middle", "end"), strict=False):
         x = _x(us, times)
-        parts.append(
+        shapes.append(
             f'<path d="M{x:.1f},{bottom}v4" stroke="currentColor"/>'
             f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{_format_time(us)}</text>'
         )
-    return "".join(parts)
+    return "".join(shapes)
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -158,8 +161,7 @@ def _polylines(
 
 def _render_rows(table: pa.Table) -> str:
     shown = table.slice(max(0, table.num_rows - MAX_ROWS_SHOWN))
-    edited = (*ORIGINAL_FIELDS, EDIT_TIME)
-    hidden = {"series", *(field.name for field in edited if _is_null(table, field.name))}
+    hidden = {"series", *(name for name in _EDITED if _is_null(table, name))}
     names = [name for name in shown.column_names if name not in hidden]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     cells = [map(_cell_text, shown[name]) for name in names]
@@ -197,50 +199,8 @@ _NULLABLE: Final = {
 """The pandas types that can hold a null beside whole numbers and Booleans."""
 
 
-def to_pandas(table: pa.Table) -> "pandas.DataFrame":
-    """Convert `table` to a pandas frame; a column's type does not depend on its values.
-
-    Integers and Booleans are nullable, nested columns are Arrow's (NumPy's would turn a list with
-    a null into floats); the others are as pyarrow converts them.
-    """
-    import pandas
-
-    def pandas_type(kind: pa.DataType) -> Any:
-        if kind in _NULLABLE:
-            return pandas.api.types.pandas_dtype(_NULLABLE[kind])
-        return pandas.ArrowDtype(kind) if pa.types.is_nested(kind) else None
-
-    frame: pandas.DataFrame = table.to_pandas(types_mapper=pandas_type)
-    return frame
-
-
-def to_polars(table: pa.Table) -> "polars.DataFrame":
-    """Convert `table` to a Polars frame."""
-    try:
-        import polars
-    except ModuleNotFoundError as error:
-        if error.name != "polars":
-            raise
-        raise ModuleNotFoundError(
-            compose_message(
-                "to_polars() needs Polars, which is not installed", next_step="pip install polars"
-            ),
-            name="polars",
-        ) from None
-    frame = polars.from_arrow(table)
-    assert isinstance(frame, polars.DataFrame)
-    return frame
-
-
-if TYPE_CHECKING:
-    import pandas
-    import polars
-
-
 RECEIPT_SCHEMA: Final = pa.schema([field.with_nullable(True) for field in EVENT_FIELDS])
 """The columns that `append_many` returns."""
-
-_METADATA = [field.name for field in (*EVENT_FIELDS[1:], *ORIGINAL_FIELDS, EDIT_TIME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,10 +283,9 @@ class QueryResult:
             IncompatibleValue: a column has a time that no Python datetime or date can hold.
             InvalidQuery: the query left out some of their metadata.
         """
-        self._need(_METADATA, "events")
-        fixed = {field.name for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS, EDIT_TIME)}
+        self._need(_METADATA[1:], "events")
         names = self.table.column_names
-        values = [name for name in names if name not in fixed]
+        values = [name for name in names if name not in _METADATA]
         cells = [_read_values(self.table, name) for name in names]
         rows = zip(*cells, strict=True)
         return tuple(_build_event(dict(zip(names, row, strict=True)), values) for row in rows)
@@ -345,7 +304,16 @@ class QueryResult:
         `boolean`, with or without nulls, so a null never turns integers into floats. Lists, maps
         and structs have Arrow's types. A null float is NaN.
         """
-        return to_pandas(self.table)
+        import pandas
+
+        def pandas_type(kind: pa.DataType) -> Any:
+            if kind in _NULLABLE:
+                return pandas.api.types.pandas_dtype(_NULLABLE[kind])
+            # NumPy's types would turn a list with a null into floats.
+            return pandas.ArrowDtype(kind) if pa.types.is_nested(kind) else None
+
+        frame: pandas.DataFrame = self.table.to_pandas(types_mapper=pandas_type)
+        return frame
 
     def to_polars(self) -> "polars.DataFrame":
         """Return the events as a Polars frame; times are `Datetime('us', 'UTC')`, nulls stay null.
@@ -353,7 +321,21 @@ class QueryResult:
         Raises:
             ModuleNotFoundError: Polars is not installed; the message says how to install it.
         """
-        return to_polars(self.table)
+        try:
+            import polars
+        except ModuleNotFoundError as error:
+            if error.name != "polars":
+                raise
+            raise ModuleNotFoundError(
+                compose_message(
+                    "to_polars() needs Polars, which is not installed",
+                    next_step="pip install polars",
+                ),
+                name="polars",
+            ) from None
+        frame = polars.from_arrow(self.table)
+        assert isinstance(frame, polars.DataFrame)
+        return frame
 
     def merge(self, other: "QueryResult") -> "QueryResult":
         """Bring this result up to date with `other`, a later one of the same series.
@@ -404,15 +386,15 @@ class QueryResult:
 
     def __repr__(self) -> str:
         names = self.table.column_names
-        parts = []
+        facts = []
         if "series" in names and len(self):
-            parts.append(f"'{self.table['series'][0].as_py()}'")
+            facts.append(f"'{self.table['series'][0].as_py()}'")
         more = self.selected_count - len(self)
-        parts.append(format_events(len(self)) + (f", {more} more beyond the limit" if more else ""))
+        facts.append(format_events(len(self)) + (f", {more} more beyond the limit" if more else ""))
         if "timestamp" in names and len(self):
             us = to_int64(shown_times(self.table))
-            parts.append(format_span(int(us.min()), int(us.max())))
-        return f"QueryResult({', '.join(parts)})"
+            facts.append(format_span(int(us.min()), int(us.max())))
+        return f"QueryResult({', '.join(facts)})"
 
     def _repr_html_(self) -> str:
         return render_html(self.table, self.selected_count)

@@ -451,8 +451,8 @@ class TimeSeries:
                 f"series {show_value(series)} is not the name of a series", "a text", "correct it"
             )
         cells = self._check_values(value)
-        moment = pa.array([stamp], pa.int64()).cast(INSTANT)
-        metadata = (pa.array([series]), moment, pa.nulls(1, pa.string()))
+        time = pa.array([stamp], pa.int64()).cast(INSTANT)
+        metadata = (pa.array([series]), time, pa.nulls(1, pa.string()))
         fields = list(self._staged)[4:]
         columns = [
             *metadata,
@@ -470,8 +470,8 @@ class TimeSeries:
             _, edits = self._commit(batch).numbered
         except (OutOfOrder, FutureEvent, NoSuchEvent) as error:
             raise error.with_next_step(_NEXT_STEPS[type(error), "append"]) from None
-        moment = to_datetime(int(edits.timestamp_us[0]))
-        return EventMetadata(int(edits.sequence[0]), moment, self._author)
+        time = to_datetime(int(edits.timestamp_us[0]))
+        return EventMetadata(int(edits.sequence[0]), time, self._author)
 
     def _commit(self, batch: Batch) -> PreparedCommit:
         attempt = self._store.append(batch, synced=self._synced)
@@ -491,10 +491,10 @@ class TimeSeries:
         with named_failures(self._store.location):
             snapshot = self._store.snapshot()
             AccessCheck(snapshot.settings.policy, self._author).require_query(query.asked)
-            found = run_query(
+            answer = run_query(
                 snapshot, snapshot.index(names), query.asked, names, columns=query.wanted
             )
-        return QueryResult(found.table, found.selected, query.asked.kind)
+        return QueryResult(answer.table, answer.selected, query.asked.kind)
 
 
 def _parse_author(author: str | None) -> str:

@@ -155,12 +155,12 @@ class BlockColumns(Mapping[str, Int64Array]):
         """Return the columns of `absent` at `rows`; its numbers fill missing rows and columns."""
         known = (rows >= 0) & (rows < self.rows)
         there = rows[known]
-        found = {}
+        taken = {}
         for name, missing in absent.items():
-            found[name] = np.full(len(rows), missing, np.int64)
+            taken[name] = np.full(len(rows), missing, np.int64)
             if name in self._blocks:
-                found[name][known] = _gather(self._blocks[name], there)
-        return found
+                taken[name][known] = _gather(self._blocks[name], there)
+        return taken
 
     def put(
         self, rows: Int64Array, changes: Mapping[str, Int64Array], absent: Mapping[str, int]
@@ -191,11 +191,11 @@ def _gather(blocks: list[Int64Array], rows: Int64Array) -> Int64Array:
     touched = _touched_blocks(rows)
     if len(touched) > MAX_SEPARATE_BLOCKS:
         return _concatenate(blocks)[rows]
-    found = np.empty(len(rows), np.int64)
+    gathered = np.empty(len(rows), np.int64)
     for block in touched.tolist():
         mine = rows // BLOCK_ROWS == block
-        found[mine] = blocks[block][rows[mine] - block * BLOCK_ROWS]
-    return found
+        gathered[mine] = blocks[block][rows[mine] - block * BLOCK_ROWS]
+    return gathered
 
 
 def _touched_blocks(rows: Int64Array) -> npt.NDArray[np.intp]:

@@ -17,12 +17,12 @@ from pyspark_tseries.model.arrays import find_first
 MAX_SHOWN_BYTES = 24
 
 
-def is_valid_text(given: object) -> bool:
-    """Return whether UTF-8 can encode `given`: a str without an unpaired surrogate."""
-    if not isinstance(given, str):
+def is_valid_text(text: object) -> bool:
+    """Return whether UTF-8 can encode `text`: a str without an unpaired surrogate."""
+    if not isinstance(text, str):
         return False
     try:
-        given.encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -219,8 +219,8 @@ class CtiRecord:
     def advance(self, writer: str, cti_us: int | None, commit: int) -> "CtiRecord":
         """Return the record after `writer` appended with `commit`; ignore a CTI below its last."""
         known = self.writers.get(writer)
-        given = [us for us in (known, cti_us) if us is not None]
-        writers = {**self.writers, writer: max(given, default=None)}
+        known_us = [us for us in (known, cti_us) if us is not None]
+        writers = {**self.writers, writer: max(known_us, default=None)}
         return (
             self
             if writers == self.writers

@@ -136,6 +136,6 @@ class ErasedKeys:
             return True
         return any(
             least["series"] <= series <= most["series"]
-            and any(least["sequence"] <= each <= most["sequence"] for each in sequences)
+            and any(least["sequence"] <= sequence <= most["sequence"] for sequence in sequences)
             for series, sequences in self.events.items()
         )

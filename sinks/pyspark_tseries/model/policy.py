@@ -20,16 +20,16 @@ Policy = dict[str, tuple[str, ...]]
 """Principal -> permissions; a principal that is not listed has none."""
 
 
-def parse_policy(given: Mapping[str, Iterable[str]] | Any) -> Policy:
+def parse_policy(mapping: Mapping[str, Iterable[str]] | Any) -> Policy:
     """Return the policy, with each principal's permissions in the order of `PERMISSIONS`.
 
     >>> parse_policy({"ann": {"update", "read"}})
     {'ann': ('read', 'update')}
     """
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{given!r} maps no principals to permissions")
+    if not isinstance(mapping, Mapping):
+        raise ValueError(f"{mapping!r} maps no principals to permissions")
     policy: Policy = {}
-    for principal, permissions in given.items():
+    for principal, permissions in mapping.items():
         listed = isinstance(permissions, Iterable) and not isinstance(permissions, str)
         if not is_valid_text(principal) or not listed:
             raise ValueError(

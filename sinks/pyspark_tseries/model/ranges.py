@@ -334,11 +334,11 @@ def parse_start_sequences(text: str) -> dict[str, int]:
     >>> parse_start_sequences('{"a": 7}')
     {'a': 7}
     """
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    starts = json.loads(text)
+    if not isinstance(starts, dict):
         raise ValueError("not a JSON object")
-    for name, sequence in found.items():
+    for name, sequence in starts.items():
         whole = isinstance(sequence, int) and not isinstance(sequence, bool)
         if not whole or not 0 <= sequence < _MAX_CLAUSE:
             raise ValueError(f"'{name}' has {sequence!r}, which is not a sequence")
-    return found
+    return starts

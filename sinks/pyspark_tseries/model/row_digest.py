@@ -89,10 +89,10 @@ def _hash_values(column: pa.Array) -> Hashes:
     if pa.types.is_null(kind):
         return np.zeros(len(column), np.uint64)
     if pa.types.is_dictionary(kind):
-        found: Hashes = _hash(column.dictionary)[
+        hashed: Hashes = _hash(column.dictionary)[
             column.indices.fill_null(0).to_numpy(zero_copy_only=False)
         ]
-        return found
+        return hashed
     if pa.types.is_floating(kind):
         return _not_zero(_float_bits(column))
     if pa.types.is_decimal(kind):
@@ -159,19 +159,21 @@ def _hash_text(column: pa.Array) -> Hashes:
     letters = np.zeros(ends[-1] - ends[0] + 8, np.uint8)
     letters[:-8] = np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
     overlapping = np.ndarray(len(letters) - 7, np.uint64, letters, strides=(1,))
-    parts = overlapping[np.repeat(ends[:-1] - ends[0], words) + 8 * places]
+    pieces = overlapping[np.repeat(ends[:-1] - ends[0], words) + 8 * places]
     beyond = 8 * (words - 1) - sizes + 8  # Bytes of the last word that belong to the next text.
     last = offsets[1:][words > 0] - 1
     shift = (8 * beyond[words > 0]).astype(np.uint64)
-    parts[last] = (parts[last] << shift) >> shift
-    parts = _scramble((parts ^ _OTHER_ODD) * (places.view(np.uint64) * np.uint64(2) + np.uint64(1)))
-    return _sum_parts(parts, offsets) + sizes.view(np.uint64) * _ODD
+    pieces[last] = (pieces[last] << shift) >> shift
+    pieces = _scramble(
+        (pieces ^ _OTHER_ODD) * (places.view(np.uint64) * np.uint64(2) + np.uint64(1))
+    )
+    return _sum_parts(pieces, offsets) + sizes.view(np.uint64) * _ODD
 
 
 def _offsets(lists: pa.Array) -> Int64Array:
     """Return the offset of each list among the values, and the end of the last one."""
-    found: Int64Array = lists.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    offsets: Int64Array = lists.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    return offsets
 
 
 def _places(offsets: Int64Array, size: int) -> Hashes:
@@ -181,8 +183,8 @@ def _places(offsets: Int64Array, size: int) -> Hashes:
     return places.view(np.uint64)
 
 
-def _sum_parts(parts: Hashes, offsets: Int64Array) -> Hashes:
-    """Return a number for each list, from the sum and the count of its `parts`."""
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(parts, dtype=np.uint64)])
+def _sum_parts(pieces: Hashes, offsets: Int64Array) -> Hashes:
+    """Return a number for each list, from the sum and the count of its `pieces`."""
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(pieces, dtype=np.uint64)])
     sizes = np.diff(offsets).view(np.uint64)
     return _scramble(sums[offsets[1:]] - sums[offsets[:-1]] + (sizes + np.uint64(1)) * _ODD)

@@ -80,11 +80,11 @@ class SeriesIds:
         if not self._ids:
             self._ids.update(zip(names, range(len(names)), strict=True))
             return np.arange(len(names))
-        found = self.find(names)
-        new = np.flatnonzero(found < 0)
-        found[new] = np.arange(len(self._ids), len(self._ids) + len(new))
-        self._ids.update((names[row], int(found[row])) for row in new.tolist())
-        return found
+        ids = self.find(names)
+        new = np.flatnonzero(ids < 0)
+        ids[new] = np.arange(len(self._ids), len(self._ids) + len(new))
+        self._ids.update((names[row], int(ids[row])) for row in new.tolist())
+        return ids
 
     def find(self, names: Sequence[str]) -> Int64Array:
         """Return the ids of `names`, -1 for unknown ones."""
@@ -354,9 +354,9 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
     return _max_per_series(pa.table({"series": events["series"].cast(pa.string()), **columns}))
 
 
-def combine_states(parts: Iterable[pa.Table]) -> pa.Table:
+def combine_states(states: Iterable[pa.Table]) -> pa.Table:
     """Return the state of all events from the states of their parts."""
-    held = list(parts)
+    held = list(states)
     if not held:
         columns = {name: pa.array([], pa.int64()) for name in _EMPTY}
         return pa.table({"series": pa.array([], pa.string()), **columns})

@@ -81,7 +81,7 @@ class Position:
         retained_since: the commit that had last changed that range by then; None if none had.
         due: the number of initial events still due; None if not counted yet.
         cti: the last CTI delivered, in microseconds; None if there was none.
-        mark: the newest commit with a delivered event, or one before it; None if unknown.
+        commit_id: the newest commit with a delivered event, or one before it; None if unknown.
     """
 
     store: str
@@ -96,13 +96,13 @@ class Position:
     after: Key | None = None
     due: int | None = None
     cti: int | None = None
-    mark: CommitId | None = None
+    commit_id: CommitId | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the offset, with sorted keys because Spark compares offsets as JSON text."""
         fields = {known.name: getattr(self, known.name) for known in dataclasses.fields(self)}
         fields["after"] = None if self.after is None else list(self.after)
-        fields["mark"] = None if self.mark is None else self.mark.to_json()
+        fields["commit_id"] = None if self.commit_id is None else self.commit_id.to_json()
         return dict(sorted({**fields, "version": POSITION_VERSION}.items()))
 
     def with_cti(self, ctis: CtiRecord) -> "Position":
@@ -117,8 +117,8 @@ class Position:
 
     def beginning(self) -> "Position":
         """Return the position of the same subscription before its first batch."""
-        # The end of the batch has a later `mark`. A store without commits had no initial events,
-        # and had never seen any.
+        # The end of the batch has a later `commit_id`. A store without commits had no initial
+        # events, and had never seen any.
         initial = self.began >= 0
         return Position(
             store=self.store,
@@ -146,9 +146,9 @@ class Position:
                 "go on with the version of this package that wrote them",
             )
         fields = {name: value for name, value in offset.items() if name != "version"}
-        after, mark = fields.pop("after"), CommitId.from_json(fields.pop("mark"))
+        after, newest = fields.pop("after"), CommitId.from_json(fields.pop("commit_id"))
         key = None if after is None else (after[0], after[1])
-        return Position(after=key, mark=mark, **fields)
+        return Position(after=key, commit_id=newest, **fields)
 
 
 def find_initial_end(
@@ -176,12 +176,12 @@ MAX_ROWS_PER_BATCH = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One task: deliver the events of `part` between two positions.
+    """One task: deliver the events of `key_range` between two positions.
 
     Attributes:
         files: the files that may contain these events.
         values: the value columns.
-        part: the series.
+        key_range: the series.
         start: the position before; its `initial` says whether to deliver initial or later events.
         end: the position after.
         initial: the initial events that the subscriber asked for.
@@ -191,7 +191,7 @@ class Delivery:
     location: Location
     files: tuple[DataFile, ...]
     values: tuple[pa.Field, ...]
-    part: KeyRange
+    key_range: KeyRange
     start: Position
     end: Position
     initial: InitialEvents
@@ -239,11 +239,11 @@ def _read_live(task: Delivery) -> pa.Table:
     # The range may end within the next commit.
     commits = task.start.commit + 1, task.end.commit + 1
     wanted = filter_after(task.start) & filter_up_to(task.end)
-    return _read_rows(task, task.files, RowFilter(keys=task.part, commits=commits), wanted)
+    return _read_rows(task, task.files, RowFilter(keys=task.key_range, commits=commits), wanted)
 
 
 def _read_initial(task: Delivery) -> pa.Table:
-    row_filter = RowFilter(keys=task.part, commits=(MIN_NUMBER, task.start.began))
+    row_filter = RowFilter(keys=task.key_range, commits=(MIN_NUMBER, task.start.began))
     wanted = _filter_series(task.start, task.end)
     keys = [
         read_rows(task.location, [file], BASE_SCHEMA, STATE_COLUMNS, row_filter, wanted)
@@ -251,9 +251,9 @@ def _read_initial(task: Delivery) -> pa.Table:
     ]
     if not sum(table.num_rows for table in keys):
         return _read_rows(task, [], row_filter)
-    found = pa.concat_tables(keys)
-    head, _ = load_partial_index(task.location, task.head_id, found["series"].unique().to_pylist())
-    chosen = select_initial_events(found, task.retained, head, task.initial)
+    events = pa.concat_tables(keys)
+    head, _ = load_partial_index(task.location, task.head_id, events["series"].unique().to_pylist())
+    chosen = select_initial_events(events, task.retained, head, task.initial)
     rows, first = [], 0
     for file, table in zip(task.files, keys, strict=True):
         mine, first = chosen[first : first + table.num_rows], first + table.num_rows
@@ -327,9 +327,9 @@ def _select_latest_edits(
     codes: Int64Array, sequence: Int64Array, edited: Int64Array, originals: BoolArray
 ) -> BoolArray:
     edits = np.flatnonzero(edited != NO_ORIGINAL)
-    found = np.zeros(len(codes), bool)
+    flags = np.zeros(len(codes), bool)
     if not len(edits):
-        return found
+        return flags
     order = edits[np.lexsort((sequence[edits], edited[edits], codes[edits]))]
     same = (np.diff(codes[order]) == 0) & (np.diff(edited[order]) == 0)
     latest = order[np.append(~same, True)]
@@ -337,8 +337,8 @@ def _select_latest_edits(
     there = pa.table({"series": codes[rows], "edited": sequence[rows]})
     wanted = pa.table({"series": codes[latest], "edited": edited[latest], "row": latest})
     joined = wanted.join(there, ["series", "edited"], join_type="left semi")
-    found[joined["row"].to_numpy()] = True
-    return found
+    flags[joined["row"].to_numpy()] = True
+    return flags
 
 
 def _rank_from_end(codes: Int64Array, sequence: Int64Array, entry: BoolArray) -> Int64Array:

@@ -80,7 +80,7 @@ def run_query(
     head: SeriesIndex,
     query: Query,
     series: Sequence[str] | None = None,
-    part: KeyRange = ALL_KEYS,
+    key_range: KeyRange = ALL_KEYS,
     *,
     columns: Sequence[str] | None = None,
 ) -> Answer:
@@ -91,7 +91,7 @@ def run_query(
         head: the snapshot's head.
         query: the query.
         series: the requested series; None for all. Unknown ones have no rows.
-        part: the key range to answer for; it splits no series.
+        key_range: what to answer for; it splits no series.
         columns: names of the result's columns; None for all of `result_schema`.
 
     Raises:
@@ -99,7 +99,7 @@ def run_query(
             anchor that has no timestamp in some series.
     """
     names = pick_columns(result_schema(snapshot.values), columns).names
-    scan = Scan(snapshot, head, query, series, part)
+    scan = Scan(snapshot, head, query, series, key_range)
     erasure = [ERASURE_FIELD.name] if snapshot.has_erasures else []
     rows = scan.read([*stored_columns(names), *erasure])
     if _may_hide(snapshot.settings.retained, head):
@@ -114,11 +114,11 @@ def run_query(
         original=to_int64(rows["original_sequence"].fill_null(NO_SEQUENCE))[order],
         erased=_find_erased(rows, order),
     )
-    found = select(events, query)
+    selection = select(events, query)
     needed = [name for name in rows.column_names if name in names or name in SHOWN_FROM]
-    chosen = _take_rows(rows.select(needed), order[found.rows])
+    chosen = _take_rows(rows.select(needed), order[selection.rows])
     shown = show_columns(chosen, names, at_originals=query.kind == "values")
-    return Answer(shown, found.selected)
+    return Answer(shown, selection.selected)
 
 
 def stored_columns(names: Sequence[str]) -> list[str]:
@@ -171,10 +171,10 @@ class Scan:
         head: SeriesIndex,
         query: Query,
         series: Sequence[str] | None,
-        part: KeyRange = ALL_KEYS,
+        key_range: KeyRange = ALL_KEYS,
     ) -> None:
         self._location = snapshot.location
-        self._part = part
+        self._key_range = key_range
         self._schema = query_schema(snapshot.values).append(ERASURE_FIELD)
         self._as_of = snapshot.as_of
         self._names = None if series is None else _find_known(series, head)
@@ -186,7 +186,7 @@ class Scan:
         ]
 
     def _has_series_in(self, file: DataFile) -> bool:
-        if not self._part.overlaps(file.first, file.last):
+        if not self._key_range.overlaps(file.first, file.last):
             return False
         return self._names is None or self._count_series(file.first, file.last) > 0
 
@@ -213,10 +213,10 @@ class Scan:
         return compute_bounds(query, snapshot.settings.retained, states, floors, edits)
 
     def _may_be_needed(self, file: DataFile) -> bool:
-        span = (0, len(self._bounds.min_sequence))
+        places = (0, len(self._bounds.min_sequence))
         if self._names is not None:
-            span = self._range_of_series(file.first, file.last)
-        bounds = self._bounds.over(*span)
+            places = self._range_of_series(file.first, file.last)
+        bounds = self._bounds.over(*places)
         if bounds is None:
             return False
         min_sequence, max_sequence, min_us, max_us = bounds
@@ -248,7 +248,7 @@ class Scan:
 
     def _series_filter(self) -> RowFilter:
         commits = ANY_VALUE if self._as_of is None else (MIN_NUMBER, self._as_of)
-        return RowFilter(self._names, self._part, commits=commits)
+        return RowFilter(self._names, self._key_range, commits=commits)
 
     def _original_filter(self) -> RowFilter:
         bounds = self._bounds.over(0, len(self._bounds.min_sequence))

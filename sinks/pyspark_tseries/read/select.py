@@ -270,10 +270,11 @@ def _find_originals(events: Events) -> Int64Array:
     nearest = np.maximum.accumulate(np.where(order < len(rows), order, -1))
     probe = np.flatnonzero(order >= len(rows))
     row, edit = nearest[probe], edits[order[probe] - len(rows)]
-    found = (row >= 0) & (events.codes[row] == events.codes[edit])
-    found &= (events.sequence[row] == events.original[edit]) & (events.original[row] == NO_SEQUENCE)
+    is_there = (row >= 0) & (events.codes[row] == events.codes[edit])
+    is_there &= events.sequence[row] == events.original[edit]
+    is_there &= events.original[row] == NO_SEQUENCE
     result = rows.copy()
-    result[edit] = np.where(found, row, NO_SEQUENCE)
+    result[edit] = np.where(is_there, row, NO_SEQUENCE)
     return result
 
 

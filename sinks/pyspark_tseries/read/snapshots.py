@@ -97,12 +97,12 @@ def _entry_time_ns(location: Location, version: int) -> int | None:
         return None if entry is None else entry[1]
     until_us = time.time_ns() // 1000 + MAX_PUBLISH_US
     try:
-        while (found := os.stat(path)).st_nlink > 1:
+        while (status := os.stat(path)).st_nlink > 1:
             # Its writer is about to unlink the draft's name, which changes the time.
             now_us = time.time_ns() // 1000
-            if now_us >= min(until_us, found.st_ctime_ns // 1000 + MAX_PUBLISH_US):
+            if now_us >= min(until_us, status.st_ctime_ns // 1000 + MAX_PUBLISH_US):
                 break
             time.sleep(0.001)
     except FileNotFoundError:
         return None
-    return found.st_ctime_ns  # Changed by linking the name, the last step.
+    return status.st_ctime_ns  # Changed by linking the name, the last step.

@@ -80,7 +80,7 @@ class Follower:
             missed=self._count_missed_starts(snapshot, head),
             retained=format_range(snapshot.settings.retained),
             retained_since=head.metadata.retained_since,
-            mark=find_commit_id(self._store, commit),
+            commit_id=find_commit_id(self._store, commit),
         )
 
     def last_commit(self) -> int:
@@ -107,7 +107,8 @@ class Follower:
         end = self._find_live_end(start, max_events, snapshot, last)
         if end == start:
             return end
-        return replace(end, mark=find_commit_id(self._store, end.commit + (end.after is not None)))
+        newest = end.commit + (end.after is not None)
+        return replace(end, commit_id=find_commit_id(self._store, newest))
 
     def _find_last(
         self, snapshot: Snapshot, head: SeriesIndex, upto: int | None
@@ -168,16 +169,16 @@ class Follower:
         return [
             Delivery(
                 snapshot.location,
-                tuple(file for file in data if part.overlaps(file.first, file.last)),
+                tuple(file for file in data if key_range.overlaps(file.first, file.last)),
                 tuple(snapshot.values),
-                part,
+                key_range,
                 start,
                 end,
                 self._initial,
                 None if _began_without_floors(start, snapshot) else snapshot.head_id,
                 parse_range(start.retained),
             )
-            for part in split_keys(samples, MAX_ROWS_PER_TASK, whole_series=True)
+            for key_range in split_keys(samples, MAX_ROWS_PER_TASK, whole_series=True)
         ]
 
     def _read_store(self, position: Position | None = None) -> tuple[Snapshot, SeriesIndex]:
@@ -204,14 +205,14 @@ class Follower:
                 "the store that the query subscribed to",
                 "correct the path, or start with a new checkpoint",
             )
-        if position.mark is None:
+        if position.commit_id is None:
             return
-        found = describe_change(self._store, position.mark)
-        if found is not None and not is_given_up(self._store.location, position.mark):
+        change = describe_change(self._store, position.commit_id)
+        if change is not None and not is_given_up(self._store.location, position.commit_id):
             raise HistoryChanged(
-                f"the store '{self._store.root}' {found}, and this query's checkpoint has seen "
-                f"{position.mark} there: an older state of the store was put back, or another copy "
-                "of it",
+                f"the store '{self._store.root}' {change}, and this query's checkpoint has seen "
+                f"{position.commit_id} there: an older state of the store was put back, or another "
+                "copy of it",
                 "the store that the query has read, or a later state of that",
                 "put that state of the store back; or put the checkpoint of the same backup back, "
                 "from which the query goes on; or start with a new checkpointLocation, which gives "
@@ -256,8 +257,8 @@ class Follower:
             counts: list[Int64Array] = []
             data = [file for file in snapshot.files if file.first_commit <= start.began]
             samples = sample_series(head, sum(file.rows for file in data))
-            for part in split_keys(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
-                row_filter = RowFilter(keys=part, commits=(MIN_NUMBER, start.began))
+            for key_range in split_keys(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
+                row_filter = RowFilter(keys=key_range, commits=(MIN_NUMBER, start.began))
                 keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
                 chosen = select_initial_events(keys, retained, before, self._initial)
                 some = count_initial_events(keys, chosen)

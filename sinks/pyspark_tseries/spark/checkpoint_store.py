@@ -82,11 +82,11 @@ def check_in_commit(
     synced: bool = True,
 ) -> None:
     """Check, before anything of a batch is stored, that the store is the query's own."""
-    mark, batch = token
+    name, batch = token
     before = None if checkpoint is None else _read_remembered(checkpoint)
     if before is not None:
         _check_history(before, store, token)
-    if store.log.transaction(mark) is None:
+    if store.log.transaction(name) is None:
         if before is None and batch > 0:
             batches = "a batch" if batch == 1 else f"{batch} batches"
             raise _mismatch_error(
@@ -95,34 +95,34 @@ def check_in_commit(
         if is_empty:
             with store.commit_lock() as log:
                 # Batches are numbered from 0: -1 marks the query before its first batch.
-                log.commit(Change((), {mark: -1}), synced=synced)
+                log.commit(Change((), {name: -1}), synced=synced)
 
 
 def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]) -> None:
     """Refuse a store that lacks what the query has stored in it."""
-    mark, batch = token
+    name, batch = token
     # Ignore the records of later batches: the checkpoint was set back, perhaps by hand.
     earlier = [known for known in before.batches if known[0] < batch]
     if not earlier:
         return
     number, commit = earlier[-1]
-    found = describe_change(store, commit)
-    last = store.log.transaction(mark)
+    change = describe_change(store, commit)
+    last = store.log.transaction(name)
     has_batch = last is not None and last >= number
-    if found is None and has_batch:
+    if change is None and has_batch:
         return
     if has_batch and is_given_up(store.location, commit):
         return  # The batch is in the store; a repair has given up commits of others after it.
-    raise _changed_error(store, number, commit, found, last)
+    raise _changed_error(store, number, commit, change, last)
 
 
 def _changed_error(
-    store: Store, batch: int, commit: CommitId, found: str | None, last: int | None
+    store: Store, batch: int, commit: CommitId, change: str | None, last: int | None
 ) -> HistoryChanged:
-    found = found or "has nothing of that batch"
+    change = change or "has nothing of that batch"
     first = 0 if last is None else last + 1
     return HistoryChanged(
-        f"the store {_describe_store(store)} {found}, and this query's checkpoint has seen "
+        f"the store {_describe_store(store)} {change}, and this query's checkpoint has seen "
         f"{commit} there, with its batch {batch}: an older state of the store was put back, or "
         "another copy of it",
         "the store as the query left it, or a later state of that",
@@ -145,14 +145,14 @@ def remember_commit(
         return
     before, commit = _read_remembered(checkpoint), commit or last_commit_id(store)
     known = () if before is None else before.batches
-    batches = [(number, each) for number, each in known if number < batch]
+    batches = [(number, commit_id) for number, commit_id in known if number < batch]
     batches += [] if commit is None else [(batch, commit)]
     if commit is not None:
         # Another query's commits would otherwise make the next batch search the log for this one.
         store.log.proven[commit.number] = commit.id
     path = checkpoint / _FILE_PATH
     text = {
-        "batches": [[number, *each.to_json()] for number, each in batches[-MAX_BATCHES:]],
+        "batches": [[number, *commit_id.to_json()] for number, commit_id in batches[-MAX_BATCHES:]],
         "id": store.id,
         "location": store.root,
         "version": _FORMAT_VERSION,
@@ -167,9 +167,9 @@ def remember_commit(
         return
 
 
-def _mismatch_error(written: str, found: str) -> StoreMismatch:
+def _mismatch_error(written: str, reality: str) -> StoreMismatch:
     return StoreMismatch(
-        f"this query's checkpoint has written {written}, and {found}",
+        f"this query's checkpoint has written {written}, and {reality}",
         "the store that the checkpoint has written to, wherever it was moved",
         "name that store or bring it back, or start with a new checkpoint, which writes the input "
         "again. Nothing of the batch is stored",

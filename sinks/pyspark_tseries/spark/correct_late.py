@@ -121,14 +121,14 @@ def correct_late(
     if timestamp not in ("start", "end"):
         raise ValueError(f"timestamp={timestamp!r}: accepted are 'start' and 'end'")
     location = parse_location(store, storage_options)
-    found = Store.open(location)
-    _check_columns(found, start, list(aggregates))
-    refuse_limit(found.settings.retained, found.root)
-    refuse_without_ctis(found)
-    AccessCheck(found.settings.policy, author).require("update", "correct windows")
+    opened = Store.open(location)
+    _check_columns(opened, start, list(aggregates))
+    refuse_limit(opened.settings.retained, opened.root)
+    refuse_without_ctis(opened)
+    AccessCheck(opened.settings.policy, author).require("update", "correct windows")
     _check_violation(late)
-    if REASON not in [each.name for each in found.values]:
-        add_columns(found, [pa.field(REASON, pa.string())])
+    if REASON not in [each.name for each in opened.values]:
+        add_columns(opened, [pa.field(REASON, pa.string())])
     length_us = parse_duration(window)
     rules = WindowRules(
         (series, start),
@@ -148,8 +148,8 @@ def correct_late(
     identity = QueryIdentity.of(rows)
 
     def correct(batch: DataFrame, number: int) -> None:
-        found = batch.groupBy(F.col(series), windows).agg(*results, F.count("*").alias(ROWS))
-        taken = found.select(series, F.col("_window.start").alias(start), *aggregates, ROWS)
+        opened = batch.groupBy(F.col(series), windows).agg(*results, F.count("*").alias(ROWS))
+        taken = opened.select(series, F.col("_window.start").alias(start), *aggregates, ROWS)
         query = identity.find_id(batch)
         streams = partial(identity.find_streams, query, number)
         plan.correct(taken.toArrow(), query, number, streams)
@@ -170,14 +170,14 @@ def _check_violation(late: DataFrame) -> None:
 
 
 def _check_columns(store: Store, start: str, results: list[str]) -> None:
-    known = {each.name: each.type for each in store.values}
+    known = {field.name: field.type for field in store.values}
     missing = [name for name in (start, *results) if name not in known]
     if missing or known[start] != INSTANT:
         name = missing[0] if missing else start
         raise IncompatibleValue(
             f"the store '{store.root}' has no value column '{name}'"
             + ("" if missing else " of timestamps"),
-            ", ".join(f"'{each}' {kind}" for each, kind in known.items()) or "none",
+            ", ".join(f"'{field}' {kind}" for field, kind in known.items()) or "none",
             "let the query that writes the windows select it, such as "
             "F.col('window.start').alias('window_start')",
         )
@@ -314,9 +314,9 @@ class _Plan:
                 "writes the windows. Nothing of the batch is stored",
             )
 
-    def _schema(self, given: pa.Schema) -> pa.Schema:
+    def _schema(self, schema: pa.Schema) -> pa.Schema:
         times = pa.field(self.rules.keys[1], INSTANT)
-        return pa.schema([times if each.name == times.name else each for each in given])
+        return pa.schema([times if field.name == times.name else field for field in schema])
 
     def _path(self, query: str, number: int) -> str:
         return late_path(self.location, query, f"{number}.arrow")
@@ -344,7 +344,7 @@ class _Plan:
     def _tell_left_out(self, windows: pa.Table, why: str) -> None:
         if windows.num_rows:
             first = windows.slice(0, 1).to_pylist()[0]
-            moment = windows[self.rules.keys[1]].cast(pa.int64())[0].as_py()
+            us = windows[self.rules.keys[1]].cast(pa.int64())[0].as_py()
             _LOG.warning(
                 "%d late rows of %d windows are left out of the store '%s', such as '%s' at %s, "
                 "which %s",
@@ -352,7 +352,7 @@ class _Plan:
                 windows.num_rows,
                 self.location.root,
                 first[self.rules.keys[0]],
-                format_instant(moment),
+                format_instant(us),
                 why,
             )
 

@@ -122,7 +122,7 @@ def merge_windows(
         if name in known:
             columns[name] = grouped[f"{name}_{known[name]}"].cast(windows[name].type)
         elif name in own:
-            folded = [_fold(each, own[name]) for each in grouped[f"{name}_list"].to_pylist()]
+            folded = [_fold(values, own[name]) for values in grouped[f"{name}_list"].to_pylist()]
             columns[name] = pa.chunked_array([pa.array(folded, windows[name].type)])
     merged = pa.table(columns, windows.schema)
     return merged.sort_by([(key, "ascending") for key in keys]).combine_chunks()
@@ -199,8 +199,8 @@ class Corrections:
             "original", original
         )
         places = pa.array(range(known.num_rows), pa.int64())
-        found = known.select([*keys, "original"]).append_column("place", places)
-        there = self.windows.join(found, keys)
+        places_ = known.select([*keys, "original"]).append_column("place", places)
+        there = self.windows.join(places_, keys)
         if there.num_rows > self.windows.num_rows:
             raise UpdateFailed(
                 f"a series has several originals of one window ('{self.rules.keys[1]}')",
@@ -223,7 +223,7 @@ class Corrections:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise IncompatibleValue(
                 f"a result does not fit the store: {error}",
-                ", ".join(f"{each.name} {each.type}" for each in self.values),
+                ", ".join(f"{field.name} {field.type}" for field in self.values),
                 "cast the aggregates to the types of the store's columns",
             ) from None
         merged = merge_windows(pa.concat_tables([theirs, mine]), self.rules.merges, self.rules.keys)
@@ -295,8 +295,8 @@ class Corrections:
         }
         schema = staged_schema(self.values)
         arrays = [
-            columns[each.name].cast(each.type) if each.name in columns else in_force[each.name]
-            for each in schema
+            columns[field.name].cast(field.type) if field.name in columns else in_force[field.name]
+            for field in schema
         ]
         return pa.Table.from_arrays(arrays, schema=schema).combine_chunks()
 

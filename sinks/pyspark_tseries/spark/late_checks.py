@@ -97,17 +97,17 @@ class WriterNote:
 
 def read_streams(offsets: Iterable[Any], batch: int) -> tuple[RecordStream, ...]:
     """Return the streams of records among the offsets of `batch`, which are parsed JSON."""
-    found = []
+    streams = []
     for offset in offsets:
         if not isinstance(offset, dict) or not {"settings", "partitions"} <= offset.keys():
             continue
         starts = {
-            f"{topic}-{number}": int(part["from"]) if batch == 0 else None
-            for topic, parts in offset["partitions"].items()
-            for number, part in parts.items()
+            f"{topic}-{number}": int(partition["from"]) if batch == 0 else None
+            for topic, partitions in offset["partitions"].items()
+            for number, partition in partitions.items()
         }
-        found.append(RecordStream(dict(offset["settings"]), starts))
-    return tuple(found)
+        streams.append(RecordStream(dict(offset["settings"]), starts))
+    return tuple(streams)
 
 
 def read_checkpoint(checkpoint: Path, batch: int) -> tuple[RecordStream, ...]:
@@ -147,22 +147,22 @@ def _note_path(location: Location, query: str) -> str:
 def _read_note(location: Location, query: str) -> WriterNote | None:
     try:
         with location.read(_note_path(location, query)) as file:
-            found = json.loads(file.readall())
-        streams = tuple(RecordStream(**each) for each in found["streams"])
-        return WriterNote(bool(found["gives_ctis"]), streams)
+            note = json.loads(file.readall())
+        streams = tuple(RecordStream(**stream) for stream in note["streams"])
+        return WriterNote(bool(note["gives_ctis"]), streams)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _read_notes(store: Store) -> dict[str, WriterNote]:
     """Return what is known of each query that writes the store, by its name as a writer."""
-    found = {}
+    notes = {}
     for path, _ in store.location.list_files(store.location.file("_tseries", "streams")):
         query = Path(path).stem
         note = _read_note(store.location, query)
         if note is not None:
-            found[name_writer((f"tseries:q:{query}", 0))] = note
-    return found
+            notes[name_writer((f"tseries:q:{query}", 0))] = note
+    return notes
 
 
 def refuse_without_ctis(store: Store) -> None:
@@ -194,7 +194,7 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
         if not theirs:
             continue
         # Compare with the most similar stream.
-        alike = min(theirs, key=lambda each: len(_list_differences(stream, each)))
+        alike = min(theirs, key=lambda other: len(_list_differences(stream, other)))
         differences = _list_differences(stream, alike)
         if differences:
             raise UpdateFailed(
@@ -243,25 +243,25 @@ def _refuse_policy(store: Store, stream: RecordStream) -> None:
 
 
 def _list_differences(mine: RecordStream, theirs: RecordStream) -> list[str]:
-    found = []
+    differences = []
     if mine.topics != theirs.topics:
-        found.append(
+        differences.append(
             f"the late rows are of {_name(mine.topics)}, and the windows of {_name(theirs.topics)}"
         )
     for name in sorted((mine.settings.keys() | theirs.settings.keys()) - _UNRELATED):
         own, other = mine.settings.get(name), theirs.settings.get(name)
         if own != other:
-            found.append(
+            differences.append(
                 f"option '{name}' is {_quote(own)} here, and {_quote(other)} in the query that "
                 "wrote the windows"
             )
-    found.extend(
+    differences.extend(
         f"this query reads '{name}' from offset {own}, and the query that wrote the windows from "
         f"{first} ('startingOffsets')"
         for name, own, first in _list_starts(mine, theirs)
         if own < first
     )
-    return found
+    return differences
 
 
 def _list_starts(mine: RecordStream, theirs: RecordStream) -> list[tuple[str, int, int]]:
@@ -340,19 +340,19 @@ class QueryIdentity:
         """Return the id of the query that has made `batch`; it stays the same over restarts."""
         if self.name is None:
             context = batch.sparkSession.sparkContext
-            found = context.getLocalProperty("sql.streaming.queryId")
+            query_id = context.getLocalProperty("sql.streaming.queryId")
             next_step = "start the writer that correct_late returns"
         else:
             active = self.session.streams.active
-            found = next((each.id for each in active if each.name == self.name), None)
+            query_id = next((query.id for query in active if query.name == self.name), None)
             next_step = "leave queryName(...) out, since the query is found by its name here"
-        if not found:
+        if not query_id:
             raise UpdateFailed(
                 "Spark did not say which query it runs (sql.streaming.queryId)",
                 "a streaming query",
                 next_step,
             )
-        return str(found)
+        return str(query_id)
 
     def find_streams(self, query_id: str, number: int) -> Sequence[RecordStream] | None:
         """Return the query's streams: an empty sequence if unknown; None if not known yet.

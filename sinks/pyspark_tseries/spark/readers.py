@@ -43,31 +43,30 @@ from pyspark_tseries.read.delivery import (
 )
 from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_visible, stored_columns
 from pyspark_tseries.read.snapshots import find_snapshot_at
-from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_BYTES_PER_PARTITION: Final = 32 * 1024 * 1024
 MAX_ROWS_PER_BATCH: Final = 64 * 1024
 
-Part = tuple[str, ...] | KeyRange
+Work = tuple[str, ...] | KeyRange
 """Files of successive commits, by their paths in the store, or whole series."""
 
 
 @dataclass
-class TaskPart(InputPartition):
-    """The part of the planned snapshot that one task reads.
+class ReadTask(InputPartition):
+    """The series or files of the planned snapshot that one task reads.
 
-    In a later evaluation the task reads its share, `number` of `tasks`, of a later snapshot.
+    In a later evaluation the task reads as much, `number` of `tasks`, of a later snapshot.
     """
 
-    part: Part
+    work: Work
     number: int
     tasks: int
 
-    def __init__(self, part: Part, number: int, tasks: int) -> None:
+    def __init__(self, work: Work, number: int, tasks: int) -> None:
         super().__init__(None)
-        self.part, self.number, self.tasks = part, number, tasks
+        self.work, self.number, self.tasks = work, number, tasks
 
 
 @hide_tracebacks
@@ -94,25 +93,25 @@ class RangeReader(DataSourceReader):
         self._principal = principal
         check_schema(self._target, result_schema(snapshot.values))
 
-    def partitions(self) -> Sequence[TaskPart]:
+    def partitions(self) -> Sequence[ReadTask]:
         """Plan groups of series, or groups of files if each original is read on its own."""
-        parts = self._plan_parts(self._snapshot)
-        return [TaskPart(part, number, len(parts)) for number, part in enumerate(parts)]
+        work = self._plan_work(self._snapshot)
+        return [ReadTask(piece, number, len(work)) for number, piece in enumerate(work)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the events of whole series, each in the query's order, or of files in theirs."""
-        assert isinstance(partition, TaskPart)
+        assert isinstance(partition, ReadTask)
         snapshot = self._snapshot
-        parts: Sequence[Part] = [partition.part]
+        work: Sequence[Work] = [partition.work]
         later_us = None if self._planned_us is None else find_later_start(self._planned_us)
         if later_us is not None:
             snapshot = self._rebind_snapshot(later_us)
-            parts = _divide_parts(self._plan_parts(snapshot), partition)
-        for part in parts:
-            if isinstance(part, KeyRange):
-                yield from self._read_series(snapshot, part)
+            work = _divide_work(self._plan_work(snapshot), partition)
+        for piece in work:
+            if isinstance(piece, KeyRange):
+                yield from self._read_series(snapshot, piece)
             else:
-                yield from self._read_files(snapshot, part)
+                yield from self._read_files(snapshot, piece)
 
     def _rebind_snapshot(self, us: int) -> Snapshot:
         snapshot = find_snapshot_at(self._snapshot, us)
@@ -120,7 +119,7 @@ class RangeReader(DataSourceReader):
         AccessCheck(snapshot.settings.policy, self._principal).require_query(self._query)
         return snapshot
 
-    def _plan_parts(self, snapshot: Snapshot) -> list[Part]:
+    def _plan_work(self, snapshot: Snapshot) -> list[Work]:
         head = snapshot.newest_index(self._series)
         data = snapshot.files
         if snapshot.as_of is None:
@@ -132,10 +131,10 @@ class RangeReader(DataSourceReader):
         samples = sample_series(head, sum(file.size for file in data), self._series)
         return list(split_keys(samples, MAX_BYTES_PER_PARTITION, whole_series=True))
 
-    def _read_series(self, snapshot: Snapshot, part: KeyRange) -> Iterator[pa.RecordBatch]:
-        head, names = snapshot.index(self._series, part), self._target.names
-        found = run_query(snapshot, head, self._query, self._series, part, columns=names).table
-        yield from found.cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
+    def _read_series(self, snapshot: Snapshot, key_range: KeyRange) -> Iterator[pa.RecordBatch]:
+        head, names = snapshot.index(self._series, key_range), self._target.names
+        table = run_query(snapshot, head, self._query, self._series, key_range, columns=names).table
+        yield from table.cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
 
     def _read_files(self, snapshot: Snapshot, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
         head = snapshot.index(self._series)
@@ -152,13 +151,13 @@ class RangeReader(DataSourceReader):
                 yield from rows.cast(self._target).to_batches()
 
 
-def _divide_parts(parts: Sequence[Part], partition: TaskPart) -> Sequence[Part]:
-    """Return the task's share of `parts`; each part belongs to one task."""
-    first, end = (len(parts) * (partition.number + i) // partition.tasks for i in (0, 1))
-    return parts[first:end]
+def _divide_work(work: Sequence[Work], partition: ReadTask) -> Sequence[Work]:
+    """Return the work of one task; each item belongs to one task."""
+    first, end = (len(work) * (partition.number + i) // partition.tasks for i in (0, 1))
+    return work[first:end]
 
 
-def _group_files(originals: Sequence[files.DataFile]) -> list[Part]:
+def _group_files(originals: Sequence[DataFile]) -> list[Work]:
     groups: list[list[str]] = [[]]
     room = MAX_BYTES_PER_PARTITION
     for file in originals:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -99,11 +99,16 @@ def _stage(
 
     def stage_all() -> Iterator[pa.RecordBatch]:
         nonlocal digest
-        for batch in _take_ctis(batches, target.plan, ctis):
-            rows = stage_rows(batch, target.plan)
+        for batch in batches:
+            rows, cti_us = split_ctis(batch, target.plan)
+            if cti_us is not None:
+                ctis.append(cti_us)
+            if not rows.num_rows:
+                continue
+            staged = stage_rows(rows, target.plan)
             if may_come_again:
-                digest = add_digests(digest, digest_rows(rows))
-            yield rows
+                digest = add_digests(digest, digest_rows(staged))
+            yield staged
 
     output = write_task_output(
         target.location,
@@ -123,18 +128,6 @@ def _stage(
         max(ctis, default=None),
         digest if may_come_again else None,
     )
-
-
-def _take_ctis(
-    batches: Iterable[pa.RecordBatch], plan: RowPlan, ctis: list[int]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `batches` to store; add their CTIs to `ctis`."""
-    for batch in batches:
-        rows, cti_us = split_ctis(batch, plan)
-        if cti_us is not None:
-            ctis.append(cti_us)
-        if rows.num_rows:
-            yield rows
 
 
 def _commit(
@@ -161,7 +154,8 @@ def _commit(
         try:
             made = store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
-            if _has_written(store, token) or error.kind != BEFORE_NEWEST:
+            is_new = _is_query(token) and store.log.transaction(token[0]) is None
+            if not is_new or error.kind != BEFORE_NEWEST:
                 raise
             raise error.with_next_step(_NEW_QUERY_ADVICE) from None
         if made is not None:
@@ -202,16 +196,13 @@ def refresh_quietly(store: "Store") -> None:
         store.refresh()
 
 
-def _has_written(store: "Store", token: tuple[str, int] | None) -> bool:
-    """Return whether a write is not streaming, or its query has a batch in the store."""
-    if token is None or not token[0].startswith(QUERY_PREFIX):
-        return True
-    return store.log.transaction(token[0]) is not None
+def _is_query(token: tuple[str, int] | None) -> TypeGuard[tuple[str, int]]:
+    return token is not None and token[0].startswith(QUERY_PREFIX)
 
 
 def _joins(store: "Store", plan: RowPlan, token: tuple[str, int] | None) -> bool:
     """Return whether a batch is the first of a query that may append originals."""
-    is_first = token is not None and token[0].startswith(QUERY_PREFIX) and token[1] == 0
+    is_first = _is_query(token) and token[1] == 0
     # A query of edits would hold back the store's CTI for ever.
     return is_first and plan.edit_of is None and not store.log.has_token(token)
 
