@@ -188,15 +188,14 @@ class Scan:
     def _has_series_in(self, file: DataFile) -> bool:
         if not self._key_range.overlaps(file.first, file.last):
             return False
-        return self._names is None or self._count_series(file.first, file.last) > 0
+        if self._names is None:
+            return True
+        start, end = self._range_of_series(file.first, file.last)
+        return start < end
 
     def _range_of_series(self, first: str, last: str) -> tuple[int, int]:
         assert self._names is not None
         return bisect_left(self._names, first), bisect_right(self._names, last)
-
-    def _count_series(self, first: str, last: str) -> int:
-        start, end = self._range_of_series(first, last)
-        return end - start
 
     def _compute_bounds(self, query: Query, snapshot: Snapshot, head: SeriesIndex) -> Bounds:
         if self._names is not None or not head.columns.rows:

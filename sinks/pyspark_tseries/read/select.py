@@ -72,13 +72,16 @@ def compute_bounds(
     edits: int,
 ) -> Bounds:
     """Return the bounds of the originals that `query` may need."""
-    size = len(states["last_sequence"])
-    min_sequence, max_sequence = _sequence_bounds(
-        query, states, edits, _first_visible(retained, states, floors)
-    )
-    min_us, max_us = _time_bounds(query, states)
-    newest = states["last_sequence"], states["original_us"]
-    oldest, oldest_us = min_retained(retained, *newest, floors)
+    last, newest_us = states["last_sequence"], states["original_us"]
+    size = len(last)
+    oldest, oldest_us = min_retained(retained, last, newest_us, floors)
+    min_sequence = max_sequence = min_us = max_us = None
+    if _is_absolute(query.edits):
+        # The first visible event depends on times, too, where these are bounded.
+        is_timed = retained.last_us is not None or (floors["floor_us"] > NEVER_US).any()
+        first = None if is_timed else oldest
+        min_sequence, max_sequence = _sequence_bounds(query.view, last, edits, first)
+        min_us, max_us = _time_bounds(query, newest_us)
     return Bounds(
         np.broadcast_to(_raise_bound(min_sequence, oldest), size),
         np.broadcast_to(np.int64(MAX_NUMBER) if max_sequence is None else max_sequence, size),
@@ -100,30 +103,17 @@ def _is_absolute(edits: Range) -> bool:
     return edits == FULL_RANGE or ends in (("sequence", "sequence"), ("time", "time"))
 
 
-def _first_visible(
-    retained: RetainedRange, states: dict[str, Int64Array], floors: dict[str, Int64Array]
-) -> Int64Array | None:
-    """Return the lowest sequence that a query may see; None if that depends on times, too."""
-    if retained.last_us is not None or (floors["floor_us"] > NEVER_US).any():
-        return None
-    newest = states["last_sequence"], states["original_us"]
-    return min_retained(retained, *newest, floors)[0]
-
-
 def _sequence_bounds(
-    query: Query, states: dict[str, Int64Array], edits: int, first: Int64Array | None
+    view: Range, last: Int64Array, edits: int, first: Int64Array | None
 ) -> LowHigh:
     """Return the bounds by sequence; None for an open end."""
-    if not _is_absolute(query.edits):
-        return None, None
-    last = states["last_sequence"]
-    anchor = _point_sequences(query.view.anchor, last, edits)
-    word, _, unit = query.view.span.kind.partition("_")
+    anchor = _point_sequences(view.anchor, last, edits)
+    word, _, unit = view.span.kind.partition("_")
     if word not in ("next", "previous"):
-        return _join(anchor, _point_sequences(query.view.span, last, edits))
-    if unit == "us" or query.view.anchor.kind not in ("sequence", "last_count"):
+        return _join(anchor, _point_sequences(view.span, last, edits))
+    if unit == "us" or view.anchor.kind not in ("sequence", "last_count"):
         return None, None
-    reach = query.view.span.value + edits
+    reach = view.span.value + edits
     low, high = anchor
     if word == "next":
         # From an anchor before the first visible event, the span counts from that event.
@@ -143,13 +133,12 @@ def _point_sequences(point: Point, last: Int64Array, edits: int) -> LowHigh:
     return None, None
 
 
-def _time_bounds(query: Query, states: dict[str, Int64Array]) -> LowHigh:
-    """Return the bounds by time; None for an open end."""
-    if not _is_absolute(query.edits):
-        return None, None
-    # The last event is the newest original or an edit, and no edit is older than the originals
-    # before it.
-    newest_us = states["original_us"]
+def _time_bounds(query: Query, newest_us: Int64Array) -> LowHigh:
+    """Return the bounds by time; None for an open end.
+
+    The last event is the newest original, at `newest_us`, or an edit, and no edit is older than the
+    originals before it.
+    """
     anchor = _point_times(query.view.anchor, newest_us)
     word, _, unit = query.view.span.kind.partition("_")
     if word not in ("next", "previous"):

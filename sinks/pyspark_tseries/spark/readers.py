@@ -43,6 +43,7 @@ from pyspark_tseries.read.delivery import (
 )
 from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_visible, stored_columns
 from pyspark_tseries.read.snapshots import find_snapshot_at
+from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.snapshot import Snapshot
 

@@ -106,7 +106,7 @@ def test_a_position_of_version_1_is_read_for_ever():
     read = json.loads(sample.read_text())
     position = Position.from_json(read)
     assert position.to_json() == read
-    assert (position.commit, position.after, position.mark.number) == (5, ("b", 2), 5)
+    assert (position.commit, position.after, position.commit_id.number) == (5, ("b", 2), 5)
     assert (position.retained, position.cti, position.missed) == ("limit 3 last 1H", 7, 1)
 
 

@@ -196,7 +196,7 @@ def test_subscriber_of_a_store_that_was_put_back_is_told_and_nothing_is_skipped(
         client.poll()
     said = str(refused.value)
     assert f"'{tmp_path / 's'}'" in said
-    assert f"{client.position.mark} there" in said
+    assert f"{client.position.commit_id} there" in said
     assert ("ends with commit" if grown < 4 else "has commit 6 (id") in said
     assert "next step: put that state of the store back; or" in said
 

@@ -28,7 +28,7 @@ POSITION = Position(
     retained_since=2,
     due=None,
     cti=7,
-    mark=CommitId(5, 0x3AD61AF69EF9AD8B),
+    commit_id=CommitId(5, 0x3AD61AF69EF9AD8B),
 )
 
 
