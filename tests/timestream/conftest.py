@@ -9,6 +9,12 @@ import pytest
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
+@pytest.fixture
+def without_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has not started Spark."""
+    monkeypatch.setattr("pyspark.SparkContext._jvm", None)
+
+
 @pytest.fixture(scope="session")
 def spark():
     # Imported late: most tests here need no Spark.

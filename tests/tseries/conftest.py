@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from tseries.limits import set_limits
 
 settings.register_profile("tseries", deadline=None)
 settings.load_profile("tseries")
@@ -17,9 +18,15 @@ def _at_full_priority() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is tried again be tried at once."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _frequent_checkpoints() -> Iterator[None]:
     """Let stores of a few commits have checkpoints, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL", 10)
+        set_limits(patch, checkpoint_interval=10)
         yield

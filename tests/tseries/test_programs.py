@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, sight_as_of, sight_now, stored
+from tseries.limits import set_limits
 from tseries.queries import QUERIES, oracle
 from tseries.subscriber import Client
 
 from pyspark_tseries import NoSuchEvent, UpdateFailed
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.maintain import compactor
 from pyspark_tseries.maintain.compactor import compact, merge_file_groups
 from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
@@ -177,7 +177,7 @@ def carry_out(path, model, step, now):
         return bool(compact(path, now).removed_events)
     elif step == "merge":
         with pytest.MonkeyPatch.context() as few:
-            few.setattr(compactor, "MIN_GROUPS_TO_MERGE", 2)
+            set_limits(few, groups_to_merge=2)
             return bool(merge_file_groups(store, now, everything=False).removed_events)
     elif step == "reopen":
         Store.forget_all()

@@ -204,8 +204,21 @@ def _run_round(store: Store) -> MaintenanceResult:
     return MaintenanceResult(merged, removed)
 
 
-def remove_obsolete_files(store: Store, now_us: int) -> int:
-    """Remove old log entries, and files that nothing can refer to any more; return how many."""
+def remove_obsolete_files(
+    store: Store,
+    now_us: int,
+    *,
+    small_files: int = MAX_KEPT_SMALL_FILES,
+    log_versions: int = MIN_LOG_VERSIONS_KEPT,
+) -> int:
+    """Remove old log entries, and files that nothing can refer to any more; return how many.
+
+    Args:
+        store: the store to clean.
+        now_us: the time by which files are old.
+        small_files: keep at most this many removed files of single commits for the full hour.
+        log_versions: keep this many entries of the log, however old they are.
+    """
     table = load_table(store.location)
     location = store.location
     removed_files = 0
@@ -232,7 +245,7 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
     remove(location.file(path) for path in events)
     # Small files that need not wait for the hour.
     removed = _list_removed_small_files(location, store.version())
-    early = [path for path in _choose_early(removed, now_us) if path not in live]
+    early = [path for path in _choose_early(removed, now_us, small_files) if path not in live]
     there = {file.full for file in list_event_files(location)}
     remove(there.intersection(map(location.file, early)))
     # Old heads outside the current chain, and the heads of these small files.
@@ -250,14 +263,14 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
     remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
     removed_files += remove_erased_bytes(store, now_us)
     # Last, because Delta reads a checkpoint again where it has read it before.
-    remove(_list_obsolete_log(location, now_us))
+    remove(_list_obsolete_log(location, now_us, log_versions))
     return removed_files
 
 
-def _choose_early(removed: Mapping[str, int], now_us: int) -> list[str]:
+def _choose_early(removed: Mapping[str, int], now_us: int, most: int) -> list[str]:
     """Choose from `removed`, with the times of removal, the files not to keep for an hour."""
     rising = sorted(removed, key=lambda path: (removed[path], path))
-    beyond = rising[: max(len(rising) - MAX_KEPT_SMALL_FILES, 0)]
+    beyond = rising[: max(len(rising) - most, 0)]
     return [path for path in beyond if removed[path] < now_us - SMALL_FILE_RETENTION_US]
 
 
@@ -305,7 +318,7 @@ def _is_event_file(path: str) -> bool:
     return _EVENT_FILE.fullmatch(path) is not None and is_inside_store(path)
 
 
-def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
+def _list_obsolete_log(location: Location, now_us: int, least: int) -> list[str]:
     """List log files that nothing needs to open the store.
 
     These are files far before the last checkpoint, and checkpoints that are close to another.
@@ -322,7 +335,7 @@ def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
     older = {file for file in files if file.modified_ns < (now_us - SMALL_FILE_RETENTION_US) * 1000}
     checkpoints = {file.version: file for file in older if not file.name.endswith(".json")}
     dense = _find_dense(sorted(checkpoints), last)
-    first, recent = last - MIN_LOG_VERSIONS_KEPT, last - RECENT_LOG_VERSIONS_KEPT
+    first, recent = last - least, last - RECENT_LOG_VERSIONS_KEPT
     obsolete = {
         file for file in files if file.version < first or (file.version < recent and file in older)
     }

@@ -37,6 +37,7 @@ from pyspark_tseries.write.rows import RowPlan, split_ctis, stage_rows
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
     OptimisticNumber,
+    SpillLimits,
     TaskOutput,
     read_staged,
     write_task_output,
@@ -57,6 +58,7 @@ class WriteTarget:
     principal: str
     optimistic: OptimisticNumber
     checkpoint: Path | None = None
+    limits: SpillLimits = DEFAULT_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def _stage(
         target.optimistic,
         target.author,
         unique_name=uuid.uuid4().hex,
-        limits=DEFAULT_LIMITS,
+        limits=target.limits,
     )
     freeze_objects()
     return StagedTask(
@@ -226,7 +228,7 @@ def _build_batch(
     outputs = [task.output for task in sorted(tasks, key=lambda task: task.partition)]
     few = [output.inline for output in outputs if output.inline is not None]
     size = sum(output.size for output in outputs)
-    in_memory = len(few) == len(outputs) and size <= DEFAULT_LIMITS.memory
+    in_memory = len(few) == len(outputs) and size <= target.limits.memory
     return Batch(
         read_staged(target.location, few) if in_memory else tasks[0].schema.empty_table(),
         options.out_of_order,
@@ -240,7 +242,7 @@ def _build_batch(
         digest=_sum_digests(tasks),
         future=FutureLimit(options.max_future_us, options.future_policy),
         tasks=() if in_memory else tuple(outputs),
-        limits=DEFAULT_LIMITS,
+        limits=target.limits,
     )
 
 
@@ -282,25 +284,25 @@ class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame as one commit; with `txnAppId` and `txnVersion` only once."""
 
     def __init__(self, target: WriteTarget) -> None:
-        self._target = target
+        self.target = target
         self._location = target.location
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage a task's rows."""
-        is_named = self._target.options.txn_app_id is not None
-        return _stage(self._target, iterator, may_come_again=is_named)
+        is_named = self.target.options.txn_app_id is not None
+        return _stage(self.target, iterator, may_come_again=is_named)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Append the rows of all tasks."""
-        options = self._target.options
+        options = self.target.options
         token = None
         if options.txn_app_id is not None and options.txn_version is not None:
             token = f"{APPLICATION_PREFIX}{options.txn_app_id}", options.txn_version
-        _commit(self._target, _staged_tasks(messages), token)
+        _commit(self.target, _staged_tasks(messages), token)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove the staged rows."""
-        _remove_staged(self._target, _staged_tasks(messages))
+        _remove_staged(self.target, _staged_tasks(messages))
 
 
 @hide_tracebacks
@@ -313,12 +315,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(self, target: WriteTarget) -> None:
-        self._target = target
+        self.target = target
         self._location = target.location
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage a task's rows."""
-        return _stage(self._target, iterator, may_come_again=True)
+        return _stage(self.target, iterator, may_come_again=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Append the rows of all tasks, unless the store has this batch already."""
@@ -332,10 +334,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from pyspark_tseries.spark.checkpoint_store import check_in_commit, remember_commit
         from pyspark_tseries.store.store import Store
 
-        target, store = self._target, Store.open(self._target.location)
+        target, store = self.target, Store.open(self.target.location)
         store.is_replay(token, _sum_digests(tasks))
         if batchId > 0 and is_empty and cti_us is None:
-            return _remove_staged(self._target, tasks)
+            return _remove_staged(self.target, tasks)
         synced = target.options.synced
         check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
         self._note(_query_id(tasks), batchId)
@@ -349,14 +351,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Note in the store what `correct_late` has to know of the query."""
         from pyspark_tseries.spark.late_checks import note_writer
 
-        target = self._target
+        target = self.target
         watermark = target.options.cti_delay_us is not None and target.checkpoint is not None
         gives_ctis = target.plan.cti is not None or watermark
         note_writer(target.location, query_id, batch, target.checkpoint, gives_ctis=gives_ctis)
 
     def _find_cti(self, tasks: list[StagedTask], batch: int) -> int | None:
         """Return the CTI that the query commits with a batch; None if it gives none."""
-        target, delay_us = self._target, self._target.options.cti_delay_us
+        target, delay_us = self.target, self.target.options.cti_delay_us
         if target.plan.cti is not None:
             cti_us = max((task.cti_us for task in tasks if task.cti_us is not None), default=None)
         elif delay_us is None:
@@ -383,7 +385,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "one; next step: see to it that the driver can read the checkpoint, or keep "
                 "the column of CTIs in the DataFrame ('ctiColumn')",
                 batch,
-                self._target.location.root,
+                self.target.location.root,
                 entry_path(checkpoint, batch),
                 error,
             )
@@ -397,9 +399,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
             "because its checkpoint, which has the watermark, is not a directory of the "
             "driver's machine named by the query's option 'checkpointLocation'; next step: put "
             "it there, or keep the column of CTIs in the DataFrame ('ctiColumn')",
-            self._target.location.root,
+            self.target.location.root,
         )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Remove what the tasks staged."""
-        _remove_staged(self._target, _staged_tasks(messages))
+        _remove_staged(self.target, _staged_tasks(messages))

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import strategies as st
 from tseries.builders import batch
+from tseries.limits import set_limits
 
-from pyspark_tseries.maintain import compactor
 from pyspark_tseries.maintain.compactor import (
     compact,
     merge_file_groups,
@@ -72,7 +72,7 @@ def run(path, store, model, kind, what):
         compact(str(path), now)
     elif kind == "merge":
         with pytest.MonkeyPatch.context() as few:
-            few.setattr(compactor, "MIN_GROUPS_TO_MERGE", 2)
+            set_limits(few, groups_to_merge=2)
             merge_file_groups(store, now, everything=False)
     elif kind == "rebuild":
         rebuild(str(path))

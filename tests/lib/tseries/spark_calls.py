@@ -33,7 +33,7 @@ class Query:
         line = "{torn" if watermark_ms is None else json.dumps({"batchWatermarkMs": watermark_ms})
         (self.checkpoint / "offsets" / str(number)).write_text(f"v1\n{line}\n{{}}")
         writer = DefaultSource(self.options).streamWriter(self.schema, False)
-        schema = writer._target.plan.staged
+        schema = writer.target.plan.staged
         rows = [{"series": n, "timestamp": us, "value": float(v)} for n, us, v in rows]
         table = pa.Table.from_pylist(rows, schema)
         inline = task_output.stage(

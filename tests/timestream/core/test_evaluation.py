@@ -1,7 +1,7 @@
 """A task knows when its evaluation began, and whether its plan is older."""
 
 import pytest
-from pyspark import TaskContext
+from spark_task import in_task
 
 from pyspark_timestream.core.worker import find_later_start, read_start_time
 
@@ -27,24 +27,16 @@ def test_began_us_of_a_query_id_is_the_time_in_it(query_id, us):
     assert read_start_time(query_id) == us
 
 
-def task_with(properties, monkeypatch):
-    monkeypatch.setattr(TaskContext, "_taskContext", None)
-    TaskContext()._localProperties = properties
-
-
 @pytest.mark.parametrize(
     ("planned_us", "later_us"),
     [(BEGAN_US - 1, BEGAN_US), (BEGAN_US, None), (BEGAN_US + 3_000_000, None)],
 )
-def test_find_later_start_is_told_only_of_an_evaluation_after_the_plan(
-    monkeypatch, planned_us, later_us
-):
-    task_with({"spark.sql.execution.query.id": QUERY_ID}, monkeypatch)
-    assert find_later_start(planned_us) == later_us
+def test_find_later_start_is_told_only_of_an_evaluation_after_the_plan(planned_us, later_us):
+    with in_task(spark__sql__execution__query__id=QUERY_ID):
+        assert find_later_start(planned_us) == later_us
 
 
-def test_find_later_start_outside_of_a_task_or_in_an_rdd_is_none(monkeypatch):
-    monkeypatch.setattr(TaskContext, "_taskContext", None)
+def test_find_later_start_outside_of_a_task_or_in_an_rdd_is_none():
     assert find_later_start(0) is None
-    task_with({}, monkeypatch)
-    assert find_later_start(0) is None
+    with in_task():
+        assert find_later_start(0) is None

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(autouse=True)
-def no_running_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark.SparkContext._jvm", None)
+def no_running_spark(monkeypatch: pytest.MonkeyPatch, without_jvm: None) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
 

@@ -99,8 +99,7 @@ def test_no_home_for_a_pyspark_that_only_this_process_finds(
 
 
 @pytest.fixture
-def no_running_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("pyspark.SparkContext._jvm", None)
+def no_running_spark(monkeypatch: pytest.MonkeyPatch, without_jvm: None, tmp_path: Path) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     # A deletion alone would not undo what the test sets.

@@ -30,7 +30,7 @@ Current Available Offsets: {{PythonMicroBatchStream@46507229: {{"from": 0, "of":
 WITH_FRAMES = f"""[PYTHON_DATA_SOURCE_ERROR] Failed to commit Python data source write: \
 Traceback (most recent call last):
   File "/venv/pyspark_tseries/spark/writer.py", line 188, in commit
-    _commit(self._target, tasks, (f"tseries:q:{{_query_id(tasks)}}", batchId))
+    _commit(self.target, tasks, (f"tseries:q:{{_query_id(tasks)}}", batchId))
 pyspark_tseries.errors.UpdateFailed: {OURS}
  SQLSTATE: 38000"""
 IN_A_TASK = f"""An exception was thrown from the Python worker:
@@ -241,10 +241,10 @@ def test_why_of_queries_without_a_failure_points_to_explain_time() -> None:
     assert printed(Query(None)) == "the query has stopped without an error\n"
 
 
+@pytest.mark.usefixtures("without_jvm")
 def test_why_of_a_format_that_was_not_found_names_the_interpreter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pyspark.SparkContext._jvm", None)
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "/nowhere/jupyter")
     said = printed(RuntimeError(NOT_FOUND))
     assert said.startswith("format 'tseries' was not found: Spark starts its Python workers as")

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 from tseries.builders import VALUE, batch, stored
+from tseries.limits import set_limits
 
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries import TimeSeries, describe
@@ -247,8 +248,7 @@ def test_removed_files_go_an_hour_after_their_removal(store):
     assert verify(store.root) == []
 
 
-def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store, monkeypatch):
-    monkeypatch.setattr(maintenance, "MAX_KEPT_SMALL_FILES", 4)
+def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store):
     fill(store, 6)
     first = [file.path for file in store.snapshot().files]
     compact(store.root, now_us() - 20 * 60_000_000)
@@ -260,7 +260,7 @@ def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store, monkeyp
     compact(store.root, now_us() - 5 * 60_000_000)
     load_table(store.location).create_checkpoint()
     merged = [file.path for file in store.snapshot().files]
-    remove_obsolete_files(store, now_us())
+    remove_obsolete_files(store, now_us(), small_files=4)
 
     def there(paths):
         return [os.path.exists(os.path.join(store.root, path)) for path in paths]
@@ -269,10 +269,9 @@ def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store, monkeyp
     assert sum(there(second)) == 1, "one of the newest four"
     assert there(first) == [False] * 6
     assert there(merged) == [True]
-    remove_obsolete_files(store, now_us() + 6 * 60_000_000)
+    remove_obsolete_files(store, now_us() + 6 * 60_000_000, small_files=4)
     assert sum(there(second)) == 1
-    monkeypatch.setattr(maintenance, "MAX_KEPT_SMALL_FILES", 3)
-    remove_obsolete_files(store, now_us() + 6 * 60_000_000)
+    remove_obsolete_files(store, now_us() + 6 * 60_000_000, small_files=3)
     assert there(second + third) == [False] * 3 + [True] * 3
     Store.forget_all()
     assert verify(store.root) == []
@@ -280,8 +279,7 @@ def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store, monkeyp
 
 
 def test_heads_go_with_their_files_and_others_stay_an_hour(store, monkeypatch):
-    monkeypatch.setattr(maintenance, "MAX_KEPT_SMALL_FILES", 2)
-    monkeypatch.setattr("pyspark_tseries.model.series_index.MAX_CHANGES", 2)
+    set_limits(monkeypatch, head_changes=2)
     then = now_us() - 30 * 60_000_000
     for n in range(12):
         store.append(batch(("a", n)), clock=lambda: then)
@@ -292,7 +290,7 @@ def test_heads_go_with_their_files_and_others_stay_an_hour(store, monkeypatch):
     with open(stray, "w") as file:
         file.write("of a commit that is to come")
     before = heads(store)
-    remove_obsolete_files(store, now_us())
+    remove_obsolete_files(store, now_us(), small_files=2)
     assert os.path.exists(stray)
     assert len(heads(store)) < len(before) - 5
     Store.forget_all()
@@ -355,16 +353,15 @@ def log_entries(store):
     return sorted(os.listdir(os.path.join(store.root, "_delta_log")))
 
 
-def test_log_cleanup_lets_readers_of_old_versions_continue(store, monkeypatch):
-    monkeypatch.setattr(maintenance, "MIN_LOG_VERSIONS_KEPT", 10)
+def test_log_cleanup_lets_readers_of_old_versions_continue(store):
     fill(store, 30)
     old = Store(store.root, load_table(store.location))
     fill(store, 30, 30)
     before = log_entries(store)
-    remove_obsolete_files(store, now_us())
+    remove_obsolete_files(store, now_us(), log_versions=10)
     assert log_entries(store) == before  # All of it is younger than 20 seconds.
     aged(store.root, 0.01)
-    remove_obsolete_files(store, now_us())
+    remove_obsolete_files(store, now_us(), log_versions=10)
     assert len(log_entries(store)) < 30
     assert old.refresh()
     old.append(batch(("a", 10**6)))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, stored
 from tseries.compaction_model import RANGES, STEPS, Model, run
+from tseries.limits import set_limits
 from tseries.meetings import Meeting, rival
 
 from pyspark_tseries import describe
@@ -111,7 +112,7 @@ def test_edits_count_toward_the_limit_and_the_newest_original_stays(tmp_path):
 
 
 def test_a_large_store_is_compacted_by_slices_of_one_series_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(compactor, "MAX_RANGE_BYTES", 200_000)
+    set_limits(monkeypatch, range_bytes=200_000)
     store = make(tmp_path / "s", {})
     for n in range(6):
         rows = [("a", n * 1000 + i) for i in range(1000)] + [(f"s{i:03}", n) for i in range(400)]

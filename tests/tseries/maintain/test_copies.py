@@ -34,7 +34,6 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Tree], list[
     root = tmp_path_factory.mktemp("written") / "s"
     trees: list[Tree] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL", 10)
         real = log.publish
 
         def publish(*arguments, **named):

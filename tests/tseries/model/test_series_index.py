@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tseries.limits import set_limits
 
 from pyspark_tseries.model import series_index as heads
 from pyspark_tseries.model.arrays import NO_SEQUENCE
@@ -71,8 +72,7 @@ def test_partial_index_equals_the_whole_index_for_its_series(
 ):
     location, id_ = parse_location(str(tmp_path_factory.mktemp("store"))), None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads, "MAX_CHANGES", most)
-        patch.setattr(head_files, "SMALL_INDEX_ROWS", few)
+        set_limits(patch, head_changes=most, index_rows=few)
         head = SeriesIndex()
         for number, (commit, floored) in enumerate(commits):
             table = delta(commit, commit.get)
@@ -129,7 +129,7 @@ def test_merged_deltas_make_the_same_index_as_all(commits, few, floored):
         note = next_metadata(SeriesIndex(), None, now_us=number, rows=len(commit))
         deltas.append(heads.attach_metadata(table, note))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads, "MAX_MERGED_ROWS", few)
+        set_limits(patch, merged_rows=few)
         merged = heads.merge_changes(deltas)
     assert len(merged) <= len(deltas)
     some, every = SeriesIndex(), SeriesIndex()

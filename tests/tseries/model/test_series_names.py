@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lengths import repetitions
 from tseries.builders import VALUE, batch, new_store, stored
+from tseries.limits import set_limits
 from tseries.subscriber import Client
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.maintain import compactor
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
@@ -84,7 +84,7 @@ def test_a_series_of_any_name_is_found_edited_compacted_and_delivered(
             entry.unlink()
     check(path, expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compactor, "MAX_RANGE_BYTES", 150)
+        set_limits(patch, range_bytes=150)
         assert compact(str(path)).removed_events == 0
     check(path, expected)
     assert verify(str(path)) == []
@@ -175,7 +175,7 @@ def test_a_store_that_is_compacted_meanwhile_is_not_healed_twice(old, monkeypatc
 
 def test_a_compaction_that_would_lose_rows_changes_nothing(old, monkeypatch):
     before = Store.open(str(old)).snapshot().files
-    monkeypatch.setattr(compactor, "MAX_RANGE_BYTES", 150)
+    set_limits(monkeypatch, range_bytes=150)
     # As if the log's bounds were trusted, or wrong in another way.
     monkeypatch.setattr(DataFile, "last", property(lambda file: "a"), raising=False)
     with pytest.raises(UnusableStore, match=r"would lose events.*nothing was changed"):

@@ -85,7 +85,7 @@ def write(path, kind, values, edit_of=None):
     """A batch write of the series `a`, as Spark's driver and tasks do it."""
     schema = columns(kind)
     options = {"path": str(path), "retainedRange": "unlimited"}
-    target = DefaultSource(options).writer(schema, False)._target
+    target = DefaultSource(options).writer(schema, False).target
     size = len(values)
     rows = {"series": ["a"] * size, "edit_of": [edit_of] * size, "value": values}
     arrow = to_arrow_schema(schema, timezone="UTC")
@@ -163,7 +163,7 @@ def test_values_of_every_type_come_back_from_tasks_that_write_events(tmp_path, n
     schema = columns(kind).add("timestamp", "timestamp")
     options = {"path": str(path), "retainedRange": "unlimited"}
     for commit in range(2):  # The first is published, the second merged: its shares have all of a.
-        target = DefaultSource(options).writer(schema, False)._target
+        target = DefaultSource(options).writer(schema, False).target
         us = pa.array(np.arange(4) + 4 * commit).cast(pa.timestamp("us", "UTC"))
         none = pa.nulls(4, pa.int64())
         batch = pa.record_batch([pa.array(["a"] * 4), none, values, us], names=schema.names)

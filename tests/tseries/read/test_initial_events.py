@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import batch
 from tseries.compaction_model import RANGES, STEPS, Model, run
+from tseries.limits import set_limits
 from tseries.subscriber import Client, make
 
 from pyspark_tseries.maintain.compactor import compact
@@ -14,8 +15,6 @@ from pyspark_tseries.model.ranges import (
     parse_initial,
     parse_range,
 )
-from pyspark_tseries.read import delivery as deliveries
-from pyspark_tseries.read import subscription
 from pyspark_tseries.storage import head_files
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
@@ -78,12 +77,11 @@ def test_a_task_needs_of_the_head_only_what_its_series_may_show(tmp_path, monkey
         store.append(batch(*((name, 10 * number) for name in "abc")))
     set_retained_range(store, parse_range("limit 3"), 50, "me")
     store.append(batch(("c", 60)))
-    monkeypatch.setattr(deliveries, "MAX_ROWS_PER_BATCH", 2)
-    monkeypatch.setattr(subscription, "MAX_ROWS_PER_TASK", 4)
+    set_limits(monkeypatch, batch_rows=2, task_rows=4)
     everything = [*(("a", n) for n in (2, 3)), *(("b", n) for n in (2, 3))]
     everything += [("c", n) for n in (2, 3, 4)]
     for few in (head_files.SMALL_INDEX_ROWS, 0):
-        monkeypatch.setattr(head_files, "SMALL_INDEX_ROWS", few)
+        set_limits(monkeypatch, index_rows=few)
         assert sorted(Client(tmp_path / "s", parse_range("unlimited")).drain()) == everything
 
 

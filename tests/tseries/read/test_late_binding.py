@@ -7,6 +7,7 @@ import time
 
 import pytest
 from tseries.builders import batch, new_store
+from tseries.limits import set_limits
 
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDenied, UnusableStore
 from pyspark_tseries.model.policy import parse_policy
@@ -123,7 +124,7 @@ def test_snapshot_while_an_entry_is_published_is_the_same_in_all_tasks(tmp_path)
 
 
 def test_snapshot_of_an_entry_with_two_names_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshots, "MAX_PUBLISH_US", 20_000)
+    set_limits(monkeypatch, publish_us=20_000)
     planned = new_store(tmp_path / "s").snapshot()
     commits(tmp_path / "s", 2)
     os.link(tmp_path / "s" / "_delta_log" / f"{2:020d}.json", tmp_path / "draft")
@@ -158,7 +159,7 @@ def read(planned, parts):
 def test_read_of_a_grown_store_gives_all_of_it_once_however_it_was_planned(
     tmp_path, monkeypatch, later, size
 ):
-    monkeypatch.setattr(readers, "MAX_BYTES_PER_PARTITION", size)
+    set_limits(monkeypatch, partition_bytes=size)
     store = commits(tmp_path / "s", 3)
     planned, parts = plan(tmp_path / "s")
     whole = read(planned, parts)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import batch
 from tseries.compaction_model import RANGES, STEPS, Model, run
+from tseries.limits import set_limits
 from tseries.subscriber import Client, make, rows_of
 
 from pyspark_tseries.errors import UnusableStore
@@ -22,7 +23,6 @@ from pyspark_tseries.model.ranges import (
     parse_start_sequences,
 )
 from pyspark_tseries.read import delivery as deliveries
-from pyspark_tseries.read import subscription
 from pyspark_tseries.read.delivery import Position
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.store.store import Store
@@ -45,8 +45,7 @@ def test_batch_ends_inside_a_commit_larger_than_its_maximum(tmp_path):
 
 
 def test_series_are_divided_among_tasks_and_each_comes_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(subscription, "MAX_ROWS_PER_TASK", 10)
-    monkeypatch.setattr(deliveries, "MAX_ROWS_PER_BATCH", 4)
+    set_limits(monkeypatch, task_rows=10, batch_rows=4)
     store = make(tmp_path / "s")
     store.append(batch(("a", 0)))
     client = Client(tmp_path / "s", NO_EVENTS)

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tseries.builders import batch, new_store
+from tseries.limits import set_limits
 from tseries.spark_calls import EVERYTHING, read
 
 from pyspark_timestream.errors import OptionError
@@ -55,7 +56,7 @@ def test_worker_loads_parts_of_the_head_and_after_some_queries_all(tmp_path, mon
         store.append(batch(*((name, 10 * n) for name in "abc"), clock="event"))
     store.append(batch(edits=[("b", 2)]))
     whole = read(tmp_path / "s")
-    monkeypatch.setattr(head_files, "SMALL_INDEX_ROWS", 1)
+    set_limits(monkeypatch, index_rows=1)
     location = store.location
     kept = head_files.LAST_INDEXES.pop(location)
     for _ in range(head_files.MAX_PARTIAL_LOADS):

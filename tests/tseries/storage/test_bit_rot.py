@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lengths import repetitions
 from tseries.builders import batch, data_file, new_store, stored
+from tseries.limits import set_limits
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
@@ -60,7 +61,7 @@ def path(tmp_path):
     }
     kinds = pa.schema([("series", pa.string()), *VALUES.items()])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyspark_tseries.write.numbering.ROWS_PER_GROUP", 16)
+        set_limits(patch, group_rows=16)
         series.append_many(pa.table(rows, kinds))
     return tmp_path / "s"
 
@@ -163,7 +164,7 @@ def test_flipped_bit_of_a_head_file_is_always_detected(tmp_path, monkeypatch):
                 with pytest.raises(UnusableStore, match=r"head file '.*repair"):
                     read(location, rows, None, SeriesIndex())
             with monkeypatch.context() as patch:
-                patch.setattr("pyspark_tseries.storage.head_files.MAX_WHOLE_READ_BYTES", 0)
+                set_limits(patch, whole_read_bytes=0)
                 with suppress(UnusableStore, OSError):
                     assert read_head_metadata(location, rows) == head.metadata
 

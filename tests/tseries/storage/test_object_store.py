@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,9 @@ from deltalake import write_deltalake
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import DoubleType, StringType, StructType
+from spark_task import in_task
 from tseries.builders import VALUE, batch, sight_as_of, sight_now
+from tseries.limits import set_limits
 from tseries.meetings import Meeting, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
 
@@ -31,8 +34,6 @@ from pyspark_tseries.model.ranges import Query, RetainedRange
 from pyspark_tseries.read.delivery import InitialEvents, read_delivery
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.read.subscription import Follower
-from pyspark_tseries.spark import writer
-from pyspark_tseries.storage import location as locations
 from pyspark_tseries.storage.location import Location, exclusive, parse_location
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.log import load_table
@@ -188,32 +189,20 @@ def test_a_subscriber_gets_the_last_entries_and_then_every_event_once(store, loc
     assert got == [("a", 1), ("b", 0), ("a", 2), ("c", 0)]
 
 
-class Task:
-    """What a Spark task knows of itself."""
-
-    get = classmethod(lambda cls: cls())
-
-    def partitionId(self):
-        return 0
-
-    def getLocalProperty(self, name):
-        return "query"
-
-
 def unpickled(adapter):
     """As it comes to a task."""
     return cloudpickle.loads(cloudpickle.dumps(adapter))
 
 
-def test_data_source_writes_reads_and_streams_an_object_store(location, monkeypatch):
-    monkeypatch.setattr(writer, "TaskContext", Task)
+def test_data_source_writes_reads_and_streams_an_object_store(location):
     asked = {f"storageoptions.{name.lower()}": value for name, value in location.options}
     source = DefaultSource({"path": location.root, **asked})
     columns = StructType().add("series", StringType()).add("value", DoubleType())
     rows = pa.record_batch({"series": ["a"] * 20_000, "value": [float(n) for n in range(20_000)]})
     for number in (0, 1, 1):
         writes = unpickled(source.streamWriter(columns, False))
-        done = writes.write(iter([rows]))
+        with in_task(sql__streaming__queryId="query"):
+            done = writes.write(iter([rows]))
         assert done.output.inline.path is not None
         writes.commit([done], number)
     assert files_of(location, "_tseries", "staging") == []
@@ -230,17 +219,19 @@ def test_data_source_writes_reads_and_streams_an_object_store(location, monkeypa
     assert pa.Table.from_batches(got)["sequence"].to_pylist() == [39_999]
 
 
-def test_files_that_tasks_wrote_are_published_or_merged(location, monkeypatch):
-    monkeypatch.setattr(writer, "TaskContext", Task)
-    monkeypatch.setattr(writer, "DEFAULT_LIMITS", SpillLimits(rows=5, size=10**6, memory=500))
+def test_files_that_tasks_wrote_are_published_or_merged(location):
+    limits = SpillLimits(rows=5, size=10**6, memory=500)
     asked = {f"storageoptions.{name.lower()}": value for name, value in location.options}
     source = DefaultSource({"path": location.root, "retainedRange": "unlimited", **asked})
     columns = StructType().add("series", "string").add("timestamp", "timestamp")
     us = pa.array(range(20), pa.int64()).cast(pa.timestamp("us", "UTC"))
     for number, names in enumerate(["ab", "cc"]):
-        writes = unpickled(source.streamWriter(columns, False))
+        planned = source.streamWriter(columns, False)
+        planned.target = replace(planned.target, limits=limits)
+        writes = unpickled(planned)
         rows = [pa.record_batch({"series": [name] * 20, "timestamp": us}) for name in names]
-        done = [writes.write(iter([one.slice(0, 12), one.slice(12)])) for one in rows]
+        with in_task(sql__streaming__queryId="query"):
+            done = [writes.write(iter([one.slice(0, 12), one.slice(12)])) for one in rows]
         assert all(output.file is not None for output in (task.output for task in done))
         writes.commit(done, number)
         assert files_of(location, "_tseries", "staging") == []
@@ -258,7 +249,7 @@ def test_an_object_of_any_size_is_copied(location, monkeypatch):
     with location.write(location.file("from")) as file:
         file.write(bytes(range(100)) * 1000)
     for to, most in (("by the store", 100_000), ("by us", 99_999)):
-        monkeypatch.setattr(locations, "MAX_SERVER_COPY_BYTES", most)
+        set_limits(monkeypatch, server_copy_bytes=most)
         location.copy(location.file("from"), location.file(to))
         with location.read(location.file(to)) as file:
             assert file.read() == bytes(range(100)) * 1000
@@ -266,8 +257,7 @@ def test_an_object_of_any_size_is_copied(location, monkeypatch):
         location.copy(location.file("nothing"), location.file("to"))
 
 
-def test_maintenance_removes_only_unneeded_files(store, location, monkeypatch):
-    monkeypatch.setattr(maintenance, "MIN_LOG_VERSIONS_KEPT", 2)
+def test_maintenance_removes_only_unneeded_files(store, location):
     for n in range(15):
         store.append(batch(("a", n, float(n))))
     before = events(location)
@@ -281,9 +271,8 @@ def test_maintenance_removes_only_unneeded_files(store, location, monkeypatch):
         file.write(b"of a writer that was killed")
     remove_obsolete_files(Store.open(location), now_us())
     assert {*map(location.file, old), orphan} <= set(files_of(location, "kind=event"))
-    remove_obsolete_files(
-        Store.open(location), now_us() + 2 * HOUR_US
-    )  # The log and heads are as if they were older.
+    # The log and heads are as if they were older.
+    remove_obsolete_files(Store.open(location), now_us() + 2 * HOUR_US, log_versions=2)
     assert len(files_of(location, "_delta_log")) < 15
     assert events(location) == before
     Store.open(location).append(batch(("a", 99, 99.0)))

@@ -12,15 +12,13 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.store import store as races
 from pyspark_tseries.store.store import Store
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
-def store(bucket, tmp_path, monkeypatch):  # noqa: F811 the fixture
-    monkeypatch.setattr(races.time, "sleep", lambda _: None)
+def store(bucket, tmp_path, without_pauses):  # noqa: F811 the fixture
     location = parse_location(bucket.uri(f"faults/{tmp_path.name}"), bucket.options)
     made = Store.create(location, [VALUE], RetainedRange(limit=1000), min_retention_us=0)
     made.append(batch(("a", 1)))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import data_file
+from tseries.limits import set_limits
 from tseries.sieves import ROWS, SIEVES, passes
 
 from pyspark_tseries import TimeSeries
@@ -68,7 +69,7 @@ def test_what_is_read_is_what_passes(
         wanted = wanted.append_column("later", pa.nulls(wanted.num_rows, pa.string()))
         expected.append(wanted.select(SCHEMA.names).cast(SCHEMA))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_reader, "ROWS_PER_PIECE", piece)
+        set_limits(patch, piece_rows=piece)
         found = read_files(location, data, SCHEMA, row_filter)
         streamed = [one for file in data for one in stream_file(location, file, SCHEMA, row_filter)]
     assert found.to_pylist() == pa.concat_tables(expected).to_pylist()
@@ -261,9 +262,7 @@ def test_of_a_time_slice_other_columns_are_read_from_groups_that_have_rows(tmp_p
 
 
 def test_a_file_is_opened_once_for_many_pieces(tmp_path, watched, monkeypatch):
-    monkeypatch.setattr(row_reader, "ROWS_PER_PIECE", 1)
-    monkeypatch.setattr(row_reader, "JOBS_PER_THREAD", 1)
-    monkeypatch.setattr(row_reader, "CPU_COUNT", 2)
+    set_limits(monkeypatch, piece_rows=1, jobs_per_thread=1, cpus=2)
     location = parse_location(str(tmp_path))
     rows = [((f"{number:02}", 0), number, 0) for number in range(40)]
     written = write_events(location, "kind=event/0.parquet", events(rows, ["me"], False), 1)

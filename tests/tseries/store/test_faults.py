@@ -26,7 +26,6 @@ from pyspark_tseries.model.ranges import parse_initial
 from pyspark_tseries.read.delivery import InitialEvents, read_delivery
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.store import store as races
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
@@ -105,13 +104,13 @@ def test_a_compaction_on_a_full_disk_changes_nothing_and_says_why(series, tmp_pa
     assert series.verify() == []
 
 
+@pytest.mark.usefixtures("without_pauses")
 @pytest.mark.parametrize("what", ["write_head", "write_events"])
 def test_full_disk_fails_an_append_without_leaving_files(series, tmp_path, monkeypatch, what):
     def full(*args):
         raise OSError(28, "No space left on device")
 
     series.append("a", 0.0)
-    monkeypatch.setattr(races.time, "sleep", lambda _: None)
     monkeypatch.setattr(attempts if what == "write_head" else numbering, what, full)
     before = sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file())
     with pytest.raises(OSError, match="No space left"):

@@ -8,6 +8,7 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import batch
+from tseries.limits import set_limits
 from tseries.spark_calls import Query
 from tseries.subscriber import Client, make
 
@@ -157,7 +158,7 @@ def test_a_file_of_ids_gives_them_back_and_a_damaged_one_none(ids, chunk, at):
 
 
 def test_ids_of_commits_go_over_the_bounds_of_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(history, "COMMITS_PER_FILE", 4)
+    set_limits(monkeypatch, commits_per_file=4)
     store = make(tmp_path / "s")
     known = {}
     monkeypatch.setattr(

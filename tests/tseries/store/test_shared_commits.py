@@ -9,10 +9,10 @@ from functools import partial
 import pyarrow as pa
 import pytest
 from tseries.builders import stored
+from tseries.limits import set_limits
 from tseries.meetings import Meeting, fail
 
 from pyspark_tseries import StorageFailed, TimeSeries, UpdateFailed
-from pyspark_tseries.store import store as races
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
 
@@ -126,13 +126,13 @@ def test_authors_and_durabilities_do_not_share_and_all_are_stored(series, tmp_pa
     assert sorted(rows) == [(n, "you" if n % 3 == 1 else "me") for n in range(6)]
 
 
+@pytest.mark.usefixtures("without_pauses")
 def test_failed_storage_fails_each_caller_and_leaves_no_files(series, tmp_path, monkeypatch):
     def denied(*args):
         raise PermissionError(13, "Permission denied")
 
     series.append("a", 0)
     before = sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file())
-    monkeypatch.setattr(races.time, "sleep", lambda _: None)
     monkeypatch.setattr(attempts, "write_head", denied)
     with Callers(series) as callers:
         for n in (1, 2, 3):
@@ -178,6 +178,7 @@ def test_caller_interrupted_while_it_waits_stores_nothing(series, tmp_path):
     assert [row[0] for row in stored(tmp_path / "s", "value")] == [0, 2]
 
 
+@pytest.mark.usefixtures("without_pauses")
 def test_append_by_a_signal_handler_during_an_append_does_not_hang(series, tmp_path, monkeypatch):
     real, made = attempts.Batch.prepare, []
 
@@ -189,8 +190,7 @@ def test_append_by_a_signal_handler_during_an_append_does_not_hang(series, tmp_p
         return real(self, context)
 
     monkeypatch.setattr(attempts.Batch, "prepare", prepare)
-    monkeypatch.setattr("pyspark_tseries.storage.location.MAX_SILENCE_S", 0.01)
-    monkeypatch.setattr(races.time, "sleep", lambda _: None)
+    set_limits(monkeypatch, silence_s=0.01)
     assert series.append("a", 1).sequence == 0
     assert made[0].sequence == 0
     assert sorted(row[0] for row in stored(tmp_path / "s", "value")) == [1, 2]

@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from lengths import in_ci
 from tseries.builders import batch, new_store, stored
+from tseries.limits import set_limits
 
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import location as host_locks
@@ -74,7 +75,7 @@ def check_whole(path, *, writers, batches, series):
 
 
 def test_the_head_read_from_files_equals_the_one_folded_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("pyspark_tseries.model.series_index.MAX_CHANGES", 3)
+    set_limits(monkeypatch, head_changes=3)
     store = new_store(tmp_path / "s")
     for n in range(25):
         store.append(batch((f"s{n % 7}", n), ("all", n)))
@@ -127,7 +128,7 @@ def test_commit_lock_waits_for_a_heartbeat_but_not_for_a_hung_writer(tmp_path, m
 
 
 def test_a_writer_at_work_shows_that_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_locks, "MAX_SILENCE_S", 0.04)
+    set_limits(monkeypatch, silence_s=0.04)
     store = new_store(tmp_path / "s")
     with host_locks.lock_commits(store.location), host_locks.heartbeat(store.location):
         path = store.location.lock_path("commit.lock")
@@ -155,7 +156,7 @@ def test_a_fork_of_a_writer_does_not_keep_its_turn(tmp_path, monkeypatch):
 
 
 def test_hung_holder_of_the_commit_lock_blocks_nobody_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_locks, "MAX_SILENCE_S", 0.05)
+    set_limits(monkeypatch, silence_s=0.05)
     monkeypatch.setattr(host_locks, "try_lock", lambda _: False)
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1)))

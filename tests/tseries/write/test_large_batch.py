@@ -1,17 +1,19 @@
 """A batch that its tasks write is the batch that the driver would have written: event by event."""
 
+import gc
 import itertools
 import os
 import pickle
 import time
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark import TaskContext
 from pyspark.sql.types import StructType
+from spark_task import in_task
 from tseries.builders import batch, new_store, stored
 from tseries.large_batches import (
     NOW,
@@ -24,8 +26,10 @@ from tseries.large_batches import (
     own_numbers,
     table,
 )
+from tseries.limits import set_limits
 from tseries.meetings import Meeting, rival
 
+from pyspark_timestream.core.worker import freeze_objects
 from pyspark_tseries.errors import NoSuchEvent, PermissionDenied, UpdateFailed
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
@@ -33,8 +37,6 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex
-from pyspark_tseries.spark import source as sink
-from pyspark_tseries.spark import writer
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import head_files
 from pyspark_tseries.storage.data_files import to_data_file
@@ -43,10 +45,9 @@ from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as batches_module
-from pyspark_tseries.write import numbering
 from pyspark_tseries.write import task_output as runs
 from pyspark_tseries.write.batch import Batch, CommitContext
-from pyspark_tseries.write.task_output import OptimisticNumber, SpillLimits
+from pyspark_tseries.write.task_output import DEFAULT_LIMITS, OptimisticNumber, SpillLimits
 
 
 @pytest.fixture
@@ -63,9 +64,7 @@ NAMES = ["a", "b", "c", "ä", "d" * 40]
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """So that a dozen rows are many: parts of 2 rows, row groups of 3, merges of 2 runs."""
-    monkeypatch.setattr(runs, "MAX_PART_ROWS", 2)
-    monkeypatch.setattr(runs, "MAX_MERGED_CHUNKS", 2)
-    monkeypatch.setattr(numbering, "ROWS_PER_GROUP", 3)
+    set_limits(monkeypatch, part_rows=2, merged_chunks=2, group_rows=3)
     head_files.LAST_INDEXES.clear()
 
 
@@ -383,44 +382,29 @@ def test_files_of_a_killed_batch_are_ignored_and_cleaned_after_a_day(tmp_path):
     assert verify(str(tmp_path / "s")) == []
 
 
-class FakeTask:
-    """What a task asks Spark for."""
-
-    def __init__(self, partition):
-        self._partition = partition
-
-    def partitionId(self):
-        return self._partition
-
-    def getLocalProperty(self, name):
-        return {"sql.streaming.queryId": "a query"}.get(name)
-
-
 SPARK = StructType().add("series", "string").add("timestamp", "timestamp").add("value", "double")
 
 
-def run_tasks(monkeypatch, path, tasks, stream=True):
+MANY_ARE_THREE = SpillLimits(rows=2, size=10**6, memory=10**6)
+
+
+def run_tasks(path, tasks, limits=DEFAULT_LIMITS, stream=True):
     """The writer and the messages of its tasks, which Spark pickles."""
     source = DefaultSource({"path": str(path), "retainedRange": "unlimited"})
     made = source.streamWriter(SPARK, False) if stream else source.writer(SPARK, False)
+    made.target = replace(made.target, limits=limits)
     sent, messages = pickle.loads(pickle.dumps(made)), []
     for partition, rows in enumerate(tasks):
-        monkeypatch.setattr(TaskContext, "get", lambda at=partition: FakeTask(at))
         batches = table(rows).select(SPARK.names).to_batches()
-        messages.append(pickle.loads(pickle.dumps(sent.write(iter(batches)))))
+        with in_task(partition, sql__streaming__queryId="a query"):
+            messages.append(pickle.loads(pickle.dumps(sent.write(iter(batches)))))
     return sent, messages[::-1]
 
 
-@pytest.fixture
-def many_are_three(monkeypatch):
-    monkeypatch.setattr(writer, "DEFAULT_LIMITS", SpillLimits(rows=2, size=10**6, memory=10**6))
-
-
-@pytest.mark.usefixtures("many_are_three")
-def test_the_writer_publishes_what_its_tasks_wrote_once(tmp_path, monkeypatch):
+def test_the_writer_publishes_what_its_tasks_wrote_once(tmp_path):
     tasks = [[at(name, us) for us in range(3)] for name in "abc"] + [[at("d", 1)], []]
     for files in (3, 0):  # On top of themselves the rows are late, so they are left to the commit.
-        made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks)
+        made, messages = run_tasks(tmp_path / "s", tasks, MANY_ARE_THREE)
         assert sum(message.output.file is not None for message in messages) == files
         made.commit(messages, 0)
     store = Store.open(str(tmp_path / "s"))
@@ -433,29 +417,40 @@ def test_the_writer_publishes_what_its_tasks_wrote_once(tmp_path, monkeypatch):
     assert verify(str(tmp_path / "s")) == []
 
 
-def test_each_process_of_a_write_settles_when_it_has_done_its_part(tmp_path, monkeypatch):
+def unsettle():
+    """Be a process that has done nothing yet."""
+    gc.unfreeze()
+    freeze_objects.cache_clear()
+
+
+def test_each_process_of_a_write_settles_when_it_has_done_its_part(tmp_path):
     # Spark's worker collects garbage after each; unsettled that takes longer than the work.
-    done = []
-    monkeypatch.setattr(sink, "freeze_objects", lambda: done.append("planned"))
-    monkeypatch.setattr(writer, "freeze_objects", lambda: done.append("worked"))
-    made, messages = run_tasks(monkeypatch, tmp_path / "s", [[at("a", 1)]])
-    assert done == ["planned", "worked"]
-    made.commit(messages, 0)
-    assert done == ["planned", "worked", "worked"]
+    unsettle()
+    planned = DefaultSource({"path": str(tmp_path / "s")}).streamWriter(SPARK, False)
+    assert gc.get_freeze_count()
+    unsettle()
+    with in_task(sql__streaming__queryId="a query"):
+        message = planned.write(iter(table([at("a", 1)]).select(SPARK.names).to_batches()))
+    assert gc.get_freeze_count()
+    unsettle()
+    planned.commit([message], 0)
+    assert gc.get_freeze_count()
 
 
 @pytest.mark.parametrize("memory", [1, 10**6])
 @pytest.mark.parametrize("rival", [False, True])
-def test_column_added_during_a_batch_is_null_in_it(tmp_path, monkeypatch, rival, memory):
-    monkeypatch.setattr(writer, "DEFAULT_LIMITS", SpillLimits(rows=2, size=10**6, memory=memory))
+def test_column_added_during_a_batch_is_null_in_it(tmp_path, rival, memory):
     tasks = [[at(name, us) for us in range(3)] for name in "abb"] + [[at("d", 1)], []]
-    _, messages = run_tasks(monkeypatch, tmp_path / "s", tasks)
+    limits = SpillLimits(rows=2, size=10**6, memory=memory)
+    _, messages = run_tasks(tmp_path / "s", tasks, limits)
     store = Store.open(str(tmp_path / "s"))
     add_columns(store, [pa.field("more", pa.int64())])
     if rival:
         store.append(batch(("z", 1)))
     # As Spark does it: the commit is that of a writer made anew, by the store as it is then.
-    DefaultSource({"path": str(tmp_path / "s")}).streamWriter(SPARK, False).commit(messages, 0)
+    anew = DefaultSource({"path": str(tmp_path / "s")}).streamWriter(SPARK, False)
+    anew.target = replace(anew.target, limits=limits)
+    anew.commit(messages, 0)
     found = stored(tmp_path / "s", "series", "sequence", "more")
     assert found == [
         *(("a", n, None) for n in range(3)),
@@ -466,20 +461,18 @@ def test_column_added_during_a_batch_is_null_in_it(tmp_path, monkeypatch, rival,
     assert verify(str(tmp_path / "s")) == []
 
 
-@pytest.mark.usefixtures("many_are_three")
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_aborted_batch_leaves_nothing(tmp_path, monkeypatch, stream):
+def test_an_aborted_batch_leaves_nothing(tmp_path, stream):
     tasks = [[at("a", us) for us in range(3)], [at("b", 1)]]
-    made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks, stream)
+    made, messages = run_tasks(tmp_path / "s", tasks, MANY_ARE_THREE, stream)
     made.abort([*messages, None], *([0] if stream else []))
     assert left(Store.open(str(tmp_path / "s")).location) == []
     assert stored(tmp_path / "s") == []
 
 
-@pytest.mark.usefixtures("many_are_three")
 def test_stored_batch_succeeds_if_staged_files_cannot_be_removed(tmp_path, monkeypatch):
     tasks = [[at("a", us) for us in range(3)]]
-    made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks, stream=False)
+    made, messages = run_tasks(tmp_path / "s", tasks, MANY_ARE_THREE, stream=False)
 
     def denied(*_):
         raise PermissionError(13, "Permission denied")
@@ -518,9 +511,9 @@ def test_series_names_of_many_tasks_may_exceed_one_text_array():
 
 
 def test_many_small_task_outputs_stay_a_large_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "DEFAULT_LIMITS", SpillLimits(rows=10, size=10**6, memory=100))
+    limits = SpillLimits(rows=10, size=10**6, memory=100)
     tasks = [[at(name, us) for name in "ab"] for us in range(6)]
-    made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks, stream=False)
+    made, messages = run_tasks(tmp_path / "s", tasks, limits, stream=False)
     assert all(message.output.inline is not None for message in messages)
     batches = []
     append = Store.append

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 from tseries.builders import batch, new_store, stored
+from tseries.limits import set_limits
 from tseries.subscriber import Client
 
 from pyspark_tseries import TimeSeries, WrongClock
@@ -199,7 +200,7 @@ def poisoned(series, monkeypatch, ahead=64 * YEAR):
     series.append("b", 1)
     with monkeypatch.context() as context:
         set_clock(context, ahead, kernel=True)
-        context.setattr("pyspark_tseries.model.commits.MAX_IDLE_US", 10**18)
+        set_limits(context, idle_us=10**18)
         series.append("a", 2)
         series.append("c", 3, datetime(2090, 1, 1, tzinfo=UTC))  # That is what it says.
         series.append("c", 4)
@@ -275,7 +276,7 @@ def test_commits_of_the_future_are_corrected_where_files_were_merged_by_any_tool
     assert verify(str(tmp_path / "s")) == []
     with monkeypatch.context() as context:
         set_clock(context, 64 * YEAR, kernel=True)
-        context.setattr("pyspark_tseries.model.commits.MAX_IDLE_US", 10**18)
+        set_limits(context, idle_us=10**18)
         series.append("e", 1)
         compact(tmp_path / "s")
     repair(str(tmp_path / "s"))
@@ -287,7 +288,7 @@ def test_a_future_without_events_is_set_back_too(series, tmp_path, monkeypatch):
     series.append("a", 1)
     with monkeypatch.context() as context:
         set_clock(context, 64 * YEAR, kernel=True)
-        context.setattr("pyspark_tseries.model.commits.MAX_IDLE_US", 10**18)
+        set_limits(context, idle_us=10**18)
         series.set_retained_range("limit 5")
     assert "No event is of such a commit" in str(repair(str(tmp_path / "s")).mended[0])
     assert series.append("a", 2).sequence == 1
@@ -297,7 +298,7 @@ def test_a_future_without_events_is_set_back_too(series, tmp_path, monkeypatch):
 
 def test_repair_after_years_without_commits_accepts_the_clock(series, tmp_path, monkeypatch):
     series.append("a", 1)
-    monkeypatch.setattr("pyspark_tseries.model.commits._MIN_CREDIBLE_US", 0)
+    set_limits(monkeypatch, credible_us=0)
     set_clock(monkeypatch, 3 * YEAR, kernel=True)
     with pytest.raises(WrongClock, match="is right, say so with"):
         series.append("a", 2)

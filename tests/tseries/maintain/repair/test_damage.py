@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from lengths import repetitions
 from tseries.builders import VALUE, batch
+from tseries.limits import set_limits
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import TseriesError, UnusableStore
@@ -55,7 +56,7 @@ def fill(path, commits, compacted=None):
 
 def fill_sound(path, interval):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL", interval)
+        set_limits(patch, checkpoint_interval=interval)
         return fill(path, 24, compacted=11)
 
 
@@ -189,7 +190,7 @@ def test_no_damage_of_one_file_loses_an_event_without_a_word(sound, tmp_path):
 
 @pytest.fixture
 def no_checkpoints(monkeypatch):
-    monkeypatch.setattr("pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL", 1000)
+    set_limits(monkeypatch, checkpoint_interval=1000)
 
 
 def entry_of(path, name):
