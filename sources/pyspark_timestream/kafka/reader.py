@@ -27,6 +27,7 @@ from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.decode.payload import check_schemas, required_columns
+from pyspark_timestream.kafka.decode.records import ReadRange
 from pyspark_timestream.kafka.decode.records import Projection
 from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
@@ -285,7 +286,9 @@ def read_task(
     needs = required_columns(options, projection)
     patient = options if is_batch else _extend_connect_timeout(options)
     with acquire(patient, task.group) as reader:
-        read = prefetch_small_ranges(patient, task.group, spans, needs, reader.read)
+        read: ReadRange = reader.read
+        if len(spans) > 1:
+            read = prefetch_small_ranges(patient, task.group, spans, needs, read)
         yield from run_task(options, projection, task.plan, read, ended.__setitem__)
         if task.offset:
             settings = _find_broken_settings() if projection.requests("cti") else {}
