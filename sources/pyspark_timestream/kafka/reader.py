@@ -27,8 +27,7 @@ from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.decode.payload import check_schemas, required_columns
-from pyspark_timestream.kafka.decode.records import ReadRange
-from pyspark_timestream.kafka.decode.records import Projection
+from pyspark_timestream.kafka.decode.records import Projection, ReadRange
 from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.offset import (

@@ -1,29 +1,25 @@
 """The protocol of consumers, and its implementation with confluent-kafka's messages.
 
 `MessageConsumer` needs no compiled code. `native.consumer.NativeConsumer` implements the same
-protocol and is faster. `bound_consumer` wraps either and bounds the time of its calls.
+protocol and is faster.
 """
 
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pyspark_timestream.kafka.client.bounded import (
-    BoundedClient,
-    CallAbandoned,
     close_with_timeout,
 )
 from pyspark_timestream.kafka.client.config import new_logged_client
 from pyspark_timestream.kafka.client.errors import ClientLog
 from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
 from pyspark_timestream.kafka.ranges import Partition, Range
-
-T = TypeVar("T")
 
 MAX_BLOCK_RECORDS: Final = 20_000
 _MAX_BLOCK_BYTES: Final = 16 * 1024 * 1024
@@ -32,7 +28,7 @@ _MAX_BLOCK_BYTES: Final = 16 * 1024 * 1024
 _MAX_MESSAGES_PER_CALL: Final = 256
 """Maximum per call; with large messages a call takes fewer."""
 
-_COMMIT_TIMEOUT_S: Final = 10.0
+COMMIT_TIMEOUT_S: Final = 10.0
 _MAX_DISCARDED_MESSAGES: Final = 1_000
 """More than the errors that the queue can hold; outdated messages do not count."""
 
@@ -188,12 +184,12 @@ class MessageConsumer:
             self._consumer.commit(offsets=wanted, asynchronous=True)
         except KafkaException as error:
             return dict.fromkeys(offsets, error.args[0])
-        deadline = time.monotonic() + _COMMIT_TIMEOUT_S
+        deadline = time.monotonic() + COMMIT_TIMEOUT_S
         # Match the answer by partitions and offsets: a late one must not be taken for this one.
         key = frozenset((partition, offset) for partition, (offset, _) in offsets.items())
         while key not in self._answers and time.monotonic() < deadline:
             self._consumer.poll(0.001)
-        late = KafkaError(KafkaError._TIMED_OUT, f"no answer in {_COMMIT_TIMEOUT_S:.0f} s")
+        late = KafkaError(KafkaError._TIMED_OUT, f"no answer in {COMMIT_TIMEOUT_S:.0f} s")
         return self._answers.get(key, dict.fromkeys(offsets, late))
 
     def close(self) -> None:
@@ -209,65 +205,6 @@ class MessageConsumer:
         self._answers[key] = {
             partition: each for partition, each in refusals.items() if each is not None
         }
-
-
-_LIBRARY_CALLS: Final = {
-    "seek": ("assign", False),
-    "pause": ("unassign", False),
-    "poll": ("consume", True),
-    "query_bounds": ("query_watermark_offsets", True),
-    "is_connected": ("list_topics", True),
-}
-"""Method of a `ColumnConsumer` -> librdkafka's call, for messages; its last argument is a wait."""
-
-
-class _BoundedConsumer(BoundedClient):
-    """See `bound_consumer`."""
-
-    @property
-    def received_bytes(self) -> int:
-        return 0 if self.is_abandoned else int(self.direct.received_bytes)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _LIBRARY_CALLS:
-            raise AttributeError(name)
-        called, waits = _LIBRARY_CALLS[name]
-
-        def call(*arguments: Any) -> Any:
-            timeout_s = arguments[-1] if waits else 0
-            return self._call(lambda it: getattr(it, name)(*arguments), timeout_s, called)
-
-        return call
-
-    def commit_offsets(
-        self, offsets: Mapping[Partition, tuple[int, str]]
-    ) -> dict[Partition, KafkaError]:
-        try:
-            return self._call(lambda it: it.commit_offsets(offsets), _COMMIT_TIMEOUT_S, "commit")
-        except CallAbandoned as error:
-            return dict.fromkeys(offsets, error.args[0])
-
-    def close(self) -> None:
-        if not self.is_abandoned:
-            self.direct.close()
-
-    def _call(self, step: Callable[[ColumnConsumer], T], timeout_s: float, name: str) -> T:
-        consumer = self.direct
-        try:
-            return self.run(step, timeout_s, name)
-        except CallAbandoned:
-            if consumer is not None:
-                consumer.abandon()
-            raise
-
-
-def bound_consumer(consumer: ColumnConsumer) -> ColumnConsumer:
-    """Return a `ColumnConsumer` with calls that return in time, whatever the library does.
-
-    After a call that has not returned, all further ones raise `CallAbandoned` at once: create
-    another consumer then. Nobody else keeps `consumer`.
-    """
-    return cast(ColumnConsumer, _BoundedConsumer(consumer))
 
 
 def discard_fetched(consumer: Consumer) -> None:

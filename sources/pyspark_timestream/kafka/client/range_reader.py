@@ -20,19 +20,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.errors import LOSS_ADVICE, BrokerUnreachable, DataLost
-from pyspark_timestream.kafka.client.bounded import CallAbandoned
+from pyspark_timestream.kafka.client.bounded import BoundedClient, CallAbandoned
 from pyspark_timestream.kafka.client.config import Pool, consumer_config, create_client
 from pyspark_timestream.kafka.client.consumer import (
+    COMMIT_TIMEOUT_S,
     ColumnConsumer,
     ConsumerError,
     MessageConsumer,
     PollResult,
-    bound_consumer,
 )
 from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,
@@ -54,6 +54,8 @@ from pyspark_timestream.kafka.offsets.offset import describe_missing_states, dro
 from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
+
+T = TypeVar("T")
 
 SMALL_FETCHES: Final[dict[str, Any]] = {
     # This fits one or two moderately compressed record batches; a larger batch comes on its own.
@@ -136,6 +138,65 @@ _CONNECTION_CHECK_S: Final = 1.0
 _FETCH_SIZE_KEYS: Final = frozenset(("fetch.message.max.bytes", "max.partition.fetch.bytes"))
 _UNCOUNTED_FETCHES: Final = {"fetch.message.max.bytes": 16 * 1024}
 """Used without the native reader: compression ratios are unknown, so all fetches are small."""
+
+
+_LIBRARY_CALLS: Final = {
+    "seek": ("assign", False),
+    "pause": ("unassign", False),
+    "poll": ("consume", True),
+    "query_bounds": ("query_watermark_offsets", True),
+    "is_connected": ("list_topics", True),
+}
+"""Method of a `ColumnConsumer` -> librdkafka's call, for messages; its last argument is a wait."""
+
+
+class _BoundedConsumer(BoundedClient):
+    """See `bound_consumer`."""
+
+    @property
+    def received_bytes(self) -> int:
+        return 0 if self.is_abandoned else int(self.direct.received_bytes)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _LIBRARY_CALLS:
+            raise AttributeError(name)
+        called, waits = _LIBRARY_CALLS[name]
+
+        def call(*arguments: Any) -> Any:
+            timeout_s = arguments[-1] if waits else 0
+            return self._call(lambda it: getattr(it, name)(*arguments), timeout_s, called)
+
+        return call
+
+    def commit_offsets(
+        self, offsets: Mapping[Partition, tuple[int, str]]
+    ) -> dict[Partition, KafkaError]:
+        try:
+            return self._call(lambda it: it.commit_offsets(offsets), COMMIT_TIMEOUT_S, "commit")
+        except CallAbandoned as error:
+            return dict.fromkeys(offsets, error.args[0])
+
+    def close(self) -> None:
+        if not self.is_abandoned:
+            self.direct.close()
+
+    def _call(self, step: Callable[[ColumnConsumer], T], timeout_s: float, name: str) -> T:
+        consumer = self.direct
+        try:
+            return self.run(step, timeout_s, name)
+        except CallAbandoned:
+            if consumer is not None:
+                consumer.abandon()
+            raise
+
+
+def bound_consumer(consumer: ColumnConsumer) -> ColumnConsumer:
+    """Return a `ColumnConsumer` with calls that return in time, whatever the library does.
+
+    After a call that has not returned, all further ones raise `CallAbandoned` at once: create
+    another consumer then. Nobody else keeps `consumer`.
+    """
+    return cast(ColumnConsumer, _BoundedConsumer(consumer))
 
 
 CreateConsumer = Callable[[KafkaOptions, Mapping[str, Any], ClientLog], ColumnConsumer]

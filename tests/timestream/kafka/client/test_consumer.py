@@ -51,7 +51,7 @@ def test_an_answer_that_comes_too_late_is_not_that_of_the_next_commit(
     path: str, slow_broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def patience(seconds: float) -> None:
-        monkeypatch.setattr(client_consumer, "_COMMIT_TIMEOUT_S", seconds)
+        monkeypatch.setattr(client_consumer, "COMMIT_TIMEOUT_S", seconds)
         monkeypatch.setattr(native_consumer, "_COMMIT_TIMEOUT_MS", round(seconds * 1000))
 
     consumer = made(path, slow_broker)
