@@ -1,6 +1,7 @@
 """Build range queries step by step, as in Diffusion, and check the client's arguments.
 
     series.range_query().from_last(timedelta(hours=1)).select_from("a")
+    series.range_query().from_last(1).select_from(prefix="room/")
     series.range_query().for_edits().from_(3).to(5).latest_edits().from_last(10)
 
 A method that names an end acts on the view range, or on the edit range after `edit_range()`,
@@ -8,15 +9,16 @@ A method that names an end acts on the view range, or on the edit range after `e
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
 
+from pyspark_tseries.client.results import QueryResult
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
-from pyspark_tseries.model.columns import RESERVED_NAMES, is_valid_text, new_value_field
+from pyspark_tseries.model.columns import RESERVED_NAMES, new_value_field
 from pyspark_tseries.model.ranges import (
     FULL_RANGE,
     NO_LIMIT,
@@ -27,6 +29,8 @@ from pyspark_tseries.model.ranges import (
     point_off,
     to_whole,
 )
+from pyspark_tseries.model.series_choice import parse_choice
+from pyspark_tseries.read.view import View
 
 
 def parse_schema(schema: Any) -> pa.Schema:
@@ -61,20 +65,7 @@ def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
     return [new_value_field(column) for column in schema]
 
 
-def parse_series(name: Any) -> str:
-    """Return the name of a series; raise InvalidQuery if it is not a valid text."""
-    if not is_valid_text(name):
-        raise InvalidQuery(
-            f"{name!r} is not the name of a series", "a text", "ask for one series at a time"
-        )
-    return str(name)
-
-
-if TYPE_CHECKING:
-    from pyspark_tseries.client.results import QueryResult
-
-
-def _refuse_unbound(query: "RangeQuery", series: str) -> "QueryResult":
+def _refuse_unbound() -> View:
     raise InvalidQuery(
         "this query belongs to no store",
         "TimeSeries.range_query()",
@@ -90,15 +81,13 @@ class RangeQuery:
         asked: the query itself.
         on_edits: True if the next end belongs to the edit range.
         wanted: the columns of the result, in their order; None for all.
-        answer: the function that runs the query.
+        open_view: the function that gives the commit to be asked.
     """
 
     asked: Query = field(default_factory=Query)
     on_edits: bool = field(default=False, compare=False)
     wanted: tuple[str, ...] | None = None
-    answer: Callable[["RangeQuery", str], "QueryResult"] = field(
-        default=_refuse_unbound, compare=False, repr=False
-    )
+    open_view: Callable[[], View] = field(default=_refuse_unbound, compare=False, repr=False)
 
     def __enter__(self) -> Self:
         """Return the query itself: it holds nothing open, so there is nothing to close."""
@@ -185,14 +174,31 @@ class RangeQuery:
             )
         return dataclasses.replace(self, wanted=names or None)
 
-    def select_from(self, series: str) -> "QueryResult":
-        """Run the query on one series; an unknown series is empty.
+    def select_from(
+        self,
+        series: str | Iterable[str] | None = None,
+        *,
+        prefix: str | None = None,
+        pattern: str | None = None,
+    ) -> QueryResult:
+        """Run the query on one series, on several, or on all; an unknown series is empty.
+
+        The whole result is of one commit. Series come in the order of their names; `limit` counts
+        in each of them.
+
+        Args:
+            series: the name of a series, or of several; None: all that `prefix` or `pattern` picks.
+            prefix: how the names of the series begin.
+            pattern: what they look like: `*` is any text, `?` one letter, `[...]` one of some.
 
         Raises:
-            InvalidQuery: the store lacks one of `columns`, or the query asks for a duration from
-                an anchor that has no timestamp.
+            InvalidQuery: the store lacks one of `columns`, the query asks for a duration from an
+                anchor that has no timestamp, or series are chosen in two ways.
+            PermissionDenied: the author may not ask this.
         """
-        return self.answer(self, series)
+        choice = parse_choice(series, prefix, pattern)
+        found = self.open_view().select(self.asked, choice, self.wanted)
+        return QueryResult(found.table, found.selected, self.asked.kind)
 
     def _begin_edit_range(self, name: str, kind: str) -> "RangeQuery":
         if self.asked.kind == "values":

@@ -161,7 +161,9 @@ def _polylines(
 
 def _render_rows(table: pa.Table) -> str:
     shown = table.slice(max(0, table.num_rows - MAX_ROWS_SHOWN))
-    hidden = {"series", *(name for name in _EDITED if _is_null(table, name))}
+    hidden = {name for name in _EDITED if _is_null(table, name)}
+    if "series" in table.column_names and len(table["series"].unique()) < 2:
+        hidden.add("series")
     names = [name for name in shown.column_names if name not in hidden]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     cells = [map(_cell_text, shown[name]) for name in names]
@@ -223,6 +225,7 @@ class Event:
         value: the value of the only value column; otherwise a mapping of names to values.
         original: the event that it overrides; None for an original.
         edit_timestamp: when the edit was made; None for an original.
+        series: the name of its series; None if the query left it out.
     """
 
     sequence: int
@@ -231,6 +234,7 @@ class Event:
     value: Any
     original: EventMetadata | None = None
     edit_timestamp: datetime | None = None
+    series: str | None = None
 
     def __eq__(self, other: object) -> bool:
         """Return True if all is equal; a NaN equals a NaN, as the same value of the same event."""
@@ -243,7 +247,7 @@ class Event:
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
-        return self.sequence, self.timestamp, self.author, self.original
+        return self.series, self.sequence, self.timestamp, self.author, self.original
 
     @property
     def is_edit(self) -> bool:
@@ -258,7 +262,7 @@ class Event:
 
 @dataclass(frozen=True, eq=False)
 class QueryResult:
-    """The result of a range query on one series.
+    """The result of a range query on one series or on several, in the order of their names.
 
     Attributes:
         table: the events, with the columns of a read through Spark, or those asked for.
@@ -277,7 +281,7 @@ class QueryResult:
 
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:
-        """The events, in the order of the query.
+        """The events, series by series, in the order of the query.
 
         Raises:
             IncompatibleValue: a column has a time that no Python datetime or date can hold.
@@ -388,13 +392,17 @@ class QueryResult:
         names = self.table.column_names
         facts = []
         if "series" in names and len(self):
-            facts.append(f"'{self.table['series'][0].as_py()}'")
+            facts.append(self._name_series())
         more = self.selected_count - len(self)
         facts.append(format_events(len(self)) + (f", {more} more beyond the limit" if more else ""))
         if "timestamp" in names and len(self):
             us = to_int64(shown_times(self.table))
             facts.append(format_span(int(us.min()), int(us.max())))
         return f"QueryResult({', '.join(facts)})"
+
+    def _name_series(self) -> str:
+        names = self.table["series"].unique()
+        return f"'{names[0].as_py()}'" if len(names) == 1 else f"{len(names):,} series"
 
     def _repr_html_(self) -> str:
         return render_html(self.table, self.selected_count)
@@ -456,7 +464,8 @@ def _build_event(row: Mapping[str, Any], values: list[str]) -> Event:
         original = EventMetadata(*(row[field.name] for field in ORIGINAL_FIELDS))
     value = row[values[0]] if len(values) == 1 else {name: row[name] for name in values}
     edited = row[EDIT_TIME.name]
-    return Event(row["sequence"], row["timestamp"], row["author"], value, original, edited)
+    found = row["sequence"], row["timestamp"], row["author"], value, original, edited
+    return Event(*found, row.get("series"))
 
 
 def build_receipt(rows: pa.Table, numbered: Sequence[NumberedRows], author: str) -> pa.Table:

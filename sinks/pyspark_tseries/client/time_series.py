@@ -23,16 +23,11 @@ from pyspark_tseries.client.convert import (
     parse_values,
     stage_given_rows,
 )
-from pyspark_tseries.client.range_query import (
-    RangeQuery,
-    new_value_fields,
-    parse_schema,
-    parse_series,
-)
+from pyspark_tseries.client.questions import Questions
+from pyspark_tseries.client.range_query import new_value_fields, parse_schema
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
     EventMetadata,
-    QueryResult,
     build_receipt,
     format_events,
     format_span,
@@ -52,11 +47,11 @@ from pyspark_tseries.model.columns import INSTANT, is_valid_text, type_name
 from pyspark_tseries.model.commits import is_maintenance_due
 from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.erasures import Erasure
-from pyspark_tseries.model.policy import AccessCheck, ensure_owner, parse_policy
+from pyspark_tseries.model.policy import ensure_owner, parse_policy
 from pyspark_tseries.model.properties import new_properties, tseries_properties
 from pyspark_tseries.model.ranges import datetime_to_us, format_range, show_value, to_whole
 from pyspark_tseries.options import author_or_user, parse_argument
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer, set_policy, set_retained_range
@@ -100,7 +95,7 @@ def _find_location(series: "TimeSeries") -> Location | None:
 
 
 @wrap_methods(lambda series: named_failures(_find_location(series)))
-class TimeSeries:
+class TimeSeries(Questions):
     """An open store; safe for threads, and for any number of processes at the same time.
 
     Every append and every edit is stored when the call returns, in a commit of its own or, if
@@ -309,10 +304,6 @@ class TimeSeries:
             raise error.with_next_step(_NEXT_STEPS[type(error), "append_many"]) from None
         return build_receipt(batch.rows, attempt.numbered, self._author)
 
-    def range_query(self) -> RangeQuery:
-        """Begin a query for all values; its methods narrow it step by step."""
-        return RangeQuery(answer=self._run_query)
-
     def describe(self) -> dict[str, Any]:
         """Return the facts of the store."""
         return describe(self._store.location)
@@ -486,15 +477,9 @@ class TimeSeries:
             self._staged = staged_schema(self._store.values)
         return parse_values(self._staged.names[4:], self._only, value)
 
-    def _run_query(self, query: RangeQuery, series: str) -> QueryResult:
-        names = [parse_series(series)]
+    def _view(self) -> View:
         with named_failures(self._store.location):
-            snapshot = self._store.snapshot()
-            AccessCheck(snapshot.settings.policy, self._author).require_query(query.asked)
-            answer = run_query(
-                snapshot, snapshot.index(names), query.asked, names, columns=query.wanted
-            )
-        return QueryResult(answer.table, answer.selected, query.asked.kind)
+            return View(self._store.snapshot(), self._author)
 
 
 def _parse_author(author: str | None) -> str:
