@@ -20,9 +20,8 @@ from pyspark_timestream.kafka.offsets.alignment import find_caught_up, newly_idl
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.state import PartitionState, compute_stream_cti, min_cti
 from pyspark_timestream.rules.step import NO_MARKS, BlockResult, Events, TimeRules, step
-from pyspark_timestream.rules.stream_cti import compute_stream_cti, min_cti
 
 FRESH = PartitionState()
 EACH = {"every_events": 1}

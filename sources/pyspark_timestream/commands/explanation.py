@@ -36,7 +36,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
 from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, list_counts
 from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.stream_cti import max_known
+from pyspark_timestream.rules.state import max_known
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,7 @@ def read_task(
 
     `acquire` borrows a range reader; `settle` is called last, unless the task fails.
     """
-    if options.has_schemas:
+    if task.readers or options.registry:
         options = with_readers(options, task.readers)
     ended: dict[Partition, RangeEnd] = {}
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.

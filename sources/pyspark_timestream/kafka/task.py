@@ -37,9 +37,14 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
-from pyspark_timestream.rules.state import PartitionState, find_early, raise_cti
+from pyspark_timestream.rules.state import (
+    PartitionState,
+    TaskWatermark,
+    find_early,
+    max_known,
+    raise_cti,
+)
 from pyspark_timestream.rules.step import POLICIES, step
-from pyspark_timestream.rules.stream_cti import TaskWatermark, max_known
 
 _LOG = logging.getLogger(__name__)
 

@@ -47,7 +47,14 @@ from pyspark_timestream.rules.generator import (
     fold_written_events,
     generate_ctis,
 )
-from pyspark_timestream.rules.marks import MarkEffects, Marks, Window, WriterRules, fold_marks
+from pyspark_timestream.rules.marks import (
+    MarkEffects,
+    Marks,
+    Proposals,
+    Window,
+    WriterRules,
+    fold_marks,
+)
 from pyspark_timestream.rules.state import (
     MAX_LEAD_US,
     OLD_US,
@@ -167,6 +174,9 @@ NO_MARKS: Final = Marks(
     _NO_INSTANTS, _NO_INSTANTS, _NO_FLAGS, _NO_FLAGS, pa.nulls(0, pa.string()), _NO_FLAGS
 )
 """The marks of a block without any."""
+
+_NO_WRITER_RULES: Final = WriterRules()
+_NO_PROPOSALS: Final = Proposals(_NO_INSTANTS, _NO_INSTANTS, _NO_FLAGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +465,18 @@ def _advance_clock(
         rules.writers, rules.writer_timeout_us, rules.time_window, rules.writer_grace_us
     )
     frequency = GeneratorRules(rules.every_events, rules.every_us, rules.delay_us)
-    if events.writers is None:
+    if events.writers is None and not len(marks.places) and writer_rules == _NO_WRITER_RULES:
+        effects = MarkEffects(
+            state.writers,
+            state.noted_us,
+            state.record_us,
+            state.first_us,
+            state.begun,
+            _NO_PROPOSALS,
+            _NO_INSTANTS,
+            window=None,
+        )
+    elif events.writers is None:
         rows = len(events.start_us)
         effects = fold_marks(writer_rules, state, marks, events.record_us, rows)
     else:

@@ -7,8 +7,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
     StreamOffset,
 )
-from pyspark_timestream.rules.state import PartitionState, WriterState
-from pyspark_timestream.rules.stream_cti import min_cti
+from pyspark_timestream.rules.state import PartitionState, WriterState, min_cti
 
 NOON = 1_704_110_400_000_000
 """2024-01-01T12:00:00Z, in application time and on the wall clock of batch 0."""

@@ -9,7 +9,7 @@ from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.kafka.offsets.next_offset import build_progress
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.stream_cti import min_cti
+from pyspark_timestream.rules.state import min_cti
 
 
 def offset_of(shares, number=0, topic="trips", given=COUNT, **more):

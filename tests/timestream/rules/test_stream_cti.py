@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.rules.stream_cti import (
+from pyspark_timestream.rules.state import (
     TaskWatermark,
     compute_stream_cti,
     find_max_proven,

@@ -37,7 +37,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
 )
 from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS, Diagnosis, Kind
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.stream_cti import max_known, min_cti
+from pyspark_timestream.rules.state import max_known, min_cti
 
 MAX_NAMED: Final = 20
 """Name this many partitions and writers per diagnosis; the rest is one, `(others)`."""

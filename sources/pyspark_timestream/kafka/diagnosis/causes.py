@@ -43,8 +43,7 @@ from pyspark_timestream.kafka.diagnosis.mistakes import (
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.stream_cti import max_known, min_cti
+from pyspark_timestream.rules.state import PartitionState, max_known, min_cti
 
 MAX_QUIET_US: Final = 30_000_000
 """How long a partition that is caught up may hold the CTI back without a warning."""

@@ -16,8 +16,7 @@ from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.stream_cti import min_cti
+from pyspark_timestream.rules.state import PartitionState, min_cti
 
 _NEXT_STEP: Final = "pass the directory that the query had as option 'checkpointLocation'"
 _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}

@@ -32,8 +32,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
 from pyspark_timestream.kafka.task import follow_clock
-from pyspark_timestream.rules.state import raise_cti
-from pyspark_timestream.rules.stream_cti import max_known
+from pyspark_timestream.rules.state import max_known, raise_cti
 
 _TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
 _STILL_AFTER_US: Final = 1_000_000

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from pyspark_timestream.core.instants import FINAL_US, Instants
 from pyspark_timestream.kafka.ranges import Partition, group_by_topic, list_by_partition
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.stream_cti import compute_stream_cti
+from pyspark_timestream.rules.state import PartitionState, compute_stream_cti
 
 Pending = tuple[tuple[int, int], ...]
 """Pairs (offset, CTI in us), both strictly increasing."""

@@ -40,8 +40,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
 )
 from pyspark_timestream.kafka.offsets.tasks import note_forced_cti, note_restart_point
 from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
-from pyspark_timestream.rules.state import COUNTERS, raise_cti
-from pyspark_timestream.rules.stream_cti import compute_stream_cti
+from pyspark_timestream.rules.state import COUNTERS, compute_stream_cti, raise_cti
 
 NO_TIME_INDEX: Final[Mapping[Partition, int | None]] = {}
 

@@ -23,8 +23,7 @@ from pyspark_timestream.kafka.offsets.stream_state import StreamState
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.stream_cti import compute_stream_cti
+from pyspark_timestream.rules.state import PartitionState, compute_stream_cti
 
 LEADER_CHANGE_GRACE_S: Final = 5.0
 """How long a partition must be missing, or its log too short, before the driver believes it."""

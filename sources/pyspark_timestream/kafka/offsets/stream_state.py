@@ -16,8 +16,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.stream_cti import find_max_proven, max_known
+from pyspark_timestream.rules.state import PartitionState, find_max_proven, max_known
 
 
 @dataclass(frozen=True, slots=True)

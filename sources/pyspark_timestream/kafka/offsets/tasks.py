@@ -28,8 +28,7 @@ from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffse
 from pyspark_timestream.kafka.offsets.positions import check_order
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange, cut_ranges
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.stream_cti import find_min_of_others
+from pyspark_timestream.rules.state import PartitionState, find_min_of_others
 
 Entry = TypeVar("Entry", tuple[int, int], tuple[int, int, int])
 

@@ -18,8 +18,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import Range, assign_tasks
 from pyspark_timestream.kafka.reader import KafkaStreamReader
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.stream_cti import find_min_of_others, min_cti
+from pyspark_timestream.rules.state import PartitionState, find_min_of_others, min_cti
 
 clocks = st.lists(st.none() | st.integers(-9, 9), max_size=6)
 
