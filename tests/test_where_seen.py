@@ -21,8 +21,8 @@ from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffse
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import COUNTERS, PartitionState
-from pyspark_timestream.rules.step import POLICIES, Events, TimeRules, step
+from pyspark_timestream.rules.state import COUNTERS, Events, PartitionState, TimeRules
+from pyspark_timestream.rules.step import POLICIES, step
 from pyspark_tseries.model.damage import DAMAGES
 
 SEMANTICS = "docs/semantics.md"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pyspark_timestream.core.instants import NEVER, Instants, instant_or_none, instant_or_sentinel
-from pyspark_timestream.rules.marks import MarkEffects, Marks, Proposals, Window, WriterRules
-from pyspark_timestream.rules.state import PartitionState, WriterState
+from pyspark_timestream.rules.marks import MarkEffects, Marks, Proposals, Window
+from pyspark_timestream.rules.state import PartitionState, TimeRules, WriterState
 
 __all__ = ["fold_by_loop"]
 
@@ -74,23 +74,23 @@ class Live:
 
 
 def fold_by_loop(
-    rules: WriterRules, state: PartitionState, marks: Marks, record_us: Instants | None, rows: int
+    rules: TimeRules, state: PartitionState, marks: Marks, record_us: Instants | None, rows: int
 ) -> MarkEffects:
     """As `fold_marks`."""
     clock, first_us = None, NEVER
     record_seen_us = state.record_us
-    if rules.timeout_us is not None and record_us is not None:
+    if rules.writer_timeout_us is not None and record_us is not None:
         before = instant_or_sentinel(state.record_us)
         clock = np.maximum(np.maximum.accumulate(record_us), before)
         known = clock[clock > NEVER]
         if len(known):
             first_us, record_seen_us = int(known[0]), int(known[-1])
-    begins = bool(rows and rules.listed and not state.begun)
-    live = Live(rows, rules.windows, instant_or_sentinel(state.noted_us))
-    at_start = dict(state.writers) | {name: WriterState() for name in rules.listed if begins}
+    begins = bool(rows and rules.writers and not state.begun)
+    live = Live(rows, rules.time_window, instant_or_sentinel(state.noted_us))
+    at_start = dict(state.writers) | {name: WriterState() for name in rules.writers if begins}
     for name, writer in at_start.items():
         seen_us = first_us if writer.seen_us is None else writer.seen_us
-        silent = silences(clock, np.array([seen_us]), rules.timeout_us, rows)[0]
+        silent = silences(clock, np.array([seen_us]), rules.writer_timeout_us, rows)[0]
         live.set(name, instant_or_sentinel(writer.mark_us), seen_us, silent)
     live.propose(-1)
     seen = np.full(len(marks.places), NEVER)
@@ -103,7 +103,7 @@ def fold_by_loop(
         marks.writers.to_pylist(),
         marks.closes.tolist(),
         seen.tolist(),
-        silences(clock, seen, rules.timeout_us, rows),
+        silences(clock, seen, rules.writer_timeout_us, rows),
         strict=True,
     )
     for place, us, is_mark, name, closes, seen_us, silent in columns:
@@ -131,7 +131,7 @@ def fold_by_loop(
         begun=state.begun or begins,
         proposals=Proposals((later + 2) // 3, least_us[1:], later % 3 == 1),
         unreadable=marks.places[marks.marked & ~marks.readable],
-        window=window(keys, lower_us, upper_us, rows) if rules.windows else None,
+        window=window(keys, lower_us, upper_us, rows) if rules.time_window else None,
     )
 
 

@@ -20,8 +20,8 @@ from pyspark_timestream.core.instants import NEVER
 from pyspark_timestream.kafka.decode.json import by_block, by_row
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.records import RequestedFields
-from pyspark_timestream.rules.marks import MarkEffects, Marks, WriterRules, fold_marks
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.marks import MarkEffects, Marks, fold_marks
+from pyspark_timestream.rules.state import PartitionState, TimeRules
 
 ROWS: Final = size(1_000_000, 200_000)
 
@@ -34,7 +34,9 @@ def random_fold(random: np.random.Generator) -> tuple[Any, ...]:
     names = ["", "a", "b", "c"]
     timeout = None if random.random() < 0.5 else int(random.integers(1, 6))
     listed = [(), ("a",), ("a", "b")][random.integers(3)]
-    rules = WriterRules(listed, timeout, bool(random.integers(2)))
+    rules = TimeRules(
+        writers=listed, writer_timeout_us=timeout, time_window=bool(random.integers(2))
+    )
     blocks = []
     for _ in range(random.integers(1, 4)):
         rows = int(random.integers(0, 12))
@@ -87,14 +89,14 @@ def check_folds(cases: int = 2000) -> dict[str, int]:
 def folds() -> Iterator[Comparison]:
     """Marks in every so many records of a million, in blocks: by a loop and as intervals."""
     cases = [
-        (1000, 4, WriterRules()),
-        (100, 4, WriterRules()),
-        (10, 4, WriterRules()),
-        (1, 4, WriterRules()),
-        (1, 100, WriterRules()),
-        (1, 4, WriterRules(windows=True)),
-        (1000, 4, WriterRules(timeout_us=1_000_000)),
-        (1, 4, WriterRules(timeout_us=1_000_000)),
+        (1000, 4, TimeRules()),
+        (100, 4, TimeRules()),
+        (10, 4, TimeRules()),
+        (1, 4, TimeRules()),
+        (1, 100, TimeRules()),
+        (1, 4, TimeRules(time_window=True)),
+        (1000, 4, TimeRules(writer_timeout_us=1_000_000)),
+        (1, 4, TimeRules(writer_timeout_us=1_000_000)),
     ]
     stamps = np.arange(BLOCK) * 1000
     for every, writers, rules in cases:
@@ -114,7 +116,7 @@ def folds() -> Iterator[Comparison]:
 
 
 def fold_blocks(
-    rules: WriterRules,
+    rules: TimeRules,
     marks: Marks,
     stamps: np.ndarray,
     blocks: int,

@@ -18,8 +18,8 @@ from sizes import size
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.records import RequestedFields
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import NO_MARKS, Events, TimeRules, step
+from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
+from pyspark_timestream.rules.step import NO_MARKS, step
 
 BLOCK = 20_000
 BLOCKS = size(10, 2)

@@ -20,8 +20,14 @@ from pyspark_timestream.kafka.offsets.alignment import find_caught_up, newly_idl
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import PartitionState, compute_stream_cti, min_cti
-from pyspark_timestream.rules.step import NO_MARKS, BlockResult, Events, TimeRules, step
+from pyspark_timestream.rules.state import (
+    Events,
+    PartitionState,
+    TimeRules,
+    compute_stream_cti,
+    min_cti,
+)
+from pyspark_timestream.rules.step import NO_MARKS, BlockResult, step
 
 FRESH = PartitionState()
 EACH = {"every_events": 1}

@@ -10,9 +10,8 @@ or the base of a timespan (4.9). A CTI that it generates counts as a mark of tha
 writers, which is the partition's CTI (4.10).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -30,28 +29,13 @@ from pyspark_timestream.rules.marks import (
     MarkEffects,
     Marks,
     Proposals,
-    WriterRules,
     fold_marks,
     max_in_segments,
 )
-from pyspark_timestream.rules.state import PartitionState, WriterState
+from pyspark_timestream.rules.state import Events, PartitionState, TimeRules, WriterState
 
 _EVENTS_PER_SEARCH: Final = 50
 """One single search costs about as much as this many events in a search for all at once."""
-
-
-class GeneratorRules(NamedTuple):
-    """The frequency and the delay of generated CTIs.
-
-    Attributes:
-        events: a CTI at every N-th counted event; None: not by count.
-        span_us: a CTI when application time has advanced by this; None: not by timespan.
-        delay_us: subtracted from the triggering event's time; may be negative.
-    """
-
-    events: int | None
-    span_us: int | None
-    delay_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +58,7 @@ class GeneratedCtis:
 
 
 def generate_ctis(
-    frequency: GeneratorRules,
+    rules: TimeRules,
     state: PartitionState,
     places: Instants,
     times: Instants,
@@ -83,7 +67,7 @@ def generate_ctis(
     """Run the generator over a block.
 
     Args:
-        frequency: the generator's rule.
+        rules: the options.
         state: the partition before the block.
         places: the indices of the counted events.
         times: the times of these events, which drive the clock.
@@ -91,8 +75,8 @@ def generate_ctis(
     """
     cti_us = instant_or_sentinel(state.cti_us)
     rising = _find_rising(cti_us, proposals)
-    if frequency.events is not None or frequency.span_us is not None:
-        return _interleave(frequency, state, places, times, proposals, rising)
+    if rules.every_events is not None or rules.every_us is not None:
+        return _interleave(rules, state, places, times, proposals, rising)
     # No generated CTI comes between them, so each rising proposal takes effect.
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
     effective[rising] = True
@@ -102,7 +86,7 @@ def generate_ctis(
 
 
 def _interleave(
-    frequency: GeneratorRules,
+    rules: TimeRules,
     state: PartitionState,
     places: Instants,
     times: Instants,
@@ -123,7 +107,7 @@ def _interleave(
         some = rising[at : at + ahead]
         end = ends[at + len(some) - 1]
         index, us, more, later_us = _generate_segment(
-            frequency, cti_us, count, base_us, places[begin:end], times[begin:end]
+            rules, cti_us, count, base_us, places[begin:end], times[begin:end]
         )
         first, generated = _find_first_effective(cti_us, index, us, proposals, some)
         indices.append(index[:generated])
@@ -134,13 +118,13 @@ def _interleave(
             cti_us, count, base_us = int(us[-1]) if len(us) else cti_us, more, later_us
             continue
         cti_us, count = int(proposals.us[some[first]]), 0
-        base_us = base_us if frequency.span_us is None else cti_us
+        base_us = base_us if rules.every_us is None else cti_us
         effective[some[first]] = True
         indices.append(proposals.cuts[some[first : first + 1]] - 1)
         ctis.append(proposals.us[some[first : first + 1]])
         begin, at, ahead = ends[at + first], at + first + 1, first + 1
     index, us, count, base_us = _generate_segment(
-        frequency, cti_us, count, base_us, places[begin:], times[begin:]
+        rules, cti_us, count, base_us, places[begin:], times[begin:]
     )
     indices.append(index)
     ctis.append(us)
@@ -170,7 +154,7 @@ def _find_rising(cti_us: int, proposals: Proposals) -> Instants:
 
 
 def _generate_segment(
-    frequency: GeneratorRules,
+    rules: TimeRules,
     cti_us: int,
     count: int,
     base_us: int | None,
@@ -178,24 +162,24 @@ def _generate_segment(
     times: Instants,
 ) -> tuple[Instants, Instants, int, int | None]:
     """Generate CTIs from the events between two in-band CTIs; also return counter and base."""
-    triggers, count, base_us = _find_triggers(frequency, count, base_us, times)
-    due = np.clip(times[triggers] - frequency.delay_us, MIN_US, FINAL_US)
+    triggers, count, base_us = _find_triggers(rules, count, base_us, times)
+    due = np.clip(times[triggers] - rules.delay_us, MIN_US, FINAL_US)
     highest = np.maximum.accumulate(np.concatenate(([cti_us], due)))
     rises = highest[1:] > highest[:-1]
     return places[triggers[rises]], due[rises], count, base_us
 
 
 def _find_triggers(
-    frequency: GeneratorRules, count: int, base_us: int | None, times: Instants
+    rules: TimeRules, count: int, base_us: int | None, times: Instants
 ) -> tuple[Instants, int, int | None]:
     """Find the counted events that trigger a CTI, and the counter and base after them."""
-    if len(times) and frequency.events is not None:
-        first = frequency.events - 1 - count
-        triggers = np.arange(first, len(times), frequency.events, dtype=np.int64)
-        return triggers, (count + len(times)) % frequency.events, base_us
-    if len(times) and frequency.span_us is not None:
+    if len(times) and rules.every_events is not None:
+        first = rules.every_events - 1 - count
+        triggers = np.arange(first, len(times), rules.every_events, dtype=np.int64)
+        return triggers, (count + len(times)) % rules.every_events, base_us
+    if len(times) and rules.every_us is not None:
         base_us = int(times[0]) if base_us is None else base_us
-        triggers = _find_span_triggers(times, base_us, frequency.span_us)
+        triggers = _find_span_triggers(times, base_us, rules.every_us)
         return triggers, count, int(times[triggers[-1]]) if len(triggers) else base_us
     return np.empty(0, dtype=np.int64), count, base_us
 
@@ -226,77 +210,50 @@ def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Instants
     return np.array(chain, dtype=np.int64)
 
 
-class WrittenEvents(NamedTuple):
-    """The m counted events of a block of n records, in offset order.
-
-    Attributes:
-        places: m indices into the block.
-        times: m instants: the events' times, which drive the clocks.
-        writers: n texts: the writer of each record; "" where there is none.
-        record_us: n instants: the record timestamps, NEVER where there is none; None if no rule
-            needs them.
-    """
-
-    places: Instants
-    times: Instants
-    writers: pa.Array
-    record_us: Instants | None
-
-
 def fold_written_events(
-    rules: WriterRules, frequency: GeneratorRules, state: PartitionState, events: WrittenEvents
+    rules: TimeRules, state: PartitionState, events: Events, places: Instants, times: Instants
 ) -> MarkEffects:
-    """Fold the events of a block; each moves the clock of its writer."""
-    rows = len(events.writers)
+    """Fold the counted events of a block; each moves the clock of its writer.
+
+    Args:
+        rules: the options.
+        state: the partition before the block.
+        events: the n records of the block.
+        places: the indices of the m counted events.
+        times: the times of these events, which drive the clocks.
+    """
     clock = _accumulate_seen_times(rules, state, events.record_us)
-    marks, generators = run_writer_clocks(frequency, rules.timeout_us, state, events, clock)
-    effects = fold_marks(rules, state, marks, events.record_us, rows)
-    before = dict(state.writers)
-    writers = tuple(
-        (name, _add_generator(writer, generators.get(name), before.get(name)))
-        for name, writer in effects.writers
-    )
+    marks, generators = run_writer_clocks(rules, state, events.writers, (places, times), clock)
+    effects = fold_marks(rules, state, marks, events.record_us, len(events.start_us))
+    # A writer without events in the block keeps its generator.
+    generators = {**dict(state.writers), **generators}
+    writers = []
+    for name, writer in effects.writers:
+        generator = generators.get(name, writer)
+        kept = writer._replace(counted=generator.counted, base_us=generator.base_us)
+        writers.append((name, kept))
     # The marks here are generated; none was written, so none can be ignored or noted.
     no_marks = np.zeros(len(effects.proposals.us), dtype=np.bool_)
     return effects._replace(
-        writers=writers,
+        writers=tuple(writers),
         noted_us=state.noted_us,
         proposals=effects.proposals._replace(is_mark=no_marks),
     )
 
 
-def _add_generator(
-    writer: WriterState, generator: "_Generator | None", before: WriterState | None
-) -> WriterState:
-    if generator is not None:
-        return writer._replace(counted=generator.counted, base_us=generator.base_us)
-    return (
-        writer
-        if before is None
-        else writer._replace(counted=before.counted, base_us=before.base_us)
-    )
-
-
 def _accumulate_seen_times(
-    rules: WriterRules, state: PartitionState, record_us: Instants | None
+    rules: TimeRules, state: PartitionState, record_us: Instants | None
 ) -> Instants | None:
     """Return the greatest record timestamp so far at each of n records; None without a timeout.
 
     Records before the first timestamp get that one (semantics 4.5).
     """
-    if rules.timeout_us is None or record_us is None:
+    if rules.writer_timeout_us is None or record_us is None:
         return None
     before = instant_or_sentinel(state.record_us)
     clock = np.maximum.accumulate(np.concatenate(([before], record_us)))[1:]
     known = clock[clock > NEVER]
     return np.maximum(clock, known[0]) if len(known) else None
-
-
-class _Generator(NamedTuple):
-    """The state of a writer's generator after the block."""
-
-    counted: int
-    base_us: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,55 +281,50 @@ class _Runs:
 
 
 def run_writer_clocks(
-    frequency: GeneratorRules,
-    timeout_us: int | None,
+    rules: TimeRules,
     state: PartitionState,
-    events: WrittenEvents,
+    writers: pa.Array,
+    counted: tuple[Instants, Instants],
     clock: Instants | None,
-) -> tuple[Marks, Mapping[str, _Generator]]:
+) -> tuple[Marks, dict[str, WriterState]]:
     """Run every writer's generator over a block, on columns, whatever the number of writers.
 
     Sort the events by writer and cut them into runs, then find the triggers of all runs at once. An
     event that neither raises its writer's CTI nor begins a run changes nothing and becomes no mark,
-    unless `timeout_us` needs to know when its writer was last seen.
+    unless `writerTimeout` needs to know when its writer was last seen.
 
-    Args:
-        frequency: the rule of each generator.
-        timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
-        state: the partition before the block.
-        events: the block's counted events.
-        clock: n instants: the greatest record timestamp so far; None where there is none.
-
-    Returns:
-        The CTIs as marks, sorted by writer, and the generators of all writers in the block.
+    `counted` are the places and times of the events, and `clock` the greatest record timestamp so
+    far. Return the CTIs as marks, sorted by writer, and the generators of the block's writers.
     """
-    encoded = events.writers.take(pa.array(events.places)).dictionary_encode()
+    places, times = counted
+    timeout_us = rules.writer_timeout_us
+    encoded = writers.take(pa.array(places)).dictionary_encode()
     names = encoded.dictionary.to_pylist()
     codes = encoded.indices.to_numpy()
     # NumPy sorts numbers of two bytes in linear time.
     by = np.argsort(codes.astype(np.uint16) if len(names) < 2**16 else codes, kind="stable")
-    codes, places = codes[by], events.places[by]
+    codes, places = codes[by], places[by]
     is_new = _find_changes(codes)
     live = dict(state.writers)
     before = [live.get(name, WriterState()) for name in names]
     is_silent = np.zeros(len(codes), dtype=np.bool_)
     if clock is not None and timeout_us is not None:
         is_silent = _find_silences(before, codes, is_new, clock[places], timeout_us, clock)
-    runs = _cut_runs(before, events.times[by], codes, is_new, is_silent)
-    triggers, counts, bases_us = _find_run_triggers(frequency, runs)
+    runs = _cut_runs(before, times[by], codes, is_new, is_silent)
+    triggers, counts, bases_us = _find_run_triggers(rules, runs)
     us = np.full(len(codes), NEVER)
-    us[triggers] = np.clip(runs.times[triggers] - frequency.delay_us, MIN_US, FINAL_US)
+    us[triggers] = np.clip(runs.times[triggers] - rules.delay_us, MIN_US, FINAL_US)
     kept = np.arange(len(codes))
     if timeout_us is None:
         kept = np.flatnonzero(runs.is_first | _find_rises(max_in_segments(us, runs.is_first)))
     lasts = runs.numbers[np.flatnonzero(np.append(is_new[1:], len(codes) > 0))]
     generators = {
-        names[code]: _Generator(int(counts[last]), instant_or_none(bases_us[last]))
+        names[code]: WriterState(None, None, int(counts[last]), instant_or_none(bases_us[last]))
         for code, last in zip(codes[is_new].tolist(), lasts.tolist(), strict=True)
     }
     all_ = np.ones(len(kept), dtype=np.bool_)
-    writers = pa.DictionaryArray.from_arrays(pa.array(codes[kept]), encoded.dictionary)
-    return Marks(places[kept], us[kept], all_, all_, writers, ~all_), generators
+    marked_by = pa.DictionaryArray.from_arrays(pa.array(codes[kept]), encoded.dictionary)
+    return Marks(places[kept], us[kept], all_, all_, marked_by, ~all_), generators
 
 
 def _find_changes(codes: Instants) -> Mask:
@@ -423,20 +375,18 @@ def _cut_runs(
     )
 
 
-def _find_run_triggers(
-    frequency: GeneratorRules, runs: _Runs
-) -> tuple[Instants, Instants, Instants]:
+def _find_run_triggers(rules: TimeRules, runs: _Runs) -> tuple[Instants, Instants, Instants]:
     """Find the events that trigger a CTI, and each run's counter and base after it."""
     never = np.full(len(runs.begins), NEVER)
     if not len(runs.times):
         return np.empty(0, np.int64), runs.counts, never
-    if frequency.events is not None:
+    if rules.every_events is not None:
         first = runs.counts - runs.begins + 1
-        counted = (np.arange(len(runs.times)) + first[runs.numbers]) % frequency.events
+        counted = (np.arange(len(runs.times)) + first[runs.numbers]) % rules.every_events
         ends = np.append(runs.begins[1:], len(runs.times))
         return np.flatnonzero(counted == 0), counted[ends - 1], never
-    if frequency.span_us is not None:
-        triggers = _find_run_span_triggers(runs, frequency.span_us)
+    if rules.every_us is not None:
+        triggers = _find_run_span_triggers(runs, rules.every_us)
         bases_us = runs.bases_us.copy()
         # NumPy assigns in order, so a run keeps its last trigger.
         bases_us[runs.numbers[triggers]] = runs.times[triggers]

@@ -23,7 +23,7 @@ from pyspark_timestream.core.instants import (
     instant_or_none,
     instant_or_sentinel,
 )
-from pyspark_timestream.rules.state import PartitionState, WriterState
+from pyspark_timestream.rules.state import PartitionState, TimeRules, WriterState
 
 _NO_INTERVAL: Final = np.iinfo(np.int64).max
 _MAX_SHIFTED: Final = 2**62
@@ -106,23 +106,6 @@ class Marks(NamedTuple):
     closes: Mask
 
 
-class WriterRules(NamedTuple):
-    """The options that decide which writers count.
-
-    Attributes:
-        listed: the partition waits for these writers from the start.
-        timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
-        windows: compute the rows' time windows.
-        grace_us: no minimum over the writers takes effect until the record timestamps have advanced
-            by this since the first one; None: at once.
-    """
-
-    listed: tuple[str, ...] = ()
-    timeout_us: int | None = None
-    windows: bool = False
-    grace_us: int | None = None
-
-
 class Proposals(NamedTuple):
     """The value of the in-band CTI from p places on.
 
@@ -165,7 +148,7 @@ class MarkEffects(NamedTuple):
 
 
 def fold_marks(
-    rules: WriterRules, state: PartitionState, marks: Marks, record_us: Instants | None, rows: int
+    rules: TimeRules, state: PartitionState, marks: Marks, record_us: Instants | None, rows: int
 ) -> MarkEffects:
     """Fold the marks and closes of a block of `rows` records.
 
@@ -182,16 +165,16 @@ def fold_marks(
     clock = _accumulate_record_times(rules, state, record_us)
     known = _NOTHING if clock is None else clock[clock > NEVER]
     first_us = state.first_us
-    if rules.grace_us is not None and first_us is None and len(known):
+    if rules.writer_grace_us is not None and first_us is None and len(known):
         first_us = int(known[0])
-    silence_clock = None if rules.timeout_us is None else clock
+    silence_clock = None if rules.writer_timeout_us is None else clock
     seen_from_us = None if silence_clock is None or not len(known) else int(known[0])
-    begins = bool(rows and rules.listed and not state.begun)
-    live = dict(state.writers) | {name: WriterState() for name in rules.listed if begins}
+    begins = bool(rows and rules.writers and not state.begun)
+    live = dict(state.writers) | {name: WriterState() for name in rules.writers if begins}
     changes = _list_changes(live, marks, silence_clock, seen_from_us)
     # Without marks, timeouts and windows the records themselves do not matter.
-    is_quiet = clock is None and not len(marks.places) and not rules.windows
-    ends = _find_ends(changes, silence_clock, rules.timeout_us, 0 if is_quiet else rows)
+    is_quiet = clock is None and not len(marks.places) and not rules.time_window
+    ends = _find_ends(changes, silence_clock, rules.writer_timeout_us, 0 if is_quiet else rows)
     intervals = _find_intervals(changes, ends, 0 if is_quiet else rows)
     noted = changes.us[changes.is_mark & changes.named & (changes.keys != _BEFORE_BLOCK)]
     before_us = instant_or_sentinel(state.noted_us)
@@ -203,15 +186,15 @@ def fold_marks(
         begun=state.begun or begins,
         proposals=_propose(intervals, _find_opening(rules, state, clock, first_us)),
         unreadable=marks.places[marks.marked & ~marks.readable],
-        window=_compute_window(changes, intervals, before_us) if rules.windows else None,
+        window=_compute_window(changes, intervals, before_us) if rules.time_window else None,
     )
 
 
 def _accumulate_record_times(
-    rules: WriterRules, state: PartitionState, record_us: Instants | None
+    rules: TimeRules, state: PartitionState, record_us: Instants | None
 ) -> Instants | None:
     """Return the greatest record timestamp so far at each record; None if no rule needs it."""
-    if (rules.timeout_us is None and rules.grace_us is None) or record_us is None:
+    if not rules.needs_record_times or record_us is None:
         return None
     before = instant_or_sentinel(state.record_us)
     return np.maximum.accumulate(np.concatenate(([before], record_us)))[1:]
@@ -351,16 +334,16 @@ def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
 
 
 def _find_opening(
-    rules: WriterRules, state: PartitionState, clock: Instants | None, first_us: int | None
+    rules: TimeRules, state: PartitionState, clock: Instants | None, first_us: int | None
 ) -> int | None:
     """Find the record before which the grace ends: -1 before the block, None after it."""
-    if rules.grace_us is None:
+    if rules.writer_grace_us is None:
         return -1
     if first_us is None or clock is None:
         return None
-    if state.record_us is not None and state.record_us - first_us >= rules.grace_us:
+    if state.record_us is not None and state.record_us - first_us >= rules.writer_grace_us:
         return -1
-    at = int(np.searchsorted(clock, first_us + rules.grace_us))
+    at = int(np.searchsorted(clock, first_us + rules.writer_grace_us))
     return at if at < len(clock) else None
 
 

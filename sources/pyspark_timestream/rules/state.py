@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from pyspark_timestream.core.instants import (
     PROBABLE_US,
@@ -136,6 +137,88 @@ class WriterState(NamedTuple):
         """Return the state that `to_json` wrote."""
         base_us = None if base_us is None else base_us + (mark_us or 0)
         return cls(mark_us, seen_us, counted, base_us)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRules:
+    """The options that decide CTIs and violations.
+
+    Attributes:
+        shape: `point`, `interval` or `edge`.
+        policy: one of `POLICIES`.
+        every_events: a CTI at every N-th counted event; None: not by count.
+        every_us: a CTI when application time has advanced by this; None: not by timespan.
+        delay_us: subtracted from the triggering event's time; may be negative.
+        max_future_us: an event further than this after its record's timestamp is in the future and
+            does not drive the clock; None: unlimited.
+        writers: the partition waits for these writers from the start.
+        writer_timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
+        time_window: the rows get time windows.
+        writer_grace_us: no CTI of the writers takes effect until the record timestamps have
+            advanced by this; None: at once.
+        future_policy: `keep`, `drop` or `fail`, for events in the future.
+        from_us: only rows at or after this instant; None: no start.
+        until_us: only rows before this instant, and the partition ends where its CTI reaches it;
+            None: no end.
+    """
+
+    shape: str = "point"
+    policy: str = "drop"
+    every_events: int | None = None
+    every_us: int | None = None
+    delay_us: int = 0
+    max_future_us: int | None = None
+    writers: tuple[str, ...] = ()
+    writer_timeout_us: int | None = None
+    time_window: bool = False
+    future_policy: str = "keep"
+    writer_grace_us: int | None = None
+    from_us: int | None = None
+    until_us: int | None = None
+
+    @property
+    def follows_writers(self) -> bool:
+        """True if a block without marks may change which writers count."""
+        return bool(self.writers) or self.time_window or self.needs_record_times
+
+    @property
+    def needs_record_times(self) -> bool:
+        """True if silence or grace of writers is measured in record timestamps."""
+        return self.writer_timeout_us is not None or self.writer_grace_us is not None
+
+    def is_at_end(self, cti_us: int | None) -> bool:
+        """Return whether `cti_us`, of a partition or of the stream, has reached the end."""
+        return self.until_us is not None and cti_us is not None and cti_us >= self.until_us
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A block of n consecutive records of one partition, in offset order, as events.
+
+    Attributes:
+        start_us: n instants: the start time (for an end edge: the start of the event it ends).
+        readable: n booleans; False where a time is missing or unreadable or the edge unknown.
+            Times at unreadable places are arbitrary.
+        end_us: n instants for intervals and edges; None for points.
+        is_end: n booleans for edges: this is an end edge; None for points and intervals.
+        present: n booleans: the record is an event; None: all are. A punctuation without a value
+            is no event.
+        record_us: n instants: the record timestamps, NEVER where there is none; None if no rule
+            needs them.
+        valueless: n booleans: the record lacks the value that would contain its time; None: no
+            record does.
+        writers: n texts: the writer of each record, "" where there is none; each writer has its own
+            clock. None: the partition has one clock.
+    """
+
+    start_us: Instants
+    readable: Mask
+    end_us: Instants | None = None
+    is_end: Mask | None = None
+    present: Mask | None = None
+    record_us: Instants | None = None
+    writers: pa.Array | None = None
+    valueless: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)

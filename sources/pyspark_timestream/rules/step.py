@@ -42,8 +42,6 @@ from pyspark_timestream.core.instants import (
 )
 from pyspark_timestream.rules.generator import (
     GeneratedCtis,
-    GeneratorRules,
-    WrittenEvents,
     fold_written_events,
     generate_ctis,
 )
@@ -52,14 +50,15 @@ from pyspark_timestream.rules.marks import (
     Marks,
     Proposals,
     Window,
-    WriterRules,
     fold_marks,
 )
 from pyspark_timestream.rules.state import (
     MAX_LEAD_US,
     OLD_US,
     Clues,
+    Events,
     PartitionState,
+    TimeRules,
     find_early,
 )
 
@@ -175,80 +174,7 @@ NO_MARKS: Final = Marks(
 )
 """The marks of a block without any."""
 
-_NO_WRITER_RULES: Final = WriterRules()
 _NO_PROPOSALS: Final = Proposals(_NO_INSTANTS, _NO_INSTANTS, _NO_FLAGS)
-
-
-@dataclass(frozen=True, slots=True)
-class TimeRules:
-    """The options that decide CTIs and violations.
-
-    Attributes:
-        shape: `point`, `interval` or `edge`.
-        policy: one of `POLICIES`.
-        every_events: a CTI at every N-th counted event; None: not by count.
-        every_us: a CTI when application time has advanced by this; None: not by timespan.
-        delay_us: subtracted from the triggering event's time; may be negative.
-        max_future_us: an event further than this after its record's timestamp is in the future and
-            does not drive the clock; None: unlimited.
-        writers: the partition waits for these writers from the start.
-        writer_timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
-        time_window: the rows get time windows.
-        writer_grace_us: no CTI of the writers takes effect until the record timestamps have
-            advanced by this; None: at once.
-        future_policy: `keep`, `drop` or `fail`, for events in the future.
-        from_us: only rows at or after this instant; None: no start.
-        until_us: only rows before this instant, and the partition ends where its CTI reaches it;
-            None: no end.
-    """
-
-    shape: str = "point"
-    policy: str = "drop"
-    every_events: int | None = None
-    every_us: int | None = None
-    delay_us: int = 0
-    max_future_us: int | None = None
-    writers: tuple[str, ...] = ()
-    writer_timeout_us: int | None = None
-    time_window: bool = False
-    future_policy: str = "keep"
-    writer_grace_us: int | None = None
-    from_us: int | None = None
-    until_us: int | None = None
-
-    def is_at_end(self, cti_us: int | None) -> bool:
-        """Return whether `cti_us`, of a partition or of the stream, has reached the end."""
-        return self.until_us is not None and cti_us is not None and cti_us >= self.until_us
-
-
-@dataclass(frozen=True, slots=True)
-class Events:
-    """A block of n consecutive records of one partition, in offset order, as events.
-
-    Attributes:
-        start_us: n instants: the start time (for an end edge: the start of the event it ends).
-        readable: n booleans; False where a time is missing or unreadable or the edge unknown.
-            Times at unreadable places are arbitrary.
-        end_us: n instants for intervals and edges; None for points.
-        is_end: n booleans for edges: this is an end edge; None for points and intervals.
-        present: n booleans: the record is an event; None: all are. A punctuation without a value
-            is no event.
-        record_us: n instants: the record timestamps, NEVER where there is none; None if no rule
-            needs them.
-        valueless: n booleans: the record lacks the value that would contain its time; None: no
-            record does.
-        writers: n texts: the writer of each record, "" where there is none; each writer has its own
-            clock. None: the partition has one clock.
-    """
-
-    start_us: Instants
-    readable: Mask
-    end_us: Instants | None = None
-    is_end: Mask | None = None
-    present: Mask | None = None
-    record_us: Instants | None = None
-    writers: pa.Array | None = None
-    valueless: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,11 +387,7 @@ def _advance_clock(
     counted: tuple[Instants, Instants],
 ) -> tuple[MarkEffects, GeneratedCtis]:
     """Advance the clock by the marks and the `counted` events, as their places and times."""
-    writer_rules = WriterRules(
-        rules.writers, rules.writer_timeout_us, rules.time_window, rules.writer_grace_us
-    )
-    frequency = GeneratorRules(rules.every_events, rules.every_us, rules.delay_us)
-    if events.writers is None and not len(marks.places) and writer_rules == _NO_WRITER_RULES:
+    if events.writers is None and not len(marks.places) and not rules.follows_writers:
         effects = MarkEffects(
             state.writers,
             state.noted_us,
@@ -478,13 +400,12 @@ def _advance_clock(
         )
     elif events.writers is None:
         rows = len(events.start_us)
-        effects = fold_marks(writer_rules, state, marks, events.record_us, rows)
+        effects = fold_marks(rules, state, marks, events.record_us, rows)
     else:
-        written = WrittenEvents(*counted, events.writers, events.record_us)
-        effects = fold_written_events(writer_rules, frequency, state, written)
+        effects = fold_written_events(rules, state, events, *counted)
         # The writers' own generators made the CTIs; the partition generates none (4.8).
-        frequency = GeneratorRules(None, None, 0)
-    return effects, generate_ctis(frequency, state, *counted, effects.proposals)
+        rules = dataclasses.replace(rules, every_events=None, every_us=None)
+    return effects, generate_ctis(rules, state, *counted, effects.proposals)
 
 
 def _spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:

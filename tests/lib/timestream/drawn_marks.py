@@ -11,8 +11,8 @@ from timestream.oracle import Event, Failed, Record
 
 from pyspark_timestream.core.instants import NEVER
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import FUTURE_POLICIES, POLICIES, VIOLATIONS, TimeRules, step
+from pyspark_timestream.rules.state import PartitionState, TimeRules
+from pyspark_timestream.rules.step import FUTURE_POLICIES, POLICIES, VIOLATIONS, step
 
 NAMES = ("", "a", "b", "c")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from timestream.oracle import FINAL
 
 from pyspark_timestream.core.instants import NEVER
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import Events, TimeRules, step
+from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
+from pyspark_timestream.rules.step import step
 
 instants = st.integers(0, 20)
 

@@ -7,8 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_timestream.core.instants import NEVER, parse_instant
-from pyspark_timestream.rules.state import EARLY_US, MAX_LEAD_US, Clues, PartitionState
-from pyspark_timestream.rules.step import Events, TimeRules, step
+from pyspark_timestream.rules.state import (
+    EARLY_US,
+    MAX_LEAD_US,
+    Clues,
+    Events,
+    PartitionState,
+    TimeRules,
+)
+from pyspark_timestream.rules.step import step
 
 MINUTE = 60_000_000
 NOON = parse_instant("2026-01-01T12:00:00Z")

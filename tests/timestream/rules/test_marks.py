@@ -10,9 +10,9 @@ from timestream.drawn_marks import mark, marks, stepped, topics
 from timestream.oracle import Event, Failed, Record, outcome, run
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, NEVER
-from pyspark_timestream.rules.generator import GeneratorRules, generate_ctis
-from pyspark_timestream.rules.marks import Proposals, WriterRules, fold_marks
-from pyspark_timestream.rules.state import PartitionState, WriterState
+from pyspark_timestream.rules.generator import generate_ctis
+from pyspark_timestream.rules.marks import Proposals, fold_marks
+from pyspark_timestream.rules.state import PartitionState, TimeRules, WriterState
 from pyspark_timestream.rules.step import POLICIES
 
 
@@ -103,7 +103,7 @@ def test_only_a_mark_that_takes_effect_restarts_the_counter_also_without_a_frequ
     before = PartitionState(cti_us=4, count=3, base_us=2)
     nobody = np.empty(0, dtype=np.int64)
     proposals = Proposals(np.array([1]), np.array([us]), np.array([True]))
-    paced = generate_ctis(GeneratorRules(None, None, 0), before, nobody, nobody, proposals)
+    paced = generate_ctis(TimeRules(), before, nobody, nobody, proposals)
     assert (paced.count, paced.base_us) == (count, 2)
 
 
@@ -239,7 +239,7 @@ def test_record_timestamps_are_kept_only_with_a_timeout():
 
 def test_where_record_timestamps_are_not_told_no_writer_is_forgotten():
     before = PartitionState(writers=(("a", WriterState(3, 7)),), record_us=7)
-    noted = fold_marks(WriterRules(timeout_us=5), before, marks([]), None, 2)
+    noted = fold_marks(TimeRules(writer_timeout_us=5), before, marks([]), None, 2)
     assert (noted.writers, noted.record_us) == (before.writers, 7)
 
 
@@ -247,7 +247,7 @@ def test_a_block_without_punctuations_forgets_who_falls_silent_in_it():
     before = PartitionState(
         writers=(("a", WriterState(3, 0)), ("b", WriterState(9, 8))), record_us=8
     )
-    noted = fold_marks(WriterRules(timeout_us=5), before, marks([]), np.array([8, 9]), 2)
+    noted = fold_marks(TimeRules(writer_timeout_us=5), before, marks([]), np.array([8, 9]), 2)
     assert noted.writers == (("b", WriterState(9, 8)),)
     assert [column.tolist() for column in noted.proposals] == [[0], [9], [False]]
 
@@ -313,23 +313,23 @@ def test_columns_of_punctuations_that_differ_in_length_are_refused(short):
     two = marks([mark(5, "a"), mark(6, "b")])
     two = two._replace(**{name: getattr(two, name)[:1] for name in short})
     with pytest.raises(ValueError, match=r"^the columns of punctuations differ in length$"):
-        fold_marks(WriterRules(), PartitionState(), two, None, 2)
+        fold_marks(TimeRules(), PartitionState(), two, None, 2)
 
 
 def test_a_block_without_punctuations_proposes_nothing_in_whole_instants():
-    proposals = fold_marks(WriterRules(), PartitionState(), marks([]), None, 2).proposals
+    proposals = fold_marks(TimeRules(), PartitionState(), marks([]), None, 2).proposals
     assert [(column.dtype, len(column)) for column in proposals] == [
         (np.int64, 0), (np.int64, 0), (np.bool_, 0)]  # fmt: skip
 
 
 def test_time_windows_are_made_only_where_they_are_wanted():
     some = marks([mark(5, "a"), at(6)])
-    assert fold_marks(WriterRules(), PartitionState(), some, None, 2).window is None
+    assert fold_marks(TimeRules(), PartitionState(), some, None, 2).window is None
 
 
 def test_the_bounds_of_time_windows_are_whole_instants_also_where_there_are_none():
     some = marks([mark(5, "a"), at(6)])
-    window = fold_marks(WriterRules(windows=True), PartitionState(), some, None, 2).window
+    window = fold_marks(TimeRules(time_window=True), PartitionState(), some, None, 2).window
     assert [column.dtype for column in window] == [np.int64, np.int64]
     assert [column.tolist() for column in window] == [[NEVER, 5], [NEVER, 5]]
 

@@ -12,8 +12,8 @@ from timestream.drawn_writers import rules as writer_rules
 from timestream.drawn_writers import stepped as stepped_writers
 from timestream.oracle import Event, Record, outcome, run, run_writers
 
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import Events, TimeRules, step
+from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
+from pyspark_timestream.rules.step import step
 
 bounds = st.none() | st.integers(0, 14)
 

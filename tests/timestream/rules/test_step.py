@@ -15,8 +15,8 @@ from timestream.oracle import Event, Failed, outcome, run
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.rules import generator
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import POLICIES, VIOLATIONS, Events, TimeRules, step
+from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
+from pyspark_timestream.rules.step import POLICIES, VIOLATIONS, step
 
 GOING_ON = [name for name, policy in POLICIES.items() if not policy.fails]
 

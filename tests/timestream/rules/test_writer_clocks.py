@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from timestream.drawn_writers import records, rules, stepped
 from timestream.oracle import FINAL, run_writers
 
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import Events, TimeRules, step
+from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
+from pyspark_timestream.rules.step import step
 
 
 @given(rules, st.lists(records, max_size=40))

@@ -33,15 +33,8 @@ from pyspark_timestream.kafka.decode.payload import read_payload, required_colum
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import (
-    KEEP_ALL,
-    LATE,
-    Events,
-    TimeRules,
-    check_times,
-    step,
-)
+from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
+from pyspark_timestream.rules.step import KEEP_ALL, LATE, check_times, step
 
 _BITS: Final = 7
 _FIRST: Final = 1 << _BITS

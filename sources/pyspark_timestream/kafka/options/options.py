@@ -26,7 +26,8 @@ from pyspark_timestream.kafka.options.parsers import (
 )
 from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
 from pyspark_timestream.kafka.options.topic_settings import TIME_SETTINGS, SettingsPlace
-from pyspark_timestream.rules.step import FUTURE_POLICIES, KEEP_ALL, POLICIES, TimeRules
+from pyspark_timestream.rules.state import TimeRules
+from pyspark_timestream.rules.step import FUTURE_POLICIES, KEEP_ALL, POLICIES
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
 _GENERATED: Final = ("ctiFrequency", "advanceTime")

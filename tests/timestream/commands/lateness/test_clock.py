@@ -9,7 +9,8 @@ from timestream.oracle import Event, Record, run
 
 from pyspark_timestream.commands.lateness.clock import DelayClock, advance, make_block
 from pyspark_timestream.core.instants import NEVER
-from pyspark_timestream.rules.step import NO_MARKS, Events, TimeRules
+from pyspark_timestream.rules.state import Events, TimeRules
+from pyspark_timestream.rules.step import NO_MARKS
 
 MS = 1_000
 stamps = st.none() | st.integers(0, 40)
