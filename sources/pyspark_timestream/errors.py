@@ -3,8 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 C = TypeVar("C", bound=type)
 
@@ -35,37 +34,53 @@ def walk_causes(error: BaseException | None) -> Iterator[BaseException]:
         )
 
 
-def wrap_methods(around: Callable[[Any], AbstractContextManager[None]]) -> Callable[[C], C]:
-    """A class decorator that runs each public method and `__init__` within `around(self)`.
+Explain: TypeAlias = Callable[[Any, Exception], Exception | None]
+"""Returns the exception to raise in place of one of an object's method; None leaves that one."""
 
-    So are the steps of an iterator that a method returns. Static and class methods stay as they
-    are.
+
+def wrap_methods(explain: Explain) -> Callable[[C], C]:
+    """A class decorator for which `explain` explains the errors of public methods and `__init__`.
+
+    So it does for the steps of an iterator that a method returns. Static and class methods stay as
+    they are.
     """
 
     def wrap(owner: C) -> C:
         for name, method in list(vars(owner).items()):
             if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
-                setattr(owner, name, _wrap_method(method, around))
+                setattr(owner, name, _wrap_method(method, explain))
         return owner
 
     return wrap
 
 
-def _wrap_method(
-    method: Callable[..., Any], around: Callable[[Any], AbstractContextManager[None]]
-) -> Callable[..., Any]:
+def _wrap_method(method: Callable[..., Any], explain: Explain) -> Callable[..., Any]:
     @functools.wraps(method)
     def entry(self: Any, *arguments: Any, **named: Any) -> Any:
-        with around(self):
+        try:
             result = method(self, *arguments, **named)
-        return _wrap_items(result, around(self)) if isinstance(result, Iterator) else result
+        except Exception as error:
+            explained = explain(self, error)
+            if explained is None:
+                raise
+            raise explained from error
+        if isinstance(result, Iterator):
+            return _wrap_items(result, functools.partial(explain, self))
+        return result
 
     return entry
 
 
-def _wrap_items(items: Iterator[Any], around: AbstractContextManager[None]) -> Iterator[Any]:
-    with around:
+def _wrap_items(
+    items: Iterator[Any], explain: Callable[[Exception], Exception | None]
+) -> Iterator[Any]:
+    try:
         yield from items
+    except Exception as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        raise explained from error
 
 
 class OptionError(ValueError):

@@ -52,7 +52,7 @@ from pyspark_tseries.model.properties import new_properties, tseries_properties
 from pyspark_tseries.model.ranges import datetime_to_us, format_range, show_value, to_whole
 from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.read.view import View
-from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.failures import explain_failure, named_failures
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer, set_policy, set_retained_range
 from pyspark_tseries.store.store import Store, now_us
@@ -94,7 +94,7 @@ def _find_location(series: "TimeSeries") -> Location | None:
     return None if store is None else store.location
 
 
-@wrap_methods(lambda series: named_failures(_find_location(series)))
+@wrap_methods(lambda series, error: explain_failure(_find_location(series), error))
 class TimeSeries(Questions):
     """An open store; safe for threads, and for any number of processes at the same time.
 

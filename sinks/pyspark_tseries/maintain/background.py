@@ -240,7 +240,7 @@ def remove_obsolete_files(
         ORPHAN_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False, full=True
     )
     gone += (path for path in unnamed if bears_tag(path, store.id))
-    live = {file.path for file in store.snapshot().files}
+    live = store.snapshot().paths
     events = (path for path in gone if _is_event_file(path) and path not in live)
     remove(location.file(path) for path in events)
     # Small files that need not wait for the hour.

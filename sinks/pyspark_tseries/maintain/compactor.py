@@ -155,7 +155,7 @@ def merge_file_groups(store: Store, now_us: int, *, everything: bool) -> Compact
             done = replace_files(store, chosen, written, horizon, now_us)
         except (DeltaError, OSError):
             # The commit may have succeeded, and only the checkpoint after it failed.
-            if not {file.path for file in written} & _list_live_paths(store):
+            if not {file.path for file in written} & store.snapshot().paths:
                 # In an object store it may still happen; if not, maintenance removes the files.
                 if store.location.is_local:
                     _discard(store, written)
@@ -180,10 +180,6 @@ def _lost_events_error(store: Store) -> UnusableStore:
         "files does not fit their rows; nothing was changed",
         next_step=f"see what is wrong with: python -m pyspark_tseries verify {store.root}",
     )
-
-
-def _list_live_paths(store: Store) -> set[str]:
-    return {file.path for file in store.snapshot().files}
 
 
 def _discard(store: Store, written: Sequence[WrittenFile]) -> None:

@@ -102,7 +102,7 @@ def remove_erased_bytes(store: Store, now_us: int) -> int:
     if dead:
         table = load_table(location)
         named = set(table.vacuum(0, dry_run=True, enforce_retention_duration=False))
-        live = {file.path for file in store.snapshot().files}
+        live = store.snapshot().paths
         gone = [location.file(path) for path in dead if path in named - live]
         location.remove(gone)
         removed = len(gone)
@@ -123,7 +123,7 @@ def _keys_of(records: Sequence[ErasureRecord]) -> ErasedKeys:
 
 def _find_dead_files(store: Store, keys: ErasedKeys) -> list[str]:
     """Find the data files outside the store's current version that have one of `keys`."""
-    live = {file.path for file in store.snapshot().files}
+    live = store.snapshot().paths
     return sorted(
         file.path
         for file in list_event_files(store.location)
@@ -451,7 +451,7 @@ class _Act:
         if not self._rewritten or not self._location.is_local:
             return  # In an object store a request that failed may still be carried out.
         with contextlib.suppress(TseriesError, OSError):  # The first error is being raised.
-            live = {file.path for file in self._store.snapshot().files}
+            live = self._store.snapshot().paths
             written = (file.path for files in self._rewritten.values() for file in files)
             unused = [path for path in written if path not in live]
             self._location.remove(map(self._location.file, unused))

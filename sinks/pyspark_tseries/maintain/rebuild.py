@@ -181,7 +181,7 @@ def correct_bounds(store: Store, wrong: Mapping[DataFile, FileStats], now_us: in
             return replace_files(store, list(wrong), written, None, now_us)
         except DeltaError:
             # The commit may have succeeded nevertheless.
-            live = {file.path for file in store.snapshot().files}
+            live = store.snapshot().paths
             if not live.issuperset(file.path for file in written):
                 raise
             return True

@@ -16,12 +16,12 @@ from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.model.series_choice import SeriesChoice
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import Answer, run_query
-from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
-@wrap_methods(lambda view: named_failures(view.snapshot.location))
+@wrap_methods(lambda view, error: explain_failure(view.snapshot.location, error))
 class View:
     """One commit of a store, and who asks.
 

@@ -44,7 +44,7 @@ from pyspark_tseries.read.delivery import (
 from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_visible, stored_columns
 from pyspark_tseries.read.snapshots import find_snapshot_at
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_BYTES_PER_PARTITION: Final = 32 * 1024 * 1024
@@ -71,7 +71,7 @@ class ReadTask(InputPartition):
 
 
 @hide_tracebacks
-@wrap_methods(lambda reader: named_failures(getattr(reader, "_location", None)))
+@wrap_methods(lambda reader, error: explain_failure(getattr(reader, "_location", None), error))
 class RangeReader(DataSourceReader):
     """Runs a range query on the store as it is when Spark begins to evaluate the read."""
 
@@ -200,7 +200,7 @@ class DeliveryTask(InputPartition):
 
 
 @hide_tracebacks
-@wrap_methods(lambda reader: named_failures(getattr(reader, "_location", None)))
+@wrap_methods(lambda reader, error: explain_failure(getattr(reader, "_location", None), error))
 class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Delivers the initial events, then every appended event, exactly once per checkpoint.
 

@@ -53,7 +53,7 @@ from pyspark_tseries.read.scan import pick_columns
 from pyspark_tseries.spark.checkpoint_store import check_before_batch, find_checkpoint
 from pyspark_tseries.spark.readers import RangeReader, SubscriptionReader, check_schema
 from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
-from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, now_us
@@ -62,7 +62,7 @@ from pyspark_tseries.write.task_output import OptimisticNumber
 
 
 @hide_tracebacks
-@wrap_methods(lambda _: named_failures(None))
+@wrap_methods(lambda _, error: explain_failure(None, error))
 class DefaultSource(DataSource):
     """An append-only store of time series.
 

@@ -29,7 +29,7 @@ from pyspark_tseries.model.commits import APPLICATION_PREFIX, QUERY_PREFIX, Comm
 from pyspark_tseries.model.row_digest import add_digests, digest_rows
 from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.options import WriteOptions
-from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.batch import Batch
 from pyspark_tseries.write.numbering import BEFORE_NEWEST, FutureLimit
@@ -279,7 +279,7 @@ def _query_id(tasks: list[StagedTask]) -> str:
 
 
 @hide_tracebacks
-@wrap_methods(lambda writer: named_failures(getattr(writer, "_location", None)))
+@wrap_methods(lambda writer, error: explain_failure(getattr(writer, "_location", None), error))
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame as one commit; with `txnAppId` and `txnVersion` only once."""
 
@@ -306,7 +306,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 @hide_tracebacks
-@wrap_methods(lambda writer: named_failures(getattr(writer, "_location", None)))
+@wrap_methods(lambda writer, error: explain_failure(getattr(writer, "_location", None), error))
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes every batch of a query as one commit, exactly once.
 

@@ -61,15 +61,21 @@ def named_failures(location: Location | None, *, is_new: bool = False) -> Iterat
     """
     try:
         yield
-    except (NoSuchStore, StorageFailed):
-        raise
     except Exception as error:
-        if isinstance(error, TseriesError) and not isinstance(error, UnusableStore):
-            raise
-        named = name_failure(location, error, is_new=is_new)
+        named = explain_failure(location, error, is_new=is_new)
         if named is None:
             raise
         raise named from error
+
+
+def explain_failure(
+    location: Location | None, error: Exception, *, is_new: bool = False
+) -> TseriesError | None:
+    """Return the storage failure behind `error`; None if it is none, or is named already."""
+    is_named = isinstance(error, TseriesError) and not isinstance(error, UnusableStore)
+    if is_named or isinstance(error, NoSuchStore | StorageFailed):
+        return None
+    return name_failure(location, error, is_new=is_new)
 
 
 def name_failure(

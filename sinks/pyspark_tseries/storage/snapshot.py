@@ -70,6 +70,11 @@ class Snapshot:
         return self.location.root
 
     @property
+    def paths(self) -> set[str]:
+        """The paths of its files, relative to the store."""
+        return {file.path for file in self.files}
+
+    @property
     def has_erasures(self) -> bool:
         """True if events of the store may be erased."""
         return self.metadata.erasure is not None

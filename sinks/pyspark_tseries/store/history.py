@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitId, pack_ids, unpack_ids
 from pyspark_tseries.storage.location import Location, sync
-from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
-from pyspark_tseries.store.log_entries import TornEntry
+from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_whole_entry
 
 if TYPE_CHECKING:
     from pyspark_tseries.store.store import Store
@@ -151,10 +150,7 @@ def _ids_from_end(location: Location, newest: int) -> Iterator[CommitId]:
 
 def _read_commit_id(location: Location, version: int) -> CommitId | None:
     """Return the commit of a log entry; None if the entry has none, was removed, or is damaged."""
-    try:
-        entry = read_entry(location, version)
-    except TornEntry:
-        return None
+    entry = read_whole_entry(location, version)
     if entry is None or entry.own is None:
         return None
     number, head_id = entry.own.get("commit"), entry.transactions.get(HEAD_TRANSACTION)

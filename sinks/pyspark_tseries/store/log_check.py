@@ -59,12 +59,17 @@ def read_entry(location: Location, version: int) -> Entry | None:
         return None
 
 
-def read_plain_entry(location: Location, version: int) -> Entry | None:
-    """Return an entry if it is whole, of this package, and only about files; else None."""
+def read_whole_entry(location: Location, version: int) -> Entry | None:
+    """Return the log's entry `version`; None if it was removed or is torn."""
     try:
-        entry = read_entry(location, version)
+        return read_entry(location, version)
     except TornEntry:
         return None
+
+
+def read_plain_entry(location: Location, version: int) -> Entry | None:
+    """Return an entry if it is whole, of this package, and only about files; else None."""
+    entry = read_whole_entry(location, version)
     if entry is None or entry.own is None or entry.changes_table:
         return None
     return entry if all(map(is_inside_store, entry.added)) else None
@@ -104,7 +109,7 @@ def check_log_at(location: Location, version: int) -> None:
         base = max((number for number in there if number <= version), default=-1)
         path = location.file("_delta_log", _checkpoint_name(base))
     if base in recorded.checksums and os.path.exists(path) and not _is_as_recorded(path, recorded):
-        raise _torn_checkpoint_error(location, os.path.basename(path))
+        raise _torn_error(location, "checkpoint", path, "it cannot be read")
     check_checksums(location, base + 1, version)
 
 
@@ -208,7 +213,10 @@ def find_log_damage(location: Location) -> UnusableStore | None:
     if 0 <= reach.last < newest:
         return _torn_entry_error(location, reach.last + 1, reach.reason)
     # If no entry can be read, this is not a store, unless only its last checkpoint is torn.
-    return _torn_checkpoint_error(location, reach.torn[0]) if reach.torn else None
+    if not reach.torn:
+        return None
+    path = location.file("_delta_log", reach.torn[0])
+    return _torn_error(location, "checkpoint", path, "it cannot be read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,11 +296,6 @@ def _torn_entry_error(location: Location, version: int, reason: str) -> Unusable
     return _torn_error(location, "log entry", entry_path(location, version), reason)
 
 
-def _torn_checkpoint_error(location: Location, name: str) -> UnusableStore:
-    path = location.file("_delta_log", name)
-    return _torn_error(location, "checkpoint", path, "it cannot be read")
-
-
 def _torn_error(location: Location, kind: str, path: str, reason: str) -> UnusableStore:
     return damage_error(
         kind,
@@ -318,10 +321,7 @@ def check_undamaged(
         UnusableStore: a file is torn; the error names it.
         OSError: a file cannot be read.
     """
-    try:
-        entry = read_entry(location, newest)
-    except TornEntry:
-        entry = None
+    entry = read_whole_entry(location, newest)
     files: Iterable[tuple[str, int | None]]
     if entry is not None and entry.synced:
         files = ((path, int(action["size"])) for path, action in entry.added.items())

@@ -138,13 +138,8 @@ def _split_parts(rows: pa.Table, order: Int64Array, budget: int) -> Iterator[pa.
 def _write_chunk(
     location: Location, path: str, schema: pa.Schema, parts: Iterable[pa.Table]
 ) -> str:
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with (
-        location.write(location.file(path)) as file,
-        pa.ipc.new_stream(file, schema, options=options) as writer,
-    ):
-        for part in parts:
-            writer.write_table(part)
+    with location.write(location.file(path)) as file:
+        _write_stream(file, schema, chain.from_iterable(part.to_batches() for part in parts))
     return path
 
 

@@ -18,7 +18,6 @@ import sys
 import traceback
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from pyspark import TaskContext
@@ -44,7 +43,8 @@ def hide_tracebacks(adapter: C) -> C:
     This covers public methods, `__init__` and the iterators that they return. Any other exception
     is a bug here, and keeps its traceback.
     """
-    return wrap_methods(lambda _: _mark_own_errors())(adapter)
+    _end_quietly()
+    return wrap_methods(lambda _, error: _mark_own_error(error))(adapter)
 
 
 @functools.cache
@@ -70,16 +70,10 @@ class _TracebacksOfFailures:
             traceback.print_exc()
 
 
-@contextmanager
-def _mark_own_errors() -> Iterator[None]:
-    _end_quietly()
-    try:
-        yield
-    except Exception as error:
-        # A worker ends with its first exception, so this hides no other one.
-        if is_own_error(error) and _is_spark_worker():
-            os.environ[_HIDE_VARIABLE] = "1"
-        raise
+def _mark_own_error(error: Exception) -> None:
+    # A worker ends with its first exception, so this hides no other one.
+    if is_own_error(error) and _is_spark_worker():
+        os.environ[_HIDE_VARIABLE] = "1"
 
 
 def _is_spark_worker() -> bool:

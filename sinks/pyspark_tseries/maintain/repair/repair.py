@@ -13,7 +13,7 @@ finds. Writers should pause meanwhile.
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
@@ -160,23 +160,35 @@ class RepairResult:
     lost: tuple[str, ...] = ()
     left: tuple[Finding, ...] = ()
 
-    def __add__(self, other: "RepairResult") -> "RepairResult":
-        return RepairResult(
-            self.mended + other.mended, self.lost + other.lost, self.left + other.left
-        )
 
+@dataclass
+class _Repair:
+    """A repair, or a dry run, and its report so far; each step finds and repairs one damage."""
 
-@dataclass(frozen=True, slots=True)
-class RepairRequest:
-    """The arguments of `repair`."""
-
+    location: Location
     dry_run: bool
     give_up: bool
     principal: str
+    mended: list[Finding] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    left: list[Finding] = field(default_factory=list)
 
+    def mend(self, finding: Finding, how: str, act: Callable[[], object]) -> None:
+        """Repair the damage `finding` with `act`, unless this is a dry run; `how` says how."""
+        if not self.dry_run:
+            act()
+        self.mended.append(replace(finding, mended=how))
 
-RepairStep = Callable[[Location, RepairRequest], RepairResult]
-"""Finds one kind of damage in a store, and repairs it unless this is a dry run."""
+    def advance_head(self, store: Store, commit: int | None = None) -> None:
+        """Commit the current head again, as the head of the next commit or of `commit`."""
+
+        def make(head_id: int | None, _: int) -> SeriesIndex:
+            head = store.index()
+            metadata = next_metadata(head, head_id, now_us=now_us(), rows=0)
+            number = metadata.commit if commit is None else commit
+            return replace(head, metadata=replace(metadata, commit=number))
+
+        replace_index(store, make, timed=False)
 
 
 def repair(
@@ -200,82 +212,75 @@ def repair(
         StoreBusy: other writers won every attempt.
         WrongClock: this machine's clock is ahead of the storage's.
     """
-    location = parse_location(path, storage_options)
-    request = RepairRequest(dry_run, give_up, author_or_user(principal))
-    require_owner(location, request.principal, "repair the store")
+    location, who = parse_location(path, storage_options), author_or_user(principal)
+    require_owner(location, who, "repair the store")
     # A clock that is ahead would do more harm. Do not check the last commit: it may be damaged.
     check_commit_time(location.root, NEVER_US, now_us(), location.clock_us(), same_machine=False)
-    done = RepairResult()
+    job = _Repair(location, dry_run, give_up, who)
+    if _run_steps(job):
+        known = {finding.path for finding in job.left if finding.path is not None}
+        remaining = (finding for finding in verify(location) if finding.path not in known)
+        job.left += (replace(finding, next_step=FROM_A_COPY) for finding in remaining)
+    return RepairResult(tuple(job.mended), tuple(job.lost), tuple(job.left))
+
+
+def _run_steps(job: _Repair) -> bool:
+    """Run the steps; return False if the later ones, and `verify`, cannot rely on their outcome."""
     for step in REPAIR_STEPS:
-        found = step(location, request)
-        done += found
-        if step is _repair_head and found.left:
-            return done  # The later steps, and `verify`, need a head.
-        if (dry_run and done.mended) or (done.left and _is_log_damaged(location)):
-            return done  # The later steps depend on the outcome of this one.
-    return done + _find_remaining(location, done)
+        left = len(job.left)
+        step(job)
+        if step is _repair_head and len(job.left) > left:
+            return False  # The rest needs a head.
+        is_torn = bool(job.left) and job.location.is_local and find_log_damage(job.location)
+        if (job.dry_run and job.mended) or is_torn:
+            return False
+    return True
 
 
-def _is_log_damaged(location: Location) -> bool:
-    return location.is_local and find_log_damage(location) is not None
-
-
-def _find_remaining(location: Location, done: RepairResult) -> RepairResult:
-    known = {finding.path for finding in done.left if finding.path is not None}
-    found = [finding for finding in verify(location) if finding.path not in known]
-    return RepairResult(left=tuple(replace(each, next_step=FROM_A_COPY) for each in found))
-
-
-def _repair_log_entries(location: Location, request: RepairRequest) -> RepairResult:
+def _repair_log_entries(job: _Repair) -> None:
     """Rebuild damaged log entries that later commits depend on."""
+    location = job.location
     made = rebuild_entries(location) if location.is_local else []
     if not made:
-        return RepairResult()
+        return
     where = location.file("_tseries", "lost")
-    if not request.dry_run:
+    if not job.dry_run:
         with lock_commits(location):
             where = put_rebuilt(location, made)
-    return RepairResult(
-        mended=tuple(
-            Finding(
-                "log entry",
-                f"log entry '{path}': {entry.damage}; {entry.how}",
-                path=path,
-                mended=f"What there was of it is kept in '{where}'",
-            )
-            for entry in made
-            for path in [entry_path(location, entry.version)]
-        )
-    )
+    for entry in made:
+        path = entry_path(location, entry.version)
+        problem = f"log entry '{path}': {entry.damage}; {entry.how}"
+        kept = f"What there was of it is kept in '{where}'"
+        job.mended.append(Finding("log entry", problem, path=path, mended=kept))
 
 
-def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairResult:
+def _repair_torn_commits(job: _Repair) -> None:
     """Rewind a store with torn files to its last whole commit."""
-    rewind = plan_rewind(location, give_up=request.give_up) if location.is_local else None
+    location = job.location
+    rewind = plan_rewind(location, give_up=job.give_up) if location.is_local else None
     if rewind is None:
-        return RepairResult()
-    left = tuple(_give_up_advice(location, finding) for finding in rewind.left)
-    if rewind.refused is not None:
-        return RepairResult(left=(*left, _give_up_advice(location, rewind.refused)))
-    if not rewind.torn:
-        return RepairResult(left=left)
+        return
+    refused = [] if rewind.refused is None else [rewind.refused]
+    job.left += (_give_up_advice(location, finding) for finding in [*rewind.left, *refused])
+    if refused or not rewind.torn:
+        return
     _, head_id = read_state_at(location, rewind.last, rewind.checkpoints)
     lost = find_lost_commits(location, head_id, rewind.last, rewind.newest)
     where = location.file("_tseries", "lost")
-    if not request.dry_run:
+    if not job.dry_run:
         numbers = [commit.number for commit in lost if commit.number is not None]
         highest = max([rewind.newest, *numbers]) if lost else -1
         with lock_commits(location):
             where = carry_out_rewind(location, rewind, lost, highest)
     then = f"The log ends with entry {rewind.last} now" if lost else "The log is read without it"
-    what = Finding(
-        rewind.torn[0].kind,
-        "; ".join(finding.problem for finding in rewind.torn),
-        path=rewind.torn[0].path,
-        mended=f"{then}; what there is of it was moved to '{where}'",
+    job.mended.append(
+        replace(
+            rewind.torn[0],
+            problem="; ".join(finding.problem for finding in rewind.torn),
+            mended=f"{then}; what there is of it was moved to '{where}'",
+        )
     )
-    gone = tuple(sentence for commit in lost for sentence in describe_lost_commit(commit))
-    return RepairResult(mended=(what,), lost=gone, left=left)
+    job.lost += (sentence for commit in lost for sentence in describe_lost_commit(commit))
 
 
 def _give_up_advice(location: Location, finding: Finding) -> Finding:
@@ -287,25 +292,23 @@ def _give_up_advice(location: Location, finding: Finding) -> Finding:
     return replace(finding, accepts=f"the {finding.kind} as it was written", next_step=step)
 
 
-def _repair_foreign_changes(location: Location, request: RepairRequest) -> RepairResult:
+def _repair_foreign_changes(job: _Repair) -> None:
     """Undo changes of rows by other tools; accept unknown changes if the store is sound."""
-    store = Store.open_damaged(location)
+    store = Store.open_damaged(job.location)
     revert, gone = plan_revert(store)
     if revert is not None:
-        return _revert_foreign_changes(store, revert, request)
-    if gone is None:
-        return RepairResult()
-    unknown = Finding.of(unknown_changes_error(location, gone, store.version()))
-    if any(finding.kind != unknown.kind for finding in verify(location)):
-        return RepairResult(left=(unknown,))
-    if not request.dry_run:
+        _revert_foreign_changes(job, store, revert)
+    elif gone is not None:
+        unknown = Finding.of(unknown_changes_error(job.location, gone, store.version()))
+        if any(finding.kind != unknown.kind for finding in verify(job.location)):
+            job.left.append(unknown)
+            return
         store.log.mark_checked()
-        replace_index(store, lambda head_id, _: _advance_head(store, head_id), timed=False)
-    accepted = "All that can be checked is sound; values cannot"
-    return RepairResult(mended=(replace(unknown, mended=accepted),))
+        accepted = "All that can be checked is sound; values cannot"
+        job.mend(unknown, accepted, lambda: job.advance_head(store))
 
 
-def _revert_foreign_changes(store: Store, revert: Revert, request: RepairRequest) -> RepairResult:
+def _revert_foreign_changes(job: _Repair, store: Store, revert: Revert) -> None:
     change = _describe_change(store, revert)
     if revert.gone:
         files = ", ".join(f"'{path}'" for path in revert.gone)
@@ -314,16 +317,15 @@ def _revert_foreign_changes(store: Store, revert: Revert, request: RepairRequest
             "as VACUUM does"
         )
         step = "put them back from a copy of the store"
-        return RepairResult(left=(replace(change, problem=problem, next_step=step),))
+        job.left.append(replace(change, problem=problem, next_step=step))
+        return
     aside = os.path.join("_tseries", "lost", f"{store.version() + 1:020d}")
     kept = [(path, f"{aside}/{path}") for path, _ in revert.removed if is_inside_store(path)]
-    if not request.dry_run:
-        revert_changes(store, revert, kept)
+    job.mend(change, "It is undone", lambda: revert_changes(store, revert, kept))
     where = store.location.file(aside)
-    lost = tuple(
+    job.lost += (
         f"what another tool has written to '{path}'; a copy is in '{where}'" for path, _ in kept
     )
-    return RepairResult(mended=(replace(change, mended="It is undone"),), lost=lost)
 
 
 def _describe_change(store: Store, revert: Revert) -> Finding:
@@ -340,49 +342,53 @@ def _describe_change(store: Store, revert: Revert) -> Finding:
     return Finding("foreign change", problem)
 
 
-def _advance_head(store: Store, head_id: int | None, commit: int | None = None) -> SeriesIndex:
-    """Return the current head as the head of another commit."""
-    head = store.index()
-    metadata = next_metadata(head, head_id, now_us=now_us(), rows=0)
-    number = metadata.commit if commit is None else commit
-    return replace(head, metadata=replace(metadata, commit=number))
+def _repair_bounds(job: _Repair) -> None:
+    """Correct the bounds that the log records of files."""
+    store = Store.open_damaged(job.location)
+    wrong = find_wrong_bounds(store)
+    if wrong and not job.dry_run:
+        correct_bounds(store, {file: rows for file, (_, rows) in wrong.items()}, now_us())
+    for finding, _ in wrong.values():
+        job.mended.append(replace(finding, mended="The log is corrected"))
 
 
-def _repair_head(location: Location, request: RepairRequest) -> RepairResult:
+def _repair_head(job: _Repair) -> None:
     """Rebuild an unreadable head from the events."""
-    store = Store.open_damaged(location)
+    store = Store.open_damaged(job.location)
     try:
         store.index()
     except UnusableStore as error:
-        lost = tuple(_describe_lost_head(recover_head(store)))
-        if not request.dry_run:
-            try:
-                rebuild(location, principal=request.principal)
-            except UnusableStore as missing:
-                return RepairResult(left=(_describe_left_head(location, error, missing),))
-        rebuilt = replace(Finding.of(error), mended="It is rebuilt from the events")
-        return RepairResult(mended=(rebuilt,), lost=lost)
-    return RepairResult()
-
-
-def _describe_left_head(location: Location, head: UnusableStore, file: UnusableStore) -> Finding:
-    return replace(
-        Finding.of(head),
-        problem=f"{head.problem}, and it cannot be rebuilt: {file.problem}",
-        accepts="the files as they were written",
-        next_step="copy the store again or put the files back; or give up the first commit without "
-        "its files and all that followed with: python -m pyspark_tseries repair --give-up "
-        f"{location.root}",
-    )
+        damage, lost = Finding.of(error), list(_describe_lost_head(recover_head(store)))
+    else:
+        return
+    try:
+        how = "It is rebuilt from the events"
+        job.mend(damage, how, lambda: rebuild(job.location, principal=job.principal))
+        job.lost += lost
+    except UnusableStore as missing:
+        left = replace(
+            damage,
+            problem=f"{damage.problem}, and it cannot be rebuilt: {missing.problem}",
+            accepts="the files as they were written",
+            next_step="copy the store again or put the files back; or give up the first commit "
+            "without its files and all that followed with: python -m pyspark_tseries repair "
+            f"--give-up {job.location.root}",
+        )
+        job.left.append(left)
 
 
 def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:
     """Describe the recovered state that no event records, so it is older than the lost head."""
     metadata, known = recovered.metadata, recovered.head.metadata.commit
     if not recovered.current:
+        age = (
+            f"as they were with commit {metadata.commit}"
+            if metadata.commit >= 0
+            else "those of the store's creation, since no other head can be read"
+        )
         yield (
             "what only the head recorded: the counts of dropped and adjusted rows, a policy, and "
-            f"a changed retained range, are {_describe_age(metadata.commit)}"
+            f"a changed retained range, are {age}"
         )
     if metadata.retained_since is not None and metadata.retained_since > known:
         yield (
@@ -391,49 +397,40 @@ def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:
         )
 
 
-def _describe_age(commit: int) -> str:
-    if commit < 0:
-        return "those of the store's creation, since no other head can be read"
-    return f"as they were with commit {commit}"
-
-
-def _raise_commit_number(location: Location, request: RepairRequest) -> RepairResult:
+def _raise_commit_number(job: _Repair) -> None:
     """Skip the numbers of lost commits: subscribers may have seen them."""
-    highest = find_max_lost_commit(location) if location.is_local else -1
-    store = Store.open_damaged(location)
-    if request.dry_run or store.index().metadata.commit >= highest:
-        return RepairResult()
-
-    replace_index(store, lambda head_id, _: _advance_head(store, head_id, highest), timed=False)
-    return RepairResult()
+    highest = find_max_lost_commit(job.location) if job.location.is_local else -1
+    store = Store.open_damaged(job.location)
+    if not job.dry_run and store.index().metadata.commit < highest:
+        job.advance_head(store, highest)
 
 
-def _repair_commit_times(location: Location, request: RepairRequest) -> RepairResult:
+def _repair_commit_times(job: _Repair) -> None:
     """Correct the times of commits in the future; accept a clock after a long pause."""
-    store = Store.open_damaged(location)
+    location, store = job.location, Store.open_damaged(job.location)
     try:
-        us = store.read_clock()
+        store.read_clock()
     except WrongClock as error:
-        us, last_us, wrong = now_us(), store.metadata().commit_us, Finding.of(error)
+        wrong = Finding.of(error)
     else:
-        return RepairResult()
-    if last_us <= us:
-        if not request.dry_run:
-            replace_index(store, lambda head_id, _: _advance_head(store, head_id), timed=False)
-        accepted = replace(wrong, mended="That clock is assumed to be right")
-        return RepairResult(mended=(accepted,))
-    found = find_future_commits(store, max(us, location.clock_us() or us) + MAX_CLOCK_SKEW_US, us)
-    if not request.dry_run:
-        correct_future_commits(store, found)
-    return RepairResult(mended=(replace(wrong, mended=_describe_correction(found)),))
+        return
+    us = now_us()
+    if store.metadata().commit_us <= us:
+        accepted = "That clock is assumed to be right"
+        job.mend(wrong, accepted, lambda: job.advance_head(store))
+        return
+    limit_us = max(us, location.clock_us() or us) + MAX_CLOCK_SKEW_US
+    future = find_future_commits(store, limit_us, us)
+    how = _describe_correction(future)
+    job.mend(wrong, how, lambda: correct_future_commits(store, future))
 
 
-def _describe_correction(found: FutureCommits) -> str:
-    times = found.change.commit_us
+def _describe_correction(future: FutureCommits) -> str:
+    times = future.change.commit_us
     if not times:
         return "No event is of such a commit; the store's time is set back"
     first, last = min(times), max(times)
-    events, series = found.change.events.num_rows, found.change.events["series"].unique()
+    events, series = future.change.events.num_rows, future.change.events["series"].unique()
     return (
         f"The commits {first} to {last} are now of {format_instant(times[first])} to "
         f"{format_instant(times[last])}, and so are {events} events of {len(series)} series that "
@@ -441,17 +438,7 @@ def _describe_correction(found: FutureCommits) -> str:
     )
 
 
-def _repair_bounds(location: Location, request: RepairRequest) -> RepairResult:
-    """Correct the bounds that the log records of files."""
-    store = Store.open_damaged(location)
-    found = find_wrong_bounds(store)
-    if found and not request.dry_run:
-        correct_bounds(store, {file: rows for file, (_, rows) in found.items()}, now_us())
-    mended = (replace(wrong, mended="The log is corrected") for wrong, _ in found.values())
-    return RepairResult(mended=tuple(mended))
-
-
-REPAIR_STEPS: Final[dict[RepairStep, tuple[str, ...]]] = {
+REPAIR_STEPS: Final[dict[Callable[[_Repair], None], tuple[str, ...]]] = {
     _repair_log_entries: ("log entry",),
     _repair_torn_commits: ("log entry", "checkpoint", "file"),
     _repair_foreign_changes: ("foreign change", "unknown changes", "outside file"),

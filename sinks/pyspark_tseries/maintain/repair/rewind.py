@@ -40,10 +40,10 @@ from pyspark_tseries.store.log_check import (
     find_readable_log,
     newest_version,
     read_entries_back,
-    read_entry,
+    read_whole_entry,
     torn_files,
 )
-from pyspark_tseries.store.log_entries import LAST_CHECKPOINT, Entry, TornEntry, entry_path
+from pyspark_tseries.store.log_entries import LAST_CHECKPOINT, Entry, entry_path
 from pyspark_tseries.store.log_writer import shadow_log
 
 MAX_SERIES_NAMED: Final = 20
@@ -90,10 +90,7 @@ def find_lost_commits(
     """
     metadata_by_head, found = readable_metadata(location), []
     for version in range(last + 1, newest + 1):
-        try:
-            entry = read_entry(location, version)
-        except TornEntry:
-            entry = None
+        entry = read_whole_entry(location, version)
         if entry is None:
             own_id = _find_attempt(location, metadata_by_head, head_id)
             commit = LostCommit(version)
@@ -343,10 +340,7 @@ def _find_version(location: Location, path: str, last: int) -> int:
 
 def _is_whole(location: Location, version: int) -> bool:
     """Return whether a log entry and its files were synced and are still whole."""
-    try:
-        entry = read_entry(location, version)
-    except TornEntry:
-        return False
+    entry = read_whole_entry(location, version)
     if entry is None or not entry.synced:
         return False
     sizes = ((path, int(action["size"])) for path, action in entry.added.items())
