@@ -279,13 +279,13 @@ def _list_removed_small_files(location: Location, newest: int) -> dict[str, int]
     last = _last_checkpoint(location)
     if last is None:
         return {}
-    found = _read_removed(location, last)
+    times_ms = _read_removed(location, last)
     for version in range(last + 1, newest + 1):
         entry = read_plain_entry(location, version)
         if entry is not None:
             times = {path: file.get("deletionTimestamp") for path, file in entry.removed.items()}
-            found |= times
-    return {path: ms * 1000 for path, ms in found.items() if ms and _single_commit_id(path)}
+            times_ms |= times
+    return {path: ms * 1000 for path, ms in times_ms.items() if ms and _single_commit_id(path)}
 
 
 def _read_removed(location: Location, version: int) -> dict[str, int | None]:
@@ -305,8 +305,8 @@ def _read_removed(location: Location, version: int) -> dict[str, int | None]:
 
 def _single_commit_id(path: str) -> str:
     """Return the id in the path of a file that a commit of events wrote itself; else empty."""
-    found = _SINGLE_COMMIT_FILE.fullmatch(path)
-    return found[1] if found else ""
+    match = _SINGLE_COMMIT_FILE.fullmatch(path)
+    return match[1] if match else ""
 
 
 def _last_checkpoint(location: Location) -> int | None:

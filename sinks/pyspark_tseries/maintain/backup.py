@@ -179,16 +179,16 @@ def _read_moment(store: Store) -> _Moment | None:
 
 
 def _list_beside(location: Location) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     folders = [location.file("_tseries", name) for name in _BESIDE]
     while folders:
         folder = folders.pop()
         paths = [path for path, _ in location.list_files(folder)]
         if os.path.relpath(folder, location.file("_tseries")).split(os.sep)[0] == "lost":
             paths = [path for path in paths if os.path.basename(path) == LOST_FILE]
-        found += [os.path.relpath(path, location.file()) for path in paths]
+        names += [os.path.relpath(path, location.file()) for path in paths]
         folders += [os.path.join(folder, name) for name in location.list_folders(folder)]
-    return found
+    return names
 
 
 def _copy_files(

@@ -269,19 +269,19 @@ class Merge:
             min(file.first_commit for file in self._chosen),
             max(file.last_commit for file in self._chosen),
         )
-        for number, part in enumerate(
+        for number, keys in enumerate(
             split_keys(self._samples, MAX_RANGE_BYTES, whole_series=False)
         ):
             for kind in ("event", "edit"):
                 data = [file for file in self._chosen if file.kind == kind]
-                table = self._merge_range(data, part)
+                table = self._merge_range(data, keys)
                 self._kept_rows += table.num_rows
                 if table.num_rows:
                     path = files.compacted_path(kind, commits, self._group, number)
                     yield files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP)
 
-    def _merge_range(self, data: Sequence[DataFile], part: KeyRange) -> pa.Table:
-        table = read_key_range(self._location, data, part, self._schema, self._schema.names)
+    def _merge_range(self, data: Sequence[DataFile], keys: KeyRange) -> pa.Table:
+        table = read_key_range(self._location, data, keys, self._schema, self._schema.names)
         if not table.num_rows:
             return table
         inside = self._select_kept(table)

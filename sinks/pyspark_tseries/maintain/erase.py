@@ -66,12 +66,12 @@ def open_acts(store: Store) -> list[ErasureRecord]:
     last = store.metadata().erasure
     if last is None:
         return []
-    done, found = flagged_acts(store.location, "done"), []
+    done, open_records = flagged_acts(store.location, "done"), []
     for record in read_records(store.location, last):
         if record.act.id in done:
             break
-        found.append(record)
-    return found[::-1]
+        open_records.append(record)
+    return open_records[::-1]
 
 
 def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> list[str]:
@@ -94,7 +94,7 @@ def remove_erased_bytes(store: Store, now_us: int) -> int:
     commit them, and files that a repair has put aside to the operator.
     """
     records = open_acts(store)
-    due = [each for each in records if each.act.time_us + KEPT_FOR_READERS_US <= now_us]
+    due = [open_act for open_act in records if open_act.act.time_us + KEPT_FOR_READERS_US <= now_us]
     if not due:
         return 0
     location, removed = store.location, 0
@@ -151,11 +151,11 @@ def _find_staged(location: Location, before_us: int) -> list[str]:
     Their rows have no sequences yet, so any of them may belong to an erased event.
     """
     staging = location.file("_tseries", "staging")
-    found = list(location.list_files(staging))
+    staged = list(location.list_files(staging))
     for folder in location.list_folders(staging):
-        found += location.list_files(location.file("_tseries", "staging", folder, "_delta_log"))
+        staged += location.list_files(location.file("_tseries", "staging", folder, "_delta_log"))
     return sorted(
-        os.path.relpath(path, location.file()) for path, ns in found if ns < before_us * 1000
+        os.path.relpath(path, location.file()) for path, ns in staged if ns < before_us * 1000
     )
 
 
@@ -322,15 +322,15 @@ def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -
         raise IncompatibleValue(
             f"{reason!r} is not a reason", "a text that is not empty", "say why the value is erased"
         )
-    given = [sequences] if isinstance(sequences, int) else list(sequences)
-    for sequence in given:
+    asked = [sequences] if isinstance(sequences, int) else list(sequences)
+    for sequence in asked:
         if isinstance(sequence, bool) or not isinstance(sequence, int | np.integer):
             raise IncompatibleValue(
                 f"{sequence!r} is not a sequence", "whole numbers", "correct it"
             )
-    if not given:
+    if not asked:
         raise IncompatibleValue("no sequence was given", "one sequence or more", "name the events")
-    return tuple(sorted({int(sequence) for sequence in given}))
+    return tuple(sorted({int(sequence) for sequence in asked}))
 
 
 class _NothingLeft(Exception):
@@ -363,7 +363,7 @@ class _Act:
     def check(self, index: SeriesIndex) -> None:
         """Raise NoSuchEvent for an event that the series has never had."""
         last = int(index.lookup([self._series])["last_sequence"][0])
-        unknown = [each for each in self._sequences if not 0 <= each <= last]
+        unknown = [sequence for sequence in self._sequences if not 0 <= sequence <= last]
         if unknown:
             newest = "it is empty" if last == NO_SEQUENCE else f"its newest is sequence {last}"
             raise NoSuchEvent(
@@ -379,11 +379,11 @@ class _Act:
         self.check(index)
         snapshot = context.snapshot
         assert snapshot is not None
-        found = _StoredSeries(snapshot, self._series, self._keys, self._id)
-        removed = self._find_removed(found)
-        if not found.erased and not removed:
+        stored = _StoredSeries(snapshot, self._series, self._keys, self._id)
+        removed = self._find_removed(stored)
+        if not stored.erased and not removed:
             raise _NothingLeft
-        replaced, written = self._rewrite(snapshot, found)
+        replaced, written = self._rewrite(snapshot, stored)
         metadata = next_metadata(index, context.head_id, now_us=context.now_us, rows=1)
         record = ErasureRecord(
             Erasure(
@@ -394,14 +394,14 @@ class _Act:
                 reason=self._reason,
                 series=self._series,
                 sequences=self._sequences,
-                events=found.erased,
+                events=stored.erased,
                 removed=removed,
             ),
             metadata.erasure,
             self._store.version(),
         )
         metadata = dataclasses.replace(metadata, erasure=self._id)
-        after, table = advance_index(index, found.make_change(index), metadata)
+        after, table = advance_index(index, stored.make_change(index), metadata)
         head = write_head(self._location, context.new_id, table)
         beside = (write_record(self._location, record),)
         self.records[context.new_id] = record
@@ -410,18 +410,18 @@ class _Act:
             context.new_id, after, written, [head], replaced=tuple(replaced), beside=beside
         )
 
-    def _find_removed(self, found: "_StoredSeries") -> tuple[int, ...]:
-        there = np.isin(np.array(self._sequences, np.int64), found.stored)
+    def _find_removed(self, stored: "_StoredSeries") -> tuple[int, ...]:
+        there = np.isin(np.array(self._sequences, np.int64), stored.stored)
         return tuple(np.array(self._sequences, np.int64)[~there].tolist())
 
     def _rewrite(
-        self, snapshot: Snapshot, found: "_StoredSeries"
+        self, snapshot: Snapshot, stored: "_StoredSeries"
     ) -> tuple[list[DataFile], list[WrittenFile]]:
         """Rewrite one run of files at a time; return the files to replace and the new ones."""
         replaced: list[DataFile] = []
         written: list[WrittenFile] = []
-        for run in dict.fromkeys(file.run for file in found.holders):
-            old = [file for file in found.holders if file.run == run]
+        for run in dict.fromkeys(file.run for file in stored.holders):
+            old = [file for file in stored.holders if file.run == run]
             key = tuple(file.path for file in old)
             if key not in self._rewritten:
                 merge = Merge(self._store, snapshot, old, NEVER_US, self._erase_rows)

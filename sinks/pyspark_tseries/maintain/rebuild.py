@@ -81,8 +81,8 @@ def recover_head(store: Store) -> RecoveredHead:
     }
     current = store.head_id() in readable
     if not readable:
-        found = readable_metadata(store.location)
-        readable = {head_id: _without_ctis(metadata) for head_id, metadata in found.items()}
+        all_readable = readable_metadata(store.location)
+        readable = {head_id: _without_ctis(metadata) for head_id, metadata in all_readable.items()}
     ids += sorted(readable.keys() - set(ids), key=lambda known: -readable[known].commit)
     metadata = next((readable[head_id] for head_id in ids if head_id in readable), NO_COMMIT)
     for head_id in ids:
@@ -125,17 +125,17 @@ def find_wrong_bounds(store: Store) -> dict[DataFile, tuple[Finding, FileStats]]
 
     Skip files of other tools, which write their own statistics.
     """
-    found, logged = {}, read_logged_bounds(store)
+    wrong, logged = {}, read_logged_bounds(store)
     for file in (file for file in store.data_files() if not file.is_foreign):
         rows: FileStats | None = None
         with contextlib.suppress(OSError, UnusableStore):
             for some in scan_file(store.location, file, BASE_SCHEMA, _BOUND_COLUMNS):
-                part = compute_stats(some)
-                rows = part if rows is None else rows.extended_with(part)
+                bounds = compute_stats(some)
+                rows = bounds if rows is None else rows.extended_with(bounds)
         if rows is not None:
             for finding in compare_bounds(file, logged[file.path], rows):
-                found[file] = finding, rows
-    return found
+                wrong[file] = finding, rows
+    return wrong
 
 
 def read_logged_bounds(store: Store) -> dict[str, tuple[str, str]]:
@@ -237,7 +237,7 @@ def rebuild(
     require_owner(store, author_or_user(principal), "make the head again")
 
     def rebuild_head(head_id: int | None, version: int) -> SeriesIndex:
-        found, newest_us = scan_state(store.location, store.data_files(), -1)
+        states, newest_us = scan_state(store.location, store.data_files(), -1)
         recovered = recover_head(store)
         metadata, floors = recovered.metadata, min_retained_table(recovered.head)
         commit_us = max(newest_us, metadata.commit_us)
@@ -260,6 +260,6 @@ def rebuild(
             ctis=ctis,
             erasure=erasure,
         )
-        return build_index(found, metadata, floors)
+        return build_index(states, metadata, floors)
 
     return len(replace_index(store, rebuild_head, timed=False).ids)

@@ -151,7 +151,7 @@ class _DamagedFile(Exception):
 
 def check_file(location: Location, file: DataFile, values: Iterable[pa.Field]) -> FileCheck:
     """Read and check all of `file`; its store has the value columns `values`."""
-    found = FileCheck()
+    checked = FileCheck()
     path = location.file(file.path)
     try:
         size = location.size(path)
@@ -159,7 +159,7 @@ def check_file(location: Location, file: DataFile, values: Iterable[pa.Field]) -
             raise _DamagedFile(f"has {size} bytes instead of the {file.size} in the log")
         with location.read(path) as source:
             footer = Footer(*read_footer(source, size))  # Read again, not from the cache.
-            _check_content(OpenFile(location, source, footer), file, values, found)
+            _check_content(OpenFile(location, source, footer), file, values, checked)
     except FileNotFoundError:
         problem = "is missing"
     except _DamagedFile as error:
@@ -169,12 +169,12 @@ def check_file(location: Location, file: DataFile, values: Iterable[pa.Field]) -
             raise
         problem = f"cannot be read: {location.redact(str(error)).splitlines()[0]}"
     else:
-        return found
+        return checked
     return FileCheck(f"file '{file.path}' {problem}; by the log it has {describe_contents(file)}")
 
 
 def _check_content(
-    source: OpenFile, file: DataFile, values: Iterable[pa.Field], found: FileCheck
+    source: OpenFile, file: DataFile, values: Iterable[pa.Field], checked: FileCheck
 ) -> None:
     footer = source.footer
     wanted = pa.schema([*BASE_SCHEMA, *values])
@@ -202,8 +202,8 @@ def _check_content(
             last = _check_order(table, file, last)
             _check_erased(table, values)
             stats = compute_stats(table)
-            found.stats = found.stats.extended_with(stats) if found.stats else stats
-            found.samples += sample_sizes(table, _FIXED_BYTES_PER_ROW + _TEXT_BYTES_PER_ROW)
+            checked.stats = checked.stats.extended_with(stats) if checked.stats else stats
+            checked.samples += sample_sizes(table, _FIXED_BYTES_PER_ROW + _TEXT_BYTES_PER_ROW)
     if rows != file.rows:
         raise _DamagedFile(f"has {rows} rows instead of the {file.rows} in the log")
 
@@ -412,11 +412,11 @@ def _check_edits(events: _Events, required: Int64Array) -> Iterator[Finding]:
     there = events.codes * len(sequences) + ranks[: len(events.sequence)]
     target = codes * len(sequences) + ranks[len(events.sequence) :]
     at = np.minimum(np.searchsorted(there, target), len(there) - 1)
-    found = there[at] == target
+    exists = there[at] == target
     forward = wanted >= events.sequence[rows]
-    lost = ~found & (wanted >= required[codes]) & ~forward
-    wrong = found & (events.edited[at] != NO_ORIGINAL) & ~forward
-    unlike = found & ~wrong & ~forward & _find_wrong_originals(events.table, rows, at)
+    lost = ~exists & (wanted >= required[codes]) & ~forward
+    wrong = exists & (events.edited[at] != NO_ORIGINAL) & ~forward
+    unlike = exists & ~wrong & ~forward & _find_wrong_originals(events.table, rows, at)
     for bad, fault in (
         (forward, "which is not before it"),
         (lost, "which does not exist"),
@@ -441,11 +441,11 @@ def _check_head(events: _Events, head: SeriesIndex) -> Iterator[Finding]:
     states = compute_state(events.table, -1).sort_by("series")
     known = head.lookup(events.names)
     for column in known:
-        found = to_int64(states[column])
-        for code in np.flatnonzero(known[column] != found)[:MAX_EXAMPLES]:
+        stored = to_int64(states[column])
+        for code in np.flatnonzero(known[column] != stored)[:MAX_EXAMPLES]:
             name, value = events.names[int(code)], known[column][code]
             shown = "nothing" if value in (NO_SEQUENCE, NEVER_US) else value
-            problem = f"the head has {column} {shown}, its events have {found[code]}"
+            problem = f"the head has {column} {shown}, its events have {stored[code]}"
             yield Finding("state", f"series '{name}': {problem}", series=name)
 
 
@@ -467,8 +467,8 @@ def verify(path: str | Location, storage_options: Mapping[str, str] | None = Non
     damage = find_log_damage(location) if location.is_local else None
     if damage is not None:
         return [Finding.of(damage)]
-    found = dict.fromkeys(_find_damage(Store.open_damaged(location)))
-    return [finding.with_advice(location.root) for finding in found]
+    findings = dict.fromkeys(_find_damage(Store.open_damaged(location)))
+    return [finding.with_advice(location.root) for finding in findings]
 
 
 def _find_damage(store: Store) -> Iterator[Finding]:
@@ -520,8 +520,8 @@ def check_rows(
 ) -> Iterator[Finding]:
     """Yield what is wrong with the events in the readable files `data`, with keys as `samples`."""
     seen = np.zeros(len(head.columns["last_sequence"]), bool)
-    for part in split_keys(samples, MAX_RANGE_BYTES, whole_series=True):
-        events = read_key_range(location, data, part, BASE_SCHEMA, CHECKED_COLUMNS)
+    for keys in split_keys(samples, MAX_RANGE_BYTES, whole_series=True):
+        events = read_key_range(location, data, keys, BASE_SCHEMA, CHECKED_COLUMNS)
         ids = head.ids.find(events["series"].unique().to_pylist())
         seen[ids[(ids >= 0) & (ids < len(seen))]] = True
         yield from find_violations(events, head, compacted)

@@ -58,14 +58,14 @@ def read_withdrawn(location: Location, query: str) -> int:
 
 
 def _find_authors(location: Location, queries: Iterable[str]) -> set[str]:
-    found = set()
+    authors = set()
     for query in queries:
         for path, _ in location.list_files(late_path(location, query, "")):
             if path.endswith(".arrow"):
                 with contextlib.suppress(pa.ArrowInvalid), location.read(path) as file:
                     metadata = pa.ipc.open_file(file).schema.metadata or {}
-                    found.add(str(json.loads(metadata[BOUNDS_KEY])["author"]))
-    return found
+                    authors.add(str(json.loads(metadata[BOUNDS_KEY])["author"]))
+    return authors
 
 
 def withdraw_corrections(
@@ -98,22 +98,22 @@ def withdraw_corrections(
         UpdateFailed: nobody has corrected it.
         PermissionDenied: the author may not edit.
     """
-    found = Store.open(parse_location(store, storage_options))
-    correctors = list_correctors(found)
+    opened = Store.open(parse_location(store, storage_options))
+    correctors = list_correctors(opened)
     if not correctors:
         raise UpdateFailed(
-            f"the store '{found.root}' has no corrections of correct_late",
+            f"the store '{opened.root}' has no corrections of correct_late",
             "a store that such a query has corrected",
             "name the store that correct_late was given",
         )
-    AccessCheck(found.settings.policy, author).require("update", "withdraw corrections")
-    authors = frozenset(_find_authors(found.location, correctors))
-    withdrawal = _Withdrawal(found.values, start, authors, author, reason)
-    rows = withdrawal.find_rows(found.snapshot())
+    AccessCheck(opened.settings.policy, author).require("update", "withdraw corrections")
+    authors = frozenset(_find_authors(opened.location, correctors))
+    withdrawal = _Withdrawal(opened.values, start, authors, author, reason)
+    rows = withdrawal.find_rows(opened.snapshot())
     if rows.num_rows:
-        found.append(withdrawal)
+        opened.append(withdrawal)
     for query, batch in correctors.items():
-        _note(found.location, query, batch)
+        _note(opened.location, query, batch)
     return int(rows.num_rows)
 
 
@@ -162,7 +162,7 @@ class _Withdrawal:
         windows = dict[tuple[str, int], list[dict[str, Any]]]()
         for event in events.to_pylist():
             windows.setdefault((event["series"], event["original"]), []).append(event)
-        edits = [each for window in windows.values() for each in self._bring_back(window)]
+        edits = [edit for window in windows.values() for edit in self._bring_back(window)]
         return pa.Table.from_pylist(edits, schema).combine_chunks()
 
     def _bring_back(self, window: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

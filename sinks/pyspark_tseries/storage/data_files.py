@@ -122,7 +122,7 @@ def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
 def _leaves(path: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
     """Return the paths and types of a column's leaves in a Parquet file."""
     if pa.types.is_struct(kind):
-        return [leaf for part in kind for leaf in _leaves(f"{path}.{part.name}", part.type)]
+        return [leaf for child in kind for leaf in _leaves(f"{path}.{child.name}", child.type)]
     if pa.types.is_map(kind):
         return [
             *_leaves(f"{path}.key_value.key", kind.key_type),
@@ -229,9 +229,9 @@ def _chunk_spans(metadata: Any) -> Iterator[tuple[int, int]]:
 
 def _compute_checksums(footer: bytes, sums: Iterable[int]) -> tuple[int, bytes]:
     """Return the offset of the checksums in the footer, and the checksums."""
-    found = _find_value(footer)
-    assert found is not None, "the file was written without room for checksums"
-    at, size = found
+    place = _find_value(footer)
+    assert place is not None, "the file was written without room for checksums"
+    at, size = place
     chunks = b"".join(b"%08x" % one for one in sums)
     assert len(chunks) == size - _CHECKSUM_DIGITS, "there is not as much room as there are chunks"
     filled = footer[: at + _CHECKSUM_DIGITS] + chunks + footer[at + size :]
@@ -283,10 +283,10 @@ def _read_tail(source: Any, size: int, length: int) -> bytes:
 
 
 def _verify_footer(footer: bytes) -> Checksums | None:
-    found = _find_value(footer)
-    if found is None:
+    place = _find_value(footer)
+    if place is None:
         return None
-    at, size = found
+    at, size = place
     zeros = footer[:at] + b"0" * _CHECKSUM_DIGITS + footer[at + _CHECKSUM_DIGITS :]
     try:
         sums = np.frombuffer(bytes.fromhex(footer[at : at + size].decode()), ">u4")
@@ -400,14 +400,14 @@ def _row_bounds(
         filesystem=location.filesystem,
         coerce_int96_timestamp_unit="us",
     )
-    found = {}
+    bounds = {}
     for name in columns:
         column = table[name]
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp("us")).cast(pa.int64())
         ends = pc.min_max(column)
-        found[name] = ends["min"].as_py(), ends["max"].as_py()
-    return found
+        bounds[name] = ends["min"].as_py(), ends["max"].as_py()
+    return bounds
 
 
 SMALL_FILE_ROWS: Final = 64
@@ -509,8 +509,8 @@ def data_files(location: Location, actions: pa.Table) -> list[DataFile]:
         for name in ("series", "sequence", "timestamp")
     ]
     rows = zip(*(_log_column(actions, name) for name in plain), *ends, strict=True)
-    found = (_logged_file(location, action[:3], FileStats(*action[3:])) for action in rows)
-    return sorted(found, key=lambda file: (file.first_commit, file.path.split("/")[-1], file.path))
+    files = (_logged_file(location, action[:3], FileStats(*action[3:])) for action in rows)
+    return sorted(files, key=lambda file: (file.first_commit, file.path.split("/")[-1], file.path))
 
 
 def _log_column(actions: pa.Table, name: str) -> list[Any]:

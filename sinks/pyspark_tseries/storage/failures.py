@@ -107,23 +107,23 @@ def away_error(location: Location) -> NoSuchStore:
 
 def find_code(error: BaseException) -> int | None:
     """Return the operating system's error number that `error` or one of its causes reports."""
-    for each in walk_causes(error):
-        if isinstance(each, OSError) and each.errno is not None:
-            return each.errno
-        found = _QUOTED_CODE.search(str(each))
-        if found is not None:
-            return int(found[1] or found[2])
+    for cause in walk_causes(error):
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return cause.errno
+        quoted = _QUOTED_CODE.search(str(cause))
+        if quoted is not None:
+            return int(quoted[1] or quoted[2])
     return None
 
 
 def _find_path(error: BaseException) -> str | None:
-    for each in walk_causes(error):
-        if isinstance(each, OSError) and isinstance(each.filename, str):
-            return each.filename
-    for each in walk_causes(error):
-        found = None if isinstance(each, TseriesError) else _QUOTED_PATH.search(str(each))
-        if found is not None:
-            return str(next(filter(None, found.groups())))
+    for cause in walk_causes(error):
+        if isinstance(cause, OSError) and isinstance(cause.filename, str):
+            return cause.filename
+    for cause in walk_causes(error):
+        quoted = None if isinstance(cause, TseriesError) else _QUOTED_PATH.search(str(cause))
+        if quoted is not None:
+            return str(next(filter(None, quoted.groups())))
     return None
 
 

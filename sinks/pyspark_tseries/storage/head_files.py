@@ -88,13 +88,13 @@ def head_chain(location: Location, head_id: int | None, since_us: int) -> Iterat
 
 def readable_metadata(location: Location) -> dict[int, CommitMetadata]:
     """Return the commit metadata of all head files that can be read, by head id."""
-    found = {}
+    readable = {}
     heads = (path for path, _ in location.list_files(location.file("_tseries", "head")))
     for path in heads:
         with contextlib.suppress(OSError, *_DAMAGE_ERRORS):
             head_id = int(os.path.basename(path).split(".")[0], 16)
-            found[head_id] = _metadata_at(location, path)
-    return found
+            readable[head_id] = _metadata_at(location, path)
+    return readable
 
 
 def _metadata_at(location: Location, path: str) -> CommitMetadata:
@@ -279,12 +279,12 @@ def read_records(location: Location, last: str | None) -> Iterator[ErasureRecord
 
 def list_records(location: Location) -> list[ErasureRecord]:
     """Return all records that can be read, including those outside of the chain."""
-    found = []
+    records = []
     for path, _ in location.list_files(location.file(*ERASURES)):
         if path.endswith(".json"):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                found.append(_read_record(location, path))
-    return found
+                records.append(_read_record(location, path))
+    return records
 
 
 def _read_record(location: Location, path: str) -> ErasureRecord:

@@ -84,13 +84,13 @@ def _sync(path: str) -> None:
 
 def list_directories(root: str, files: Sequence[str]) -> list[str]:
     """Return the directories above each of `files`, which lie in `root`, up to `root` itself."""
-    found: dict[str, None] = {}
+    directories: dict[str, None] = {}
     for file in files:
         directory = os.path.dirname(file)
-        while directory not in found and len(directory) >= len(root):
-            found[directory] = None
+        while directory not in directories and len(directory) >= len(root):
+            directories[directory] = None
             directory = os.path.dirname(directory)
-    return list(found)
+    return list(directories)
 
 
 def move_exclusively(path: str, to: str) -> None:
@@ -157,8 +157,8 @@ def _store_tag(table_id: str) -> int:
 
 def bears_tag(path: str, table_id: str) -> bool:
     """Return whether `path`, relative to the store, names an event file of this very store."""
-    found = EVENT_FILE_PATH.fullmatch(path)
-    return found is not None and int(found["id"], 16) >> RANDOM_BITS == _store_tag(table_id)
+    match = EVENT_FILE_PATH.fullmatch(path)
+    return match is not None and int(match["id"], 16) >> RANDOM_BITS == _store_tag(table_id)
 
 
 OptionPairs = tuple[tuple[str, str], ...]
@@ -267,9 +267,9 @@ def parse_location(
         raise ValueError(compose_message(f"{location!r} is not a path", "a text or a pathlib.Path"))
     there = normalize_location(os.fspath(location))
     try:
-        given = _normalize_options(options or {})
-        if given and not there.startswith("s3://"):
-            raise ValueError(f"a local path needs no {given[0][0]}")
+        pairs = _normalize_options(options or {})
+        if pairs and not there.startswith("s3://"):
+            raise ValueError(f"a local path needs no {pairs[0][0]}")
     except ValueError as error:
         raise OptionError(
             "storageOptions",
@@ -277,30 +277,30 @@ def parse_location(
             ", ".join(STORAGE_OPTIONS),
             "correct it, or leave it out for what the environment says",
         ) from None
-    return Location(there, given) if there.startswith("s3://") else Location(os.path.abspath(there))
+    return Location(there, pairs) if there.startswith("s3://") else Location(os.path.abspath(there))
 
 
 def _normalize_options(options: Mapping[str, str]) -> OptionPairs:
     """Return sorted options with names in capitals; raise ValueError if they are not valid."""
-    found: dict[str, str] = {}
+    normalized: dict[str, str] = {}
     for key, value in options.items():
         name = _OPTION_ALIASES.get(key.upper(), key.upper())
         if name not in STORAGE_OPTIONS:
             raise ValueError(f"there is no storage option '{key}'")
-        if found.setdefault(name, value) != value:
+        if normalized.setdefault(name, value) != value:
             raise ValueError(f"storage option '{name}' is given twice, with different values")
-    if ("AWS_ACCESS_KEY_ID" in found) != ("AWS_SECRET_ACCESS_KEY" in found):
+    if ("AWS_ACCESS_KEY_ID" in normalized) != ("AWS_SECRET_ACCESS_KEY" in normalized):
         raise ValueError("one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY needs the other")
-    if found.get("AWS_ALLOW_HTTP", "true").lower() not in ("true", "false"):
+    if normalized.get("AWS_ALLOW_HTTP", "true").lower() not in ("true", "false"):
         raise ValueError("AWS_ALLOW_HTTP is neither 'true' nor 'false'")
-    endpoint = found.get("AWS_ENDPOINT_URL", "https://")
+    endpoint = normalized.get("AWS_ENDPOINT_URL", "https://")
     if not endpoint.startswith(("http://", "https://")):
         raise ValueError("AWS_ENDPOINT_URL is not an http: or https: URL")
-    if endpoint.startswith("http:") and found.get("AWS_ALLOW_HTTP", "").lower() != "true":
+    if endpoint.startswith("http:") and normalized.get("AWS_ALLOW_HTTP", "").lower() != "true":
         raise ValueError("an AWS_ENDPOINT_URL without encryption needs AWS_ALLOW_HTTP=true")
-    if "AWS_ENDPOINT_URL" in found:
-        found.setdefault("AWS_REGION", "us-east-1")
-    return tuple(sorted(found.items()))
+    if "AWS_ENDPOINT_URL" in normalized:
+        normalized.setdefault("AWS_REGION", "us-east-1")
+    return tuple(sorted(normalized.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,10 +436,10 @@ class Location:
         """Return the size of a file in bytes; raise FileNotFoundError if it is missing."""
         if self.is_local:
             return os.path.getsize(path)
-        found = self.filesystem.get_file_info(path)
-        if found.size is None:
+        info = self.filesystem.get_file_info(path)
+        if info.size is None:
             raise FileNotFoundError(path)
-        return int(found.size)
+        return int(info.size)
 
     def identity(self, path: str) -> tuple[int, int] | None:
         """Return a value that differs for a later file of the same name; None if it is missing."""
@@ -449,8 +449,8 @@ class Location:
             except FileNotFoundError:
                 return None
             return entry.st_ino, entry.st_mtime_ns
-        found = self.filesystem.get_file_info(path)
-        return None if found.size is None else (int(found.size), int(found.mtime_ns))
+        info = self.filesystem.get_file_info(path)
+        return None if info.size is None else (int(info.size), int(info.mtime_ns))
 
     def clock_us(self) -> int | None:
         """Return the time of the storage's own clock, in microseconds; None if unknown.
@@ -468,10 +468,10 @@ class Location:
             else:
                 with self.write(path) as file:
                     file.write(b"")
-            found = self.identity(path)
+            identity = self.identity(path)
         except OSError:
             return None
-        return None if found is None else found[1] // 1000
+        return None if identity is None else identity[1] // 1000
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files; ignore missing ones."""
@@ -484,9 +484,9 @@ class Location:
         """Yield each file in `directory`, which need not exist, and its time in nanoseconds."""
         if not self.is_local:
             wanted = _file_selector(directory)
-            for found in self.filesystem.get_file_info(wanted):
-                if found.is_file:
-                    yield found.path, int(found.mtime_ns)
+            for info in self.filesystem.get_file_info(wanted):
+                if info.is_file:
+                    yield info.path, int(info.mtime_ns)
         elif os.path.isdir(directory):
             for entry in os.scandir(directory):
                 with contextlib.suppress(FileNotFoundError):
@@ -496,8 +496,8 @@ class Location:
     def list_folders(self, directory: str) -> list[str]:
         """Return the names of the folders in `directory`, which need not exist."""
         if not self.is_local:
-            found = self.filesystem.get_file_info(_file_selector(directory))
-            return [each.base_name for each in found if not each.is_file]
+            infos = self.filesystem.get_file_info(_file_selector(directory))
+            return [info.base_name for info in infos if not info.is_file]
         if not os.path.isdir(directory):
             return []
         return [entry.name for entry in os.scandir(directory) if entry.is_dir()]
@@ -523,21 +523,21 @@ def _s3_filesystem(options: OptionPairs) -> Any:
     from pyarrow.fs import S3FileSystem
 
     # Read the environment variables that Delta reads; Arrow would know only some of them.
-    given = {
+    settings = {
         name: os.environ[name]
         for name in (*_OPTION_ALIASES, *_ENVIRONMENT_OPTIONS)
         if name in os.environ
     }
-    given = {
-        **{_OPTION_ALIASES.get(name, name): value for name, value in given.items()},
+    settings = {
+        **{_OPTION_ALIASES.get(name, name): value for name, value in settings.items()},
         **dict(options),
     }
-    endpoint = given.get("AWS_ENDPOINT_URL")
+    endpoint = settings.get("AWS_ENDPOINT_URL")
     return S3FileSystem(
-        access_key=given.get("AWS_ACCESS_KEY_ID"),
-        secret_key=given.get("AWS_SECRET_ACCESS_KEY"),
-        session_token=given.get("AWS_SESSION_TOKEN"),
-        region=given.get("AWS_REGION"),
+        access_key=settings.get("AWS_ACCESS_KEY_ID"),
+        secret_key=settings.get("AWS_SECRET_ACCESS_KEY"),
+        session_token=settings.get("AWS_SESSION_TOKEN"),
+        region=settings.get("AWS_REGION"),
         scheme=None if endpoint is None else urlsplit(endpoint).scheme,
         endpoint_override=None if endpoint is None else endpoint.split("://", 1)[1].rstrip("/"),
         connect_timeout=10,

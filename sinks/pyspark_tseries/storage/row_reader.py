@@ -106,11 +106,11 @@ class Footer:
         width = self.metadata.num_columns
         for group in groups:
             for leaf in which:
-                span = self._spans.get((group, leaf))
-                if span is None:
-                    span = chunk_span(self.metadata.row_group(group).column(leaf))
-                    self._spans[group, leaf] = span
-                yield *span, int(self.sums[group * width + leaf])
+                place = self._spans.get((group, leaf))
+                if place is None:
+                    place = chunk_span(self.metadata.row_group(group).column(leaf))
+                    self._spans[group, leaf] = place
+                yield *place, int(self.sums[group * width + leaf])
 
     def bounds(self, column: str) -> list[tuple[Any, Any] | None]:
         """Return the lowest and highest value of `column` in each row group; None if unknown."""
@@ -358,12 +358,12 @@ def read_files(
         for piece in plan_pieces(file, footer, row_filter)
     ]
     alone = len(pieces) == 1
-    found = _map_parallel(
+    pieces_rows = _map_parallel(
         lambda job: _read_pieces(location, job, schema, row_filter, alone),
         _divide_pieces(pieces, width),
         width,
     )
-    alike = groupby(chain.from_iterable(found), key=lambda part: part.fixed)
+    alike = groupby(chain.from_iterable(pieces_rows), key=lambda rows: rows.fixed)
     tables = [_assemble(fixed, list(parts), schema) for fixed, parts in alike]
     return pa.concat_tables([schema.empty_table(), *tables])
 
@@ -373,8 +373,8 @@ def stream_file(
 ) -> Iterator[pa.Table]:
     """Yield what `read_files` returns for one file, piece by piece."""
     for piece in plan_pieces(file, _footer(location, file), row_filter):
-        for found in _read_pieces(location, [piece], schema, row_filter, alone=True):
-            yield _assemble(found.fixed, [found], schema)
+        for rows in _read_pieces(location, [piece], schema, row_filter, alone=True):
+            yield _assemble(rows.fixed, [rows], schema)
 
 
 def _footer(location: Location, file: DataFile) -> Footer:
@@ -441,8 +441,8 @@ def _read_pieces(
         location.read(location.file(first.file.path)) as file,
     ):
         source = OpenFile(location, file, first.footer)
-        found = [_read_piece(source, piece, schema, row_filter, alone) for piece in pieces]
-    return [rows for rows in found if rows is not None]
+        pieces_rows = [_read_piece(source, piece, schema, row_filter, alone) for piece in pieces]
+    return [rows for rows in pieces_rows if rows is not None]
 
 
 def _read_piece(
@@ -540,8 +540,8 @@ class OpenFile:
                 )
         encoded = encoded and "series" in names and self.footer.has_dictionary(groups[0], "series")
         source = self._encoded if encoded else self._parquet
-        found = source.read_row_groups(groups, columns=names, use_threads=alone)
-        return {name: _in_microseconds(found[name]) for name in names}
+        table = source.read_row_groups(groups, columns=names, use_threads=alone)
+        return {name: _in_microseconds(table[name]) for name in names}
 
 
 def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -552,24 +552,26 @@ def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _cast_columns(found: pa.Table, schema: pa.Schema) -> pa.Table:
+def _cast_columns(columns_read: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast the columns that are in `schema` to its types; usually the file already has these."""
-    names = [name for name in found.column_names if name in schema.names]
+    names = [name for name in columns_read.column_names if name in schema.names]
     kinds = [schema.field(name).type for name in names]
     columns = [
-        found[name] if found[name].type == kind else found[name].cast(kind)
+        columns_read[name] if columns_read[name].type == kind else columns_read[name].cast(kind)
         for name, kind in zip(names, kinds, strict=True)
     ]
     return pa.table(columns, names)
 
 
-def _assemble(fixed: Mapping[str, Any], parts: Sequence[_PieceRows], schema: pa.Schema) -> pa.Table:
-    found = pa.concat_tables([part.columns for part in parts])
-    rows = sum(part.rows for part in parts)
+def _assemble(
+    fixed: Mapping[str, Any], pieces: Sequence[_PieceRows], schema: pa.Schema
+) -> pa.Table:
+    columns_read = pa.concat_tables([piece.columns for piece in pieces])
+    rows = sum(piece.rows for piece in pieces)
     columns = [
         pa.repeat(pa.scalar(fixed[field.name], field.type), rows)
         if field.name in fixed
-        else found[field.name]
+        else columns_read[field.name]
         for field in schema
     ]
     return pa.table(columns, schema)
@@ -594,12 +596,12 @@ def sample_sizes(keys: pa.Table, row_bytes: int) -> list[Sample]:
 def read_key_range(
     location: Location,
     data: Iterable[DataFile],
-    part: KeyRange,
+    keys: KeyRange,
     schema: pa.Schema,
     columns: Sequence[str],
 ) -> pa.Table:
     """Return the rows of a key range, in the order of files; columns that a file lacks are null."""
-    return read_rows(location, data, schema, columns, RowFilter(keys=part))
+    return read_rows(location, data, schema, columns, RowFilter(keys=keys))
 
 
 def read_rows(
@@ -615,8 +617,8 @@ def read_rows(
     `columns` includes the columns that `wanted` tests.
     """
     touched = [file for file in data if row_filter.keys.overlaps(file.first, file.last)]
-    found = read_files(location, touched, _select_fields(schema, columns), row_filter)
-    return found if wanted is None else found.filter(wanted)
+    rows = read_files(location, touched, _select_fields(schema, columns), row_filter)
+    return rows if wanted is None else rows.filter(wanted)
 
 
 def scan_file(

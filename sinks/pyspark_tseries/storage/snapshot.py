@@ -79,13 +79,13 @@ class Snapshot:
         """True if events of the store may be erased."""
         return self.metadata.erasure is not None
 
-    def index(self, series: Sequence[str] | None = None, part: KeyRange = ALL_KEYS) -> SeriesIndex:
-        """Return the series index, at least for `series` (None: all) in the key range `part`.
+    def index(self, series: Sequence[str] | None = None, keys: KeyRange = ALL_KEYS) -> SeriesIndex:
+        """Return the series index, at least for `series` (None: all) in the key range `keys`.
 
-        `part` splits no series. With few series, a process need not load the index of all.
+        `keys` splits no series. With few series, a process need not load the index of all.
         """
         now = self.newest_index(series)
-        return now if self.as_of is None else self._past_index(now, series, part)
+        return now if self.as_of is None else self._past_index(now, series, keys)
 
     def newest_index(self, series: Sequence[str] | None = None) -> SeriesIndex:
         """Return the index of the current head, at least for `series`, whatever `as_of` says."""
@@ -102,13 +102,13 @@ class Snapshot:
         return last_index(self.location) if self.heads is None else self.heads
 
     def _past_index(
-        self, now: SeriesIndex, series: Sequence[str] | None, part: KeyRange
+        self, now: SeriesIndex, series: Sequence[str] | None, keys: KeyRange
     ) -> SeriesIndex:
         """Compute the index from the rows up to then, and the floors of the index `now`."""
         assert self.as_of is not None
         names = None if series is None else sorted(set(series))
-        row_filter = RowFilter(names, part, commits=(MIN_NUMBER, self.as_of))
-        data = [file for file in self.files if part.overlaps(file.first, file.last)]
+        row_filter = RowFilter(names, keys, commits=(MIN_NUMBER, self.as_of))
+        data = [file for file in self.files if keys.overlaps(file.first, file.last)]
         states, _ = scan_state(self.location, data, -1, row_filter)
         floors = min_retained_table(now)
         if floors is not None:

@@ -59,11 +59,11 @@ def describe_change(store: "Store", commit: CommitId) -> str | None:
         return "has no commit"
     if commit.number > last.number:
         return f"ends with {last}"
-    found = find_commit_id(store, commit.number)
-    if found is not None and found.number == commit.number and found != commit:
-        return f"has {found} in its place"
-    if found is not None and found.number < commit.number:
-        return f"has no commit of that number after {found}"
+    present = find_commit_id(store, commit.number)
+    if present is not None and present.number == commit.number and present != commit:
+        return f"has {present} in its place"
+    if present is not None and present.number < commit.number:
+        return f"has no commit of that number after {present}"
     if len(proven) >= MAX_PROVEN:
         proven.clear()
     proven[commit.number] = commit.id
@@ -74,8 +74,8 @@ def is_given_up(location: Location, lost: CommitId) -> bool:
     """Return whether a repair has given up this commit after damage, and skipped its number."""
     if not location.is_local:
         return False
-    found = os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE)
-    for path in glob.iglob(found):
+    pattern = os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE)
+    for path in glob.iglob(pattern):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(path, encoding="utf-8") as file:
                 record = json.load(file)
@@ -118,13 +118,13 @@ def _find_in_log(location: Location, number: int, newest: int) -> CommitId | Non
     low, high, best = 0, len(versions), None
     while low < high:
         middle = at = (low + high) // 2
-        found = None
-        while at >= low and (found := _read_commit_id(location, versions[at])) is None:
+        commit = None
+        while at >= low and (commit := _read_commit_id(location, versions[at])) is None:
             at -= 1  # The entry is of a compaction or of another tool.
-        if found is None:
+        if commit is None:
             low = middle + 1
-        elif found.number <= number:
-            best, low = found, middle + 1
+        elif commit.number <= number:
+            best, low = commit, middle + 1
         else:
             high = at
     return best
@@ -168,8 +168,8 @@ def _kept_path(location: Location, first: int) -> str:
 
 def _find_kept(location: Location, number: int) -> CommitId | None:
     ids = _read_kept(location, _first_of(number))
-    found = ids.get(number)
-    return None if found is None else CommitId(number, found)
+    head_id = ids.get(number)
+    return None if head_id is None else CommitId(number, head_id)
 
 
 def _read_kept(location: Location, first: int) -> dict[int, int]:

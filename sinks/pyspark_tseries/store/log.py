@@ -330,14 +330,14 @@ def publish(
 def unreachable_error(location: Location, done: str, error: Exception) -> UnusableStore:
     """Return an error without the secrets that `error`, the storage's answer, may contain."""
     said = " ".join(_COLOUR_CODES.sub("", location.redact(str(error))).split())
-    there, given = "a directory that can be written", ""
+    there, options = "a directory that can be written", ""
     if not location.is_local:
         there = "a prefix in a bucket that exists, and credentials that may read and write it"
-        given = " and storageOptions (storage_options=, --storage-option)"
+        options = " and storageOptions (storage_options=, --storage-option)"
     return UnusableStore(
         f"'{location.root}' cannot be {done} as a store: {said[:500]}",
         there,
-        f"check the path{given}",
+        f"check the path{options}",
     )
 
 

@@ -421,12 +421,12 @@ class LogFile:
 
 def list_log_files(location: Location) -> list[LogFile]:
     """Return the entries and checkpoints of the log, rising by version."""
-    found = []
+    files = []
     for full, modified_ns in location.list_files(location.file("_delta_log")):
         name = _LOG_FILE.fullmatch(os.path.basename(full))
         if name is not None:
-            found.append(LogFile(int(name[1]), full, modified_ns))
-    return sorted(found, key=lambda file: (file.version, file.full))
+            files.append(LogFile(int(name[1]), full, modified_ns))
+    return sorted(files, key=lambda file: (file.version, file.full))
 
 
 def read_entries_back(location: Location, newest: int) -> Iterator[tuple[int, Entry | None]]:

@@ -175,16 +175,16 @@ def adopt_entry(entry: bytes, checked: int, location: str) -> bytes:
 
 def seal(content: bytes) -> bytes:
     """Return `content` with its checksum in the place that it has for it."""
-    found = _CHECKSUM.search(content)
-    assert found is not None, "there is no room for a checksum"
-    crc = _checksum_around(content, *found.span(1))
-    return b"%b%08x%b" % (content[: found.start(1)], crc, content[found.end(1) :])
+    match = _CHECKSUM.search(content)
+    assert match is not None, "there is no room for a checksum"
+    crc = _checksum_around(content, *match.span(1))
+    return b"%b%08x%b" % (content[: match.start(1)], crc, content[match.end(1) :])
 
 
 def has_wrong_checksum(content: bytes) -> bool | None:
     """Return whether `content` is not as `seal` returned it; None if it has no checksum."""
-    found = _CHECKSUM.search(content)
-    return None if found is None else _checksum_around(content, *found.span(1)) != int(found[1], 16)
+    match = _CHECKSUM.search(content)
+    return None if match is None else _checksum_around(content, *match.span(1)) != int(match[1], 16)
 
 
 def _checksum_around(content: bytes, start: int, end: int) -> int:
@@ -272,8 +272,8 @@ def _content_checksum(lines: Iterable[Mapping[str, Any]], own_info: Mapping[str,
         if kind in line
     ]
     own = {name: value for name, value in own_info.items() if name != CHECKSUM_KEY}
-    parts = sorted(json.dumps(part, sort_keys=True) for part in [*said, ["own", own]])
-    return f"{zlib.crc32(chr(10).join(parts).encode()):08x}"
+    items = sorted(json.dumps(item, sort_keys=True) for item in [*said, ["own", own]])
+    return f"{zlib.crc32(chr(10).join(items).encode()):08x}"
 
 
 def _line(action: Mapping[str, Any]) -> bytes:

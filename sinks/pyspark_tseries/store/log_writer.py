@@ -129,9 +129,9 @@ def copy_log(location: Location, version: int, to: str, without: Collection[str]
 def log_tail(names: Iterable[str], version: int) -> list[str]:
     """Return names: the last checkpoint up to `version`, and the entries from it to `version`."""
     numbered = [
-        (int(found[1]), found[2], found[0])
+        (int(match[1]), match[2], match[0])
         for name in names
-        if (found := _NUMBERED.fullmatch(name))
+        if (match := _NUMBERED.fullmatch(name))
     ]
     checkpoints = [number for number, kind, _ in numbered if kind != "json" and number <= version]
     last = max(checkpoints, default=-1)

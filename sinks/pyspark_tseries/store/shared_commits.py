@@ -89,7 +89,7 @@ class SharedBatch:
             commit = _join(self._batches).prepare(context)
         except TseriesError as error:
             refused = self._find_refused(context) if len(self._batches) > 1 else {0: error}
-            accepted = [each for row, each in enumerate(self._batches) if row not in refused]
+            accepted = [batch for row, batch in enumerate(self._batches) if row not in refused]
             if not accepted:
                 raise Refused([refused[row] for row in range(len(refused))]) from None
             commit = _join(accepted).prepare(context)
@@ -112,7 +112,7 @@ class SharedBatch:
         place = np.argsort(events.order)
         sequence, us = events.sequence[place].tolist(), events.timestamp_us[place].tolist()
         number = commit.index.metadata.commit
-        appended = (AppendedEvent(*each, number) for each in zip(sequence, us, strict=True))
+        appended = (AppendedEvent(*event, number) for event in zip(sequence, us, strict=True))
         return [refused.get(row) or next(appended) for row in range(len(self._batches))]
 
 
@@ -209,18 +209,18 @@ class SharedCommits:
         """Move the leader, and the waiting callers that can share its commit, into the commit."""
         if not shared.callers:
             with self._mutex:
-                others = (each for each in self._waiting if leader.can_share(each))
+                others = (caller for caller in self._waiting if leader.can_share(caller))
                 drawn = [leader, *islice(others, MAX_SHARED_EVENTS - 1)]
                 taken = set(map(id, drawn))
-                rest = [each for each in self._waiting if id(each) not in taken]
+                rest = [caller for caller in self._waiting if id(caller) not in taken]
                 shared.callers, self._waiting = drawn, rest
-        return [each.batch for each in shared.callers]
+        return [caller.batch for caller in shared.callers]
 
     def _leave(self, caller: "_Caller") -> None:
         """Make another caller the leader if `caller` is; it may be interrupted at any moment."""
         with self._mutex:
             caller.has_left = True
-            self._waiting = [each for each in self._waiting if each is not caller]
+            self._waiting = [other for other in self._waiting if other is not caller]
             if self._leader is caller:
                 heirs = self._current.remaining() or self._waiting
                 self._leader = heirs[0] if heirs else None
@@ -264,7 +264,7 @@ class _SharedCommit:
 
     def remaining(self) -> list[_Caller]:
         """Return the callers that still wait for their outcome."""
-        return [each for each in self.callers if each.outcome is None and not each.has_left]
+        return [caller for caller in self.callers if caller.outcome is None and not caller.has_left]
 
     def settle(self) -> None:
         """Tell each caller its outcome."""

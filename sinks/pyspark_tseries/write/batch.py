@@ -358,8 +358,8 @@ class _Commit:
         access.require("update", "add events")
         access.require_authors([self._batch.author])
         for output in self._outputs:
-            for part in (*self._appends(output), *self._edits(output)):
-                access.require_authors(part["author"].drop_null().unique().to_pylist())
+            for rows in (*self._appends(output), *self._edits(output)):
+                access.require_authors(rows["author"].drop_null().unique().to_pylist())
 
     def write(self) -> PreparedCommit:
         """Write all files of the commit."""
@@ -386,8 +386,8 @@ class _Commit:
 
     def number(self, rows: pa.Table) -> NumberedRows:
         """Number appends that are in memory."""
-        series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-        return self._rules.number(series, given, self._lookup)
+        series, stamps = (rows[name].combine_chunks() for name in ("series", "timestamp"))
+        return self._rules.number(series, stamps, self._lookup)
 
     @functools.cached_property
     def _temp_paths(self) -> TempPaths:
@@ -408,8 +408,8 @@ class _Commit:
     def _confirm_optimistic(self) -> OptimisticNumber | None:
         """Return the tasks' optimistic number if it is that of this commit; else None."""
         context, last = self._context, self._index.metadata
-        given = (task.optimistic for task in self._batch.tasks if task.optimistic is not None)
-        optimistic = next(given, None)
+        numbers = (task.optimistic for task in self._batch.tasks if task.optimistic is not None)
+        optimistic = next(numbers, None)
         if optimistic is None:
             return None
         if (optimistic.head_id, optimistic.commit) != (context.head_id, last.commit + 1):
@@ -440,7 +440,7 @@ class _Commit:
             return WriteResult(replace(file, path=path), change, Counts())
         memory = self._batch.limits.memory
         if sum(output.size for output in group) <= memory:
-            parts = [part for output in group for part in self._appends(output)]
+            parts = [appends for output in group for appends in self._appends(output)]
             rows = pa.Table.from_batches(parts, schema).combine_chunks()
             events = self.number(rows)
             self._numbered.append(events)
@@ -459,11 +459,11 @@ class _Commit:
             if output.inline is None and sorter is not None:
                 chunks, sorter = chunks + sorter.spill(), None
             chunks += output.chunks
-            for part in self._inline_batches(output):
+            for rows in self._inline_batches(output):
                 sorter = sorter or SpillSorter(
                     self._location, self._temp_paths, self._batch.limits.memory
                 )
-                sorter.add(split_edits(part)[0])
+                sorter.add(split_edits(rows)[0])
         return chunks + (sorter.spill() if sorter is not None else [])
 
     def _write_edits(
@@ -471,7 +471,7 @@ class _Commit:
     ) -> tuple[NumberedEdits, WrittenFile | None]:
         batch, index = self._batch, self._index
         rows = pa.concat_tables(
-            [part for output in self._outputs for part in self._edits(output)]
+            [edits for output in self._outputs for edits in self._edits(output)]
         ).combine_chunks()
         series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
         data = [*snapshot.files, *(to_data_file(file, self._metadata.commit) for file in written)]
@@ -494,17 +494,17 @@ class _Commit:
     def _series(self, output: TaskOutput) -> pa.Array:
         if output.series is not None:
             return read_staged_task(self._location, output.series)["series"].unique()
-        parts = [split_edits(part)[0]["series"].unique() for part in self._inline_batches(output)]
+        parts = [split_edits(rows)[0]["series"].unique() for rows in self._inline_batches(output)]
         return pa.chunked_array(parts, pa.string()).unique()
 
     def _appends(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
-        yield from (split_edits(part)[0] for part in self._inline_batches(output))
+        yield from (split_edits(rows)[0] for rows in self._inline_batches(output))
         for chunk in output.chunks:
             yield from read_chunk(self._location, chunk, self._batch.rows.schema)
 
     def _edits(self, output: TaskOutput) -> Iterator[pa.Table]:
-        for part in self._inline_batches(output):
-            edits = split_edits(part)[1]
+        for rows in self._inline_batches(output):
+            edits = split_edits(rows)[1]
             if edits is not None:
                 yield pa.Table.from_batches([edits])
         if output.edits is not None:
@@ -549,8 +549,10 @@ def _group_by_series(
 def _overlapping_pairs(series: Sequence[pa.Array]) -> list[tuple[int, int]]:
     """Return enough pairs of lists to connect all that share a name; a list repeats no name."""
     # Encode the lists separately, with one dictionary: one array of all names could be too large.
-    parts = pa.chunked_array(list(series), pa.string()).dictionary_encode().chunks
-    codes = np.concatenate([np.empty(0, np.int32), *(part.indices.to_numpy() for part in parts)])
+    encoded_lists = pa.chunked_array(list(series), pa.string()).dictionary_encode().chunks
+    codes = np.concatenate(
+        [np.empty(0, np.int32), *(encoded.indices.to_numpy() for encoded in encoded_lists)]
+    )
     last = np.full(codes.max(initial=-1) + 1, -1)  # The last list so far that has each name.
     pairs: list[tuple[int, int]] = []
     ends = np.cumsum([len(names) for names in series])

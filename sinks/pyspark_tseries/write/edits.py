@@ -180,9 +180,9 @@ def find_originals(
     ]
     row_filter = RowFilter(distinct, sequences=bounds)
     is_wanted = pc.field("sequence").isin(pa.array(np.unique(wanted)))
-    found = read_rows(location, data, BASE_SCHEMA, EVENT_NAMES, row_filter, is_wanted)
+    originals = read_rows(location, data, BASE_SCHEMA, EVENT_NAMES, row_filter, is_wanted)
     edits = pa.table({"series": series, "sequence": sequence, "row": np.arange(len(codes))})
-    joined = edits.join(found, ["series", "sequence"], join_type="left outer").sort_by("row")
+    joined = edits.join(originals, ["series", "sequence"], join_type="left outer").sort_by("row")
     us = joined["timestamp"].cast(pa.int64()).fill_null(NEVER_US).to_numpy()
     author = joined["author"].combine_chunks().cast(pa.string())
     erased = joined[ERASURE_FIELD.name].is_valid().to_numpy()

@@ -158,7 +158,7 @@ class FutureRule:
 
 def number_rows(
     series: pa.Array,
-    given: pa.Array,
+    stamps: pa.Array,
     index: SeriesLookup,
     out_of_order: str,
     now_us: int,
@@ -173,7 +173,7 @@ def number_rows(
     CTI; then `out_of_order` applies. Adjusted rows keep their order among themselves. `future`
     applies to rows that are too far ahead, but not late.
     """
-    rows = sort_rows(series, given)
+    rows = sort_rows(series, stamps)
     _check_legal(rows)
     before = index.lookup(rows.names.to_pylist())
     least_us = np.maximum(before["original_us"], index.cti_us)
@@ -185,7 +185,7 @@ def number_rows(
     if not kept.all():
         rows = SortedRows(rows.order[kept], rows.names, rows.codes[kept], rows.us[kept])
     us = np.maximum(rows.us, least_us[rows.codes]) if counts.adjusted else rows.us
-    timed_us = us if given.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
+    timed_us = us if stamps.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
     return _assign_sequences(rows._replace(us=timed_us), before, now_us, index.cti_us, counts)
 
 
@@ -198,22 +198,22 @@ def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -
 
 def _apply_future_policy(ahead: BoolArray, rows: "SortedRows", future: FutureRule | None) -> Counts:
     """Count the rows to leave out; raise FutureEvent if there are any under `fail`."""
-    found = np.flatnonzero(ahead)
-    if future is None or not len(found):
+    positions = np.flatnonzero(ahead)
+    if future is None or not len(positions):
         return Counts()
-    row = int(found[0])
+    row = int(positions[0])
     example = {
         "series": rows.names[int(rows.codes[row])].as_py(),
         "timestamp": format_instant(int(rows.us[row])),
         "commit_time": format_instant(future.commit_us),
     }
     if future.policy == "drop":
-        return Counts(future=len(found), future_example=example)
+        return Counts(future=len(positions), future_example=example)
     why = ", as in every store whose retained range has 'last'" if future.is_default else ""
     raise FutureEvent(
         f"series '{example['series']}': timestamp {example['timestamp']} is too far after the time "
         f"of the commit, {example['commit_time']}: it would hide and hold up what follows in its "
-        f"series ({len(found)} such rows in the batch)",
+        f"series ({len(positions)} such rows in the batch)",
         f"at most {format_duration(future.allowed_us)} after it{why}",
         "correct the clock that the timestamp is of; if it is right, set maxFuture to a longer "
         "duration or to 'none', or futurePolicy to 'drop'. Nothing of the batch is stored",
@@ -236,13 +236,13 @@ class SortedRows(NamedTuple):
     us: Int64Array
 
 
-def sort_rows(series: pa.Array, given: pa.Array) -> SortedRows:
+def sort_rows(series: pa.Array, stamps: pa.Array) -> SortedRows:
     """Sort rows; raise UpdateFailed if a given timestamp is UNTIMED."""
     names, codes = encode_names(series)
-    given = given.cast(pa.int64())
-    if (row := pc.index(given, UNTIMED).as_py()) >= 0:
+    stamps = stamps.cast(pa.int64())
+    if (row := pc.index(stamps, UNTIMED).as_py()) >= 0:
         raise _illegal_timestamp_error(series[row], UNTIMED)
-    us = given.fill_null(UNTIMED).to_numpy(zero_copy_only=False)
+    us = stamps.fill_null(UNTIMED).to_numpy(zero_copy_only=False)
     order = sort_by_code(codes, us)
     rows_of_each = np.bincount(codes, minlength=len(names))
     return SortedRows(order, names, np.repeat(np.arange(len(names)), rows_of_each), us[order])
@@ -426,10 +426,10 @@ class WriteRules:
     assigned_us: int
     future: FutureRule | None = None
 
-    def number(self, series: pa.Array, given: pa.Array, index: SeriesLookup) -> NumberedRows:
+    def number(self, series: pa.Array, stamps: pa.Array, index: SeriesLookup) -> NumberedRows:
         """Call `number_rows` with these rules."""
         choices = self.out_of_order, self.assigned_us
-        return number_rows(series, given, index, *choices, future=self.future)
+        return number_rows(series, stamps, index, *choices, future=self.future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,8 +458,8 @@ def write_sorted(
     counts = Counts()
     try:
         for rows in tables:
-            series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-            events = rules.number(series, given, stood)
+            series, stamps = (rows[name].combine_chunks() for name in ("series", "timestamp"))
+            events = rules.number(series, stamps, stood)
             if len(events.order):
                 file.add(build_events(rows, events, rules.metadata, rules.author))
             stood.advance(events.change)
@@ -622,17 +622,17 @@ def build_events(
 
 
 def author_column(
-    given: pa.ChunkedArray, events: NumberedRows, author: str
+    authors: pa.ChunkedArray, events: NumberedRows, author: str
 ) -> pa.Array | pa.ChunkedArray:
-    """Return the author of each event: the one `given` in its row, else `author`."""
-    if given.null_count < len(given):
-        return given.take(pa.array(events.order)).combine_chunks().fill_null(author)
+    """Return the author of each event: the one in `authors` for its row, else `author`."""
+    if authors.null_count < len(authors):
+        return authors.take(pa.array(events.order)).combine_chunks().fill_null(author)
     name = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([author]))
     return _constant_column(name[0], len(events.order))
 
 
 def _constant_column(value: pa.Scalar, size: int) -> pa.ChunkedArray:
     """Return a column of `size` times `value`; its memory does not grow with its rows."""
-    part = pa.repeat(value, min(size, MAX_REPEATED_ROWS))
-    parts = [part] * (size // MAX_REPEATED_ROWS)
-    return pa.chunked_array([*parts, part.slice(0, size % MAX_REPEATED_ROWS)])
+    block = pa.repeat(value, min(size, MAX_REPEATED_ROWS))
+    blocks = [block] * (size // MAX_REPEATED_ROWS)
+    return pa.chunked_array([*blocks, block.slice(0, size % MAX_REPEATED_ROWS)])

@@ -121,21 +121,21 @@ def _by_name(incoming: pa.Schema) -> dict[str, pa.Field]:
 
 
 def _find_column(
-    by_name: dict[str, pa.Field], name: str, given: str | None, default: str
+    by_name: dict[str, pa.Field], name: str, named: str | None, default: str
 ) -> pa.Field | None:
-    field = by_name.get((given or default).lower())
-    if field is None and given is not None:
+    field = by_name.get((named or default).lower())
+    if field is None and named is not None:
         raise _missing_column_error(
-            name, given, by_name, "name a column of the DataFrame, or leave it out"
+            name, named, by_name, "name a column of the DataFrame, or leave it out"
         )
     return field
 
 
 def _find_cti_column(
-    by_name: dict[str, pa.Field], given: str | None, stored: list[pa.Field] | None
+    by_name: dict[str, pa.Field], named: str | None, stored: list[pa.Field] | None
 ) -> pa.Field | None:
-    field = _find_column(by_name, "ctiColumn", given, _CTI)
-    if given is not None or field is None:
+    field = _find_column(by_name, "ctiColumn", named, _CTI)
+    if named is not None or field is None:
         return field
     # A store may have a value column of this name.
     is_value = any(known.name.lower() == _CTI for known in stored or ())

@@ -126,8 +126,8 @@ class SpillSorter:
 
 def _sort_columns(rows: pa.Table | pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     """Return series and timestamps of rows that have one chunk a column."""
-    series, given = rows["series"], rows["timestamp"]
-    return (series.chunk(0), given.chunk(0)) if isinstance(rows, pa.Table) else (series, given)
+    series, stamps = rows["series"], rows["timestamp"]
+    return (series.chunk(0), stamps.chunk(0)) if isinstance(rows, pa.Table) else (series, stamps)
 
 
 def _split_parts(rows: pa.Table, order: Int64Array, budget: int) -> Iterator[pa.Table]:
@@ -154,11 +154,11 @@ def read_chunk(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.
         location.read(location.file(path)) as file,
         pq.ParquetFile(file, page_checksum_verification=True) as events,
     ):
-        for part in events.iter_batches(MAX_PART_ROWS, columns=stored, use_threads=False):
+        for batch in events.iter_batches(MAX_PART_ROWS, columns=stored, use_threads=False):
             columns = [
-                part[field.name].cast(field.type)
+                batch[field.name].cast(field.type)
                 if field.name in stored
-                else pa.nulls(part.num_rows, field.type)
+                else pa.nulls(batch.num_rows, field.type)
                 for field in schema
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -174,8 +174,8 @@ class _ChunkCursor:
     def _next(self) -> None:
         self.part = next((part for part in self._chunk if part.num_rows), None)
         if self.part is not None:
-            self._series, given = _sort_columns(self.part)
-            us = given.cast(pa.int64()).fill_null(UNTIMED)
+            self._series, stamps = _sort_columns(self.part)
+            us = stamps.cast(pa.int64()).fill_null(UNTIMED)
             self._us = us.to_numpy(zero_copy_only=False)
 
     def _key(self, row: int) -> Key:
@@ -469,10 +469,10 @@ class _LargeTask:
         if sorter.chunks:
             return None
         rows = sorter.buffered()
-        series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-        if given.null_count or not rows.num_rows:
+        series, stamps = (rows[name].combine_chunks() for name in ("series", "timestamp"))
+        if stamps.null_count or not rows.num_rows:
             return None
-        events = rules.number(series, given, index)
+        events = rules.number(series, stamps, index)
         if events.counts.dropped:
             return None
         return write_numbered(self.location, self.names.new_path("parquet"), rows, events, rules)

@@ -72,13 +72,13 @@ def correct_times(
     >>> correct_times(np.array([4, 5, 6]), {4: 70, 6: 2_000}, 60, 100)
     {4: 70, 5: 100, 6: 100}
     """
-    found: dict[int, int] = {}
+    corrected: dict[int, int] = {}
     latest = now_us
     for number in reversed(commits.tolist()):
         us = written_us.get(number, latest)
         latest = min(latest, us if last_good_us <= us <= now_us else latest)
-        found[number] = latest
-    return {number: found[number] for number in commits.tolist()}
+        corrected[number] = latest
+    return {number: corrected[number] for number in commits.tolist()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ def plan_correction(
     newest = _newest_before(names, newest_us)
     ends = [*np.flatnonzero(np.diff(codes, prepend=-1)).tolist(), len(codes)]
     for start, end in pairwise(ends if len(codes) else []):
-        part = slice(start, end)
-        highest = np.maximum.accumulate(np.maximum(corrected[part], newest[codes[start]]))
-        corrected[part] = np.where(assigned[part], highest, corrected[part])
+        series = slice(start, end)
+        highest = np.maximum.accumulate(np.maximum(corrected[series], newest[codes[start]]))
+        corrected[series] = np.where(assigned[series], highest, corrected[series])
     changed = np.flatnonzero(corrected != us)
     return TimeCorrection(
         commit_us,
@@ -127,14 +127,14 @@ def plan_correction(
 
 def _look_up(numbers: Int64Array, values: Mapping[int, int]) -> Int64Array:
     known = np.array(sorted(values), np.int64)
-    found = np.array([values[number] for number in known.tolist()], np.int64)
-    return found[np.searchsorted(known, numbers)]
+    results = np.array([values[number] for number in known.tolist()], np.int64)
+    return results[np.searchsorted(known, numbers)]
 
 
 def _newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
     at = pc.index_in(names, newest_us["series"].combine_chunks().cast(pa.string()))
-    found = newest_us["newest_us"].combine_chunks().cast(pa.int64()).take(at)
-    newest: Int64Array = found.fill_null(NEVER_US).to_numpy(zero_copy_only=False)
+    us = newest_us["newest_us"].combine_chunks().cast(pa.int64()).take(at)
+    newest: Int64Array = us.fill_null(NEVER_US).to_numpy(zero_copy_only=False)
     return newest
 
 
@@ -170,8 +170,8 @@ def _corrected_column(
             "row": np.arange(len(series)),
         }
     )
-    found = wanted.join(change.events, ["series", "sequence"], join_type="left outer")
-    new = found.sort_by("row")["timestamp"].combine_chunks()
+    joined = wanted.join(change.events, ["series", "sequence"], join_type="left outer")
+    new = joined.sort_by("row")["timestamp"].combine_chunks()
     return pc.coalesce(new, us.combine_chunks())
 
 
@@ -198,10 +198,10 @@ def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommi
     files, parts, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
     for file in store.data_files():
         columns = list(dict.fromkeys([*TIME_COLUMNS, "commit_time"]))
-        found = list(scan_file(store.location, file, BASE_SCHEMA, columns, wanted=late))
-        if found:
+        late_rows = list(scan_file(store.location, file, BASE_SCHEMA, columns, wanted=late))
+        if late_rows:
             files.append(file)
-            parts += [rows.select(TIME_COLUMNS) for rows in found]
+            parts += [rows.select(TIME_COLUMNS) for rows in late_rows]
         for rows in scan_file(store.location, file, BASE_SCHEMA, ("commit_time",), wanted=~late):
             last_good_us = max(last_good_us, int(to_int64(rows["commit_time"]).max()))
     keys = pa.concat_tables(parts)
@@ -214,32 +214,32 @@ def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommi
 
 
 def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
-    found: dict[int, int] = {}
+    times: dict[int, int] = {}
     for file in files:
         born = store.location.identity(store.location.file(file.path))
         if born is not None and not file.is_compacted:
-            found[file.first_commit] = born[1] // 1000
-    return found
+            times[file.first_commit] = born[1] // 1000
+    return times
 
 
-def correct_future_commits(store: Store, found: FutureCommits) -> None:
+def correct_future_commits(store: Store, future: FutureCommits) -> None:
     """Commit the corrected times."""
     location, new_id = store.location, store.new_id()
     written = [
-        _rewrite_file(store, file, found.change, new_id, number)
-        for number, file in enumerate(found.files)
+        _rewrite_file(store, file, future.change, new_id, number)
+        for number, file in enumerate(future.files)
     ]
     with store.commit_lock() as log:
-        kept = [file for file in store.data_files() if file not in found.files]
+        kept = [file for file in store.data_files() if file not in future.files]
         stored = [
             dataclasses.replace(to_data_file(new, old.first_commit), last_commit=old.last_commit)
-            for new, old in zip(written, found.files, strict=True)
+            for new, old in zip(written, future.files, strict=True)
         ]
-        head = _rebuild_head(store, [*kept, *stored], found.now_us)
+        head = _rebuild_head(store, [*kept, *stored], future.now_us)
         write_head(location, new_id, make_full_table(head))
-        now_ms = found.now_us // 1000
+        now_ms = future.now_us // 1000
         change = Change(
-            [*remove_files(found.files, now_ms), *add_files(written, now_ms)],
+            [*remove_files(future.files, now_ms), *add_files(written, now_ms)],
             {HEAD_TRANSACTION: new_id},
             head.metadata.commit,
         )
@@ -269,16 +269,16 @@ def _rewrite_file(
 def _rebuild_head(store: Store, files: Sequence[DataFile], now_us: int) -> SeriesIndex:
     """Build the head from the events, without floors that the times in the future have raised."""
     before = store.index()
-    found, _ = scan_state(store.location, files, -1)
+    states, _ = scan_state(store.location, files, -1)
     metadata, floors = _next_metadata(before.metadata, now_us), min_retained_table(before)
     if floors is not None:
         low_us = to_int64(floors["floor_us"])
-        original_us = build_index(found, metadata).lookup(floors["series"].to_pylist())
+        original_us = build_index(states, metadata).lookup(floors["series"].to_pylist())
         made = low_us > original_us["original_us"]
         place = floors.schema.get_field_index("floor_us")
         kept_us = np.where(made, MIN_RETAINED_DEFAULTS["floor_us"], low_us)
         floors = floors.set_column(place, "floor_us", pa.array(kept_us))
-    return build_index(found, metadata, floors)
+    return build_index(states, metadata, floors)
 
 
 def _next_metadata(metadata: CommitMetadata, now_us: int) -> CommitMetadata:

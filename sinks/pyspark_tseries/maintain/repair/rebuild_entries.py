@@ -190,12 +190,12 @@ def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
 
 def _find_unknown_columns(log: _Log, known: pa.Schema) -> list[pa.Field]:
     """Find the columns of event files that `known` lacks."""
-    found: dict[str, pa.Field] = {}
+    unknown: dict[str, pa.Field] = {}
     for path in sorted({path for entry in log.entries.values() for path in entry.added}):
         with contextlib.suppress(FileNotFoundError):
             schema = pq.read_schema(log.location.file(path)).remove_metadata()
-            found |= {field.name: field for field in schema if field.name not in known.names}
-    return [field.remove_metadata().with_nullable(True) for field in found.values()]
+            unknown |= {field.name: field for field in schema if field.name not in known.names}
+    return [field.remove_metadata().with_nullable(True) for field in unknown.values()]
 
 
 def _files_at_base(log: _Log) -> set[str]:
@@ -244,8 +244,8 @@ def _head_before(log: _Log, version: int) -> int | None:
     if log.base < 0:
         return None
     with shadow_log(log.location, log.base, [*log.torn, LAST_CHECKPOINT]) as copy:
-        found = DeltaTable(pathlib.Path(copy).as_uri()).transaction_version(HEAD_TRANSACTION)
-    return None if found is None else int(found)
+        head_id = DeltaTable(pathlib.Path(copy).as_uri()).transaction_version(HEAD_TRANSACTION)
+    return None if head_id is None else int(head_id)
 
 
 def _rebuild_commit(
@@ -288,24 +288,24 @@ def _rebuild_commit(
 
 def _chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
     """Return the ids of the head `head_id` and of those before it."""
-    found: set[int] = set()
+    chain: set[int] = set()
     following: int | None = head_id
-    while following is not None and following not in found:
-        found.add(following)
+    while following is not None and following not in chain:
+        chain.add(following)
         following = heads[following].parent if following in heads else None
-    return found
+    return chain
 
 
 def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, FileAction]]:
     """Find the files of the commit `number` that no whole entry adds, with their heads' ids."""
     named = {path for entry in log.entries.values() for path in entry.added}
-    found: dict[str, tuple[int, FileAction]] = {}
+    files: dict[str, tuple[int, FileAction]] = {}
     for later in range(version + 1, log.newest + 1):
         for path, gone in (log.entries[later].removed if later in log.entries else {}).items():
             own = _OWN_FILE.fullmatch(path)
             if own and int(own["commit"]) == number and path not in named:
                 size = int(gone.get("size") or 0)
-                found[path] = (
+                files[path] = (
                     int(own["head"], 16),
                     FileAction(path, size, own["kind"], 0, True, "{}"),
                 )
@@ -317,8 +317,8 @@ def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, FileAct
             size, time_ms = log.location.size(file.full), file.modified_ns // 1_000_000
             stats = compute_stats(rows).to_json()
             made = FileAction(file.path, size, own["kind"], time_ms, True, stats)
-            found[file.path] = int(own["head"], 16), made
-    return list(found.values())
+            files[file.path] = int(own["head"], 16), made
+    return list(files.values())
 
 
 def _fits(log: _Log, made: Sequence[RebuiltEntry], last: int) -> bool:

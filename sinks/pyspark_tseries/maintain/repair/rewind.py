@@ -88,7 +88,7 @@ def find_lost_commits(
     A torn entry does not name its files. If exactly one attempt on top of the commit before it has
     left files, that attempt is assumed to be the commit.
     """
-    metadata_by_head, found = readable_metadata(location), []
+    metadata_by_head, lost = readable_metadata(location), []
     for version in range(last + 1, newest + 1):
         entry = read_whole_entry(location, version)
         if entry is None:
@@ -107,8 +107,8 @@ def find_lost_commits(
                 number = metadata.commit if commit.number is None else commit.number
                 time = format_instant(metadata.commit_us)
                 commit = replace(commit, number=number, time=time)
-        found.append(commit)
-    return found
+        lost.append(commit)
+    return lost
 
 
 def _with_events(
@@ -192,8 +192,8 @@ def _read_series_ranges(
             return None
     if not tables:
         return None
-    found = pa.concat_tables([table.cast(tables[0].schema) for table in tables])
-    rows = found.group_by("series").aggregate([("sequence", "min"), ("sequence", "max")])
+    keys = pa.concat_tables([table.cast(tables[0].schema) for table in tables])
+    rows = keys.group_by("series").aggregate([("sequence", "min"), ("sequence", "max")])
     names, first, last = (rows.column(at).to_pylist() for at in range(3))
     return {name: (a, b) for name, a, b in zip(names, first, last, strict=True)}
 
@@ -221,11 +221,13 @@ def _describe_events(commit: LostCommit) -> str:
     if not commit.series:
         return "no events"
     spans = sorted(commit.series.items())
-    each = [f"'{name}' {a}" + (f" to {b}" if b > a else "") for name, (a, b) in spans]
+    ranges = [f"'{name}' {a}" + (f" to {b}" if b > a else "") for name, (a, b) in spans]
     more = (
-        f" and {len(each) - MAX_SERIES_NAMED} more series" if len(each) > MAX_SERIES_NAMED else ""
+        f" and {len(ranges) - MAX_SERIES_NAMED} more series"
+        if len(ranges) > MAX_SERIES_NAMED
+        else ""
     )
-    return f"{commit.events} events: sequences of {', '.join(each[:MAX_SERIES_NAMED])}{more}"
+    return f"{commit.events} events: sequences of {', '.join(ranges[:MAX_SERIES_NAMED])}{more}"
 
 
 _CHECKPOINT_FILE: Final = re.compile(r"(\d{20})\.checkpoint.*")
@@ -258,7 +260,7 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
     newest = newest_version(location)
     reach = find_readable_log(location, newest)
     last, torn = reach.last, list(reach.torn)
-    found = [
+    findings = [
         Finding("checkpoint", f"'{name}' cannot be read", path=location.file("_delta_log", name))
         for name in torn
     ]
@@ -268,7 +270,7 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
         if not give_up and any(_is_whole(location, v) for v in range(last + 2, newest + 1)):
             whole = f"{entry.problem}, and commits after it are whole and were synced"
             return Rewind(last, newest, (), (), (), replace(entry, problem=whole))
-        found.append(entry)
+        findings.append(entry)
     left: dict[str, Finding] = {}
     # Each step back changes which files the store has, so check them again until none is torn.
     while True:
@@ -286,15 +288,15 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
             continue
         reach = find_readable_log(location, made[path] - 1)
         last, torn = reach.last, [*torn, *(name for name in reach.torn if name not in torn)]
-        found.append(file)
-    if not found and not left:
+        findings.append(file)
+    if not findings and not left:
         return None
     names = sorted(os.listdir(location.file("_delta_log")))
     beyond = [n for n in names if (m := _CHECKPOINT_FILE.fullmatch(n)) and int(m[1]) > last]
     if beyond and LAST_CHECKPOINT in names:
         beyond.append(LAST_CHECKPOINT)
     gone = tuple(dict.fromkeys([*torn, *beyond]))
-    return Rewind(last, newest, tuple(found), gone, tuple(left.values()))
+    return Rewind(last, newest, tuple(findings), gone, tuple(left.values()))
 
 
 def read_state_at(
@@ -325,17 +327,17 @@ def _find_version(location: Location, path: str, last: int) -> int:
     Entries before a checkpoint may be torn: a file that no whole entry names may belong to one.
     """
     own = EVENT_FILE_PATH.fullmatch(path)
-    found = -1
+    oldest = -1
     for version, entry in read_entries_back(location, last):
         if entry is None:
-            found = version
+            oldest = version
             continue
         if path in entry.added:
             return version
         before = None if entry.own is None else entry.own.get("commit")
         if own is None or (before is not None and before < int(own["first"])):
             break
-    return found
+    return oldest
 
 
 def _is_whole(location: Location, version: int) -> bool:
@@ -381,9 +383,9 @@ def _move_if_there(path: str, to: str) -> None:
 def find_max_lost_commit(location: Location) -> int:
     """Return the highest number of a commit that repairs have given up; -1 if there is none."""
     highest = -1
-    for found in glob.iglob(
+    for path in glob.iglob(
         os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE)
     ):
-        with open(found, encoding="utf-8") as file:
+        with open(path, encoding="utf-8") as file:
             highest = max(highest, json.load(file)["highest_commit"])
     return highest
