@@ -8,7 +8,7 @@ at the horizon or later are still stored, and the index of any series is compute
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,15 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.arrays import ALL_KEYS, MIN_NUMBER, KeyRange, to_int64
+from pyspark_tseries.model.arrays import (
+    ALL_KEYS,
+    MIN_NUMBER,
+    NEVER_US,
+    BoolArray,
+    Int64Array,
+    KeyRange,
+    to_int64,
+)
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.series_index import (
     NO_COMMIT,
@@ -123,26 +131,58 @@ class Snapshot:
         """
         if us >= self.metadata.commit_us:
             return self
+        commit, _ = self._last_commit(lambda _, times: times <= us)
+        if commit < self._oldest:
+            oldest_us = self._commit_time(self._oldest)
+            raise _gone_error(f"asOf {format_instant(us)}", f"{format_instant(oldest_us)} or later")
+        return self._before(commit, us)
+
+    def at_commit(self, number: int) -> "Snapshot":
+        """Return the store as it was after the commit `number`; raise as `at_time` does."""
+        if number >= self.metadata.commit:
+            return self
+        if number < self._oldest:
+            raise _gone_error(f"commit {number}", f"commit {self._oldest} or later")
+        return self._before(*self._last_commit(lambda numbers, _: numbers <= number))
+
+    @property
+    def _oldest(self) -> int:
+        """The first commit as of which all rows that were visible are stored."""
         since = self.metadata.retained_since
-        oldest = max(self.horizon, -1 if since is None else since)
-        commit, oldest_us = self._find_commits(us, oldest)
-        if commit < oldest:
-            raise InvalidQuery(
-                f"asOf {format_instant(us)}: some events that were visible then may be gone",
-                f"{format_instant(oldest_us)} or later",
-                "ask for a later time, and keep more with tseries.minRetentionAge",
-            )
+        return max(self.horizon, -1 if since is None else since)
+
+    def _before(self, commit: int, us: int) -> "Snapshot":
         data = [file for file in self.files if file.first_commit <= commit]
         metadata = dataclasses.replace(self.metadata, parent=None, commit=commit, commit_us=us)
         metadata = NO_COMMIT if commit < 0 else metadata
         return dataclasses.replace(self, files=data, metadata=metadata, as_of=commit)
 
-    def _find_commits(self, us: int, oldest: int) -> tuple[int, int]:
-        """Return the last commit with rows up to `us`, and the first one's time from `oldest`."""
-        commit, oldest_us = -1, 2**62
+    def _last_commit(
+        self, counts: Callable[[Int64Array, Int64Array], BoolArray]
+    ) -> tuple[int, int]:
+        """Return the last commit with rows whose number and time `counts` takes, and its time."""
+        commit, us = -1, NEVER_US
+        for numbers, times in self._scan_commits():
+            taken = counts(numbers, times)
+            commit = max(commit, int(numbers[taken].max(initial=-1)))
+            us = max(us, int(times[taken].max(initial=NEVER_US)))
+        return commit, us
+
+    def _commit_time(self, first: int) -> int:
+        """Return the earliest time of the commits from `first` on."""
+        times_from = (times[numbers >= first] for numbers, times in self._scan_commits())
+        newest_us = self.metadata.commit_us
+        return min((int(us.min(initial=newest_us)) for us in times_from), default=newest_us)
+
+    def _scan_commits(self) -> Iterator[tuple[Int64Array, Int64Array]]:
         for file in self.files:
             for rows in scan_file(self.location, file, BASE_SCHEMA, ("commit", "commit_time")):
-                numbers, times = to_int64(rows["commit"]), to_int64(rows["commit_time"])
-                commit = max(commit, int(numbers[times <= us].max(initial=-1)))
-                oldest_us = min(oldest_us, int(times[numbers >= oldest].min(initial=2**62)))
-        return commit, min(oldest_us, self.metadata.commit_us)
+                yield to_int64(rows["commit"]), to_int64(rows["commit_time"])
+
+
+def _gone_error(which: str, accepts: str) -> InvalidQuery:
+    return InvalidQuery(
+        f"{which}: some events that were visible then may be gone",
+        accepts,
+        "ask for a later time, and keep more with tseries.minRetentionAge",
+    )

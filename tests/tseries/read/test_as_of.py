@@ -49,6 +49,24 @@ def test_an_answer_stays_the_same_after_appends_edits_and_compactions(tmp_path):
     assert all_edits(*sight_as_of(store, -1)) == []
 
 
+def test_as_of_a_commit_counts_all_up_to_it(tmp_path):
+    store, seen = make(tmp_path / "s", "limit 3", age_us=0), {}
+    for n in range(5):
+        store.append(batch(("a", n), (f"b{n}", n)), clock=lambda n=n: n * 1_000_000)
+        seen[store.last_commit()] = all_edits(*sight_now(store))
+    for number, rows in seen.items():
+        past = store.snapshot().at_commit(number)
+        assert all_edits(past, past.index()) == rows
+        assert past.metadata.commit == number
+    assert store.snapshot().at_commit(9) is store.snapshot()
+    compact(str(tmp_path / "s"), 3_500_000)
+    store.refresh()
+    past = store.snapshot().at_commit(3)
+    assert all_edits(past, past.index()) == seen[3]
+    with pytest.raises(InvalidQuery, match=r"commit 2: .*accepted: commit 3 or later"):
+        store.snapshot().at_commit(2)
+
+
 def test_as_of_before_the_horizon_is_refused_naming_the_oldest_time(tmp_path):
     store = make(tmp_path / "s", "limit 1", age_us=0)
     for n in range(5):
