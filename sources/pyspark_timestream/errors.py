@@ -38,25 +38,28 @@ Explain: TypeAlias = Callable[[Any, Exception], Exception | None]
 """Returns the exception to raise in place of one of an object's method; None leaves that one."""
 
 
-def wrap_methods(explain: Explain) -> Callable[[C], C]:
+def wrap_methods(explain: Explain, before: Callable[[], object] = lambda: None) -> Callable[[C], C]:
     """A class decorator for which `explain` explains the errors of public methods and `__init__`.
 
-    So it does for the steps of an iterator that a method returns. Static and class methods stay as
-    they are.
+    So it does for the steps of an iterator that a method returns. `before` runs before each method.
+    Static and class methods stay as they are.
     """
 
     def wrap(owner: C) -> C:
         for name, method in list(vars(owner).items()):
             if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
-                setattr(owner, name, _wrap_method(method, explain))
+                setattr(owner, name, _wrap_method(method, explain, before))
         return owner
 
     return wrap
 
 
-def _wrap_method(method: Callable[..., Any], explain: Explain) -> Callable[..., Any]:
+def _wrap_method(
+    method: Callable[..., Any], explain: Explain, before: Callable[[], object]
+) -> Callable[..., Any]:
     @functools.wraps(method)
     def entry(self: Any, *arguments: Any, **named: Any) -> Any:
+        before()
         try:
             result = method(self, *arguments, **named)
         except Exception as error:

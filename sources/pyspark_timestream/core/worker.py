@@ -43,8 +43,7 @@ def hide_tracebacks(adapter: C) -> C:
     This covers public methods, `__init__` and the iterators that they return. Any other exception
     is a bug here, and keeps its traceback.
     """
-    _end_quietly()
-    return wrap_methods(lambda _, error: _mark_own_error(error))(adapter)
+    return wrap_methods(lambda _, error: _mark_own_error(error), _end_quietly)(adapter)
 
 
 @functools.cache
