@@ -1,6 +1,7 @@
 """Writes and reads as Spark makes them, without Spark."""
 
 import json
+import pickle
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -59,6 +60,7 @@ def read(path, series=None, schema=None, columns=("series", "sequence"), query=E
     snapshot = Store.open(str(path)).snapshot()
     schema = schema or source.schema()
     reader = RangeReader(snapshot, query, series, schema, principal="me")
+    reader = pickle.loads(pickle.dumps(reader))  # As Spark sends it to its workers.
     rows = []
     for partition in reader.partitions():
         for got in reader.read(partition):
