@@ -102,7 +102,7 @@ def run_query(
     scan = Scan(snapshot, head, query, series, key_range)
     erasure = [ERASURE_FIELD.name] if snapshot.has_erasures else []
     rows = scan.read([*stored_columns(names), *erasure])
-    if _may_hide(snapshot.settings.retained, head):
+    if may_hide(snapshot.settings.retained, head):
         rows = rows.filter(pa.array(select_visible(rows, head, snapshot.settings.retained)))
     distinct, codes = encode_runs(rows["series"])
     order = sort_keys(codes, to_int64(rows["sequence"]))
@@ -145,7 +145,8 @@ def _take_rows(rows: pa.Table, wanted: Int64Array) -> pa.Table:
     return rows.take(pa.array(wanted))
 
 
-def _may_hide(retained: RetainedRange, head: SeriesIndex) -> bool:
+def may_hide(retained: RetainedRange, head: SeriesIndex) -> bool:
+    """Return whether a stored event may be outside of what its series retains."""
     return retained != UNLIMITED or any(name in head.columns for name in MIN_RETAINED_DEFAULTS)
 
 
