@@ -29,8 +29,9 @@ from pyspark_tseries.model.columns import (
 from pyspark_tseries.model.ranges import min_retained
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import may_hide, select_visible
-from pyspark_tseries.storage.data_files import DataFile, Snapshot
+from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import ANY_VALUE, FOOTER_CACHE, RowFilter, read_rows
+from pyspark_tseries.storage.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import duckdb
