@@ -34,6 +34,7 @@ def test_the_public_names_of_tseries() -> None:
     errors = {"IncompatibleValue", "InvalidQuery", "NoSuchEvent", "NoSuchStore", "UpdateFailed"}
     errors |= {"PermissionDenied", "StoreBusy", "StoreMismatch", "TseriesError", "UnusableStore"}
     errors |= {
+        "ConditionFailed",
         "FutureEvent",
         "HistoryChanged",
         "OutOfOrder",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark_tseries.client.results import Event, EventMetadata, QueryResult
     from pyspark_tseries.client.time_series import TimeSeries
     from pyspark_tseries.errors import (
+        ConditionFailed,
         FutureEvent,
         HistoryChanged,
         IncompatibleValue,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark_tseries.spark.source import DefaultSource
 
 __all__ = [
+    "ConditionFailed",
     "DefaultSource",
     "Erasure",
     "Event",

@@ -50,6 +50,17 @@ class FutureEvent(UpdateFailed):
     """A timestamp is further after the time of its commit than option `maxFuture` allows."""
 
 
+class ConditionFailed(UpdateFailed):
+    """The condition of an append does not hold; nothing is stored.
+
+    Attributes:
+        sequence: the highest sequence of the series that was found, -1 if it has no event; None if
+            unknown.
+    """
+
+    sequence: int | None = None
+
+
 class NoSuchEvent(TseriesError):
     """An edit names an event that is not an original of its series; nothing is stored."""
 

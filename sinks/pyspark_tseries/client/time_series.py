@@ -7,9 +7,11 @@
 `range_query()` begins a query; see `client/range_query.py`.
 """
 
+import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -24,15 +26,17 @@ from pyspark_tseries.client.convert import (
     stage_given_rows,
 )
 from pyspark_tseries.client.questions import Questions
-from pyspark_tseries.client.range_query import new_value_fields, parse_schema
+from pyspark_tseries.client.range_query import RangeQuery, new_value_fields, parse_schema
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
+    Event,
     EventMetadata,
     build_receipt,
     format_events,
     format_span,
 )
 from pyspark_tseries.errors import (
+    ConditionFailed,
     FutureEvent,
     IncompatibleValue,
     NoSuchEvent,
@@ -49,14 +53,26 @@ from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.model.policy import ensure_owner, parse_policy
 from pyspark_tseries.model.properties import new_properties, tseries_properties
-from pyspark_tseries.model.ranges import datetime_to_us, format_range, show_value, to_whole
+from pyspark_tseries.model.ranges import (
+    RetainedRange,
+    datetime_to_us,
+    format_range,
+    show_value,
+    to_whole,
+)
 from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.failures import explain_failure, named_failures
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.store.admin_commits import forget_writer, set_policy, set_retained_range
+from pyspark_tseries.store.admin_commits import (
+    add_columns,
+    forget_writer,
+    require_owner,
+    set_policy,
+    set_retained_range,
+)
 from pyspark_tseries.store.store import Store, now_us
-from pyspark_tseries.write.batch import Batch, PreparedCommit
+from pyspark_tseries.write.batch import Batch, Expected, PreparedCommit, condition_error
 from pyspark_tseries.write.numbering import DEFAULT_LIMIT, FutureLimit
 from pyspark_tseries.write.rows import staged_schema
 
@@ -181,6 +197,42 @@ class TimeSeries(Questions):
         return TimeSeries(store, who, auto_compact, synced=synced)
 
     @staticmethod
+    def open_or_create(
+        path: str | os.PathLike[str],
+        schema: pa.Schema | Mapping[str, pa.DataType],
+        retained_range: str | None = None,
+        author: str | None = None,
+        **settings: Any,
+    ) -> "TimeSeries":
+        """Open the store at `path`, or create it; arguments are as for `create`.
+
+        Of any number of processes that call this at the same time, one creates the store. Of a
+        store that is there, the columns and a given retained range are checked, and its other
+        settings stay as they are.
+
+        Raises:
+            IncompatibleValue: the store lacks a column of `schema`, or has another type for it.
+            UnusableStore: it has another retained range; or as `create` and `open`.
+        """
+        location = parse_location(path, settings.get("storage_options"))
+        with named_failures(location, is_new=True):
+            known = Store.find(location)
+        if known is None:
+            try:
+                return TimeSeries.create(path, schema, retained_range, author, **settings)
+            except UnusableStore:
+                # Another process may have created it a moment before.
+                if Store.find(location) is None:
+                    raise
+        opening = {"auto_compact", "durability", "storage_options"}
+        chosen = {name: setting for name, setting in settings.items() if name in opening}
+        series = TimeSeries.open(path, author, **chosen)
+        _check_columns(series._store, new_value_fields(parse_schema(schema)))
+        if retained_range is not None:
+            _check_retained(series._store, parse_argument("retained_range", retained_range))
+        return series
+
+    @staticmethod
     def open(
         path: str | os.PathLike[str],
         author: str | None = None,
@@ -212,6 +264,8 @@ class TimeSeries(Questions):
         timestamp: datetime | None = None,
         *,
         max_future: timedelta | None = None,
+        expected_sequence: int | None = None,
+        if_newest: Callable[[Event | None], bool] | None = None,
     ) -> EventMetadata:
         """Add an event to the end of a series.
 
@@ -222,8 +276,13 @@ class TimeSeries(Questions):
                 later.
             max_future: how far `timestamp` may be after now; None: if the store's retained range
                 has `last`, that duration, at least a day; timedelta.max: any time.
+            expected_sequence: store the event only if this is the highest sequence of the series,
+                edits included; -1: only if it has no event; None: in any case.
+            if_newest: store the event only if this returns True for the series' newest original
+                with its current value, None if it has no event; it may be called several times.
 
         Raises:
+            ConditionFailed: one of the two does not hold; nothing is stored.
             OutOfOrder: `timestamp` is before the series' newest original.
             FutureEvent: `timestamp` is further after now than `max_future`.
             ValueError: a negative `max_future`.
@@ -235,7 +294,33 @@ class TimeSeries(Questions):
         us = None
         if timestamp is not None:
             us = datetime_to_us(timestamp, "timestamp", IncompatibleValue)
-        return self._append_one(series, value, us, None, future)
+        if expected_sequence is None and if_newest is None:
+            return self._append_one(series, value, us, None, future)
+        if expected_sequence is not None:
+            expected_sequence = to_whole(expected_sequence, "sequence", IncompatibleValue)
+
+        def add(expected: Expected) -> EventMetadata:
+            return self._append_one(series, value, us, None, future, expected=expected)
+
+        if if_newest is None:
+            assert expected_sequence is not None
+            return add(Expected(series, expected_sequence))
+        return self._append_if(series, expected_sequence, if_newest, add)
+
+    def set(self, series: str, value: Any) -> EventMetadata:
+        """Append a value with the time of now, as `append` without a timestamp does."""
+        return self.append(series, value)
+
+    async def append_async(self, *args: Any, **options: Any) -> EventMetadata:
+        """Append as `append` does, in a thread, so that other tasks go on meanwhile.
+
+        If the task that waits is cancelled, the event may be stored nevertheless.
+        """
+        return await asyncio.to_thread(self.append, *args, **options)
+
+    async def edit_async(self, series: str, original_sequence: int, value: Any) -> EventMetadata:
+        """Edit as `edit` does, in a thread, so that other tasks go on meanwhile."""
+        return await asyncio.to_thread(self.edit, series, original_sequence, value)
 
     def edit(self, series: str, original_sequence: int, value: Any) -> EventMetadata:
         """Add an event that overrides the value of an original, which remains in the store.
@@ -373,6 +458,35 @@ class TimeSeries(Questions):
         retained = parse_argument("retained_range", retained_range)
         set_retained_range(self._store, retained, now_us(), self._author)
 
+    def add_columns(self, columns: pa.Schema | Mapping[str, pa.DataType]) -> None:
+        """Add value columns, null in all earlier events; columns that are there stay as they are.
+
+        A subscriber ends at the change, and goes on from there when it is started again (semantics
+        23.6).
+
+        Raises:
+            IncompatibleValue: a column that no store can have, or one that is there with another
+                type.
+            PermissionDenied: the store has a policy, and the author is not an owner.
+            StoreBusy: other writers won every attempt.
+        """
+        wanted = new_value_fields(parse_schema(columns))
+        self._store.refresh()
+        require_owner(self._store, self._author, "add columns")
+        known = {field.name.lower(): field for field in self._store.values}
+        for field in wanted:
+            there = known.get(field.name.lower(), field)
+            if there.type != field.type:
+                raise IncompatibleValue(
+                    f"column '{there.name}' is there as {type_name(there.type)}, and cannot be "
+                    f"added as {type_name(field.type)}",
+                    "names that the store lacks",
+                    "take another name",
+                )
+        add_columns(self._store, wanted)
+        _check_columns(self._store, wanted)  # Another client may have added one at the same time.
+        self._staged = staged_schema(self._store.values)
+
     def compact(self) -> CompactionResult:
         """Cluster the files by series and remove events out of the retained range.
 
@@ -429,6 +543,37 @@ class TimeSeries(Questions):
             events += f" stored, {format_span(*ends)}"
         return f"{brief}, {events}, retained range: {retained})"
 
+    def _append_if(
+        self,
+        series: str,
+        expected: int | None,
+        holds: Callable[[Event | None], bool],
+        add: Callable[[Expected], EventMetadata],
+    ) -> EventMetadata:
+        """Call `add` if the condition holds, again whenever the series changes in the meantime."""
+        policy = self._store.retrying
+        for attempt in range(policy.commits):
+            view = self._view()
+            query = RangeQuery(open_view=partial(_keep, view)).from_last(1)
+            newest = query.select_from(series)
+            index = view.snapshot.index([series])
+            if expected is not None:
+                Expected(series, expected).check(index)
+            last = int(index.lookup([series])["last_sequence"][0])
+            if not holds(newest.events[-1] if len(newest) else None):
+                raise condition_error(
+                    f"the condition does not hold for the newest event of series '{series}'", last
+                )
+            try:
+                return add(Expected(series, last, (view.snapshot.metadata.erasure,)))
+            except ConditionFailed:
+                policy.pause(attempt)  # What the condition was asked about is no longer newest.
+        raise self._store.busy_error(
+            policy.commits,
+            "the event is not stored",
+            next_step="append it again, or let fewer writers change this series",
+        )
+
     def _append_one(
         self,
         series: str,
@@ -436,6 +581,8 @@ class TimeSeries(Questions):
         stamp: int | None,
         original: int | None,
         future: FutureLimit = DEFAULT_LIMIT,
+        *,
+        expected: Expected | None = None,
     ) -> EventMetadata:
         if not is_valid_text(series):
             raise IncompatibleValue(
@@ -451,18 +598,18 @@ class TimeSeries(Questions):
             *(convert_value(cell, field) for cell, field in zip(cells, fields, strict=True)),
         ]
         rows = pa.Table.from_arrays(columns, schema=self._staged)
-        batch = Batch(rows, "fail", self._author, future=future)
+        batch = Batch(rows, "fail", self._author, future=future, expected=expected)
         try:
-            if original is None:
+            if original is None and expected is None:
                 event, maintains = self._store.append_event(batch, synced=self._synced)
                 if self._auto_compact and maintains and is_maintenance_due(event.commit):
                     maintain_after_commit(self._store, event.commit)
                 return EventMetadata(event.sequence, to_datetime(event.timestamp_us), self._author)
-            _, edits = self._commit(batch).numbered
+            numbered = self._commit(batch).numbered[-1]  # Edits come last.
         except (OutOfOrder, FutureEvent, NoSuchEvent) as error:
             raise error.with_next_step(_NEXT_STEPS[type(error), "append"]) from None
-        time = to_datetime(int(edits.timestamp_us[0]))
-        return EventMetadata(int(edits.sequence[0]), time, self._author)
+        time = to_datetime(int(numbered.timestamp_us[0]))
+        return EventMetadata(int(numbered.sequence[0]), time, self._author)
 
     def _commit(self, batch: Batch) -> PreparedCommit:
         attempt = self._store.append(batch, synced=self._synced)
@@ -490,6 +637,33 @@ def _parse_author(author: str | None) -> str:
 
 def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -> TimeSeries:
     return TimeSeries(Store.open(location), author, auto_compact, synced=synced)
+
+
+def _keep(view: View) -> View:
+    return view
+
+
+def _check_columns(store: Store, wanted: list[pa.Field]) -> None:
+    known = {field.name: field.type for field in store.values}
+    for field in wanted:
+        if known.get(field.name) != field.type:
+            there = ", ".join(f"{name} {type_name(kind)}" for name, kind in known.items())
+            raise IncompatibleValue(
+                f"the store at '{store.root}' has no column '{field.name}' "
+                f"({type_name(field.type)})",
+                there or "no value columns",
+                "name its columns, add the column with add_columns, or take another path",
+            )
+
+
+def _check_retained(store: Store, wanted: RetainedRange) -> None:
+    if store.settings.retained != wanted:
+        raise UnusableStore(
+            f"the store at '{store.root}' keeps '{format_range(store.settings.retained)}', not "
+            f"'{format_range(wanted)}'",
+            "its retained range, or none",
+            "leave retained_range out, or open the store and call set_retained_range",
+        )
 
 
 def _exists_error(path: str | os.PathLike[str]) -> UnusableStore:

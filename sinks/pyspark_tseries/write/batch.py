@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from pyspark_tseries.errors import ReplayDiffers
+from pyspark_tseries.errors import ConditionFailed, ReplayDiffers
 from pyspark_tseries.model.arrays import NEVER_US, Int64Array
 from pyspark_tseries.model.commits import APPLICATION_PREFIX
 from pyspark_tseries.model.policy import AccessCheck
@@ -174,6 +174,44 @@ class Appendable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What a batch requires of a series when it is committed (semantics 35.2).
+
+    Attributes:
+        series: its name.
+        sequence: its highest sequence; -1 if it must have no event.
+        erasures: the store's last act of erasing, as a tuple of its id or None; None for any.
+    """
+
+    series: str
+    sequence: int
+    erasures: tuple[str | None] | None = None
+
+    def check(self, index: SeriesIndex) -> None:
+        """Raise ConditionFailed if the series is in another state."""
+        last = int(index.lookup([self.series])["last_sequence"][0])
+        same = self.erasures is None or self.erasures == (index.metadata.erasure,)
+        if last == self.sequence and same:
+            return
+        problem = (
+            f"values were erased since the newest one of series '{self.series}' was read"
+            if last == self.sequence
+            else f"the last event of series '{self.series}' has sequence {last}, and "
+            f"{self.sequence} is expected"
+        )
+        raise condition_error(problem, last)
+
+
+def condition_error(problem: str, last: int) -> ConditionFailed:
+    """Return the error of a condition that does not hold; `last` is the highest sequence."""
+    error = ConditionFailed(
+        problem, next_step="read the series again, and decide anew. Nothing is stored"
+    )
+    error.sequence = last
+    return error
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Rows to append atomically.
 
@@ -198,6 +236,7 @@ class Batch:
         tasks: the tasks that have written the rows, in the order of the input; the caller removes
             their files once the batch is committed or given up.
         limits: how many bytes of their rows are sorted in memory at once.
+        expected: the state of a series without which nothing is appended; None for any.
     """
 
     rows: pa.Table
@@ -214,6 +253,7 @@ class Batch:
     future: FutureLimit = FutureLimit()
     tasks: tuple[TaskOutput, ...] = ()
     limits: SpillLimits = DEFAULT_LIMITS
+    expected: Expected | None = None
 
     @property
     def has_edits(self) -> bool:
@@ -235,7 +275,10 @@ class Batch:
             UpdateFailed: a row may not be added.
             NoSuchEvent: an edit names no original that may be edited.
             PermissionDenied: the policy does not allow the batch.
+            ConditionFailed: the series is not as expected.
         """
+        if self.expected is not None:
+            self.expected.check(context.index)
         commit = _Commit(self, context)
         try:
             commit.check_access()
