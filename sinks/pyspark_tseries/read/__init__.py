@@ -1,1 +1,1 @@
-"""Queries and subscriptions: pruning, selection, snapshots of earlier moments, positions."""
+"""Queries and subscriptions: pruning, selection, the moment of a query, positions."""

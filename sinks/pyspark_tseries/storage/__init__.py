@@ -1,1 +1,1 @@
-"""Bytes: data files, head files and locks, on a disk or in an object store; no Delta."""
+"""Bytes on a disk or in an object store: files, heads, locks, a store as of a commit; no Delta."""
