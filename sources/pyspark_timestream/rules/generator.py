@@ -64,15 +64,7 @@ def generate_ctis(
     times: Instants,
     proposals: Proposals,
 ) -> GeneratedCtis:
-    """Run the generator over a block.
-
-    Args:
-        rules: the options.
-        state: the partition before the block.
-        places: the indices of the counted events.
-        times: the times of these events, which drive the clock.
-        proposals: the in-band CTIs.
-    """
+    """Run the generator over a block; `places` and `times` are those of its counted events."""
     cti_us = instant_or_sentinel(state.cti_us)
     rising = _find_rising(cti_us, proposals)
     if rules.every_events is not None or rules.every_us is not None:
@@ -213,15 +205,7 @@ def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Instants
 def fold_written_events(
     rules: TimeRules, state: PartitionState, events: Events, places: Instants, times: Instants
 ) -> MarkEffects:
-    """Fold the counted events of a block; each moves the clock of its writer.
-
-    Args:
-        rules: the options.
-        state: the partition before the block.
-        events: the n records of the block.
-        places: the indices of the m counted events.
-        times: the times of these events, which drive the clocks.
-    """
+    """Fold the events of a block; each counted one, at `places`, moves its writer's clock."""
     clock = _accumulate_seen_times(rules, state, events.record_us)
     marks, generators = run_writer_clocks(rules, state, events.writers, (places, times), clock)
     effects = fold_marks(rules, state, marks, events.record_us, len(events.start_us))

@@ -150,16 +150,7 @@ class MarkEffects(NamedTuple):
 def fold_marks(
     rules: TimeRules, state: PartitionState, marks: Marks, record_us: Instants | None, rows: int
 ) -> MarkEffects:
-    """Fold the marks and closes of a block of `rows` records.
-
-    Args:
-        rules: the options.
-        state: the partition before the block.
-        marks: its marks and closes.
-        record_us: the records' timestamps, NEVER where a record has none; only a timeout or a grace
-            needs them.
-        rows: the number of records in the block.
-    """
+    """Fold the marks and closes of `rows` records; only a timeout or grace needs `record_us`."""
     if len({len(column) for column in marks}) > 1:
         raise ValueError("the columns of punctuations differ in length")
     clock = _accumulate_record_times(rules, state, record_us)

@@ -414,10 +414,7 @@ def find_max_proven(
 ) -> int | None:
     """Return the greatest CTI that any task of a batch can have proven; None: none.
 
-    Args:
-        start_us: the CTI of each of the p partitions at the start of the batch.
-        end_us: the same at the end of the batch.
-        tasks: for each task the indices of its partitions.
+    The CTIs are those of its partitions; `tasks` are for each task the indices of its own.
     """
     groups = list(tasks)
     proven = (

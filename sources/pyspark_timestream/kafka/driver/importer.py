@@ -178,9 +178,7 @@ class CtiImporter:
         else:
             # A run that goes on keeps its positions, even of a partition that is missing for a
             # moment, and the times of its idle partitions.
-            read = {
-                partition: state.position for partition, state in self._known.partitions.items()
-            }
+            read = self._known.positions
             self._bounds = read | {
                 partition: max(end, read.get(partition, 0)) for partition, end in ends.items()
             }
@@ -201,7 +199,7 @@ class CtiImporter:
             self._idle_tracker.resume(self._known.partitions)
         known = self._known
         recreated = self._refresh_partitions(now_us)
-        wanted = {partition: state.position for partition, state in known.partitions.items()}
+        wanted = known.positions
         readable_ends = self._broker.ends(self._listed)
         if not readable_ends and not wanted:
             raise OptionError(
@@ -225,19 +223,11 @@ class CtiImporter:
         self, known: ImportedTopic, readable_ends: Mapping[Partition, int], now_us: int
     ) -> ImportedTopic:
         """Update the idle partitions; raise one that is active again to the topic's CTI."""
-        positions = {partition: state.position for partition, state in known.partitions.items()}
         was_idle = {partition for partition, state in known.partitions.items() if state.idle}
         since_us = self._idle_tracker.update(
-            self._broker, positions, readable_ends, was_idle, now_us
+            self._broker, known.positions, readable_ends, was_idle, now_us
         )
         idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
-        caught_up_us = {
-            partition: state.caught_up_since_us for partition, state in known.partitions.items()
-        }
-        if idle == was_idle and caught_up_us == {
-            partition: since_us.get(partition) for partition in caught_up_us
-        }:
-            return known
         partitions = {}
         for partition, state in known.partitions.items():
             if partition in was_idle - idle and known.cti_us is not None:

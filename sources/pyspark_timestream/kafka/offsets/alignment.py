@@ -10,23 +10,11 @@ Spark's state for the stream's CTI, the minimum. `maxSkew` therefore gives every
 the time of the slowest partition plus the skew. It only cuts ranges: rows, CTIs in force and
 counters stay those of any other division into batches.
 
-A partition's time is that of the last event read from it. If that event was not late, the time is
-at least its CTI plus `ctiDelay`, so that events out of order do not move it back. For each batch:
-
-1. Partitions with more than `MIN_READ` unread offsets are *aligned*, if there are at least two. If
-   the backlog exceeds the batch's limit, all partitions with a backlog are. Others are read to
-   their ends and hold nobody back.
-2. The slowest aligned partition gives the bound. A partition that jumped ahead by more than the
-   skew in its last batch counts with its time before: one event of the far future moves no bound.
-3. A partition at or after the bound *waits*: the batch reads one offset of it, so that the next
-   batch gets past such an event. The slowest partition never waits.
-4. Others are read up to the bound. If records' timestamps are event times, the broker's time index
-   has the offset. If they are not, or an earlier record has a timestamp after the bound (the index
-   knows first occurrences only), the offset is estimated from the partition's pace in the last
-   batch, up to `_GROWTH` times as many offsets as then.
-
-Every partition with a backlog reads at least one offset, so that a range of transaction markers or
-malformed events does not stop it, and a bounded run ends.
+The slowest of the *aligned* partitions, those with a backlog, gives the bound. A partition at or
+after the bound *waits*: the batch reads one offset of it. Others are read up to the bound, by the
+broker's time index or by an estimate from their pace. Every partition with a backlog reads at least
+one offset, so that a range of transaction markers or malformed events does not stop it, and a
+bounded run ends.
 """
 
 from collections.abc import Collection, Mapping, Set

@@ -81,6 +81,11 @@ class ImportedTopic:
     partitions: Mapping[Partition, ImportedPartition] = field(default_factory=dict)
     cti_us: int | None = None
 
+    @property
+    def positions(self) -> dict[Partition, int]:
+        """Return the next offset to read in each partition."""
+        return {partition: state.position for partition, state in self.partitions.items()}
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys."""
         partitions = {partition: state.to_json() for partition, state in self.partitions.items()}

@@ -338,8 +338,8 @@ def read_registry_settings(texts: Mapping[str, str]) -> dict[str, str]:
     """
     for key in texts:
         if key.startswith(FOREIGN_PREFIX):
-            name = key.removeprefix(FOREIGN_PREFIX)
-            raise _error(key, "it is not supported here", _ACCEPTS, f"use 'schemaRegistry.{name}'")
+            instead = f"use 'schemaRegistry.{key.removeprefix(FOREIGN_PREFIX)}'"
+            raise OptionError(key, "it is not supported here", _ACCEPTS, instead)
     prefix = PREFIX.lower()
     settings = {key[len(prefix) :]: text for key, text in texts.items() if key.startswith(prefix)}
     if not settings:
@@ -442,8 +442,4 @@ def _complete_bearer(settings: dict[str, str]) -> dict[str, str]:
 
 
 def _named_error(key: str, problem: str, accepts: str, next_step: str) -> OptionError:
-    return _error(f"{PREFIX}{key}", problem, accepts, next_step)
-
-
-def _error(name: str, problem: str, accepts: str, next_step: str) -> OptionError:
-    return OptionError(name, problem, accepts, next_step)
+    return OptionError(f"{PREFIX}{key}", problem, accepts, next_step)

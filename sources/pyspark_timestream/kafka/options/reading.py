@@ -479,48 +479,37 @@ class PayloadOptions(ReadingOptions):
     @property
     def value_rules(self) -> PayloadRules:
         """Return how the values are read."""
-        rules = PayloadRules(
-            side="value",
-            format=self.value_format,
-            framing=self.value_framing or self._default_framing(self.value_format),
-            has_registry=bool(self.registry),
-            schema=self.value_schema,
-            reader_schema=self.reader_schema,
-            message=self.value_message,
-            subject=self.value_subject,
-        )
-        return self._complete(rules)
+        return self._rules("value")
 
     @property
     def key_rules(self) -> PayloadRules:
         """Return how the keys are read."""
-        rules = PayloadRules(
-            side="key",
-            format=self.key_format,
-            framing=self.key_framing or self._default_framing(self.key_format),
-            has_registry=bool(self.registry),
-            schema=self.key_schema,
-            reader_schema=self.key_reader_schema,
-            message=self.key_message,
-            subject=self.key_subject,
-        )
-        return self._complete(rules)
+        return self._rules("key")
 
-    def _default_framing(self, format: str) -> str:
-        return "confluent" if self.registry and format != "binary" else "none"
-
-    def _complete(self, rules: PayloadRules) -> PayloadRules:
-        """Apply loaded schemas, the framing and the default subject to the rules."""
-        reader_schema = rules.reader_schema
+    def _rules(self, side: Side) -> PayloadRules:
+        """Return how a side is read, with loaded schemas, the framing and the default subject."""
+        format = getattr(self, f"{side}_format")
+        default_framing = "confluent" if self.registry and format != "binary" else "none"
+        framing = getattr(self, f"{side}_framing") or default_framing
+        reader_schema = self.reader_schema if side == "value" else self.key_reader_schema
         if reader_schema is not None and reader_schema.strip().lower() == LATEST_SCHEMA:
             reader_schema = None
+        rules = PayloadRules(
+            side=side,
+            format=format,
+            framing=framing,
+            has_registry=bool(self.registry) and framing != "none",
+            schema=getattr(self, f"{side}_schema"),
+            reader_schema=reader_schema,
+            message=getattr(self, f"{side}_message"),
+            subject=getattr(self, f"{side}_subject"),
+        )
         rules = rules._replace(
-            has_registry=rules.has_registry and rules.framing != "none",
             schema=self.schema_texts.get(rules.option_name("schema"), rules.schema),
             reader_schema=self.schema_texts.get(rules.option_name("reader_schema"), reader_schema),
         )
         if rules.subject is None and rules.needs_latest and (topic := self._only_topic()):
-            rules = rules._replace(subject=f"{topic}-{rules.side}")
+            rules = rules._replace(subject=f"{topic}-{side}")
         return rules
 
     def _only_topic(self) -> str | None:
