@@ -10,7 +10,7 @@ settings.register_profile("tseries", deadline=None)
 settings.load_profile("tseries")
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _at_full_priority() -> Iterator[None]:
     """Keep the command `maintain`, which makes way for others, from slowing the tests after it."""
     with pytest.MonkeyPatch.context() as patch:
@@ -24,7 +24,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _frequent_checkpoints() -> Iterator[None]:
     """Let stores of a few commits have checkpoints, too."""
     with pytest.MonkeyPatch.context() as patch:
