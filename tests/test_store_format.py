@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import store_sample
 from documents import ROOT, Block, check_comments, read, table
+from lengths import in_ci
 from tseries.builders import stored
 from tseries.store_model_queries import micros
 
@@ -155,7 +156,7 @@ def some_store(path, seed):
         chance.choices(steps, [6, 20, 4, 4, 1, 1, 0.1])[0]()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(in_ci(3, 6)))
 def test_the_readers_agree_with_the_package_on_random_stores(tmp_path, readers, seed):
     some_store(tmp_path / "s", seed)
     files, numbers = readers["read_log"](tmp_path / "s")
