@@ -251,8 +251,8 @@ def test_many_rows_that_are_neither_table_frame_nor_mappings_are_refused(series)
     assert series.describe()["events"] == 1
 
 
-@pytest.mark.parametrize("wrong", [["a"], None, 5])
-def test_a_query_is_of_one_series(series, wrong):
+@pytest.mark.parametrize("wrong", [[5], ["a", None], 5])
+def test_a_query_names_series_by_texts(series, wrong):
     with pytest.raises(InvalidQuery, match="is not the name of a series"):
         series.range_query().select_from(wrong)
 
