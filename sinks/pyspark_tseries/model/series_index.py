@@ -1,4 +1,4 @@
-"""Keep the series index: the last sequence and newest timestamps of each series.
+"""Keep the series index: the last sequence, newest timestamps and counts of each series.
 
 Each commit writes a *head file* with an *index change*: the series that the commit touched. The
 file's metadata names its parent, the head file of the previous commit. Now and then a commit writes
@@ -46,6 +46,8 @@ _INDEX_COLUMNS: Final = {
     "newest_us": (INSTANT, NEVER_US),
     "original_sequence": (pa.int64(), NO_SEQUENCE),
     "original_us": (INSTANT, NEVER_US),
+    "first_us": (INSTANT, NEVER_US),
+    "edits": (pa.int64(), 0),
 }
 MIN_RETAINED_DEFAULTS: Final = {"floor_sequence": 0, "floor_us": NEVER_US}
 """The optional columns of `min_retained` (`floor_*` in files).
@@ -145,11 +147,13 @@ _NO_COLUMNS: Final = BlockColumns({name: np.empty(0, np.int64) for name in _INDE
 
 @dataclass(frozen=True, slots=True)
 class SeriesIndex:
-    """The last sequence and newest timestamps of each series after the commit of `metadata`.
+    """The state of each series after the commit of `metadata`.
 
     `ids` has the position of each series in the columns. These are `last_sequence`; `newest_us`,
     the newest timestamp of any event; `original_sequence` and `original_us`, those of the newest
-    original; and, if the retained range was changed, `floor_sequence` and `floor_us`.
+    original; `first_us`, the earliest timestamp of any original, NEVER_US where an old head does
+    not say it; `edits`, how many there ever were; and, if the retained range was changed,
+    `floor_sequence` and `floor_us`.
     """
 
     ids: SeriesIds = field(default_factory=SeriesIds)
@@ -311,11 +315,16 @@ STATE_COLUMNS: Final = (
 )
 """`compute_state` computes the state of a series from these columns of events."""
 
+_COMBINED_BY: Final = {"first_us": "min", "edits": "sum"}
+"""How values of one series become one; all others by their maximum."""
+
 _EMPTY: Final = {
     "last_sequence": NO_SEQUENCE,
     "newest_us": NEVER_US,
     "original_sequence": NO_SEQUENCE,
     "original_us": NEVER_US,
+    "first_us": NEVER_US,
+    "edits": 0,
     "edit_sequence": NO_SEQUENCE,
     "horizon_sequence": NO_SEQUENCE,
     "horizon_us": NEVER_US,
@@ -327,9 +336,9 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
 
     `last_sequence`: of any event; `newest_us`: of any event that is not erased, an edit's time at
     most that of its commit; `original_sequence`, `original_us`: of originals that are not erased;
-    `edit_sequence`: of edits that are not erased; `horizon_sequence`, `horizon_us`: the last
-    sequence, and the newest timestamp of an original that is not erased, in the commits up to
-    `horizon`, inclusive.
+    `first_us`: the earliest timestamp of any original; `edits`: their number; `edit_sequence`: of
+    edits that are not erased; `horizon_sequence`, `horizon_us`: the last sequence, and the newest
+    timestamp of an original that is not erased, in the commits up to `horizon`, inclusive.
     """
     sequence = events["sequence"]
     us = events["timestamp"].cast(pa.int64())
@@ -347,11 +356,13 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
         "newest_us": pc.if_else(there, counted_us, none),
         "original_sequence": pc.if_else(original, sequence, none),
         "original_us": pc.if_else(original, us, none),
+        "first_us": pc.if_else(is_edit, none, us),
+        "edits": is_edit.cast(pa.int64()),
         "edit_sequence": pc.if_else(edit, sequence, none),
         "horizon_sequence": pc.if_else(early, sequence, none),
         "horizon_us": pc.if_else(pc.and_(early, original), us, none),
     }
-    return _max_per_series(pa.table({"series": events["series"].cast(pa.string()), **columns}))
+    return _combine_rows(pa.table({"series": events["series"].cast(pa.string()), **columns}))
 
 
 def combine_states(states: Iterable[pa.Table]) -> pa.Table:
@@ -360,14 +371,23 @@ def combine_states(states: Iterable[pa.Table]) -> pa.Table:
     if not held:
         columns = {name: pa.array([], pa.int64()) for name in _EMPTY}
         return pa.table({"series": pa.array([], pa.string()), **columns})
-    return _max_per_series(pa.concat_tables(held))
+    known = [
+        pc.if_else(
+            pc.equal(part["first_us"], NEVER_US), pa.scalar(None, pa.int64()), part["first_us"]
+        )
+        for part in held
+    ]
+    place = held[0].schema.get_field_index("first_us")
+    parts = [part.set_column(place, "first_us", us) for part, us in zip(held, known, strict=True)]
+    return _combine_rows(pa.concat_tables(parts))
 
 
-def _max_per_series(table: pa.Table) -> pa.Table:
-    grouped = table.group_by("series").aggregate([(name, "max") for name in _EMPTY])
+def _combine_rows(table: pa.Table) -> pa.Table:
+    ways = [(name, _COMBINED_BY.get(name, "max")) for name in _EMPTY]
+    grouped = table.group_by("series").aggregate(ways)
     columns = {
-        name: grouped[f"{name}_max"].fill_null(absent).combine_chunks()
-        for name, absent in _EMPTY.items()
+        name: grouped[f"{name}_{way}"].fill_null(_EMPTY[name]).combine_chunks()
+        for name, way in ways
     }
     return pa.table({"series": grouped["series"], **columns})
 

@@ -86,11 +86,12 @@ def number_edits(
     order = np.flatnonzero(there)
     order = order[np.argsort(targets.codes[order], kind="stable")]
     present, codes = np.unique(targets.codes[order], return_inverse=True)
-    last, newest_us, *original = (column[present] for column in before.values())
+    before = {name: column[present] for name, column in before.items()}
+    last = before["last_sequence"]
     sizes = np.bincount(codes, minlength=len(present))
     within = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    us = np.maximum(newest_us, now_us)
-    after = dict(zip(before, (last + sizes, us, *original), strict=True))
+    us = np.maximum(before["newest_us"], now_us)
+    counts = {"last_sequence": last + sizes, "newest_us": us, "edits": before["edits"] + sizes}
     names = targets.names.take(pa.array(present))
     numbered = NumberedRows(
         order=order,
@@ -98,7 +99,7 @@ def number_edits(
         codes=codes,
         sequence=last[codes] + 1 + within,
         timestamp_us=us[codes],
-        change=_merge_changes(appended, make_change(names, after)),
+        change=_merge_changes(appended, make_change(names, before | counts)),
         counts=Counts(dropped=len(lost), example=example),
     )
     return NumberedEdits(numbered, _original_columns(targets, order))

@@ -27,6 +27,7 @@ from pyspark_timestream.core.instants import (
 from pyspark_tseries.errors import FutureEvent, OutOfOrder, UpdateFailed
 from pyspark_tseries.model.arrays import (
     NEVER_US,
+    NO_SEQUENCE,
     UNTIMED,
     BoolArray,
     Int64Array,
@@ -302,9 +303,18 @@ def _assign_sequences(
         "newest_us": np.maximum(before["newest_us"], us[last]),
         "original_sequence": sequence[last],
         "original_us": us[last],
+        "first_us": _find_first(before, us, starts),
+        "edits": before["edits"],
     }
     change = make_change(names, after)
     return NumberedRows(order, names, codes, sequence, us, change, counts)
+
+
+def _find_first(before: dict[str, Int64Array], us: Int64Array, starts: Int64Array) -> Int64Array:
+    """Return the earliest timestamp of each series; one that an old head does not say stays so."""
+    # The first row of a batch is its earliest, but may come before an event that was erased.
+    is_new = before["last_sequence"] == NO_SEQUENCE
+    return np.where(is_new, us[starts], np.minimum(before["first_us"], us[starts]))
 
 
 def _missing_timestamp_error(series: str) -> UpdateFailed:

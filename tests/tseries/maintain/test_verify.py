@@ -136,7 +136,14 @@ def test_combined_states_of_parts_equal_the_state_of_all():
     assert combine_states(parts).sort_by("series").equals(whole)
     assert whole.to_pylist()[0] == {
         **{"series": "a", "last_sequence": 3, "newest_us": 90, "original_sequence": 3},
-        **{"original_us": 20, "edit_sequence": 2, "horizon_sequence": 2, "horizon_us": 20},
+        **{
+            "original_us": 20,
+            "first_us": 10,
+            "edits": 1,
+            "edit_sequence": 2,
+            "horizon_sequence": 2,
+            "horizon_us": 20,
+        },
     }
     assert combine_states([]).num_rows == 0
 

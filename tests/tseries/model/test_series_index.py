@@ -25,7 +25,7 @@ COMMITS = st.lists(
 
 
 def delta(series, value):
-    columns = ("last_sequence", "newest_us", "original_sequence", "original_us")
+    columns = SeriesIndex().lookup([])
     standing = pa.array([value(name) for name in series], pa.int64()).to_numpy()
     return make_change(pa.array(list(series), pa.string()), dict.fromkeys(columns, standing))
 

@@ -278,7 +278,16 @@ def _rebuild_head(store: Store, files: Sequence[DataFile], now_us: int) -> Serie
         place = floors.schema.get_field_index("floor_us")
         kept_us = np.where(made, MIN_RETAINED_DEFAULTS["floor_us"], low_us)
         floors = floors.set_column(place, "floor_us", pa.array(kept_us))
-    return build_index(states, metadata, floors)
+    return build_index(_keep_counts(states, before), metadata, floors)
+
+
+def _keep_counts(states: pa.Table, before: SeriesIndex) -> pa.Table:
+    """Return states with what `before` has counted, of events that compaction removed too."""
+    known = before.lookup(states["series"].to_pylist())
+    first_us = np.minimum(known["first_us"], to_int64(states["first_us"]))
+    for name, column in (("first_us", first_us), ("edits", known["edits"])):
+        states = states.set_column(states.schema.get_field_index(name), name, pa.array(column))
+    return states
 
 
 def _next_metadata(metadata: CommitMetadata, now_us: int) -> CommitMetadata:
