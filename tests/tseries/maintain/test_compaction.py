@@ -108,6 +108,9 @@ def test_edits_count_toward_the_limit_and_the_newest_original_stays(tmp_path):
         rebuild(str(path))
         assert verify(str(path)) == []
     heads = [reopened(tmp_path / name).index().lookup(["a"]) for name in ("s", "copy")]
+    # A rebuilt head has the first time and the edits of what is still stored (31.3).
+    counts = [(head.pop("first_us")[0], head.pop("edits")[0]) for head in heads]
+    assert counts == [(2, 2), (1, 4)]
     assert heads[0] == heads[1]
 
 
