@@ -83,7 +83,7 @@ def parse_choice(
     if series is None:
         return SeriesChoice(None, str(prefix or ""), None if pattern is None else str(pattern))
     names = [series] if isinstance(series, str) else _list_names(series)
-    return SeriesChoice(tuple(sorted({_parse_name(name) for name in names})))
+    return SeriesChoice(tuple(sorted({parse_name(name) for name in names})))
 
 
 def _list_names(series: Any) -> list[Any]:
@@ -94,7 +94,8 @@ def _list_names(series: Any) -> list[Any]:
     return list(series)
 
 
-def _parse_name(name: Any) -> str:
+def parse_name(name: Any) -> str:
+    """Return the name of a series; raise InvalidQuery if it is not a valid text."""
     if not is_valid_text(name):
         raise InvalidQuery(
             f"{show_value(name)} is not the name of a series",

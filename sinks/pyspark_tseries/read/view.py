@@ -4,18 +4,23 @@ A view never changes, so all that is asked of it belongs together. The client, r
 open views; what they ask are pure functions of the snapshot, its index and the chosen series.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from pyspark_timestream.errors import wrap_methods
+from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import NO_SEQUENCE
 from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.ranges import Query
+from pyspark_tseries.model.ranges import Point, Query, Range
 from pyspark_tseries.model.series_choice import SeriesChoice
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import Answer, run_query
+from pyspark_tseries.read.series_list import list_series
+from pyspark_tseries.read.versions import read_versions
 from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.snapshot import Snapshot
 
@@ -60,6 +65,58 @@ class View:
         self.access.require_query(query)
         index, names = self.choose(choice)
         return run_query(self.snapshot, index, query, names, columns=columns)
+
+    def latest(
+        self,
+        choice: SeriesChoice,
+        count: int = 1,
+        at_us: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Answer:
+        """Return the `count` newest originals of each chosen series, with their latest edits.
+
+        With `at_us` only originals at or before that time are asked for. Raise as `select` does.
+        """
+        view = Range(Point("last_count", count))
+        if at_us is not None:
+            view = Range(Point("start"), Point("time", at_us))
+        return self.select(Query(view=view, limit=count), choice, columns)
+
+    def list_series(self, choice: SeriesChoice) -> pa.Table:
+        """Return the chosen series that have events, sorted by name; see `SERIES_SCHEMA`."""
+        self.access.require_query(Query())
+        return list_series(self.snapshot, *self.choose(choice))
+
+    def versions(self, series: str, sequence: int) -> pa.Table:
+        """Return the versions of an event; see `read_versions`."""
+        self._require_past("ask for the versions of an event")
+        return read_versions(self.snapshot, series, sequence)
+
+    def at_time(self, us: int) -> "View":
+        """Return the store as it was at a time; raise as `Snapshot.at_time` does."""
+        self._require_past("ask for the past of the store")
+        return dataclasses.replace(self, snapshot=self.snapshot.at_time(us))
+
+    def at_commit(self, number: int) -> "View":
+        """Return the store as it was right after a commit, which must have been made.
+
+        Raises:
+            InvalidQuery: there is no such commit, or events of that time may be gone.
+        """
+        self._require_past("ask for the past of the store")
+        last = self.snapshot.metadata.commit
+        if not 0 <= number <= last:
+            there = f"0 to {last}" if last >= 0 else "none, the store has no commits"
+            raise InvalidQuery(
+                f"there is no commit {number}",
+                there,
+                "name a commit that history() shows, or a time",
+            )
+        return dataclasses.replace(self, snapshot=self.snapshot.at_commit(number))
+
+    def _require_past(self, to_do: str) -> None:
+        self.access.require_query(Query())
+        self.access.require("query_obsolete", to_do)
 
 
 def known_series(index: SeriesIndex) -> list[str]:
