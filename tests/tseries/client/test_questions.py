@@ -5,7 +5,17 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from pyspark_tseries import InvalidQuery, PermissionDenied, TimeSeries
+from pyspark_tseries import InvalidQuery, NoSuchEvent, PermissionDenied, TimeSeries
+from pyspark_tseries.maintain.rebuild import rebuild
+from pyspark_tseries.model.series_index import (
+    SeriesIndex,
+    apply_change,
+    attach_metadata,
+    make_change,
+)
+from pyspark_tseries.read.series_list import list_series
+from pyspark_tseries.storage import row_reader
+from pyspark_tseries.store.store import Store
 
 NAMES = ["hall", "room/1/celsius", "room/1/door", "room/2/celsius", "Room/3/celsius", "room/[x]"]
 
@@ -111,3 +121,142 @@ def test_a_principal_without_the_right_is_refused(tmp_path):
     TimeSeries.create(tmp_path / "s", {}, author="me", policy=policy)
     with pytest.raises(PermissionDenied):
         ask(TimeSeries.open(tmp_path / "s", "you"))
+
+
+# -- newest values, the list of series, the past -------------------------------------------------
+
+
+def test_latest_gives_the_newest_events_of_each_series_with_their_edits(store):
+    found = [(e.series, e.original_sequence, e.value) for e in store.latest(prefix="h").events]
+    assert found == [("hall", 1, 99.0)]
+    both = store.latest(["hall", "nobody"], count=5).events
+    assert [(e.original_sequence, e.value) for e in both] == [(0, 0.0), (1, 99.0)]
+    assert store.latest().to_arrow().num_rows == len(NAMES)
+
+
+def test_latest_at_a_time_asks_for_originals_up_to_it(store):
+    found = store.latest(at=at(59), columns=["series", "value"]).to_arrow()
+    assert found.column_names == ["series", "value"]
+    assert found["value"].to_pylist() == [float(NAMES.index(name)) for name in sorted(NAMES)]
+    assert [e.value for e in store.latest("hall", at=at(60)).events] == [99.0]
+    assert len(store.latest("hall", at=at(-1))) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"count": 0}, "count 0 is below 1"),
+        ({"count": "2"}, "'2' is not a whole number"),
+        ({"at": datetime(2026, 1, 1)}, "has no time zone"),  # noqa: DTZ001
+        ({"at": 5}, "at 5 is not a datetime"),
+        ({"columns": ["nothing"]}, "column 'nothing' is not in the store"),
+        ({"columns": "nothing"}, "column 'nothing' is not in the store"),
+    ],
+)
+def test_wrong_latest_is_refused_by_name(store, asked, problem):
+    with pytest.raises(InvalidQuery, match=problem):
+        store.latest(**asked)
+
+
+def test_series_lists_names_counts_and_times_without_reading_events(store, monkeypatch):
+    monkeypatch.setattr(row_reader, "read_files", None)
+    monkeypatch.setattr(row_reader, "stream_file", None)
+    rows = store.series(prefix="h").to_pylist()
+    assert rows == [{"series": "hall", "events": 2, "edits": 1, "first": at(0), "newest": at(60)}]
+    assert store.series()["series"].to_pylist() == sorted(NAMES)
+    assert store.series(pattern="*/door")["first"].to_pylist() == [at(20)]
+
+
+def test_series_counts_what_compaction_and_erasure_have_removed(tmp_path):
+    store = TimeSeries.create(
+        tmp_path / "s", {"v": pa.int64()}, "limit 2", "me", min_retention_age=timedelta(0)
+    )
+    for second in range(6):
+        store.append("a", second, at(second))
+        if second % 2:
+            store.edit("a", (second - 1) // 2 * 3, 7)
+    before = store.series().to_pylist()
+    store.erase("a", 7, "a test")
+    store.compact()
+    after = store.series().to_pylist()
+    assert before == [{"series": "a", "events": 6, "edits": 3, "first": at(0), "newest": at(5)}]
+    assert after == [{**before[0], "newest": at(4)}]
+    store.append("a", 8, at(9))
+    assert store.as_of(9).series().to_pylist() == after
+    assert store.verify() == []
+    Store.forget_all()
+    rebuild(str(tmp_path / "s"))
+    ((rebuilt),) = TimeSeries.open(tmp_path / "s", "me").series().to_pylist()
+    assert rebuilt["events"] + rebuilt["edits"] == 10
+    assert TimeSeries.open(tmp_path / "s", "me").verify() == []
+
+
+def test_an_index_without_counts_gives_nulls(store):
+    index = store._store.index()
+    names, columns = index.ids.names(), {name: index.columns[name] for name in index.columns}
+    old = make_change(pa.array(names), columns).drop_columns(["first_us", "edits"])
+    head = apply_change(SeriesIndex(), attach_metadata(old, index.metadata))
+    rows = list_series(store._store.snapshot(), head).to_pylist()
+    assert {row["events"] for row in rows} == {None}
+    assert {row["newest"] is None for row in rows} == {False}
+
+
+def test_the_past_is_asked_by_time_or_commit(store):
+    past = store.as_of(0)
+    assert (past.commit, repr(past).endswith("commit 0)")) == (0, True)
+    assert [e.value for e in past.latest("hall").events] == [0.0]
+    assert [row["edits"] for row in past.series(prefix="hall").to_pylist()] == [0]
+    edited = store.history("hall", 1)["commit_time"].to_pylist()
+    assert store.as_of(edited[0]).latest().to_arrow().equals(past.latest().to_arrow())
+    now = store.as_of(edited[1])
+    store.append("hall", 5.0)
+    assert [e.value for e in now.latest("hall").events] == [99.0]
+    assert len(store.as_of(edited[0] - timedelta(days=1)).latest()) == 0
+
+
+@pytest.mark.parametrize(
+    ("moment", "problem"),
+    [
+        (2, "there is no commit 2"),
+        (-1, "there is no commit -1"),
+        ("now", "'now' is neither a time nor the number of a commit"),
+        (True, "True is neither a time"),
+        (datetime(2026, 1, 1), "has no time zone"),  # noqa: DTZ001
+    ],
+)
+def test_wrong_moment_is_refused_by_name(store, moment, problem):
+    with pytest.raises(InvalidQuery, match=problem):
+        store.as_of(moment)
+
+
+def test_history_has_each_version_with_author_commit_and_erasure(store):
+    store.edit("hall", 1, 98.0)
+    store.erase("hall", 2, "wrong room")
+    for sequence in (1, 2, 3):
+        rows = store.history("hall", sequence).to_pylist()
+        assert [row["sequence"] for row in rows] == [1, 2, 3]
+        assert [row["value"] for row in rows] == [0.0, None, 98.0]
+        assert [row["original_sequence"] for row in rows] == [None, 1, 1]
+        assert [row["commit"] for row in rows] == [0, 1, 2]
+        assert [row["erased_because"] for row in rows] == [None, "wrong room", None]
+        assert [row["erased_by"] for row in rows] == [None, "me", None]
+    assert len(store.as_of(1).history("hall", 1)) == 2
+
+
+@pytest.mark.parametrize(("series", "sequence"), [("hall", 3), ("nobody", 0), ("hall", -1)])
+def test_history_of_an_event_that_is_not_stored_is_refused_by_name(store, series, sequence):
+    with pytest.raises(NoSuchEvent, match=f"series '{series}': event {sequence} is not stored"):
+        store.history(series, sequence)
+
+
+def test_the_past_and_the_list_need_rights(tmp_path):
+    policy = {"me": ["own", "read", "update"], "you": ["own"]}
+    store = TimeSeries.create(tmp_path / "s", {}, author="me", policy=policy)
+    store.append("a", {})
+    for ask_past in (lambda: store.as_of(0), lambda: store.history("a", 0)):
+        with pytest.raises(PermissionDenied, match="query_obsolete"):
+            ask_past()
+    assert store.series().num_rows == len(store.latest()) == 1
+    for ask_now in ("series", "latest"):
+        with pytest.raises(PermissionDenied):
+            getattr(TimeSeries.open(tmp_path / "s", "you"), ask_now)()
