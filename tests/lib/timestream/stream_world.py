@@ -195,14 +195,26 @@ class World:
             sight = BrokerSnapshot(topic_ids={"topic": "the same"}, imported=imported)
             planned = first_offset("me", {}, positions, ends, run, sight)
         else:
-            wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
+            wanted = {
+                partition: partition_offset.end_exclusive
+                for partition, partition_offset in previous.partitions.items()
+            }
             positions, losses = reconcile(wanted, wanted, readable_ends, fail_on_data_loss=False)
-            found = {part: previous.missing.get(part) for part in ends if part not in positions}
+            found = {
+                partition: previous.missing.get(partition)
+                for partition in ends
+                if partition not in positions
+            }
             positions |= {
-                part: share.end_exclusive if share else 0 for part, share in found.items()
+                partition: partition_offset.end_exclusive if partition_offset else 0
+                for partition, partition_offset in found.items()
             }
             returned = any(found.values())
-            idle = {part for part, share in previous.partitions.items() if share.idle}
+            idle = {
+                partition
+                for partition, partition_offset in previous.partitions.items()
+                if partition_offset.idle
+            }
             if run.new_start:
                 self.watch.resume(previous.partitions)
             sight = BrokerSnapshot(
@@ -214,7 +226,7 @@ class World:
                 topic_ids={"topic": "the same"},
                 imported=imported,
             )
-            after = {part: self.state_after(previous, part) for part in wanted}
+            after = {partition: self.state_after(previous, partition) for partition in wanted}
             asked = find_alignment(
                 stream_state(previous, after, positions, ends, run), ends
             ).instants_ms()
@@ -226,9 +238,15 @@ class World:
         oracle = copy.deepcopy(self.oracle)
         oracle.update(
             self.now,
-            {part.number: position for part, position in positions.items()},
-            {part.number: ends.get(part, positions[part]) for part in positions},
-            {part.number: readable_ends.get(part, positions[part]) for part in positions},
+            {partition.number: position for partition, position in positions.items()},
+            {
+                partition.number: ends.get(partition, positions[partition])
+                for partition in positions
+            },
+            {
+                partition.number: readable_ends.get(partition, positions[partition])
+                for partition in positions
+            },
             imported.cti_us // 1000 if imported and imported.cti_us is not None else None,
             run.bounded and not run.new_start and previous.end_of_run,
         )
@@ -244,17 +262,17 @@ class World:
     def look_up(self, asked):
         """The time index of a broker: the first record at or after a timestamp."""
         return {
-            part: next((n for n, t in enumerate(self.log[part.number]) if t >= ms), None)
-            for part, ms in asked.items()
+            partition: next((n for n, t in enumerate(self.log[partition.number]) if t >= ms), None)
+            for partition, ms in asked.items()
             if self.has_time_index
         }
 
-    def state_after(self, previous, part):
-        share = previous.partitions[part]
-        span = next(s for s in previous.ranges() if s.partition == part)
+    def state_after(self, previous, partition):
+        partition_offset = previous.partitions[partition]
+        span = next(s for s in previous.ranges() if s.partition == partition)
         if not span.size:
-            return share.state
-        return compute_end_state(self.options, TaskRange(span, share.state), self.read)
+            return partition_offset.state
+        return compute_end_state(self.options, TaskRange(span, partition_offset.state), self.read)
 
     def read(self, span, _needs):
         # The group outlives a partition: what a task left there of a deleted one is still found.
@@ -277,9 +295,16 @@ class World:
     def deliver(self):
         """Run the batch of the stored offset, and check all that it promises."""
         offset, oracle = self.offset(), self.oracle
-        shares = {part.number: share for part, share in offset.partitions.items()}
-        assert {n for n, share in shares.items() if share.idle} == oracle.idle
-        assert {n: share.state.cti_us for n, share in shares.items()} == {
+        partition_offsets = {
+            partition.number: partition_offset
+            for partition, partition_offset in offset.partitions.items()
+        }
+        assert {
+            n for n, partition_offset in partition_offsets.items() if partition_offset.idle
+        } == oracle.idle
+        assert {
+            n: partition_offset.state.cti_us for n, partition_offset in partition_offsets.items()
+        } == {
             n: None if clock.cti is None else clock.cti * 1000 for n, clock in oracle.clocks.items()
         }
         assert offset.cti_us == (None if oracle.stream is None else oracle.stream * 1000)

@@ -13,20 +13,24 @@ from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.task import run_task
 
 
-def bound(given, share, starts, stops):
+def bound(given, read_slice, starts, stops):
     """What the task does where the partitions start and end like this when it runs."""
-    asked = {part: starts[part] for part in select_partitions(share, list(starts))}
-    return plan_slice(given, share, list(starts), asked, stops)
+    asked = {
+        partition: starts[partition] for partition in select_partitions(read_slice, list(starts))
+    }
+    return plan_slice(given, read_slice, list(starts), asked, stops)
 
 
 def batch_tasks(given, starts, stops):
     """The tasks of a batch read, where nothing has changed since it was planned."""
-    return [bound(given, share, starts, stops) for share in slice_read(given, starts, stops)]
+    return [
+        bound(given, read_slice, starts, stops) for read_slice in slice_read(given, starts, stops)
+    ]
 
 
 def spans(plans):
     """What each task delivers."""
-    return [[share.offsets for share in plan.ranges] for plan in plans]
+    return [[task_range.offsets for task_range in plan.ranges] for plan in plans]
 
 
 def test_a_batch_read_that_one_task_reads_carries_every_cti():
@@ -54,7 +58,7 @@ def test_parts_of_one_partition_carry_only_the_final_cti():
 def test_a_part_reads_nothing_before_it_where_no_ctis_are_made():
     given = options(finalCti="true", maxRecordsPerPartition="2")
     plans = batch_tasks(given, {at(0): 1}, {at(0): 5})
-    assert [share.warm_up for plan in plans for share in plan.ranges] == [None, None]
+    assert [task_range.warm_up for plan in plans for task_range in plan.ranges] == [None, None]
 
 
 @pytest.mark.parametrize("starts", [{at(0): 2}, {at(0): 2, at(1): 3}, {}])
@@ -89,9 +93,9 @@ def test_a_batch_read_whose_start_is_behind_its_end_is_refused_by_name(raw, star
         batch_tasks(options(**raw), {at(0): 7}, {at(0): 3})
     assert refused.value.name == starting
     batch_tasks(options(**raw), {at(0): 3}, {at(0): 3})
-    (share,) = slice_read(options(**raw), {at(0): 3}, {at(0): 3})
+    (read_slice,) = slice_read(options(**raw), {at(0): 3}, {at(0): 3})
     with pytest.raises(OptionError, match=said):
-        bound(options(**raw), share, {at(0): 7}, {at(0): 3})
+        bound(options(**raw), read_slice, {at(0): 7}, {at(0): 3})
 
 
 class Topic:
@@ -105,7 +109,7 @@ class Topic:
 
     @property
     def stops(self):
-        return {part: len(log) for part, log in self.logs.items()}
+        return {partition: len(log) for partition, log in self.logs.items()}
 
     def read(self, span, _needs):
         stamps = self.logs[span.partition][span.start_inclusive : span.end_exclusive]
@@ -113,11 +117,11 @@ class Topic:
             first = span.start_inclusive
             yield block(*[None] * len(stamps), first=first, timestamps_ms=stamps)
 
-    def rows(self, shares):
+    def rows(self, slices):
         """Data rows by partition and offset; CTI rows."""
         data, ctis = [], []
-        for share in shares:
-            plan = bound(self.options, share, self.starts, self.stops)
+        for read_slice in slices:
+            plan = bound(self.options, read_slice, self.starts, self.stops)
             arguments = self.options, self.projection, plan, self.read, lambda *_: None
             table = pa.Table.from_batches(list(run_task(*arguments)), self.projection.schema)
             marks = micros(table["cti"].combine_chunks())
@@ -128,7 +132,7 @@ class Topic:
                     ctis.append(cti)
         return sorted(data, key=lambda row: row[:2]), ctis
 
-    def shares(self):
+    def slices(self):
         return slice_read(self.options, self.starts, self.stops)
 
 
@@ -141,8 +145,8 @@ CUTS = st.dictionaries(
 @settings(max_examples=100, deadline=None)
 @given(logs=LOGS, cut=CUTS)
 def test_cutting_a_batch_read_changes_no_row(logs, cut):
-    whole, parts = Topic(logs), Topic(logs, **cut)
-    assert whole.rows(whole.shares())[0] == parts.rows(parts.shares())[0]
+    whole, pieces = Topic(logs), Topic(logs, **cut)
+    assert whole.rows(whole.slices())[0] == pieces.rows(pieces.slices())[0]
 
 
 @settings(max_examples=200, deadline=None)
@@ -150,22 +154,24 @@ def test_cutting_a_batch_read_changes_no_row(logs, cut):
 def test_later_evaluation_reads_what_exists_by_then(before, after, cut, data):
     """Logs have grown, shrunk, lost their first records; partitions have come and gone."""
     planned, now, fresh = Topic(before, **cut), Topic(after, **cut), Topic(after, **cut)
-    for part, log in now.logs.items():
-        now.starts[part] = fresh.starts[part] = data.draw(st.integers(0, len(log)))
-    rows, ctis = now.rows(planned.shares())
-    assert rows == fresh.rows(fresh.shares())[0]
+    for partition, log in now.logs.items():
+        now.starts[partition] = fresh.starts[partition] = data.draw(st.integers(0, len(log)))
+    rows, ctis = now.rows(planned.slices())
+    assert rows == fresh.rows(fresh.slices())[0]
     # Only one task with everything may tell CTIs, and an empty partition holds them back.
-    alone = len(planned.shares()) == 1 and all(now.stops[p] > now.starts[p] for p in now.logs)
+    alone = len(planned.slices()) == 1 and all(now.stops[p] > now.starts[p] for p in now.logs)
     assert alone or not ctis
 
 
 def test_partitions_empty_at_planning_are_read_by_several_tasks():
     empty = Topic([[] for _ in range(9)])
     full = Topic([[1] for _ in range(9)])
-    plans = [bound(full.options, share, full.starts, full.stops) for share in empty.shares()]
+    plans = [
+        bound(full.options, read_slice, full.starts, full.stops) for read_slice in empty.slices()
+    ]
     assert sorted(len(plan.ranges) for plan in plans) == [2, 2, 2, 3]
 
 
 def test_only_the_tasks_that_need_it_are_shipped_the_names_of_all_partitions():
     topic = Topic([[1] for _ in range(9)])
-    assert [len(share.named) for share in topic.shares()] == [0] * 5 + [9] * 4
+    assert [len(read_slice.named) for read_slice in topic.slices()] == [0] * 5 + [9] * 4

@@ -27,12 +27,12 @@ def spans(lengths):
 def test_a_limit_is_kept_as_nearly_as_one_offset_for_each_backlog_allows(backlogs, limit):
     starts = {at(i): 10 for i in range(len(backlogs))}
     ends = {at(i): 10 + backlog for i, backlog in enumerate(backlogs)}
-    read = {part: end - 10 for part, end in limit_ranges(starts, ends, limit).items()}
+    read = {partition: end - 10 for partition, end in limit_ranges(starts, ends, limit).items()}
     assert set(read) == set(starts)
-    for part, backlog in zip(starts, backlogs, strict=True):
+    for partition, backlog in zip(starts, backlogs, strict=True):
         # Offsets become JSON: a whole number must not be written as a fraction.
-        assert type(read[part]) is int
-        assert (0 < read[part] <= backlog) if backlog else read[part] == 0
+        assert type(read[partition]) is int
+        assert (0 < read[partition] <= backlog) if backlog else read[partition] == 0
     if limit is None or sum(backlogs) <= limit:
         assert list(read.values()) == backlogs
     else:
@@ -108,11 +108,11 @@ def spark_counts(sizes, min_pieces):
 def test_a_range_is_cut_into_pieces_as_spark_cuts_it(sizes, min_pieces, max_size):
     spans = [Range(at(n), 10 * n, 10 * n + size) for n, size in enumerate(sizes)]
     pieces = cut_ranges(spans, min_pieces, max_size)
-    assert all(part.size > 0 for part in pieces)
+    assert all(partition.size > 0 for partition in pieces)
     for span in spans:
-        mine = [part for part in pieces if part.partition == span.partition]
-        assert [n for part in mine for n in range(*part[1:])] == list(range(*span[1:]))
-        assert max((part.size for part in mine), default=0) <= (max_size or 60)
+        mine = [partition for partition in pieces if partition.partition == span.partition]
+        assert [n for partition in mine for n in range(*partition[1:])] == list(range(*span[1:]))
+        assert max((partition.size for partition in mine), default=0) <= (max_size or 60)
         if max_size is None:
             assert max(map(size_of, mine), default=0) - min(map(size_of, mine), default=0) <= 1
     if max_size is None:

@@ -83,14 +83,14 @@ def test_a_batch_read_has_no_use_for_the_pace_of_a_stream():
 
 def spans(plans):
     """What each task delivers."""
-    return [[share.offsets for share in plan.ranges] for plan in plans]
+    return [[partition_offset.offsets for partition_offset in plan.ranges] for plan in plans]
 
 
 def stream_offset(**ranges):
     """A batch's offset over these ranges, all in one task."""
-    shares = {at(int(name[1:])): PartitionOffset(*span, PartitionState(events=3))
+    partition_offsets = {at(int(name[1:])): PartitionOffset(*span, PartitionState(events=3))
               for name, span in ranges.items()}  # fmt: skip
-    return StreamOffset("s", {}, 1, shares, tasks=1)
+    return StreamOffset("s", {}, 1, partition_offsets, tasks=1)
 
 
 def test_a_stream_without_ctis_is_cut_as_asked():

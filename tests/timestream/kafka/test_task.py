@@ -26,7 +26,7 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
     """(rows, end state) of a task over one partition with these values from offset 0."""
     given_options = options(**raw)
     wanted = projection(given_options, *columns)
-    share = TaskRange(Range(at(0), 0, len(values)), PartitionState())
+    partition_offset = TaskRange(Range(at(0), 0, len(values)), PartitionState())
     ended = {}
 
     def read(span, needs):
@@ -38,9 +38,9 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
                 yield block(*some, first=first, timestamps_ms=stamps)
             first += size
 
-    plan = plan or TaskPlan((share,))
+    plan = plan or TaskPlan((partition_offset,))
     tables = list(run_task(given_options, wanted, plan, read, ended.__setitem__))
-    assert compute_end_state(given_options, share, read) == ended[at(0)].state
+    assert compute_end_state(given_options, partition_offset, read) == ended[at(0)].state
     table = pa.Table.from_batches(tables, wanted.schema)
     return table, ended[at(0)].state
 
@@ -242,8 +242,8 @@ def test_an_import_takes_its_ctis_from_nested_fields():
     source = {"topic": "fast", "frequency": 1, "delay": "1 ms", "startTime": "payload.`ts.ms`"}
     imported = derive_import_options(options(ctiImport=json.dumps(source)))
     values = [b'{"payload": {"ts.ms": 5}}', b'{"payload": {"ts.ms": 7}}', b'{"payload": null}']
-    share = TaskRange(Range(at(0, "fast"), 0, 3), PartitionState())
-    end = compute_end_state(imported, share, lambda *_: [block(*values)])
+    partition_offset = TaskRange(Range(at(0, "fast"), 0, 3), PartitionState())
+    end = compute_end_state(imported, partition_offset, lambda *_: [block(*values)])
     assert (end.cti_us, end.malformed) == (6000, 1)
 
 
@@ -256,29 +256,31 @@ def test_without_a_cti_column_there_are_no_cti_rows_and_the_clock_still_runs():
 
 
 def test_opening_and_closing_rows_surround_the_records():
-    share = TaskRange(Range(at(0), 0, 1), PartitionState(cti_us=3000))
-    plan = TaskPlan((share,), (), 3000, first_cti_us=3000, last_cti_us=9000)
+    partition_offset = TaskRange(Range(at(0), 0, 1), PartitionState(cti_us=3000))
+    plan = TaskPlan((partition_offset,), (), 3000, first_cti_us=3000, last_cti_us=9000)
     given_options = options(ctiFrequency="1")
     wanted = projection(given_options, NUMBER[0], CTI)
 
     def read(span, needs):
         yield block(b"", timestamps_ms=[4])
 
-    tables = list(run_task(given_options, wanted, plan, read, lambda part, state: None))
+    tables = list(run_task(given_options, wanted, plan, read, lambda partition, state: None))
     table = pa.Table.from_batches(tables)
     assert table["offset"].to_pylist() == [None, 0, None, None]
     assert micros(table["cti"].combine_chunks()) == [3000, None, 4000, 9000]
 
 
 def test_end_state_is_kept_for_every_partition_even_if_empty():
-    shares = tuple(TaskRange(Range(at(i), 4, 9), PartitionState(cti_us=i)) for i in range(2))
+    partition_offsets = tuple(
+        TaskRange(Range(at(i), 4, 9), PartitionState(cti_us=i)) for i in range(2)
+    )
     left = []
     tables = run_task(
         options(ctiFrequency="1"),
         projection(options(ctiFrequency="1")),
-        TaskPlan(shares),
+        TaskPlan(partition_offsets),
         lambda span, needs: iter(()),
-        lambda part, end: left.append((part, end.state)),
+        lambda partition, end: left.append((partition, end.state)),
     )
     assert list(tables) == []
     assert left == [(at(i), PartitionState(cti_us=i)) for i in range(2)]
@@ -314,7 +316,7 @@ def test_times_come_from_headers_of_which_the_last_wins():
         yield block(*[None] * 4, headers=pairs)
 
     plan = TaskPlan((TaskRange(Range(at(0), 0, 4), PartitionState()),))
-    (table,) = run_task(given_options, wanted, plan, read, lambda part, state: None)
+    (table,) = run_task(given_options, wanted, plan, read, lambda partition, state: None)
     assert micros(table["start_time"]) == [2_000_000, 3_000_000, None, None]
 
 
@@ -353,10 +355,12 @@ def test_a_replay_neither_fails_on_nor_counts_values_outside_its_span(sizes):
     ended = {}
     given_options = options(**raw)
     wanted = projection(given_options, *NUMBER)
-    share = TaskRange(Range(at(0), 0, 3), PartitionState())
+    partition_offset = TaskRange(Range(at(0), 0, 3), PartitionState())
     some = [bad % 1, b'{"n": 5, "t": 5}', bad % 6]
     read = lambda span, needs: iter([block(*some)])  # noqa: E731
-    for _ in run_task(given_options, wanted, TaskPlan((share,)), read, ended.__setitem__):
+    for _ in run_task(
+        given_options, wanted, TaskPlan((partition_offset,)), read, ended.__setitem__
+    ):
         pass
     assert ended[at(0)].malformed_values.total == 1
 
@@ -370,12 +374,14 @@ def test_a_replay_reads_nothing_behind_its_end():
             read.append(first)
             yield block(b"v", first=first, timestamps_ms=[first])
 
-    share = TaskRange(Range(at(0), 0, 99), PartitionState())
+    partition_offset = TaskRange(Range(at(0), 0, 99), PartitionState())
     wanted = projection(given_options, ("offset", pa.int64()))
-    rows = list(run_task(given_options, wanted, TaskPlan((share,)), pieces, lambda *_: None))
+    rows = list(
+        run_task(given_options, wanted, TaskPlan((partition_offset,)), pieces, lambda *_: None)
+    )
     assert read == list(range(9))
     assert pa.Table.from_batches(rows)["offset"].to_pylist() == [5, 6, 7]
-    after = compute_end_state(given_options, share, pieces)
+    after = compute_end_state(given_options, partition_offset, pieces)
     ended = TaskRange(Range(at(0), 99, 999), after)
     assert compute_end_state(given_options, ended, pieces) == after
     assert len(read) == 18

@@ -44,7 +44,9 @@ class Imports:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_an_imported_cti_takes_effect_where_the_stream_ends_before_its_log(is_late):
     broker = FakeBroker(p0=(0, 1000))
-    broker.high_watermarks = lambda partitions: {part: broker.log[part][1] for part in partitions}
+    broker.high_watermarks = lambda partitions: {
+        partition: broker.log[partition][1] for partition in partitions
+    }
     run = Driven(broker, ctiImport="fast", endingOffsets='{"topic": {"0": 100}}')
     run.driver._importer = imports = Imports()
     imports.limit_to_current_ends = lambda: None
@@ -53,8 +55,12 @@ def test_an_imported_cti_takes_effect_where_the_stream_ends_before_its_log(is_la
     imports.cti_us = 7
     while run.plan() is not None:
         pass
-    (share,) = StreamOffset.from_json(run.offset).partitions.values()
-    assert (share.end_exclusive, share.pending, share.state.cti_us) == (100, (), 7)
+    (partition_offset,) = StreamOffset.from_json(run.offset).partitions.values()
+    assert (
+        partition_offset.end_exclusive,
+        partition_offset.pending,
+        partition_offset.state.cti_us,
+    ) == (100, (), 7)
     assert (run.offset["end_of_run"], run.offset["cti"]) == (True, 7)
 
 
@@ -66,9 +72,13 @@ def test_import_waits_for_records_of_open_transactions():
     run.plan()
     imports.cti_us = 7
     run.plan()
-    (share,) = StreamOffset.from_json(run.offset).partitions.values()
+    (partition_offset,) = StreamOffset.from_json(run.offset).partitions.values()
     # The stable end is 10; what the transaction wrote before the import is read later.
-    assert (share.start_inclusive, share.pending, share.state.cti_us) == (10, ((15, 7),), None)
+    assert (
+        partition_offset.start_inclusive,
+        partition_offset.pending,
+        partition_offset.state.cti_us,
+    ) == (10, ((15, 7),), None)
 
 
 def test_deleted_partition_is_reported_once_and_removed(caplog):
@@ -283,7 +293,10 @@ def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
     broker.log |= {at(0): (0, 7), at(1): (2, 4)}
     run.plan()
     (plan,) = run.driver.plan_joined_batches(INITIAL_OFFSET, StreamOffset.from_json(run.offset))
-    assert [share.offsets for share in plan.ranges] == [Range(at(0), 0, 7), Range(at(1), 2, 4)]
+    assert [partition_offset.offsets for partition_offset in plan.ranges] == [
+        Range(at(0), 0, 7),
+        Range(at(1), 2, 4),
+    ]
     first = run.offset
     run.driver.mark_committed(INITIAL_OFFSET)
     broker.log[at(0)] = (0, 8)
@@ -293,7 +306,8 @@ def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
     broker.log[at(0)] = (0, 9)
     run.plan()
     assert {
-        share.restart_points for share in StreamOffset.from_json(run.offset).partitions.values()
+        partition_offset.restart_points
+        for partition_offset in StreamOffset.from_json(run.offset).partitions.values()
     } == {()}
 
 
@@ -333,8 +347,12 @@ def test_a_stream_that_falls_quiet_runs_one_empty_batch_and_no_more():
 
 
 def idle(run):
-    shares = StreamOffset.from_json(run.offset).partitions
-    return {part.number for part, share in shares.items() if share.idle}
+    partition_offsets = StreamOffset.from_json(run.offset).partitions
+    return {
+        partition.number
+        for partition, partition_offset in partition_offsets.items()
+        if partition_offset.idle
+    }
 
 
 def idling(cap=None, **logs):
@@ -471,8 +489,8 @@ def test_a_partition_whose_records_came_after_a_bounded_run_began_is_not_quiet()
     while run.plan() is not None:
         pass
     quiet = {
-        part.number: share.caught_up_since_us is not None
-        for part, share in StreamOffset.from_json(run.offset).partitions.items()
+        partition.number: partition_offset.caught_up_since_us is not None
+        for partition, partition_offset in StreamOffset.from_json(run.offset).partitions.items()
     }
     assert quiet == {0: True, 1: False}
 
@@ -784,9 +802,9 @@ def test_requested_or_harmless_start_at_the_end_is_not_warned_about(raw, log, bo
 
 def test_malformed_values_that_tasks_counted_are_summed_up_by_reason_over_batches(caplog):
     broker = FakeBroker(p0=(0, 5))
-    broker.committed_metadata = lambda parts: {
-        part: encode_group_metadata(StreamOffset.from_json(run.offset), part, state, four)
-        for part in parts
+    broker.committed_metadata = lambda partitions: {
+        partition: encode_group_metadata(StreamOffset.from_json(run.offset), partition, state, four)
+        for partition in partitions
     }
     run, state = Driven(broker, valueFormat="json"), PartitionState(events=5)
     four = MalformedValues.from_reasons({"syntax": 1, "type": 3})
@@ -820,8 +838,11 @@ class TimedBroker(FakeBroker):
     """The record at offset n has timestamp 10 * n."""
 
     def offsets_at(self, instants_ms):
-        found = {part: -(-ms // 10) for part, ms in instants_ms.items()}
-        return {part: at if at < self.log[part][1] else None for part, at in found.items()}
+        found = {partition: -(-ms // 10) for partition, ms in instants_ms.items()}
+        return {
+            partition: at if at < self.log[partition][1] else None
+            for partition, at in found.items()
+        }
 
 
 def test_a_stream_with_an_end_fixes_it_once_and_reads_no_partition_found_later():

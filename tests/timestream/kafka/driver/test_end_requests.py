@@ -115,7 +115,9 @@ def test_a_leader_change_while_a_stream_ends_cuts_off_no_records(
     while run.plan() is not None:
         pass
     assert last(run).final
-    assert {part.number: each.end_exclusive for part, each in last(run).partitions.items()} == {
+    assert {
+        partition.number: each.end_exclusive for partition, each in last(run).partitions.items()
+    } == {
         0: 25,
         1: 12,
     }

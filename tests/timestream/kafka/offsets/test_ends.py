@@ -17,7 +17,7 @@ def ends(found=None, **raw):
 
     def answer(instants_ms):
         asked.update(instants_ms)
-        return {part: found[part] for part in instants_ms}
+        return {partition: found[partition] for partition in instants_ms}
 
     stops = resolve_ends(options(**raw), EARLIEST, ENDS, answer)
     return asked, stops

@@ -36,13 +36,13 @@ BROKERS_DEFAULT = 4096
 """`offset.metadata.max.bytes`"""
 
 
-def changed(**share):
-    partitions = {**OFFSET.partitions, PART: replace(OFFSET.partitions[PART], **share)}
+def changed(**changes):
+    partitions = {**OFFSET.partitions, PART: replace(OFFSET.partitions[PART], **changes)}
     return replace(OFFSET, partitions=partitions)
 
 
-def state_in(metadata, offset=OFFSET, part=PART):
-    return decode_group_metadata(offset, part, metadata).state
+def state_in(metadata, offset=OFFSET, partition=PART):
+    return decode_group_metadata(offset, partition, metadata).state
 
 
 def test_state_of_the_same_range_and_start_is_accepted():

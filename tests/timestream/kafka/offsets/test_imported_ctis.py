@@ -61,39 +61,39 @@ def test_of_too_many_waiting_ctis_the_last_ones_wait_for_the_newest_end():
 
 
 def test_imported_topic_survives_json():
-    parts = {
+    partitions = {
         at(1, "slow"): ImportedPartition(3, PartitionState(7), 5, ended=False),
         at(0, "slow"): ImportedPartition(4, PartitionState(FINAL_US), 9, ended=True),
         at(2, "slow"): ImportedPartition(4, PartitionState(7), 9, False, True, 8),
         at(10, "fast"): ImportedPartition(0),
     }
-    stored = json.loads(json.dumps(ImportedTopic(parts, 5).to_json()))
-    assert ImportedTopic.from_json(stored) == ImportedTopic(parts, 5)
+    stored = json.loads(json.dumps(ImportedTopic(partitions, 5).to_json()))
+    assert ImportedTopic.from_json(stored) == ImportedTopic(partitions, 5)
     assert list(stored["partitions"]) == ["fast", "slow"]
     assert list(stored["partitions"]["slow"]) == ["0", "1", "2"]
 
 
 def test_the_topics_cti_is_the_least_of_the_partitions_that_have_not_ended():
-    def part(cti_us, ended=False):
+    def partition(cti_us, ended=False):
         return ImportedPartition(0, PartitionState(), cti_us, ended)
 
     assert merge_topic_cti([], None) is None
     assert merge_topic_cti([], 7) == 7
-    assert merge_topic_cti([part(5), part(None)], None) is None
-    assert merge_topic_cti([part(5), part(9)], None) == 5
-    assert merge_topic_cti([part(5, ended=True), part(9)], None) == 9
-    assert merge_topic_cti([part(5, ended=True), part(9, ended=True)], None) == 9
-    assert merge_topic_cti([part(5), part(9)], 7) == 7
+    assert merge_topic_cti([partition(5), partition(None)], None) is None
+    assert merge_topic_cti([partition(5), partition(9)], None) == 5
+    assert merge_topic_cti([partition(5, ended=True), partition(9)], None) == 9
+    assert merge_topic_cti([partition(5, ended=True), partition(9, ended=True)], None) == 9
+    assert merge_topic_cti([partition(5), partition(9)], 7) == 7
 
 
 def test_idle_partitions_do_not_hold_the_topics_cti_back():
-    def part(cti_us, **more):
+    def partition(cti_us, **more):
         return ImportedPartition(0, PartitionState(), cti_us, **more)
 
-    assert merge_topic_cti([part(None, idle=True), part(9)], None) == 9
-    assert merge_topic_cti([part(5, idle=True), part(9, idle=True)], None) == 9
-    assert merge_topic_cti([part(5, idle=True), part(9, ended=True)], None) == 9
-    assert merge_topic_cti([part(None, idle=True)], None) is None
+    assert merge_topic_cti([partition(None, idle=True), partition(9)], None) == 9
+    assert merge_topic_cti([partition(5, idle=True), partition(9, idle=True)], None) == 9
+    assert merge_topic_cti([partition(5, idle=True), partition(9, ended=True)], None) == 9
+    assert merge_topic_cti([partition(None, idle=True)], None) is None
 
 
 class Quiet:
@@ -112,7 +112,7 @@ class Quiet:
         return dict.fromkeys(partitions, 0)
 
     def ends(self, partitions):
-        return {part: len(self.logs[part]) for part in partitions}
+        return {partition: len(self.logs[partition]) for partition in partitions}
 
     def topic_ids(self, topics):
         return dict.fromkeys(topics, "the same")
@@ -148,7 +148,9 @@ class Importing:
         ids = {"fast": "the same"} if recorded else {}
         self.imported = self.importer.update(recorded, ids, self.now_s * 10**6)
         cti_us = self.imported.cti_us
-        idle = {part.number for part, each in self.imported.partitions.items() if each.idle}
+        idle = {
+            partition.number for partition, each in self.imported.partitions.items() if each.idle
+        }
         return None if cti_us is None else cti_us // 1000, idle
 
 

@@ -41,7 +41,7 @@ def join(world, first, last):
     end = StreamOffset.from_json(json.loads(json.dumps(world.batches[last][0].to_json())))
     if start is None:
         return world.rows(join_batches(None, {}, end, None)), None
-    states = {part: world.state_after(start, part) for part in start.partitions}
+    states = {partition: world.state_after(start, partition) for partition in start.partitions}
     emitted_us = max_emitted_cti(start, states)
     tasks = world.rows(join_batches(start, states, end, emitted_us))
     return tasks, None if emitted_us is None else emitted_us // 1000
@@ -80,8 +80,8 @@ def test_joined_batches_give_the_same_rows_drops_and_ctis(every, logs, imports, 
             )
 
 
-def offset(number, share, partition=0):
-    return StreamOffset("me", {}, 1, {at(partition): share}, number=number)
+def offset(number, partition_offset, partition=0):
+    return StreamOffset("me", {}, 1, {at(partition): partition_offset}, number=number)
 
 
 def test_reading_that_went_back_is_joined_from_where_it_went_back_to():
@@ -94,26 +94,28 @@ def test_reading_that_went_back_is_joined_from_where_it_went_back_to():
     assert back.restart_points == ((5, 15),)
     last = replace(back, start_inclusive=18, end_exclusive=30)
     (plan,) = join_batches(start, {at(0): clock}, offset(6, last), 7)
-    assert [(share.offsets[1:], share.state) for share in plan.ranges] == [((15, 30), clock)]
+    assert [
+        (partition_offset.offsets[1:], partition_offset.state) for partition_offset in plan.ranges
+    ] == [((15, 30), clock)]
     (plan,) = join_batches(
         None, {}, offset(6, replace(last, restart_points=((0, 2), *last.restart_points))), None
     )
-    assert [(share.offsets[1:], share.state) for share in plan.ranges] == [
-        ((2, 30), PartitionState())
-    ]
+    assert [
+        (partition_offset.offsets[1:], partition_offset.state) for partition_offset in plan.ranges
+    ] == [((2, 30), PartitionState())]
 
 
 def test_raise_ahead_holds_where_reading_goes_back_to():
-    share = PartitionOffset(0, 20, PartitionState(), forced_ctis=((3, 5, 1), (4, 20, 9)))
-    assert note_forced_cti(share, 5, 15, 2, None) == ((3, 5, 1), (4, 15, 9))
-    assert note_forced_cti(share, 5, 20, 3, 12) == ((5, 20, 12),)
-    assert note_forced_cti(share, 5, 20, 4, None) == ()
+    partition_offset = PartitionOffset(0, 20, PartitionState(), forced_ctis=((3, 5, 1), (4, 20, 9)))
+    assert note_forced_cti(partition_offset, 5, 15, 2, None) == ((3, 5, 1), (4, 15, 9))
+    assert note_forced_cti(partition_offset, 5, 20, 3, 12) == ((5, 20, 12),)
+    assert note_forced_cti(partition_offset, 5, 20, 4, None) == ()
 
 
 def test_a_partition_that_was_read_on_has_begun_nowhere_else():
-    share = PartitionOffset(0, 20, PartitionState(), restart_points=((1, 0),))
-    assert note_restart_point(share, 5, 25, 0) == ((1, 0),)
-    assert note_restart_point(share, 5, 20, 1) == ()
+    partition_offset = PartitionOffset(0, 20, PartitionState(), restart_points=((1, 0),))
+    assert note_restart_point(partition_offset, 5, 25, 0) == ((1, 0),)
+    assert note_restart_point(partition_offset, 5, 20, 1) == ()
     assert note_restart_point(None, 5, 25, 4) == ((5, 25),)
 
 
@@ -125,7 +127,9 @@ def test_a_partition_that_was_hidden_at_the_start_goes_on_with_its_own_clock():
     )
     end = offset(6, PartitionOffset(7, 12, clock), 1)
     (plan,) = join_batches(start, {at(0): PartitionState()}, end, 3)
-    assert [(share.offsets, share.state) for share in plan.ranges] == [(Range(at(1), 7, 12), clock)]
+    assert [
+        (partition_offset.offsets, partition_offset.state) for partition_offset in plan.ranges
+    ] == [(Range(at(1), 7, 12), clock)]
 
 
 def test_a_joined_batch_whose_beginning_is_dropped_is_refused_and_reads_no_less() -> None:
@@ -133,6 +137,8 @@ def test_a_joined_batch_whose_beginning_is_dropped_is_refused_and_reads_no_less(
     world = World(1, [[1, 2, 3]], False)
     drain(world)
     end = world.batches[-1][0]
-    dropped = {part: replace(each, restart_points=()) for part, each in end.partitions.items()}
+    dropped = {
+        partition: replace(each, restart_points=()) for partition, each in end.partitions.items()
+    }
     with pytest.raises(CheckpointMismatch, match="start with a new checkpoint"):
         join_batches(None, {}, replace(end, partitions=dropped), None)

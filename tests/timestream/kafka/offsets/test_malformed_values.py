@@ -33,9 +33,9 @@ def test_every_reason_has_a_next_step():
 
 
 @given(st.lists(counts, max_size=5))
-def test_sums_are_the_numbers_of_each_reason_and_of_all(parts):
-    added = sum(map(MalformedValues.from_reasons, parts), NO_MALFORMED_VALUES)
-    expected = sum(map(Counter, parts), Counter())
+def test_sums_are_the_numbers_of_each_reason_and_of_all(partitions):
+    added = sum(map(MalformedValues.from_reasons, partitions), NO_MALFORMED_VALUES)
+    expected = sum(map(Counter, partitions), Counter())
     assert dict(added.by_reason) == expected
     assert list(added.by_reason) == sorted(added.by_reason)
     assert added.total == expected.total()
@@ -70,8 +70,8 @@ WANTED = projection(GIVEN, ("n", pa.int64()), ("key.k", pa.int64()))
 
 def count_in_task(reasons, offset, size):
     """The metadata that a task leaves which reads the batch in blocks of `size`."""
-    share = offset.partitions[at(0)]
-    span = Range(at(0), share.start_inclusive, share.end_exclusive)
+    partition_offset = offset.partitions[at(0)]
+    span = Range(at(0), partition_offset.start_inclusive, partition_offset.end_exclusive)
     ended = {}
 
     def read(span, needs):
@@ -80,7 +80,7 @@ def count_in_task(reasons, offset, size):
             values, keys = zip(*map(RECORDS.get, some), strict=True)
             yield block(*values, first=first, keys=list(keys))
 
-    plan = TaskPlan((TaskRange(span, share.state),))
+    plan = TaskPlan((TaskRange(span, partition_offset.state),))
     for _ in run_task(GIVEN, WANTED, plan, read, ended.__setitem__):
         pass
     return encode_group_metadata(offset, at(0), *ended[at(0)])
@@ -93,25 +93,29 @@ def count_in_task(reasons, offset, size):
 @settings(deadline=None)
 def test_counts_of_a_stream_are_those_of_its_records_in_any_split_and_replay(reasons, batches):
     """A replay leaves the same text; a clock that is too long for it is dropped, counts are not."""
-    share = PartitionOffset(0, 0, PartitionState())
-    offset = StreamOffset("f00d", GIVEN.settings(), 1, {at(0): share})
+    partition_offset = PartitionOffset(0, 0, PartitionState())
+    offset = StreamOffset("f00d", GIVEN.settings(), 1, {at(0): partition_offset})
     for size, block_size, is_refused in [*batches, (99, 99, False)]:
-        end = min(share.end_exclusive + size, len(reasons))
-        share = replace(share, start_inclusive=share.end_exclusive, end_exclusive=end)
-        written = replace(offset, partitions={at(0): share}).to_json()
+        end = min(partition_offset.end_exclusive + size, len(reasons))
+        partition_offset = replace(
+            partition_offset, start_inclusive=partition_offset.end_exclusive, end_exclusive=end
+        )
+        written = replace(offset, partitions={at(0): partition_offset}).to_json()
         offset = StreamOffset.from_json(json.loads(json.dumps(written)))
         left = {}
-        if share.end_exclusive > share.start_inclusive:
+        if partition_offset.end_exclusive > partition_offset.start_inclusive:
             text = count_in_task(reasons, offset, block_size)
             assert text == count_in_task(reasons, offset, 10 - block_size % 10)
             left = {at(0): drop_state(text) if is_refused else text}
         ended = find_end_states(offset, left, lambda span: PartitionState(events=1), "ours")
-        share = replace(
-            share, state=ended.states[at(0)], malformed_values=ended.malformed_values[at(0)]
+        partition_offset = replace(
+            partition_offset,
+            state=ended.states[at(0)],
+            malformed_values=ended.malformed_values[at(0)],
         )
     expected = Counter(reason for reason in reasons if reason)
-    found = replace(share.malformed_values, value_at=None, event_at=None, time_at=None)
+    found = replace(partition_offset.malformed_values, value_at=None, event_at=None, time_at=None)
     assert found == MalformedValues.from_reasons(expected)
     # The example is the last such record.
     wrong = [place for place, reason in enumerate(reasons) if reason]
-    assert share.malformed_values.value_at == (wrong[-1] if wrong else None)
+    assert partition_offset.malformed_values.value_at == (wrong[-1] if wrong else None)

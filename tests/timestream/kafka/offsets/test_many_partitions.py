@@ -25,9 +25,11 @@ clocks = st.lists(st.none() | st.integers(-9, 9), max_size=6)
 
 def stream(partitions, tasks):
     """An offset that reads a record of each partition."""
-    shares = {at(n): PartitionOffset(0, 1, PartitionState(cti_us=n)) for n in range(partitions)}
+    partition_offsets = {
+        at(n): PartitionOffset(0, 1, PartitionState(cti_us=n)) for n in range(partitions)
+    }
     settings = options(ctiFrequency="1").settings()
-    return StreamOffset("me", settings, 1, shares, tasks=tasks)
+    return StreamOffset("me", settings, 1, partition_offsets, tasks=tasks)
 
 
 def shipped(partitions, tasks=None, **more):
@@ -45,9 +47,11 @@ def test_eight_times_the_partitions_ship_about_eight_times_the_bytes():
 
 def test_task_receives_only_its_own_part_of_the_offset():
     clock = PartitionState(count=2, cti_us=1_700_000_000_000_000, events=9, last_us=1)
-    parts = {at(n, "fast"): ImportedPartition(9, clock, 1_700_000_000_000_000) for n in range(1000)}
+    partitions = {
+        at(n, "fast"): ImportedPartition(9, clock, 1_700_000_000_000_000) for n in range(1000)
+    }
     more = {
-        "imported": ImportedTopic(parts, 1_700_000_000_000_000),
+        "imported": ImportedTopic(partitions, 1_700_000_000_000_000),
         "topic_ids": {"topic": "an id", "fast": "another"},
         "missing": {at(n): PartitionOffset(7, 7, clock) for n in range(1000, 2000)},
     }
@@ -58,9 +62,9 @@ def test_task_with_its_part_commits_the_same_metadata():
     offset = stream(5, 5)
     reader = KafkaStreamReader(options(ctiFrequency="1"), None)
     for task in reader.partitions(INITIAL_OFFSET, offset.to_json()):
-        [share] = task.plan.ranges
-        part, end = share.offsets.partition, PartitionState(cti_us=7)
-        one, other = (encode_group_metadata(each, part, end) for each in (task.offset, offset))
+        [partition_offset] = task.plan.ranges
+        partition, end = partition_offset.offsets.partition, PartitionState(cti_us=7)
+        one, other = (encode_group_metadata(each, partition, end) for each in (task.offset, offset))
         assert one == other
 
 
@@ -78,14 +82,16 @@ def test_the_least_of_the_others_stands_for_all_of_them(ctis, data):
 @given(clocks, st.sets(st.integers(0, 5)), st.integers(1, 4))
 @hypothesis_settings(max_examples=200, deadline=None)
 def test_task_knows_the_least_cti_of_other_awake_partitions(ctis, idle, tasks):
-    shares = {
+    partition_offsets = {
         at(n): PartitionOffset(0, 0 if n in idle else n % 3, PartitionState(cti_us=cti), n in idle)
         for n, cti in enumerate(ctis)
     }
-    offset = replace(stream(0, tasks), partitions=shares)
+    offset = replace(stream(0, tasks), partitions=partition_offsets)
     for plan in plan_tasks(offset):
-        mine = {share.offsets.partition for share in plan.ranges}
-        others = [s.state.cti_us for p, s in shares.items() if p not in mine and not s.idle]
+        mine = {partition_offset.offsets.partition for partition_offset in plan.ranges}
+        others = [
+            s.state.cti_us for p, s in partition_offsets.items() if p not in mine and not s.idle
+        ]
         assert min_cti(plan.others_us) == min_cti(others)
         assert bool(plan.others_us) == bool(others)
 

@@ -87,15 +87,21 @@ class Query:
             planned = first_offset("me", self.options.settings(), starts, ends, run_now)
         else:
             previous = self.offset()
-            positions = {part: share.end_exclusive for part, share in previous.partitions.items()}
-            positions |= {part: 0 for part in self.ends() if part not in positions}
-            after = {part: self.state_after(previous, part) for part in previous.partitions}
+            positions = {
+                partition: partition_offset.end_exclusive
+                for partition, partition_offset in previous.partitions.items()
+            }
+            positions |= {partition: 0 for partition in self.ends() if partition not in positions}
+            after = {
+                partition: self.state_after(previous, partition)
+                for partition in previous.partitions
+            }
             planned = next_offset(previous, after, positions, ends, run_now)
             if planned is previous:
                 return False
-            for part in planned.partitions.keys() - previous.partitions.keys():
-                self.raised[part.number] = planned.cti_us
-                assert planned.partitions[part].state == PartitionState(cti_us=planned.cti_us)
+            for partition in planned.partitions.keys() - previous.partitions.keys():
+                self.raised[partition.number] = planned.cti_us
+                assert planned.partitions[partition].state == PartitionState(cti_us=planned.cti_us)
         self.began, self.text = True, json.dumps(planned.to_json())
         rows = self.deliver(check=True)
         assert self.deliver() == rows
@@ -109,15 +115,15 @@ class Query:
                 return
         raise AssertionError("there is always something to do")
 
-    def state_after(self, previous, part):
-        share, span = previous.partitions[part], previous.ranges()
-        read = next(s for s in span if s.partition == part)
+    def state_after(self, previous, partition):
+        partition_offset, span = previous.partitions[partition], previous.ranges()
+        read = next(s for s in span if s.partition == partition)
         if not read.size:
-            return share.state
-        left = decode_group_metadata(previous, part, self.left.get(part))
+            return partition_offset.state
+        left = decode_group_metadata(previous, partition, self.left.get(partition))
         if left.state is not None:
             return left.state
-        return compute_end_state(self.options, TaskRange(read, share.state), self.read)
+        return compute_end_state(self.options, TaskRange(read, partition_offset.state), self.read)
 
     def read(self, span, _needs):
         times = self.log[span.partition.number]
@@ -144,8 +150,8 @@ class Query:
                 assert mark is None or not any(value is not None for value in row.values())
                 assert mark is not None or row["offset"] is not None
         if check:
-            for part, end in leave.items():
-                self.left[part] = encode_group_metadata(offset, part, end.state)
+            for partition, end in leave.items():
+                self.left[partition] = encode_group_metadata(offset, partition, end.state)
             self.check(offset, tasks)
         return tasks
 
@@ -168,8 +174,11 @@ class Query:
 
     def check_marks(self, offset, plan, task):
         """No CTI row exceeds the minimum over what the task has read when it emits it."""
-        now = {part: share.start_inclusive for part, share in offset.partitions.items()}
-        order = [share.offsets for share in plan.ranges]
+        now = {
+            partition: partition_offset.start_inclusive
+            for partition, partition_offset in offset.partitions.items()
+        }
+        order = [partition_offset.offsets for partition_offset in plan.ranges]
         for place, (_, mark) in enumerate(task):
             if mark is None or mark == offset.first_cti_us:
                 continue
@@ -179,7 +188,7 @@ class Query:
                     now[span.partition] = following["offset"]
                     break
                 now[span.partition] = span.end_exclusive
-            minimum = [self.cti_at(part, position) for part, position in now.items()]
+            minimum = [self.cti_at(partition, position) for partition, position in now.items()]
             assert None not in minimum
             assert mark <= min(minimum)
 
@@ -188,8 +197,8 @@ class Query:
         how = {name: n * (1 if name == "every" else 1000) for name, n in self.how.items()}
         return run(events, self.policy, **how, cti=self.raised[number])
 
-    def cti_at(self, part, position):
-        return self.expected(part.number, position)[2]
+    def cti_at(self, partition, position):
+        return self.expected(partition.number, position)[2]
 
     def check_all(self):
         """Everything was read: what was delivered is what the rules say of each partition."""
@@ -366,7 +375,7 @@ def test_a_deleted_partition_leaves_the_minimum():
     query = Query("flag", {"every": 1, "delay": 0}, [[5], [2]])
     query.batch()
     previous = query.offset()
-    ended = {part: query.state_after(previous, part) for part in previous.partitions}
+    ended = {partition: query.state_after(previous, partition) for partition in previous.partitions}
     following = next_offset(previous, ended, {at(0): 1}, {at(0): 1}, RunContext())
     assert (following.cti_us, following.first_cti_us) == (5000, 5000)
     assert list(following.partitions) == [at(0)]

@@ -18,9 +18,12 @@ FIVE = PartitionState(cti_us=5)
 RUN = RunContext()
 
 
-def offset(*shares, **more):
-    """An offset of partitions 0, 1, ... with these shares."""
-    partitions = {at(number): PartitionOffset(*share) for number, share in enumerate(shares)}
+def offset(*partition_offsets, **more):
+    """An offset of partitions 0, 1, ... with these partition_offsets."""
+    partitions = {
+        at(number): PartitionOffset(*partition_offset)
+        for number, partition_offset in enumerate(partition_offsets)
+    }
     return StreamOffset("me", SETTINGS, 1, partitions, tasks=1, **more)
 
 
@@ -52,7 +55,10 @@ def test_offset_records_since_when_a_partition_is_quiet():
 def test_batch_reads_exactly_within_the_limits():
     ends = {A: 100_000, B: 100_000}
     first = first_offset("me", {}, {A: 0, B: 0}, ends, RunContext(max_offsets=80_000))
-    assert {part: share.end_exclusive for part, share in first.partitions.items()} == {
+    assert {
+        partition: partition_offset.end_exclusive
+        for partition, partition_offset in first.partitions.items()
+    } == {
         A: 40_000,
         B: 40_000,
     }

@@ -24,7 +24,7 @@ states = st.builds(PartitionState, instants, st.integers(0, 9), instants, st.int
 pendings = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2).map(tuple)
 reasons = st.sampled_from(["framing", "key type", "type"])
 malformed = st.dictionaries(reasons, st.integers(0, 9)).map(MalformedValues.from_reasons)
-shares = st.builds(
+partition_offsets = st.builds(
     PartitionOffset,
     st.integers(0, 9),
     st.integers(0, 2**62),
@@ -37,9 +37,9 @@ shares = st.builds(
     malformed_values=malformed,
 )
 topics = st.sampled_from(["a", "b", "a.b-c_d"])
-parts = st.builds(at, st.integers(0, 12), topics)
+some_partitions = st.builds(at, st.integers(0, 12), topics)
 imported = st.builds(ImportedPartition, st.integers(0, 9), states, instants, st.booleans())
-imports = st.builds(ImportedTopic, st.dictionaries(parts, imported, max_size=3), instants)
+imports = st.builds(ImportedTopic, st.dictionaries(some_partitions, imported, max_size=3), instants)
 names, texts = st.text(min_size=1, max_size=3), st.text(max_size=3)
 warnings = st.lists(
     st.builds(GivenWarning, names, names, names, texts, texts, st.integers(0, 9), st.booleans()),
@@ -50,7 +50,7 @@ offsets = st.builds(
     stream=st.text(max_size=4),
     settings=st.dictionaries(st.sampled_from(["z", "a", "m"]), st.text(max_size=3)),
     starts=st.integers(1, 99),
-    partitions=st.dictionaries(parts, shares, max_size=4),
+    partitions=st.dictionaries(some_partitions, partition_offsets, max_size=4),
     cti_us=instants,
     first_cti_us=instants,
     tasks=st.integers(0, 9),
@@ -58,7 +58,7 @@ offsets = st.builds(
     final=st.booleans(),
     topic_ids=st.dictionaries(topics, st.text(max_size=3)),
     imported=st.none() | imports,
-    missing=st.dictionaries(parts, shares, max_size=2),
+    missing=st.dictionaries(some_partitions, partition_offsets, max_size=2),
     bounded=st.booleans(),
     warnings=warnings,
 )

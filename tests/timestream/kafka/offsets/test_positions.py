@@ -21,7 +21,7 @@ def starts_at(found, **raw):
 
     def answer(instants_ms):
         asked.update(instants_ms)
-        return {part: found[part] for part in instants_ms}
+        return {partition: found[partition] for partition in instants_ms}
 
     resolved = resolve_starts(options(**raw), EARLIEST, ENDS, answer)
     return asked, resolved

@@ -102,9 +102,9 @@ def test_a_log_that_is_shorter_than_was_read_has_no_negative_lag():
 def test_the_lag_counts_up_to_the_streams_own_end():
     fixed = replace(OFFSET, fixed_ends={at(0): 25})
     assert build_progress(fixed, {at(0): 31})["partitions"]["topic"]["0"]["lag"] == 5
-    parts = build_progress(OFFSET, {at(0): 3_000, at(1): 7}, 1_500_000)["partitions"]["topic"]
+    partitions = build_progress(OFFSET, {at(0): 3_000, at(1): 7}, 1_500_000)["partitions"]["topic"]
     # Partition 0 has reached the end with what the batch reads; partition 1 has no CTI yet.
-    assert (parts["0"]["lag"], parts["1"]["lag"] > 0) == (5, True)
+    assert (partitions["0"]["lag"], partitions["1"]["lag"] > 0) == (5, True)
 
 
 def test_the_warnings_that_hold_are_listed_as_texts():

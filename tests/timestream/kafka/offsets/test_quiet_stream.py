@@ -25,18 +25,26 @@ RUN = RunContext(idle_timeout_us=10 * SECOND, idle_advance_us=2 * MINUTE)
 
 def quiet(*states, **more):
     """A stream whose partitions have been read to their ends, and are idle."""
-    shares = {at(n): PartitionOffset(3, 3, state, idle=True) for n, state in enumerate(states)}
+    partition_offsets = {
+        at(n): PartitionOffset(3, 3, state, idle=True) for n, state in enumerate(states)
+    }
     known = [state.cti_us for state in states if state.cti_us is not None]
     given = {"cti_us": max(known, default=None), **more}
-    return StreamOffset("me", {}, 1, shares, **given)
+    return StreamOffset("me", {}, 1, partition_offsets, **given)
 
 
 def following(previous, now_us, run=RUN, ends=None, since_us=None, **seen):
     """The offset after `previous`, which is the same from the checkpoint's text."""
-    positions = {part: share.end_exclusive for part, share in previous.partitions.items()}
-    ended = {part: share.state for part, share in previous.partitions.items()}
+    positions = {
+        partition: partition_offset.end_exclusive
+        for partition, partition_offset in previous.partitions.items()
+    }
+    ended = {
+        partition: partition_offset.state
+        for partition, partition_offset in previous.partitions.items()
+    }
     ends = {**positions, **(ends or {})}
-    resting = {part: 0 for part in positions if ends[part] == positions[part]}
+    resting = {partition: 0 for partition in positions if ends[partition] == positions[partition]}
     observed = BrokerSnapshot(
         now_us=now_us, caught_up_since_us=resting if since_us is None else since_us, **seen
     )
@@ -167,6 +175,6 @@ def test_quiet_stream_keeps_its_promise_in_any_course(advance_us, course):
         assert planned.cti_us >= offset.cti_us
         assert planned.cti_us <= max(latest_us - advance_us, OLD.cti_us)
         if not (has_records or starts or planned.end_of_run):
-            woke = any(not share.idle for share in offset.partitions.values())
+            woke = any(not partition_offset.idle for partition_offset in offset.partitions.values())
             assert woke or planned.cti_us >= offset.cti_us + max(SECOND, advance_us // 10)
         offset = planned

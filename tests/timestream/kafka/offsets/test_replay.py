@@ -91,13 +91,23 @@ class Replay:
             }
             ended = find_ended(previous, states, until_us)
             ends = limit_ends(readable_ends, previous.fixed_ends, ended)
-            positions = {part: share.end_exclusive for part, share in previous.partitions.items()}
-            resting = {part for part in positions if positions[part] == readable_ends[part]}
-            since_us = {part: 0 for part in resting if part.number in self.quiet}
+            positions = {
+                partition: partition_offset.end_exclusive
+                for partition, partition_offset in previous.partitions.items()
+            }
+            resting = {
+                partition
+                for partition in positions
+                if positions[partition] == readable_ends[partition]
+            }
+            since_us = {partition: 0 for partition in resting if partition.number in self.quiet}
             wanted_ms = find_alignment(
                 stream_state(previous, states, positions, ends, run), ends
             ).instants_ms()
-            index = {part: self.first_at(part.number, ms) for part, ms in wanted_ms.items()}
+            index = {
+                partition: self.first_at(partition.number, ms)
+                for partition, ms in wanted_ms.items()
+            }
             seen = BrokerSnapshot(now_us=1, caught_up_since_us=since_us)
             known = previous, states, positions, ends, run, seen
             planned = next_offset(*known, time_index=index)
