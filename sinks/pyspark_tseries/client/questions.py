@@ -4,15 +4,20 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pyspark_tseries.client import sql
 from pyspark_tseries.client.range_query import RangeQuery
 from pyspark_tseries.client.results import QueryResult
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.ranges import datetime_to_us, show_value, to_whole
 from pyspark_tseries.model.series_choice import parse_choice, parse_name
 from pyspark_tseries.read.view import View
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 class Questions(ABC):
@@ -124,6 +129,58 @@ class Questions(ABC):
             PermissionDenied: the author may not ask for the past (`query_obsolete`).
         """
         return self._view().versions(parse_name(series), to_whole(sequence))
+
+    def sql(self, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyRelation":
+        """Ask in SQL of DuckDB, which reads the store's files: the views are of one commit.
+
+        `events` has the current values of all series, as a query for values shows them;
+        `all_events` every stored event as it was written, also outside the retained range; `series`
+        a row for each series, as `series()`. `events` and `all_events` have no order. Columns,
+        files and row groups that the statement does not need are not read.
+
+        Args:
+            statement: one statement that only asks, such as SELECT, FROM, PIVOT, SUMMARIZE or
+                EXPLAIN. Times are shown in UTC. It may name frames and tables of Arrow in variables
+                of the caller.
+            parameters: a sequence for `?` or `$1`, or a mapping for `$name`.
+
+        Returns:
+            A relation of DuckDB, with `to_arrow_table()`, `df()`, `pl()` and `fetchall()`. DuckDB
+            runs it when its rows are asked for; it stays one of its commit. The relations of a
+            thread share a connection, so read one stream of rows to its end before the next.
+
+        Raises:
+            ModuleNotFoundError: DuckDB is not installed.
+            InvalidQuery: the statement does more than ask.
+            PermissionDenied: the author may not ask this.
+            duckdb.Error: DuckDB refuses the statement, or cannot run it.
+        """
+        return sql.ask(self._view(), statement, parameters)
+
+    def connect(self) -> "duckdb.DuckDBPyConnection":
+        """Return a DuckDB in memory with the views of `sql`, for a person's own work.
+
+        It shows the commit of its opening until `refresh`. The views can only be read; own tables,
+        views, settings and files are the caller's. Threads take a `cursor()` each; of a store in an
+        object store, `refresh` gives the cursor the views.
+
+        Raises:
+            ModuleNotFoundError: DuckDB is not installed.
+            PermissionDenied: the author may not read the store.
+        """
+        return sql.connect(self._view())
+
+    def refresh(self, connection: "duckdb.DuckDBPyConnection") -> None:
+        """Let the views of a connection of `connect`, or of any other DuckDB, show the last commit.
+
+        Relations of the connection that have not run yet show it, too.
+
+        Raises:
+            PermissionDenied: the author may not read the store.
+            duckdb.Error: the connection is closed, is in a transaction, or has tables with the
+                names of the views.
+        """
+        sql.show(connection, self._view())
 
 
 @dataclasses.dataclass(frozen=True)

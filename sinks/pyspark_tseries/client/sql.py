@@ -1,52 +1,151 @@
-"""Show one commit of a store to DuckDB as the views `events`, `all_events` and `series`.
+"""Ask a store in SQL: DuckDB sees one commit as the views `events`, `all_events` and `series`.
 
-DuckDB reads the data files itself, so it prunes columns, files and row groups by what a statement
-asks for. A file in which nothing is hidden and nothing is edited is read as it is; the rows of the
-others are compared with what each series retains, and with the keys of edited originals. The edits
-in force are few, and are a table in memory (semantics 33.1).
+DuckDB reads the data files itself, so it skips columns, files and row groups by what a statement
+asks for. It reads a file in which nothing is hidden and nothing is edited as it is. It compares the
+rows of the other files with what each series retains, and with the keys of edited originals. The
+edits in force are few, and are a table in memory (semantics 33.1).
+
+A process has one DuckDB for all its stores. Each thread asks through a cursor of its own, which
+keeps the views of a commit until it has asked later ones.
 """
 
+import functools
+import os
 import re
+import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING, Final
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset
+import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import MIN_US
 from pyspark_timestream.errors import compose_message
-from pyspark_tseries.model.arrays import encode_runs, to_int64
+from pyspark_tseries.errors import InvalidQuery, PermissionDenied
+from pyspark_tseries.model.arrays import BoolArray, Int64Array, encode_runs, to_int64
 from pyspark_tseries.model.columns import (
     INSTANT,
     file_schema,
     query_schema,
     result_schema,
     show_columns,
-    table_schema,
 )
-from pyspark_tseries.model.ranges import min_retained
-from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.model.ranges import Query, min_retained, show_value
+from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.scan import may_hide, select_visible
-from pyspark_tseries.storage.data_files import DataFile
+from pyspark_tseries.read.view import View
+from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
+from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import ANY_VALUE, FOOTER_CACHE, RowFilter, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import duckdb
 
+VIEWS: Final = ("events", "all_events", "series")
+"""What a statement can name."""
+
+_AUDIT: Final = Query("allEdits")
+"""The query that needs the right of the view `all_events`."""
+
 _EDITS: Final = "__tseries_edits"
 _FLOORS: Final = "__tseries_floors"
-_SERIES: Final = "__tseries_series"
+
+_ANSWERING: Final = frozenset(["SELECT", "EXPLAIN", "MULTI"])
+"""DuckDB's types of statements that only ask; PIVOT is a MULTI."""
+
+_MAX_STORES: Final = 16
+"""Keep what is known of this many stores."""
+
+_MAX_COMMITS: Final = 4
+"""A thread keeps the views of this many commits."""
+
+_MAX_FILES: Final = 20_000
+"""After this many files begin a new DuckDB: it may keep the footer of each as long as it lives."""
+
+_NAMES_PER_BLOCK: Final = 1024
+"""Bounds of what series retain are kept for blocks of this many series."""
 
 
-def open_connection() -> "duckdb.DuckDBPyConnection":
-    """Return a new connection of DuckDB that shows times in UTC and keeps footers of files.
+def ask(view: View, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyRelation":
+    """Return the relation of `statement` over the views of a commit; DuckDB runs it when needed.
+
+    Args:
+        view: the commit, and who asks.
+        statement: one statement that only asks.
+        parameters: a sequence for `?` and `$1`, or a mapping for `$name`.
 
     Raises:
-        ModuleNotFoundError: DuckDB is not installed; the message says how to install it.
+        ModuleNotFoundError: DuckDB is not installed.
+        InvalidQuery: `statement` is something else.
+        PermissionDenied: the principal may not ask this.
+        duckdb.Error: DuckDB refuses the statement.
     """
+    view.access.require_query(Query())
+    named = _find_named(_ENGINE.start(), statement)
+    if "all_events" in named:
+        view.access.require_query(_AUDIT)
+    with named_failures(view.snapshot.location):
+        cursor = _ENGINE.cursor(view, named)
+    # Without parameters the relation is lazy: a filter that is put on it prunes, too.
+    return cursor.sql(statement) if parameters is None else cursor.sql(statement, params=parameters)
+
+
+def connect(view: View) -> "duckdb.DuckDBPyConnection":
+    """Return a new DuckDB in memory with the views of a commit, for a person's own work.
+
+    Raises:
+        ModuleNotFoundError: DuckDB is not installed.
+        PermissionDenied: the principal may not read the store.
+    """
+    view.access.require_query(Query())
+    connection = _open_duckdb()
+    show(connection, view)
+    return connection
+
+
+def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
+    """Create the views of a commit in `connection`, or replace earlier ones.
+
+    Raises:
+        PermissionDenied: the principal may not read the store.
+        duckdb.Error: the connection is closed, or has tables with the names of the views.
+    """
+    view.access.require_query(Query())
+    with named_failures(view.snapshot.location):
+        shown = _show_commit(view.snapshot)
+        definitions = {name: shown.define(name) for name in VIEWS}
+    try:
+        view.access.require_query(_AUDIT)
+    except PermissionDenied as denied:
+        definitions["all_events"] = {}, shown.refuse(denied)
+    # Cursors of a connection have its views and tables, but not what is registered in it.
+    is_shared = view.snapshot.location.is_local
+    connection.execute("BEGIN")
+    try:
+        for name, (tables, text) in definitions.items():
+            for key, table in tables.items():
+                if is_shared:
+                    connection.register(f"{key}_new", table)
+                    connection.execute(f"CREATE OR REPLACE TABLE {key} AS FROM {key}_new")
+                    connection.unregister(f"{key}_new")
+                else:
+                    connection.register(key, table)
+            kind = "VIEW" if is_shared else "TEMP VIEW"
+            connection.execute(f"CREATE OR REPLACE {kind} {name} AS {text}")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _open_duckdb() -> "duckdb.DuckDBPyConnection":
+    """Return a new DuckDB that shows times in UTC and keeps footers of files."""
     try:
         import duckdb
     except ModuleNotFoundError as error:
@@ -60,193 +159,463 @@ def open_connection() -> "duckdb.DuckDBPyConnection":
             name="duckdb",
         ) from None
     connection = duckdb.connect()
-    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
     # Data files never change, so a footer that was read stays right.
-    connection.execute("SET parquet_metadata_cache = true")
+    connection.execute("SET GLOBAL parquet_metadata_cache = true")
     return connection
 
 
-def show_store(
-    connection: "duckdb.DuckDBPyConnection",
-    snapshot: Snapshot,
-    index: SeriesIndex,
-    series: pa.Table,
-) -> None:
-    """Create or replace the three views of `connection` by those of a commit.
+def _find_named(engine: "duckdb.DuckDBPyConnection", statement: str) -> Sequence[str]:
+    """Return which views `statement` may name; raise InvalidQuery if it does more than ask."""
+    import duckdb
 
-    Args:
-        connection: of DuckDB.
-        snapshot: the commit.
-        index: its series index.
-        series: the rows of the view `series`.
-    """
-    edits = _read_edits_in_force(snapshot, index)
-    floors = _Floors(snapshot, index)
-    originals = [file for file in snapshot.files if file.kind != "edit"]
-    edited = _Keys(edits)
-    parts: list[str] = []
-    whole: list[DataFile] = []
-    compared: list[DataFile] = []
-    for file in originals:
-        is_whole = not floors.may_hide(file) and not edited.may_touch(file)
-        (whole if is_whole else compared).append(file)
-    files = _Files(connection, snapshot)
-    shown = result_schema(snapshot.values)
-    if whole:
-        parts.append(files.select(whole, shown))
-    if compared:
-        parts.append(
-            f"""FROM ({files.select(compared, shown)}) AS stored
-            SEMI JOIN {_FLOORS} AS floor ON stored.series = floor.series
-                AND stored.sequence >= floor.sequence AND stored.timestamp >= floor.timestamp
-            ANTI JOIN {_EDITS} AS edit ON stored.series = edit.series
-                AND stored.sequence = edit.place"""
+    if not isinstance(statement, str):
+        raise InvalidQuery(f"{show_value(statement)} is not a statement", "a text", "write SQL")
+    cursor = engine.cursor()
+    types = [found.type.name for found in cursor.extract_statements(statement)]
+    if len(types) != 1 or types[0] not in _ANSWERING:
+        given = f"a statement of type {types[0]}" if len(types) == 1 else f"{len(types)} statements"
+        raise InvalidQuery(
+            f"sql() got {given}: {show_value(statement)}",
+            "one statement that asks, such as SELECT, FROM, PIVOT, SUMMARIZE or EXPLAIN",
+            "ask one question at a time; connect() gives a connection for anything else",
         )
-    connection.register(_FLOORS, floors.table)
-    connection.register(_EDITS, edits)
-    if edits.num_rows or not parts:
-        parts.append(f"SELECT {_names(shown)} FROM {_EDITS}")
-    connection.execute(f"CREATE OR REPLACE VIEW events AS {' UNION ALL '.join(parts)}")
-    stored = table_schema(snapshot.values)
-    every = files.select(snapshot.files, stored)
-    connection.execute(f"CREATE OR REPLACE VIEW all_events AS {every}")
-    connection.register(_SERIES, series)
-    connection.execute(f"CREATE OR REPLACE VIEW series AS FROM {_SERIES}")
+    text = statement.lower()
+    likely = [name for name in VIEWS if name in text]
+    if types[0] == "SELECT":
+        try:
+            # The engine itself has no views, so all names are of tables that it lacks.
+            tables = {name.lower() for name in cursor.get_table_names(statement)}
+        except duckdb.Error:  # It has parameters, or is refused later.
+            return likely
+        return [name for name in likely if name in tables] or likely
+    return likely
 
 
-class _Files:
-    """Writes statements that read data files of a snapshot."""
+class _Engine:
+    """The DuckDB of this process, and the cursors of its threads; safe for threads."""
 
-    def __init__(self, connection: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
-        self._connection, self._snapshot = connection, snapshot
-        self._tables = 0
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._files = 0
+        self._local = threading.local()
+        self._inherited: list[Any] = []
 
-    def select(self, files: Sequence[DataFile], schema: pa.Schema) -> str:
+    def start(self) -> "duckdb.DuckDBPyConnection":
+        """Return the connection that has no views."""
+        with self._lock:
+            if self._connection is None or self._files > _MAX_FILES:
+                self._connection, self._files = _open_duckdb(), 0
+                # A statement may name a frame or a table of its caller, who is some calls away.
+                self._connection.execute("SET GLOBAL python_scan_all_frames = true")
+            return self._connection
+
+    def count_files(self, files: int) -> None:
+        """Take note of new files, which DuckDB may keep the footers of."""
+        self._files += files
+
+    def cursor(self, view: View, named: Iterable[str]) -> "duckdb.DuckDBPyConnection":
+        """Return this thread's cursor of a commit, with at least the views `named`."""
+        kept: OrderedDict[int, _Cursor] = self._local.__dict__.setdefault("kept", OrderedDict())
+        key, connection = id(view.snapshot), self.start()
+        found = kept.get(key)
+        if found is None:
+            found = _Cursor(view.snapshot, connection.cursor())
+            kept[key] = found
+            while len(kept) > _MAX_COMMITS:
+                kept.popitem(last=False)
+        kept.move_to_end(key)
+        for name in named:
+            if name not in found.shown:
+                found.show(name)
+        return found.cursor
+
+    def begin_child(self) -> None:
+        """Begin anew in a forked process, which has none of DuckDB's threads."""
+        # Closing what was inherited would wait for these threads.
+        self._inherited.append((self._connection, self._local))
+        self._lock, self._connection, self._local = threading.Lock(), None, threading.local()
+
+
+@dataclass
+class _Cursor:
+    """A cursor with views of a commit; the snapshot keeps its id from being another one's."""
+
+    snapshot: Snapshot
+    cursor: "duckdb.DuckDBPyConnection"
+    shown: set[str] = field(default_factory=set)
+
+    def show(self, name: str) -> None:
+        """Create a view, which lives as long as the cursor and its relations."""
+        tables, text = _show_commit(self.snapshot).define(name)
+        for key, table in tables.items():
+            self.cursor.register(key, table)
+        self.cursor.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
+        self.shown.add(name)
+
+
+_ENGINE: Final = _Engine()
+
+
+class _Known:
+    """What stays right of a store from commit to commit; safe for threads."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self.lock = threading.RLock()
+        self.commits: list[_Commit] = []
+        self._values: list[pa.Field] | None = None
+        self._types: dict[str, str] = {}
+        self._layouts: list[tuple[Any, dict[str, str]]] = []
+        self._layout_of: dict[str, int] = {}
+        self._edits: dict[str, pa.Table] = {}
+        self._sorted: tuple[Any, Int64Array, list[str]] = None, np.empty(0, np.int64), []
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Forget files that are gone, and edits without a new column."""
+        there = {file.path for file in snapshot.files}
+        if snapshot.as_of is None:
+            self._layout_of = {p: at for p, at in self._layout_of.items() if p in there}
+            self._edits = {path: rows for path, rows in self._edits.items() if path in there}
+        if snapshot.values != self._values:
+            self._values, self._edits = snapshot.values, {}
+            schema = file_schema(snapshot.values).append(pa.field("edit_timestamp", INSTANT))
+            with _open_cursor() as cursor:
+                cursor.register("__tseries_types", schema.empty_table())
+                rows = cursor.execute("DESCRIBE __tseries_types").fetchall()
+            self._types = {str(row[0]): str(row[1]) for row in rows}
+
+    @property
+    def types(self) -> dict[str, str]:
+        """DuckDB's types of a store's columns."""
+        return self._types
+
+    def layout(self, file: DataFile) -> int:
+        """Return a number that all files with the same columns and types have."""
+        at = self._layout_of.get(file.path)
+        if at is None:
+            with explain_read_errors(self._location, file):
+                schema = FOOTER_CACHE.get(self._location, file).metadata.schema
+            known = [n for n, (other, _) in enumerate(self._layouts) if schema.equals(other)]
+            at = known[0] if known else len(self._layouts)
+            if not known:
+                self._layouts.append((schema, self._stored_types(file)))
+            self._layout_of[file.path] = at
+            _ENGINE.count_files(1)
+        return at
+
+    def stored_types(self, layout: int) -> dict[str, str]:
+        """Return DuckDB's types of the columns of files with this layout, by lower-case names."""
+        return self._layouts[layout][1]
+
+    def _stored_types(self, file: DataFile) -> dict[str, str]:
+        if not self._location.is_local:
+            return {}
+        with _open_cursor() as cursor:
+            source = _parquet([self._location.file(file.path)])
+            rows = cursor.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
+        return {str(row[0]).lower(): str(row[1]) for row in rows}
+
+    def read_edits(self, snapshot: Snapshot) -> pa.Table:
+        """Return all edits up to the commit of `snapshot`, of files not seen before alone."""
+        schema = query_schema(snapshot.values)
+        files = [file for file in snapshot.files if file.kind == "edit"]
+        if snapshot.as_of is not None:
+            early = RowFilter(commits=(ANY_VALUE[0], snapshot.as_of))
+            return read_rows(self._location, files, schema, schema.names, early)
+        for file in files:
+            if file.path not in self._edits:
+                rows = read_rows(self._location, [file], schema, schema.names, RowFilter())
+                self._edits[file.path] = rows
+        return pa.concat_tables([schema.empty_table(), *(self._edits[f.path] for f in files)])
+
+    def sort_names(self, index: SeriesIndex) -> tuple[Int64Array, list[str]]:
+        """Return the ids of the series in the order of their names, and the sorted names."""
+        ids, count = index.ids, index.columns.rows
+        if self._sorted[0] is not ids or len(self._sorted[2]) != count:
+            names = ids.names()[:count]
+            order = sorted(range(count), key=names.__getitem__)
+            self._sorted = ids, np.array(order, np.int64), [names[i] for i in order]
+        return self._sorted[1:]
+
+
+_STORES: Final[OrderedDict[Location, _Known]] = OrderedDict()
+_stores_lock = threading.Lock()
+
+
+def _begin_child() -> None:
+    """Begin anew in a forked process: another thread of the parent may have held a lock."""
+    global _stores_lock
+    _ENGINE.begin_child()
+    _STORES.clear()
+    _stores_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_child)
+
+
+def _show_commit(snapshot: Snapshot) -> "_Commit":
+    """Return the views of a commit, which threads share."""
+    location = snapshot.location
+    with _stores_lock:
+        known = _STORES.setdefault(location, _Known(location))
+        _STORES.move_to_end(location)
+        while len(_STORES) > _MAX_STORES:
+            _STORES.popitem(last=False)
+    with known.lock:
+        for commit in known.commits:
+            if commit.snapshot is snapshot:
+                return commit
+        known.update(snapshot)
+        known.commits = [*known.commits[1 - _MAX_COMMITS :], _Commit(snapshot, known)]
+        return known.commits[-1]
+
+
+Definition = tuple[Mapping[str, Any], str]
+"""Tables of Arrow by the names that the text of a view has for them, and the text."""
+
+
+class _Commit:
+    """The views of one commit, each made when it is first asked for."""
+
+    def __init__(self, snapshot: Snapshot, known: _Known) -> None:
+        self.snapshot = snapshot
+        self._known, self._values = known, list(snapshot.values)
+        self._types = dict(known.types)
+        self._made: dict[str, Definition] = {}
+
+    def define(self, name: str) -> Definition:
+        """Return the definition of the view `name`."""
+        with self._known.lock:
+            if name not in self._made:
+                make = {
+                    "events": self._make_events,
+                    "all_events": self._make_all_events,
+                    "series": self._make_series,
+                }
+                self._made[name] = make[name]()
+            return self._made[name]
+
+    def refuse(self, denied: PermissionDenied) -> str:
+        """Return the text of a view `all_events` that refuses to be read."""
+        columns = self._select_columns(file_schema(self._values), {})
+        return f"SELECT {columns} WHERE error({_quote_text(str(denied))}) IS NULL"
+
+    def _make_all_events(self) -> Definition:
+        tables: dict[str, Any] = {}
+        return tables, self._select(self.snapshot.files, file_schema(self._values), tables, "every")
+
+    def _make_series(self) -> Definition:
+        tables, stored = self._make_all_events()
+        return tables, (
+            "SELECT series, count(*) FILTER (original_sequence IS NULL) AS events,"
+            " count(original_sequence) AS edits,"
+            " min(timestamp) FILTER (original_sequence IS NULL) AS first,"
+            " max(timestamp) FILTER (original_sequence IS NULL AND erasure IS NULL) AS newest"
+            f" FROM ({stored}) GROUP BY series ORDER BY series"
+        )
+
+    def _make_events(self) -> Definition:
+        snapshot, index = self.snapshot, self.snapshot.index()
+        edits = _find_edits_in_force(self._known.read_edits(snapshot), snapshot, index)
+        retained, edited = _Retained(snapshot, index, self._known), _EditedKeys(edits)
+        whole: list[DataFile] = []
+        compared: list[DataFile] = []
+        for file in snapshot.files:
+            if file.kind != "edit":
+                is_whole = not retained.may_hide(file) and not edited.may_touch(file)
+                (whole if is_whole else compared).append(file)
+        tables: dict[str, Any] = {}
+        shown = result_schema(self._values)
+        texts = [self._select(whole, shown, tables, "whole")] if whole or not compared else []
+        if compared:
+            stored = self._select(compared, shown, tables, "compared")
+            text = f"SELECT * FROM ({stored}) AS stored"
+            if retained.hides:
+                tables[_FLOORS] = retained.floors()
+                text += (
+                    f" SEMI JOIN {_FLOORS} AS floors ON stored.series = floors.series"
+                    " AND stored.sequence >= floors.sequence"
+                    " AND stored.timestamp >= floors.timestamp"
+                )
+            if edits.num_rows:
+                text += (
+                    f" ANTI JOIN {_EDITS} AS edits ON stored.series = edits.series"
+                    " AND stored.sequence = edits.original_sequence"
+                )
+            texts.append(text)
+        if edits.num_rows:
+            tables[_EDITS] = edits
+            columns = self._select_columns(shown, {name.lower(): "" for name in shown.names})
+            texts.append(f"SELECT {columns} FROM {_EDITS}")
+        return tables, " UNION ALL ".join(texts)
+
+    def _select(
+        self, files: Sequence[DataFile], schema: pa.Schema, tables: dict[str, Any], name: str
+    ) -> str:
         """Return a SELECT of the columns of `schema` from `files`, of any order."""
-        as_of = self._snapshot.as_of
-        early = [file for file in files if as_of is None or file.last_commit <= as_of]
-        late = [file for file in files if as_of is not None and file.last_commit > as_of]
-        parts = [self._select(early, schema)] if early or not late else []
-        if late:
-            parts.append(f"{self._select(late, schema)} WHERE commit <= {as_of}")
-        return " UNION ALL ".join(parts)
+        as_of = self.snapshot.as_of
+        groups: dict[tuple[bool, int], list[DataFile]] = {}
+        for file in files:
+            is_late = as_of is not None and file.last_commit > as_of
+            groups.setdefault((is_late, self._known.layout(file)), []).append(file)
+        texts = []
+        for (is_late, layout), group in groups.items():
+            if self.snapshot.location.is_local:
+                paths = [self.snapshot.location.file(file.path) for file in group]
+                columns = self._select_columns(schema, self._known.stored_types(layout))
+                source = _parquet(paths)
+            else:
+                source = f"__tseries_{name}_{len(texts)}"
+                tables[source] = _open_dataset(self.snapshot, group)
+                there = {field.name.lower(): "" for field in file_schema(self._values)}
+                columns = self._select_columns(schema, there)
+            where = f" WHERE commit <= {as_of}" if is_late else ""
+            texts.append(f"SELECT {columns} FROM {source}{where}")
+        return " UNION ALL ".join(texts) or f"SELECT {self._select_columns(schema, {})} WHERE false"
 
-    def _select(self, files: Sequence[DataFile], schema: pa.Schema) -> str:
-        location = self._snapshot.location
-        if not files:
-            return f"SELECT {self._columns(schema, frozenset())} WHERE false"
-        known = [FOOTER_CACHE.get(location, file).names for file in files]
-        anywhere, everywhere = frozenset().union(*known), frozenset.intersection(*known)
-        columns = self._columns(schema, anywhere)
-        merged = ", union_by_name = true" if anywhere != everywhere else ""
-        if location.is_local:
-            paths = ", ".join(_text(_escape_glob(location.file(file.path))) for file in files)
-            source = f"read_parquet([{paths}], hive_partitioning = false{merged})"
-        else:
-            source = self._register(files)
-        return f"SELECT {columns} FROM {source}"
-
-    def _register(self, files: Sequence[DataFile]) -> str:
-        """Let Arrow read from an object store, as everything else here does."""
-        location = self._snapshot.location
-        schema = file_schema(self._snapshot.values)
-        paths = [location.file(file.path) for file in files]
-        self._tables += 1
-        name = f"__tseries_files_{self._tables}"
-        dataset = pa.dataset.dataset(
-            paths, schema, format="parquet", filesystem=location.filesystem, partitioning=None
-        )
-        self._connection.register(name, dataset)
-        return name
-
-    def _columns(self, schema: pa.Schema, stored: Set[str]) -> str:
-        """Return the columns of `schema`, with nulls for those that no file has `stored`."""
-        # DuckDB leaves out a cast to the type that a file has; other tools may write other ones.
+    def _select_columns(self, schema: pa.Schema, stored: Mapping[str, str]) -> str:
+        """Return the columns of `schema`, in the types that a store has, if others are `stored`."""
         return ", ".join(
-            f"CAST({_quote(name) if name in stored else 'NULL'} AS {kind}) AS {_quote(name)}"
-            for name, kind in self._types(schema).items()
+            f"{_convert(name, stored.get(name.lower()), self._types[name])} AS {_quote(name)}"
+            for name in schema.names
         )
 
-    def _types(self, schema: pa.Schema) -> dict[str, str]:
-        """Return DuckDB's names of the types of the columns."""
-        self._connection.register("__tseries_types", schema.empty_table())
-        rows = self._connection.execute("DESCRIBE __tseries_types").fetchall()
-        self._connection.unregister("__tseries_types")
-        return {str(row[0]): str(row[1]) for row in rows}
+
+def _convert(name: str, stored: str | None, wanted: str) -> str:
+    """Return a column that is stored in a type ("": in the wanted one; None: not at all)."""
+    if stored is None:
+        return f"CAST(NULL AS {wanted})"
+    if stored in ("", wanted):
+        return _quote(name)
+    kinds = stored, wanted
+    if all(kind.startswith("TIMESTAMP") for kind in kinds):
+        zoned = [kind == "TIMESTAMP WITH TIME ZONE" for kind in kinds]
+        if zoned == [False, True]:
+            return f"(CAST({_quote(name)} AS TIMESTAMP) AT TIME ZONE 'UTC')"
+        if zoned == [True, False]:
+            return f"({_quote(name)} AT TIME ZONE 'UTC')"
+    return f"CAST({_quote(name)} AS {wanted})"
 
 
-class _Floors:
+def _open_dataset(snapshot: Snapshot, files: Sequence[DataFile]) -> Any:
+    """Return files of an object store, which Arrow reads and prunes by what the log says of them.
+
+    Arrow reads from there, as everything else here does: DuckDB would need an extension.
+    """
+    import pyarrow.dataset as ds
+
+    location, schema = snapshot.location, file_schema(snapshot.values)
+    parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")
+    fragments = [
+        parquet.make_fragment(
+            location.file(file.path),
+            location.filesystem,
+            partition_expression=_bounds_of(file),
+        )
+        for file in files
+    ]
+    return ds.FileSystemDataset(fragments, schema, parquet, location.filesystem)
+
+
+def _bounds_of(file: DataFile) -> pc.Expression:
+    ends = pa.array([file.min_us, file.max_us]).cast(INSTANT)
+    return (
+        (pc.field("series") >= file.first)
+        & (pc.field("series") <= file.last)
+        & (pc.field("sequence") >= file.min_sequence)
+        & (pc.field("sequence") <= file.max_sequence)
+        & (pc.field("timestamp") >= ends[0])
+        & (pc.field("timestamp") <= ends[1])
+    )
+
+
+class _Retained:
     """The lowest sequence and timestamp that each series retains."""
 
-    def __init__(self, snapshot: Snapshot, index: SeriesIndex) -> None:
-        names = index.ids.names()[: index.columns.rows]
-        floors = index.min_retained(names)
-        known = index.lookup(names)
-        self.sequence, self.us = min_retained(
-            snapshot.settings.retained, known["last_sequence"], known["original_us"], floors
+    def __init__(self, snapshot: Snapshot, index: SeriesIndex, known: _Known) -> None:
+        self.hides = may_hide(snapshot.settings.retained, index)
+        if not self.hides:
+            return
+        order, self._names = known.sort_names(index)
+        floors = index.columns.take(order, MIN_RETAINED_DEFAULTS)
+        last, newest_us = index.columns["last_sequence"], index.columns["original_us"]
+        self._sequence, self._us = min_retained(
+            snapshot.settings.retained, last[order], newest_us[order], floors
         )
-        self._hides = may_hide(snapshot.settings.retained, index)
-        columns = [
-            pa.array(names, pa.string()),
-            pa.array(self.sequence),
-            pa.array(np.maximum(self.us, MIN_US)).cast(INSTANT),
+        # A series that began after this commit has no events, and hides none.
+        there = last[order] >= 0
+        self._blocks = [
+            _block_maxima(values, there) for values in (self._sequence, self._us) if len(order)
         ]
-        self.table = pa.table(columns, ["series", "sequence", "timestamp"])
-        if self._hides:
-            order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
-            self._names = [names[i] for i in order.tolist()]
-            self.sequence, self.us = self.sequence[order], self.us[order]
 
     def may_hide(self, file: DataFile) -> bool:
         """Return whether an event of `file` may be outside of what its series retains."""
-        if not self._hides:
+        if not self.hides or not self._blocks:
             return False
-        here = slice(bisect_left(self._names, file.first), bisect_right(self._names, file.last))
-        lowest, earliest = self.sequence[here], self.us[here]
+        start, end = bisect_left(self._names, file.first), bisect_right(self._names, file.last)
+        blocks = slice(start // _NAMES_PER_BLOCK, -(-end // _NAMES_PER_BLOCK))
+        lowest, earliest = (block[blocks] for block in self._blocks)
         return bool((lowest > file.min_sequence).any() or (earliest > file.min_us).any())
 
+    def floors(self) -> pa.Table:
+        """Return what each series retains as a table."""
+        columns = [
+            pa.array(self._names, pa.string()),
+            pa.array(self._sequence),
+            pa.array(np.maximum(self._us, MIN_US)).cast(INSTANT),
+        ]
+        return pa.table(columns, ["series", "sequence", "timestamp"])
 
-class _Keys:
+
+def _block_maxima(values: Int64Array, counted: BoolArray) -> Int64Array:
+    lowest = np.where(counted, values, np.iinfo(np.int64).min)
+    maxima: Int64Array = np.maximum.reduceat(lowest, np.arange(0, len(values), _NAMES_PER_BLOCK))
+    return maxima
+
+
+class _EditedKeys:
     """The keys of edited originals."""
 
     def __init__(self, edits: pa.Table) -> None:
-        self._series, codes = encode_runs(edits["series"])
-        self._names = self._series.to_pylist()
-        self._sequence = to_int64(edits["place"])
-        self._first = np.searchsorted(codes, np.arange(len(self._names)))
-        self._end = np.searchsorted(codes, np.arange(len(self._names)), "right")
+        names, codes = encode_runs(edits["series"])
+        self._names = names.to_pylist()
+        self._sequence = to_int64(edits["original_sequence"])
+        self._ends = np.searchsorted(codes, np.arange(len(self._names) + 1))
 
     def may_touch(self, file: DataFile) -> bool:
         """Return whether `file` may have an edited original."""
         first, end = bisect_left(self._names, file.first), bisect_right(self._names, file.last)
         if first >= end:
             return False
-        some = self._sequence[self._first[first] : self._end[end - 1]]
+        some = self._sequence[self._ends[first] : self._ends[end]]
         return bool(((some >= file.min_sequence) & (some <= file.max_sequence)).any())
 
 
-def _read_edits_in_force(snapshot: Snapshot, index: SeriesIndex) -> pa.Table:
+def _find_edits_in_force(rows: pa.Table, snapshot: Snapshot, index: SeriesIndex) -> pa.Table:
     """Return the latest edit of each original that is shown, as a `values` query shows it.
 
-    The column `place` is the sequence of the original; rows are sorted by series and place.
+    Rows are sorted by series and by the sequence of the original.
     """
-    files = [file for file in snapshot.files if file.kind == "edit"]
-    schema = query_schema(snapshot.values)
-    row_filter = RowFilter(commits=ANY_VALUE if snapshot.as_of is None else (0, snapshot.as_of))
-    rows = read_rows(snapshot.location, files, schema, schema.names, row_filter)
-    rows = rows.filter(pa.array(select_visible(rows, index, snapshot.settings.retained)))
+    if may_hide(snapshot.settings.retained, index):
+        rows = rows.filter(pa.array(select_visible(rows, index, snapshot.settings.retained)))
     _, codes = encode_runs(rows["series"])
-    place, sequence = to_int64(rows["original_sequence"]), to_int64(rows["sequence"])
-    order = np.lexsort((sequence, place, codes))
-    last = np.ones(len(order), bool)
-    last[:-1] = (np.diff(codes[order]) != 0) | (np.diff(place[order]) != 0)
-    rows = rows.take(pa.array(order[last]))
-    shown = show_columns(rows, result_schema(snapshot.values).names, at_originals=True)
-    return shown.append_column("place", rows["original_sequence"])
+    original, sequence = to_int64(rows["original_sequence"]), to_int64(rows["sequence"])
+    order = np.lexsort((sequence, original, codes))
+    is_last = np.ones(len(order), bool)
+    is_last[:-1] = (np.diff(codes[order]) != 0) | (np.diff(original[order]) != 0)
+    rows = rows.take(pa.array(order[is_last]))
+    return show_columns(rows, result_schema(snapshot.values).names, at_originals=True)
 
 
-def _names(schema: pa.Schema) -> str:
-    return ", ".join(map(_quote, schema.names))
+def _open_cursor() -> "duckdb.DuckDBPyConnection":
+    return _ENGINE.start().cursor()
+
+
+def _parquet(paths: Iterable[str]) -> str:
+    names = ", ".join(_quote_text(_escape_glob(path)) for path in paths)
+    return f"read_parquet([{names}], hive_partitioning = false)"
 
 
 def _quote(name: str) -> str:
@@ -254,11 +623,12 @@ def _quote(name: str) -> str:
     return f'"{escaped}"'
 
 
-def _text(text: str) -> str:
+def _quote_text(text: str) -> str:
     escaped = text.replace("'", "''")
     return f"'{escaped}'"
 
 
+@functools.lru_cache(maxsize=4096)
 def _escape_glob(path: str) -> str:
     """Return a pattern that matches `path` alone."""
     return re.sub(r"[*?[]", r"[\g<0>]", path)
