@@ -460,7 +460,7 @@ class _Commit:
         for file in files:
             is_late = as_of is not None and file.last_commit > as_of
             groups.setdefault((is_late, self._known.layout(file)), []).append(file)
-        texts = []
+        texts: list[str] = []
         for (is_late, layout), group in groups.items():
             if self.snapshot.location.is_local:
                 paths = [self.snapshot.location.file(file.path) for file in group]

@@ -20,7 +20,11 @@ def in_milliseconds(table):
     rewritten(table, coerce_timestamps="ms", allow_truncated_timestamps=True)
 
 
-def rewritten(table, **parquet):
+def with_columns_backwards(table):
+    rewritten(table, columns=slice(None, None, -1))
+
+
+def rewritten(table, columns=slice(None), **parquet):
     path, version = Path(table.table_uri.removeprefix("file://")), table.version()
     rows, now_ms = table.to_pyarrow_table(), now_us() // 1000
     info = {
@@ -34,6 +38,7 @@ def rewritten(table, **parquet):
     actions = [{"commitInfo": info}]
     for kind in pc.unique(rows["kind"]).to_pylist():
         mine = rows.filter(pc.equal(rows["kind"], kind)).drop_columns("kind")
+        mine = mine.select(mine.column_names[columns])
         to = f"kind={kind}/part-00000-{uuid.uuid4()}.c000.snappy.parquet"
         pq.write_table(mine, path / to, compression="snappy", **parquet)
         size, stats = (path / to).stat().st_size, json.dumps({"numRecords": mine.num_rows})
