@@ -37,6 +37,7 @@ from pyspark_tseries.model.columns import (
 from pyspark_tseries.model.ranges import Query, min_retained, show_value
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.scan import may_hide, select_visible
+from pyspark_tseries.read.series_list import list_series
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
 from pyspark_tseries.storage.failures import named_failures
@@ -55,6 +56,7 @@ _AUDIT: Final = Query("allEdits")
 
 _EDITS: Final = "__tseries_edits"
 _FLOORS: Final = "__tseries_floors"
+_SERIES: Final = "__tseries_series"
 
 _ANSWERING: Final = frozenset(["SELECT", "EXPLAIN", "MULTI"])
 """DuckDB's types of statements that only ask; PIVOT is a MULTI."""
@@ -407,14 +409,8 @@ class _Commit:
         return tables, self._select(self.snapshot.files, file_schema(self._values), tables, "every")
 
     def _make_series(self) -> Definition:
-        tables, stored = self._make_all_events()
-        return tables, (
-            "SELECT series, count(*) FILTER (original_sequence IS NULL) AS events,"
-            " count(original_sequence) AS edits,"
-            " min(timestamp) FILTER (original_sequence IS NULL) AS first,"
-            " max(timestamp) FILTER (original_sequence IS NULL AND erasure IS NULL) AS newest"
-            f" FROM ({stored}) GROUP BY series ORDER BY series"
-        )
+        rows = list_series(self.snapshot, self.snapshot.index())
+        return {_SERIES: rows}, f"FROM {_SERIES}"
 
     def _make_events(self) -> Definition:
         snapshot, index = self.snapshot, self.snapshot.index()

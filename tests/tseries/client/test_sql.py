@@ -56,6 +56,10 @@ def shown(client, connection=None):
     return arrow(relation, current(client).schema)
 
 
+def rows_of(table):
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
 def delivered(path, values):
     """Every stored event as a Delta reader sees it."""
     names = file_schema(values).names
@@ -136,8 +140,10 @@ def test_after_any_program_sql_gives_what_queries_give(tmp_path_factory, retaine
     client = opened(program.path)
     assert shown(client).equals(current(client))
     assert arrow(client.sql(AUDIT), file_schema([VALUE])).equals(delivered(program.path, [VALUE]))
+    assert client.sql("FROM series").fetchall() == rows_of(client.series())
     client.refresh(connection)
     assert shown(client, connection).equals(current(client))
+    assert connection.sql("FROM series").fetchall() == rows_of(client.series())
     connection.close()
 
 
@@ -244,6 +250,17 @@ def test_a_connection_shows_its_commit_until_refresh_and_so_do_its_cursors(tmp_p
     own = duckdb.connect()
     client.refresh(own)
     assert own.sql("SELECT count(*) FROM events").fetchall()[0] == (14,)
+
+
+def test_a_store_as_of_a_commit_is_asked_and_connected_to_as_well(tmp_path):
+    client = filled(tmp_path / "s")
+    past = client.as_of(1)
+    connection = past.connect()
+    client.append("b", 9.0)
+    past.refresh(connection)
+    for asked in (past.sql, connection.sql):
+        assert asked("SELECT count(*), min(value) FROM events").fetchall() == [(13, 0.5)]
+        assert asked("SELECT sum(events), sum(edits) FROM series").fetchall() == [(13, 0)]
 
 
 def test_parameters_and_tables_of_the_caller_are_taken(tmp_path):
