@@ -200,6 +200,32 @@ class RangeQuery:
         found = self.open_view().select(self.asked, choice, self.wanted)
         return QueryResult(found.table, found.selected, self.asked.kind)
 
+    def stream_from(
+        self,
+        series: str | Iterable[str] | None = None,
+        *,
+        prefix: str | None = None,
+        pattern: str | None = None,
+    ) -> pa.RecordBatchReader:
+        """Run the query as `select_from` does, and return the rows as a stream of record batches.
+
+        Memory stays bounded, however many series there are, and whatever the length of a series:
+        a few hundred megabytes, and the edits of what is read at a time. A series is held as a
+        whole where the query counts events, has a `limit`, or asks for overridden values. The whole
+        stream is of one commit; read it before maintenance removes replaced files, an hour later.
+
+        Args:
+            series: the name of a series, or of several; None: all that `prefix` or `pattern` picks.
+            prefix: how the names of the series begin.
+            pattern: what they look like: `*` is any text, `?` one letter, `[...]` one of some.
+
+        Raises:
+            InvalidQuery, PermissionDenied: as `select_from` does, some of them with the rows.
+        """
+        choice = parse_choice(series, prefix, pattern)
+        schema, batches = self.open_view().stream(self.asked, choice, self.wanted)
+        return pa.RecordBatchReader.from_batches(schema, batches)
+
     def _begin_edit_range(self, name: str, kind: str) -> "RangeQuery":
         if self.asked.kind == "values":
             raise _misplaced_error(name, "for_edits", "edit_range()")

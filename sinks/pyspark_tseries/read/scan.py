@@ -47,6 +47,8 @@ from pyspark_tseries.storage.snapshot import Snapshot
 EVALUATED_COLUMNS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
 """The columns that the evaluation of a query reads."""
 
+ALL_SEQUENCES: Final = (0, MAX_NUMBER)
+
 MAX_SAMPLES: Final = 10_000
 """Sample about this many series to divide all series evenly among tasks."""
 
@@ -83,6 +85,7 @@ def run_query(
     key_range: KeyRange = ALL_KEYS,
     *,
     columns: Sequence[str] | None = None,
+    sequences: tuple[int, int] = ALL_SEQUENCES,
 ) -> Answer:
     """Run `query` on each series and return the result.
 
@@ -93,13 +96,15 @@ def run_query(
         series: the requested series; None for all. Unknown ones have no rows.
         key_range: what to answer for; it splits no series.
         columns: names of the result's columns; None for all of `result_schema`.
+        sequences: answer for originals between these, inclusive; the ends of the view range must be
+            fixed.
 
     Raises:
         InvalidQuery: the store lacks one of `columns`, or the query asks for a duration from an
             anchor that has no timestamp in some series.
     """
     names = pick_columns(result_schema(snapshot.values), columns).names
-    scan = Scan(snapshot, head, query, series, key_range)
+    scan = Scan(snapshot, head, query, series, key_range, sequences)
     erasure = [ERASURE_FIELD.name] if snapshot.has_erasures else []
     rows = scan.read([*stored_columns(names), *erasure])
     if may_hide(snapshot.settings.retained, head):
@@ -173,8 +178,10 @@ class Scan:
         query: Query,
         series: Sequence[str] | None,
         key_range: KeyRange = ALL_KEYS,
+        sequences: tuple[int, int] = ALL_SEQUENCES,
     ) -> None:
         self._location = snapshot.location
+        self._sequences = sequences
         self._key_range = key_range
         self._schema = query_schema(snapshot.values).append(ERASURE_FIELD)
         self._as_of = snapshot.as_of
@@ -210,7 +217,13 @@ class Scan:
                 for name, low in MIN_RETAINED_DEFAULTS.items()
             }
         edits = sum(file.rows for file in self.edits)
-        return compute_bounds(query, snapshot.settings.retained, states, floors, edits)
+        bounds = compute_bounds(query, snapshot.settings.retained, states, floors, edits)
+        first, last = self._sequences
+        return dataclasses.replace(
+            bounds,
+            min_sequence=np.maximum(bounds.min_sequence, first),
+            max_sequence=np.minimum(bounds.max_sequence, last),
+        )
 
     def _may_be_needed(self, file: DataFile) -> bool:
         places = (0, len(self._bounds.min_sequence))
@@ -232,9 +245,16 @@ class Scan:
         schema = self._pick_fields(columns)
         tables = [
             read_files(self._location, self.originals, schema, self._original_filter()),
-            read_files(self._location, self.edits, schema, self._series_filter()),
+            self._pick_edits(read_files(self._location, self.edits, schema, self._series_filter())),
         ]
         return pa.concat_tables(tables)
+
+    def _pick_edits(self, edits: pa.Table) -> pa.Table:
+        if self._sequences == ALL_SEQUENCES:
+            return edits
+        first, last = self._sequences
+        place = pc.field("original_sequence")
+        return edits.filter((place >= first) & (place <= last))
 
     def stream(self, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the rows of one file of originals that may be needed, some row groups at a time."""

@@ -5,7 +5,7 @@ open views; what they ask are pure functions of the snapshot, its index and the 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from pyspark_tseries.model.series_choice import SeriesChoice
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import Answer, run_query
 from pyspark_tseries.read.series_list import list_series
+from pyspark_tseries.read.stream import stream_query, stream_schema
 from pyspark_tseries.read.versions import read_versions
 from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.snapshot import Snapshot
@@ -65,6 +66,18 @@ class View:
         self.access.require_query(query)
         index, names = self.choose(choice)
         return run_query(self.snapshot, index, query, names, columns=columns)
+
+    def stream(
+        self, query: Query, choice: SeriesChoice, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Return the schema of what `select` returns, and its rows in batches, read as they go.
+
+        Raise what `select` raises, now or with the batches.
+        """
+        self.access.require_query(query)
+        index, names = self.choose(choice)
+        schema = stream_schema(self.snapshot, columns)
+        return schema, stream_query(self.snapshot, index, query, names, columns)
 
     def latest(
         self,
