@@ -25,7 +25,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import NO_EVENTS
 from pyspark_tseries.read.delivery import InitialEvents, read_delivery
-from pyspark_tseries.read.subscription import Follower
+from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.store.store import Store
 
 SERIES = 20
@@ -173,14 +173,14 @@ def test_a_subscriber_that_was_away_for_many_commits_finds_them_all(tmp_path: Pa
         subscription_range="none",
     )
     store.append("a", -1)
-    follower = Follower(str(path), InitialEvents(NO_EVENTS, {}))
+    follower = Subscription(str(path), InitialEvents(NO_EVENTS, {}))
     start = follower.find_end(follower.find_start(), None)
     for number in range(COMMITS):
         store.append("ab"[number % 2], number)
     compact(str(path))
     remove_obsolete_files(Store.open(str(path)), time.time_ns() // 1000)
     got: list[tuple[str, int]] = []
-    follower = Follower(str(path), InitialEvents(NO_EVENTS, {}))
+    follower = Subscription(str(path), InitialEvents(NO_EVENTS, {}))
     while (end := follower.find_end(start, 300)) != start:
         for task in follower.plan_tasks(start, end):
             for part in read_delivery(task):

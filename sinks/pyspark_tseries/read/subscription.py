@@ -42,8 +42,8 @@ from pyspark_tseries.store.store import Store
 MAX_ROWS_PER_TASK: Final = 250_000
 
 
-class Follower:
-    """Follows one store for one subscriber.
+class Subscription:
+    """What one subscriber gets of one store.
 
     Args:
         location: the store.

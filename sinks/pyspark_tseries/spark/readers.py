@@ -222,7 +222,7 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._upto: int | None = None
         self._begun: Position | None = None
         self._latest: Position | None = None
-        self._follower: Any = None
+        self._subscription: Any = None
         self._told = False
 
     def initialOffset(self) -> dict[str, Any]:
@@ -236,17 +236,17 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the commit that this run reads up to."""
-        self._upto = self._open_follower().last_commit()
+        self._upto = self._open_subscription().last_commit()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch; `start` itself if there is nothing to do."""
-        follower = self._open_follower()
+        subscription = self._open_subscription()
         position = self._first_position() if is_initial_offset(start) else Position.from_json(start)
         max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         upto = None if self._upto is None else max(self._upto, position.commit)
-        end = follower.find_end(position, max_events, upto)
+        end = subscription.find_end(position, max_events, upto)
         if self._options.cti:
-            ctis = follower.ctis()
+            ctis = subscription.ctis()
             self._tell_without_cti(ctis)
             end = end.with_cti(ctis)
         self._latest = end
@@ -261,7 +261,7 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []  # A query with state runs a batch even if the store has no commit yet.
         last = Position.from_json(end)
         first = last.beginning() if is_initial_offset(start) else Position.from_json(start)
-        tasks = [DeliveryTask(task) for task in self._open_follower().plan_tasks(first, last)]
+        tasks = [DeliveryTask(task) for task in self._open_subscription().plan_tasks(first, last)]
         is_new = last.cti is not None and last.cti != first.cti
         # The CTI is last, so that it follows the events that it covers where order is kept.
         return [*tasks, DeliveryTask(None, last.cti)] if self._options.cti and is_new else tasks
@@ -289,7 +289,7 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         report = {"commit": commit, "initial": self._latest.initial, "missed": self._latest.missed}
         if not self._options.cti:
             return report
-        cti_us, blocking = self._latest.cti, self._open_follower().ctis().blocking()
+        cti_us, blocking = self._latest.cti, self._open_subscription().ctis().blocking()
         cti = None if cti_us is None else format_instant(cti_us)
         return {**report, "cti": cti, "ctiHeldBackBy": blocking}
 
@@ -316,16 +316,16 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _first_position(self) -> Position:
         # Keep it, so that events added before the first batch do not become initial events.
         if self._begun is None:
-            self._begun = self._open_follower().find_start()
+            self._begun = self._open_subscription().find_start()
         return self._begun
 
-    def _open_follower(self) -> Any:
+    def _open_subscription(self) -> Any:
         # Only the driver's side needs Delta; the tasks get this object pickled, without it.
-        if self._follower is None:
-            from pyspark_tseries.read.subscription import Follower
+        if self._subscription is None:
+            from pyspark_tseries.read.subscription import Subscription
 
-            self._follower = Follower(self._options.location, self._initial, self._check)
-        return self._follower
+            self._subscription = Subscription(self._options.location, self._initial, self._check)
+        return self._subscription
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_follower": None, "_check": None}

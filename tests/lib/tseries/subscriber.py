@@ -9,7 +9,7 @@ from pyspark_tseries.model.ranges import (
     parse_range,
 )
 from pyspark_tseries.read.delivery import InitialEvents, Position, read_delivery
-from pyspark_tseries.read.subscription import Follower
+from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.store.store import Store
 
 
@@ -22,12 +22,12 @@ class Client:
 
     def __init__(self, path, initial=DEFAULT_INITIAL, starts=None):
         self.path, self.initial = str(path), InitialEvents(initial, starts or {})
-        self.position = Follower(self.path, self.initial).find_start()
+        self.position = Subscription(self.path, self.initial).find_start()
         self.got = []
 
     def poll(self, most=None):
         """The events of the next batch, None where there is none; read twice, as on a retry."""
-        follows = Follower(self.path, self.initial)
+        follows = Subscription(self.path, self.initial)
         end = follows.find_end(self.position, most)
         end = Position.from_json(json.loads(json.dumps(end.to_json(), sort_keys=True)))
         if end == self.position:

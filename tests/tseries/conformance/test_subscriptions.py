@@ -8,7 +8,7 @@ from tseries.subscriber import Client, make
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.ranges import DEFAULT_INITIAL, parse_initial
 from pyspark_tseries.read.delivery import InitialEvents, read_delivery
-from pyspark_tseries.read.subscription import Follower
+from pyspark_tseries.read.subscription import Subscription
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_b6_superseded_edits_do_not_count_toward_the_initial_events(tmp_path):
 
 def test_b7_every_edit_is_delivered_with_the_metadata_of_its_original(store):
     initial = InitialEvents(parse_initial("none"), {})
-    follower = Follower(store.root, initial)
+    follower = Subscription(store.root, initial)
     start = follower.find_end(follower.find_start(), None)
     for _ in range(2):
         store.append(batch(edits=[("s", 0)]))

@@ -244,9 +244,9 @@ def test_subscribers_get_no_event_and_nulls_in_those_still_to_come(series, path)
 
 def _tasks(client):
     from pyspark_tseries.read.delivery import read_delivery
-    from pyspark_tseries.read.subscription import Follower
+    from pyspark_tseries.read.subscription import Subscription
 
-    follower = Follower(client.path, client.initial)
+    follower = Subscription(client.path, client.initial)
     start = follower.find_end(client.position, None) if client.position.initial else client.position
     return [
         list(read_delivery(task))

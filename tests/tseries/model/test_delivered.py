@@ -10,7 +10,7 @@ from tseries.subscriber import rows_of
 from pyspark_tseries.errors import OutOfOrder
 from pyspark_tseries.model.ranges import parse_initial
 from pyspark_tseries.read.delivery import InitialEvents, Position
-from pyspark_tseries.read.subscription import Follower
+from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.store.store import Store
 
 EVERYTHING = InitialEvents(parse_initial("unlimited"), {})
@@ -38,11 +38,11 @@ class Subscriber:
     """Reads in batches of given sizes, opened anew before each; notes rows and CTIs."""
 
     def __init__(self, path):
-        self.path, self.position = path, Follower(path, EVERYTHING).find_start()
+        self.path, self.position = path, Subscription(path, EVERYTHING).find_start()
         self.delivered = []
 
     def poll(self, size=None):
-        follower = Follower(self.path, EVERYTHING)
+        follower = Subscription(self.path, EVERYTHING)
         end = follower.find_end(self.position, size).with_cti(follower.ctis())
         if end == self.position:
             return False
@@ -98,11 +98,13 @@ def test_cti_comes_with_the_batch_that_completes_its_commit(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 100})
     for number in range(3):
         commit(store, number, "x", [("a", 10 * number), ("b", 10 * number)], 10 * number + 5)
-    position = replace(Follower(str(store.root), EVERYTHING).find_start(), initial=False, commit=-1)
+    position = replace(
+        Subscription(str(store.root), EVERYTHING).find_start(), initial=False, commit=-1
+    )
     position = replace(position, began=-1, seen=0)
     found = []
     for _ in range(6):
-        follower = Follower(str(store.root), EVERYTHING)
+        follower = Subscription(str(store.root), EVERYTHING)
         position = follower.find_end(position, 1).with_cti(follower.ctis())
         found.append(position.cti)
     assert found == [None, 5, 5, 15, 15, 25]

@@ -20,7 +20,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.read.delivery import InitialEvents, read_delivery
-from pyspark_tseries.read.subscription import Follower
+from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
@@ -106,7 +106,7 @@ def read(path, **options):
 
 def subscribed(path):
     """The values of all events, in the order of a subscription."""
-    follower = Follower(str(path), InitialEvents(RetainedRange(), {}))
+    follower = Subscription(str(path), InitialEvents(RetainedRange(), {}))
     start, found = follower.find_start(), []
     while (end := follower.find_end(start, None)) != start:
         for task in follower.plan_tasks(start, end):

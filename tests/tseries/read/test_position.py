@@ -24,7 +24,7 @@ from pyspark_tseries.model.ranges import (
 )
 from pyspark_tseries.read import delivery as deliveries
 from pyspark_tseries.read.delivery import Position
-from pyspark_tseries.read.subscription import Follower
+from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.store.store import Store
 
 # -- live events ---------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_series_are_divided_among_tasks_and_each_comes_whole(tmp_path, monkeypat
     client.poll()
     for n in range(4):
         store.append(batch(*((f"s{i:02}", n) for i in range(20))))
-    follows = Follower(client.path, client.initial)
+    follows = Subscription(client.path, client.initial)
     end = follows.find_end(client.position, None)
     tasks = follows.plan_tasks(client.position, end)
     parts = [rows_of([task]) for task in tasks]

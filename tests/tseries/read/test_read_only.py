@@ -20,7 +20,7 @@ else:
     raise SystemExit("the directory can be written to, so this shows nothing")
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.read.delivery import read_delivery
-from pyspark_tseries.read.subscription import Follower
+from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.model.ranges import parse_initial
@@ -37,7 +37,7 @@ print(len(series.range_query().for_edits().from_last(2).select_from("a")))
 print(read(), read(series="a"), read(query="allEdits"), read(series="b", query="latestEdits"))
 print(read(asOf="1970-01-01T00:00:02Z"), read(asOf="1970-01-01T00:00:02Z", query="allEdits"))
 print(describe(path)["events"], verify(path))
-follower = Follower(path, InitialEvents(parse_initial("unlimited"), {}))
+follower = Subscription(path, InitialEvents(parse_initial("unlimited"), {}))
 start = follower.find_start()
 tasks = follower.plan_tasks(start, follower.find_end(start, None))
 print(sum(rows.num_rows for task in tasks for rows in read_delivery(task)))

@@ -33,7 +33,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import Query, RetainedRange
 from pyspark_tseries.read.delivery import InitialEvents, read_delivery
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.read.subscription import Follower
+from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.storage.location import Location, exclusive, parse_location
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.log import load_table
@@ -173,9 +173,9 @@ def test_as_of_shows_the_store_as_it_was(store, location):
 def test_a_subscriber_gets_the_last_entries_and_then_every_event_once(store, location):
     store.append(batch(("a", 1, 1.0), ("a", 2, 2.0), ("b", 1, 3.0)))
     initial = InitialEvents(RetainedRange(limit=1), {})
-    start, got = Follower(location, initial).find_start(), []
+    start, got = Subscription(location, initial).find_start(), []
     for n in range(4):
-        follower = Follower(location, initial)  # A restarted one, each time.
+        follower = Subscription(location, initial)  # A restarted one, each time.
         end = follower.find_end(start, None)
         for task in follower.plan_tasks(start, end):
             for rows in read_delivery(task):

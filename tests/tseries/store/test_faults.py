@@ -24,7 +24,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.ranges import parse_initial
 from pyspark_tseries.read.delivery import InitialEvents, read_delivery
-from pyspark_tseries.read.subscription import Follower
+from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
@@ -315,7 +315,7 @@ def test_a_broken_file_of_events_says_what_to_do(series, tmp_path, broken):
     reader = source.reader(source.schema())
     with pytest.raises(UnusableStore, match=said):
         [list(reader.read(part)) for part in reader.partitions()]
-    follower = Follower(str(tmp_path / "s"), InitialEvents(parse_initial("unlimited"), {}))
+    follower = Subscription(str(tmp_path / "s"), InitialEvents(parse_initial("unlimited"), {}))
     start = follower.find_start()
     with pytest.raises(UnusableStore, match=said):
         [

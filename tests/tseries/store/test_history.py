@@ -203,10 +203,10 @@ def test_subscriber_of_a_store_that_was_put_back_is_told_and_nothing_is_skipped(
 
 
 def test_running_subscriber_notices_that_the_store_was_put_back_and_has_grown(tmp_path):
-    from pyspark_tseries.read.subscription import Follower
+    from pyspark_tseries.read.subscription import Subscription
 
     client = fork(tmp_path)
-    running = Follower(client.path, client.initial)
+    running = Subscription(client.path, client.initial)
     assert running.find_end(client.position, None) == client.position
     copy(tmp_path / "old", tmp_path / "s")
     append(tmp_path / "s", *range(3, 7))  # As many commits as before.
@@ -215,15 +215,15 @@ def test_running_subscriber_notices_that_the_store_was_put_back_and_has_grown(tm
 
 
 def test_planned_batch_of_a_store_that_was_put_back_is_refused(tmp_path):
-    from pyspark_tseries.read.subscription import Follower
+    from pyspark_tseries.read.subscription import Subscription
 
     client = fork(tmp_path)
     append(tmp_path / "s", *range(7, 9))
-    end = Follower(client.path, client.initial).find_end(client.position, None)
+    end = Subscription(client.path, client.initial).find_end(client.position, None)
     copy(tmp_path / "old", tmp_path / "s")
     append(tmp_path / "s", *range(3, 20))
     with pytest.raises(HistoryChanged):
-        Follower(client.path, client.initial).plan_tasks(client.position, end)
+        Subscription(client.path, client.initial).plan_tasks(client.position, end)
 
 
 def test_subscriber_in_the_middle_of_a_commit_notices_that_it_is_another(tmp_path):
