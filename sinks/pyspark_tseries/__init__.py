@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark_tseries.client.follow import Follower
     from pyspark_tseries.client.range_query import RangeQuery
     from pyspark_tseries.client.results import Event, EventMetadata, QueryResult
     from pyspark_tseries.client.time_series import TimeSeries
@@ -47,6 +48,7 @@ __all__ = [
     "Event",
     "EventMetadata",
     "Finding",
+    "Follower",
     "FutureEvent",
     "HistoryChanged",
     "IncompatibleValue",
@@ -80,6 +82,7 @@ _MODULES = {
     "DefaultSource": "spark.source",
     "Erasure": "model.erasures",
     "Finding": "model.damage",
+    "Follower": "client.follow",
     "RangeQuery": "client.range_query",
     "TimeSeries": "client.time_series",
     "correct_late": "spark.correct_late",

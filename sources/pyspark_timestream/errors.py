@@ -41,7 +41,7 @@ Explain: TypeAlias = Callable[[Any, Exception], Exception | None]
 def wrap_methods(explain: Explain, before: Callable[[], object] = lambda: None) -> Callable[[C], C]:
     """A class decorator for which `explain` explains the errors of public methods and `__init__`.
 
-    So it does for the steps of an iterator that a method returns. `before` runs before each method.
+    So it does for the steps of a generator that a method returns. `before` runs before each method.
     Static and class methods stay as they are.
     """
 
@@ -67,7 +67,7 @@ def _wrap_method(
             if explained is None:
                 raise
             raise explained from error
-        if isinstance(result, Iterator):
+        if inspect.isgenerator(result):
             return _wrap_items(result, functools.partial(explain, self))
         return result
 

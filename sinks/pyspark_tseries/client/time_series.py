@@ -25,6 +25,7 @@ from pyspark_tseries.client.convert import (
     parse_values,
     stage_given_rows,
 )
+from pyspark_tseries.client.follow import Follower, follow_store
 from pyspark_tseries.client.questions import Questions
 from pyspark_tseries.client.range_query import RangeQuery, new_value_fields, parse_schema
 from pyspark_tseries.client.results import (
@@ -388,6 +389,53 @@ class TimeSeries(Questions):
         except (OutOfOrder, FutureEvent, NoSuchEvent) as error:
             raise error.with_next_step(_NEXT_STEPS[type(error), "append_many"]) from None
         return build_receipt(batch.rows, attempt.numbered, self._author)
+
+    def follow(
+        self,
+        series: str | Iterable[str] | None = None,
+        *,
+        prefix: str | None = None,
+        pattern: str | None = None,
+        start: str | None = None,
+        values: bool = False,
+        position: str | None = None,
+        timeout: float | timedelta | None = None,
+        poll: float | timedelta | None = None,
+    ) -> Follower:
+        """Follow series: their initial events first, then each later one as it is stored.
+
+        Edits are events, too. Any process may append. The series are named as for `select_from`;
+        those that begin later are followed as well.
+
+        Args:
+            series: the name of a series, or of several; None: all that `prefix` or `pattern` picks.
+            prefix: how the names of the series begin.
+            pattern: what they look like: `*` is any text, `?` one letter, `[...]` one of some.
+            start: the initial events of each series: `limit N`, `last DURATION`, both, `unlimited`
+                or `none`; None: the store's `subscription_range`, with `values` none.
+            values: True to get pairs of series and value, of originals and edits alike.
+            position: a `Follower.position`, to go on behind it: `start` has no effect then, and
+                series are those of the position if none are named.
+            timeout: end the iteration after so many seconds without an event; None: never.
+            poll: look for new commits after so many seconds; None: 0.05, in an object store 1.
+
+        Raises:
+            InvalidQuery: series are chosen in two ways, or `start` or `position` is none.
+            UnusableStore: the position is of another store.
+            HistoryChanged: the store lacks the commit of the position: it was put back.
+            PermissionDenied: the author may not read.
+            ValueError: `timeout` or `poll` is no time to wait.
+        """
+        return follow_store(
+            self._store,
+            self._author,
+            (series, prefix, pattern),
+            start,
+            values=values,
+            position=position,
+            timeout=timeout,
+            poll=poll,
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the facts of the store."""

@@ -16,7 +16,7 @@ import bisect
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from pyspark_tseries.model.arrays import (
 from pyspark_tseries.model.columns import query_schema, result_schema, show_columns, table_schema
 from pyspark_tseries.model.commits import CommitId, CtiRecord
 from pyspark_tseries.model.ranges import RetainedRange, min_retained
+from pyspark_tseries.model.series_choice import ALL_SERIES, SeriesChoice
 from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.head_files import load_partial_index
@@ -73,7 +74,8 @@ class Position:
             first.
         initial: True while initial events are still due.
         commit: all events up to this commit were delivered.
-        after: the last delivered key of the next commit, inclusive; None for none of it.
+        after: the last delivered key of the next commit, or while `initial` of the series after
+            `upto`, inclusive; None for none of it.
         seen: the number of events ever committed up to here, delivered or not.
         missed: how many of these were removed before they were delivered, or were gone when
             `startingSequence` asked for them.
@@ -152,23 +154,66 @@ class Position:
 
 
 def find_initial_end(
-    start: Position, series: list[str], counts: Int64Array, max_events: int | None
+    start: Position,
+    series: list[str],
+    counts: Int64Array,
+    max_events: int | None,
+    delivered: int = 0,
 ) -> Position:
     """Return the end of a batch of whole series: at most `max_events` events, or one series.
 
-    Events that were due at `start` and are gone count as missed.
+    Events that were due at `start` and are gone count as missed. `delivered` is how many of the
+    events of the series of `start.after` are there and were delivered.
     """
     first = 0 if start.upto is None else bisect.bisect_right(series, start.upto)
-    within = np.cumsum(counts[first:])
+    left = counts[first:].copy()
+    left[:1] -= delivered
+    within = np.cumsum(left)
     there = int(within[-1]) if len(within) else 0
     missed = start.missed + max(0, (there if start.due is None else start.due) - there)
     size = len(within)
     if max_events is not None:
         size = max(int(np.searchsorted(within, max_events, "right")), 1)
     if size >= len(within):
-        return replace(start, initial=False, upto=None, missed=missed, due=None)
+        return replace(start, initial=False, upto=None, after=None, missed=missed, due=None)
     due = there - int(within[size - 1])
-    return replace(start, upto=series[first + size - 1], missed=missed, due=due)
+    return replace(start, upto=series[first + size - 1], after=None, missed=missed, due=due)
+
+
+def find_places(start: Position, end: Position, events: pa.Table) -> Callable[[int], Position]:
+    """Return a function from a number of events, at most all of a batch, to the position then.
+
+    Args:
+        start: the position before the batch.
+        end: that after it.
+        events: the batch in the order of positions, with `series`, `sequence` and `commit`.
+    """
+    total = events.num_rows
+    series, sequence, commit = (events[name] for name in ("series", "sequence", "commit"))
+
+    def place(number: int) -> Position:
+        if number == total:
+            return end
+        if not number:
+            return start
+        left = total - number
+        key = series[number - 1].as_py(), sequence[number - 1].as_py()
+        if start.initial:
+            due = left + (end.due or 0)
+            here = replace(start, missed=end.missed, due=due)
+            if series[number].as_py() != key[0]:
+                return replace(here, upto=key[0], after=None)
+            # Series before this one are delivered, so those up to the last one of the rows are.
+            first = pc.index(series, key[0]).as_py()
+            upto = series[first - 1].as_py() if first else start.upto
+            return replace(here, upto=upto, after=key)
+        here = replace(start, seen=end.seen - left, missed=end.missed)
+        last = commit[number - 1].as_py()
+        if commit[number].as_py() != last:
+            return replace(here, commit=last, after=None)
+        return replace(here, commit=last - 1, after=key)
+
+    return place
 
 
 MAX_ROWS_PER_BATCH = 64 * 1024
@@ -186,6 +231,8 @@ class Delivery:
         end: the position after.
         initial: the initial events that the subscriber asked for.
         head_id: the head when the task was planned, for the minimum retained sequences and times.
+        retained: the retained range, which selects the initial events.
+        choice: the series to deliver; others that `files` have are left out.
     """
 
     location: Location
@@ -197,6 +244,7 @@ class Delivery:
     initial: InitialEvents
     head_id: int | None
     retained: RetainedRange
+    choice: SeriesChoice = ALL_SERIES
 
 
 def filter_up_to(position: Position) -> pc.Expression:
@@ -235,15 +283,49 @@ def read_delivery(task: Delivery) -> Iterator[pa.RecordBatch]:
     yield from shown.cast(wanted).combine_chunks().to_batches(MAX_ROWS_PER_BATCH)
 
 
+def read_in_order(tasks: Sequence[Delivery], values: Sequence[pa.Field]) -> pa.Table:
+    """Return the events of all tasks of a batch in the order of positions.
+
+    The columns are those of a query, and `commit`.
+    """
+    wanted = result_schema(values).append(pa.field("commit", pa.int64()))
+    tables = []
+    for task in tasks:
+        rows = _read_initial(task) if task.start.initial else _read_live(task)
+        if rows.num_rows:
+            tables.append(show_columns(rows, wanted.names, at_originals=False).cast(wanted))
+    if not tables:
+        return wanted.empty_table()
+    rows = pa.concat_tables(tables)
+    _, codes = encode_runs(rows["series"])
+    keys = [to_int64(rows["sequence"]), codes]
+    if not tasks[0].start.initial:
+        keys.append(to_int64(rows["commit"]))
+    return rows.take(pa.array(np.lexsort(keys))).combine_chunks()
+
+
 def _read_live(task: Delivery) -> pa.Table:
     # The range may end within the next commit.
     commits = task.start.commit + 1, task.end.commit + 1
     wanted = filter_after(task.start) & filter_up_to(task.end)
-    return _read_rows(task, task.files, RowFilter(keys=task.key_range, commits=commits), wanted)
+    row_filter = RowFilter(task.choice.names, task.key_range, commits=commits)
+    return keep_chosen(_read_rows(task, task.files, row_filter, wanted), task.choice)
+
+
+def keep_chosen(rows: pa.Table, choice: SeriesChoice) -> pa.Table:
+    """Return the rows of the chosen series; those that are chosen by name were read alone."""
+    if choice.is_all or choice.names is not None:
+        return rows
+    names = rows["series"].unique().to_pylist()
+    picked = choice.pick(names)
+    if len(picked) == len(names):
+        return rows
+    return rows.filter(pc.is_in(rows["series"], pa.array(picked, pa.string())))
 
 
 def _read_initial(task: Delivery) -> pa.Table:
-    row_filter = RowFilter(keys=task.key_range, commits=(MIN_NUMBER, task.start.began))
+    commits = MIN_NUMBER, task.start.began
+    row_filter = RowFilter(task.choice.names, task.key_range, commits=commits)
     wanted = _filter_series(task.start, task.end)
     keys = [
         read_rows(task.location, [file], BASE_SCHEMA, STATE_COLUMNS, row_filter, wanted)
@@ -254,6 +336,8 @@ def _read_initial(task: Delivery) -> pa.Table:
     events = pa.concat_tables(keys)
     head, _ = load_partial_index(task.location, task.head_id, events["series"].unique().to_pylist())
     chosen = select_initial_events(events, task.retained, head, task.initial)
+    if task.start.after is not None:
+        chosen &= ~flag_delivered(events, task.start.after)
     rows, first = [], 0
     for file, table in zip(task.files, keys, strict=True):
         mine, first = chosen[first : first + table.num_rows], first + table.num_rows
@@ -261,6 +345,13 @@ def _read_initial(task: Delivery) -> pa.Table:
             # The same conditions on the same file give the same rows in the same order.
             rows.append(_read_rows(task, [file], row_filter, wanted).filter(pa.array(mine)))
     return pa.concat_tables(rows) if rows else _read_rows(task, [], row_filter)
+
+
+def flag_delivered(events: pa.Table, after: Key) -> BoolArray:
+    """Flag the events of the series of `after` up to that key."""
+    up_to = pc.less_equal(events["sequence"], after[1])
+    flags: BoolArray = pc.and_(pc.equal(events["series"], after[0]), up_to).to_numpy()
+    return flags
 
 
 def _filter_series(start: Position, end: Position) -> pc.Expression | None:

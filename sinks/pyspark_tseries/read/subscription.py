@@ -1,7 +1,8 @@
 """The driver's side of a subscription: find the end of each batch, and divide it among tasks."""
 
+import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.commits import CtiRecord
 from pyspark_tseries.model.ranges import format_range, parse_range
+from pyspark_tseries.model.series_choice import ALL_SERIES, SeriesChoice
 from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.read.delivery import (
     Delivery,
@@ -30,9 +32,12 @@ from pyspark_tseries.read.delivery import (
     count_initial_events,
     filter_after,
     find_initial_end,
+    flag_delivered,
+    keep_chosen,
     select_initial_events,
 )
 from pyspark_tseries.read.scan import sample_series
+from pyspark_tseries.read.view import known_series
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
@@ -42,6 +47,27 @@ from pyspark_tseries.store.store import Store
 MAX_ROWS_PER_TASK: Final = 250_000
 
 
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How errors name a position, where it is kept, and how to begin anew."""
+
+    position: str
+    other: str
+    reader: str
+    way_back: str
+    anew: str
+
+
+_QUERY: Final = Wording(
+    "the checkpoint",
+    "start with a new checkpoint",
+    "this query's checkpoint",
+    "put the checkpoint of the same backup back, from which the query goes on",
+    "start with a new checkpointLocation, which gives the initial events (subscriptionRange, "
+    "startingSequence) and all that follows",
+)
+
+
 class Subscription:
     """What one subscriber gets of one store.
 
@@ -49,6 +75,8 @@ class Subscription:
         location: the store.
         initial: the events that a new subscriber gets first.
         check: called with each new snapshot; an error that it raises ends the subscription.
+        choice: the series that it gets; the counts of its positions are of these alone.
+        wording: how errors name the subscriber's position.
     """
 
     def __init__(
@@ -56,10 +84,14 @@ class Subscription:
         location: str | Location,
         initial: InitialEvents,
         check: Callable[[Snapshot], None] = lambda _: None,
+        choice: SeriesChoice = ALL_SERIES,
+        wording: Wording = _QUERY,
     ) -> None:
         self._store = Store.open(location)
         self._initial = initial
         self._check = check
+        self._choice = choice
+        self._wording = wording
         self._known: tuple[tuple[int, int | None], Snapshot] | None = None
         self._first: tuple[Any, list[str], Int64Array] | None = None
 
@@ -76,12 +108,36 @@ class Subscription:
             began=commit,
             initial=commit >= 0,
             commit=commit,
-            seen=_count_events(head),
+            seen=self._count_events(head),
             missed=self._count_missed_starts(snapshot, head),
             retained=format_range(snapshot.settings.retained),
             retained_since=head.metadata.retained_since,
             commit_id=find_commit_id(self._store, commit),
         )
+
+    def is_current(self) -> bool:
+        """Return whether the store has nothing new since its last snapshot; this costs little."""
+        return (
+            self._known is not None
+            and self._store.refresh()
+            and self._known[0] == (self._store.version(), self._store.head_id())
+        )
+
+    def find_commit_of(self, position: Position, later: Position) -> Position:
+        """Return a position between batches with the id of its own commit.
+
+        Args:
+            position: a position up to `later`.
+            later: the end of its batch, as `find_end` returned it.
+        """
+        newest = position.commit + (not position.initial and position.after is not None)
+        known = later.commit_id
+        if known is not None and newest < known.number and not position.initial:
+            found = find_commit_id(self._store, newest)
+            # If the store was put back in the meantime, `known` lets the next look refuse it.
+            if describe_change(self._store, known) is None:
+                return replace(position, commit_id=found)
+        return replace(position, commit_id=known)
 
     def last_commit(self) -> int:
         """Return the store's last commit."""
@@ -102,38 +158,64 @@ class Subscription:
             if max_events is None and start.due is None:
                 # One batch delivers all initial events, so there is no need to count them.
                 return replace(start, initial=False, upto=None)
-            return find_initial_end(start, *self._count_initial(start, snapshot, head), max_events)
-        last = self._find_last(snapshot, head, upto)
-        end = self._find_live_end(start, max_events, snapshot, last)
+            counts = self._count_initial(start, snapshot, head)
+            delivered = 0
+            if start.after is not None:
+                delivered = self._count_delivered(start, start.after, snapshot, head)
+            return find_initial_end(start, *counts, max_events, delivered)
+        end = self._find_live_end(start, max_events, snapshot, head, upto)
         if end == start:
             return end
         newest = end.commit + (end.after is not None)
         return replace(end, commit_id=find_commit_id(self._store, newest))
 
-    def _find_last(
-        self, snapshot: Snapshot, head: SeriesIndex, upto: int | None
-    ) -> tuple[int, int]:
-        """Return the last commit, at most `upto`, and how many events there were by then."""
-        commit, seen = head.metadata.commit, _count_events(head)
-        if upto is None or upto >= commit:
-            return commit, seen
-        later = self._read_commits(snapshot, ("commit",), (upto + 1, commit))
-        return upto, seen - later.num_rows
+    def _count_up_to(self, snapshot: Snapshot, head: SeriesIndex, commit: int) -> int:
+        """Return how many events of the chosen series there were by `commit`."""
+        seen, newest = self._count_events(head), head.metadata.commit
+        if commit >= newest:
+            return seen
+        later = self._read_commits(snapshot, ("commit",), (commit + 1, newest))
+        return seen - int(later.num_rows)
+
+    def _count_events(self, head: SeriesIndex) -> int:
+        """Return how many events of the chosen series were ever committed."""
+        names = self._name_chosen(head) if self._choice.names is None else self._choice.names
+        last = head.columns["last_sequence"]
+        if names is not None:
+            last = head.lookup(list(names))["last_sequence"]
+        return int((last + 1).sum())
+
+    def _name_chosen(self, head: SeriesIndex) -> list[str] | None:
+        """Return the names of the chosen series; None for all."""
+        return None if self._choice.is_all else self._choice.pick(known_series(head))
 
     def _find_live_end(
-        self, start: Position, max_events: int | None, snapshot: Snapshot, last: tuple[int, int]
+        self,
+        start: Position,
+        max_events: int | None,
+        snapshot: Snapshot,
+        head: SeriesIndex,
+        upto: int | None,
     ) -> Position:
-        """Return the end of a batch after the initial events; the commits up to `last` are due."""
-        commit, seen = last
+        """Return the end of a batch after the initial events; the commits up to `upto` are due."""
+        newest = head.metadata.commit
+        commit = newest if upto is None else min(upto, newest)
         if commit == start.commit:
             return start
-        committed = seen - start.seen
-        there, later = committed, None
-        if self._store.horizon() > start.commit or committed > (max_events or committed):
-            # Compaction may have removed some of the events, or not all fit into one batch.
-            columns = ("commit",) if start.after is None else ("commit", "series", "sequence")
-            due = start.commit + 1, commit
-            later = self._read_commits(snapshot, columns, due, filter_after(start))
+        due = start.commit + 1, commit
+        # Compaction may have removed some of the events.
+        is_whole = self._store.horizon() <= start.commit
+        later = None
+        if is_whole and not self._choice.is_all and self._choice.names is None:
+            # Counting the chosen series among many takes longer than reading what is new.
+            later = self._read_due(snapshot, start, due)
+            there = committed = later.num_rows
+            seen = start.seen + committed
+        else:
+            seen = self._count_up_to(snapshot, head, commit)
+            there = committed = seen - start.seen
+        if later is None and (not is_whole or committed > (max_events or committed)):
+            later = self._read_due(snapshot, start, due)
             there = later.num_rows
         missed = start.missed + committed - there
         end = replace(start, commit=commit, after=None, seen=seen, missed=missed)
@@ -164,8 +246,15 @@ class Subscription:
         ]
         if not data or (start == end):
             return []
-        rows = sum(file.rows for file in data)
-        samples = sample_series(head, rows if start.initial else min(rows, end.seen - start.seen))
+        choice, rows = self._choice, sum(file.rows for file in data)
+        if start.initial:
+            names = self._name_initial(start, end, snapshot, head)
+            choice = choice if names is None else SeriesChoice(tuple(names))
+        else:
+            rows = min(rows, end.seen - start.seen)
+        if choice.names == ():
+            return []
+        samples = sample_series(head, rows, choice.names)
         return [
             Delivery(
                 snapshot.location,
@@ -177,6 +266,7 @@ class Subscription:
                 self._initial,
                 None if _began_without_floors(start, snapshot) else snapshot.head_id,
                 parse_range(start.retained),
+                choice,
             )
             for key_range in split_keys(samples, MAX_ROWS_PER_TASK, whole_series=True)
         ]
@@ -199,24 +289,23 @@ class Subscription:
         return self._known[1], self._known[1].index()
 
     def _check_store(self, position: Position) -> None:
+        words = self._wording
         if position.store != self._store.id:
             raise UnusableStore(
-                f"the checkpoint is of another store than the one now at '{self._store.root}'",
+                f"{words.position} is of another store than the one now at '{self._store.root}'",
                 "the store that the query subscribed to",
-                "correct the path, or start with a new checkpoint",
+                f"correct the path, or {words.other}",
             )
         if position.commit_id is None:
             return
         change = describe_change(self._store, position.commit_id)
         if change is not None and not is_given_up(self._store.location, position.commit_id):
             raise HistoryChanged(
-                f"the store '{self._store.root}' {change}, and this query's checkpoint has seen "
+                f"the store '{self._store.root}' {change}, and {words.reader} has seen "
                 f"{position.commit_id} there: an older state of the store was put back, or another "
                 "copy of it",
                 "the store that the query has read, or a later state of that",
-                "put that state of the store back; or put the checkpoint of the same backup back, "
-                "from which the query goes on; or start with a new checkpointLocation, which gives "
-                "the initial events (subscriptionRange, startingSequence) and all that follows. "
+                f"put that state of the store back; or {words.way_back}; or {words.anew}. "
                 "Nothing was delivered since",
             )
 
@@ -233,8 +322,16 @@ class Subscription:
             for file in snapshot.files
             if file.last_commit >= commits[0] and file.first_commit <= commits[1]
         ]
-        row_filter = RowFilter(commits=commits)
-        return read_rows(self._store.location, data, BASE_SCHEMA, columns, row_filter, wanted)
+        choice = self._choice
+        if not choice.is_all and choice.names is None:
+            columns = list(dict.fromkeys([*columns, "series"]))
+        row_filter = RowFilter(choice.names, commits=commits)
+        rows = read_rows(self._store.location, data, BASE_SCHEMA, columns, row_filter, wanted)
+        return keep_chosen(rows, choice)
+
+    def _read_due(self, snapshot: Snapshot, start: Position, due: tuple[int, int]) -> pa.Table:
+        columns = ("commit",) if start.after is None else ("commit", "series", "sequence")
+        return self._read_commits(snapshot, columns, due, filter_after(start))
 
     def _find_key(self, snapshot: Snapshot, commit: int, key: Key | None, number: int) -> Key:
         wanted = None if key is None else KeyRange((key[0], key[1] + 1)).expression()
@@ -256,9 +353,12 @@ class Subscription:
             names: list[str] = []
             counts: list[Int64Array] = []
             data = [file for file in snapshot.files if file.first_commit <= start.began]
-            samples = sample_series(head, sum(file.rows for file in data))
+            wanted = self._name_chosen(head)
+            if wanted == []:
+                data, wanted = [], None
+            samples = sample_series(head, sum(file.rows for file in data), wanted)
             for key_range in split_keys(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
-                row_filter = RowFilter(keys=key_range, commits=(MIN_NUMBER, start.began))
+                row_filter = RowFilter(wanted, key_range, commits=(MIN_NUMBER, start.began))
                 keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
                 chosen = select_initial_events(keys, retained, before, self._initial)
                 some = count_initial_events(keys, chosen)
@@ -266,6 +366,32 @@ class Subscription:
                 counts.append(some[1])
             self._first = now, names, np.concatenate(counts)
         return self._first[1], self._first[2]
+
+    def _count_delivered(
+        self, start: Position, after: Key, snapshot: Snapshot, head: SeriesIndex
+    ) -> int:
+        """Count the initial events up to `after` in its series that are still stored."""
+        data = [
+            file
+            for file in snapshot.files
+            if file.first_commit <= start.began and file.first <= after[0] <= file.last
+        ]
+        row_filter = RowFilter([after[0]], commits=(MIN_NUMBER, start.began))
+        keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
+        before = SeriesIndex() if _began_without_floors(start, snapshot) else head
+        chosen = select_initial_events(keys, parse_range(start.retained), before, self._initial)
+        return int((chosen & flag_delivered(keys, after)).sum())
+
+    def _name_initial(
+        self, start: Position, end: Position, snapshot: Snapshot, head: SeriesIndex
+    ) -> list[str] | None:
+        """Return the series with initial events between two positions; None if all are chosen."""
+        if self._choice.is_all:
+            return None
+        names, _ = self._count_initial(start, snapshot, head)
+        first = 0 if start.upto is None else bisect.bisect_right(names, start.upto)
+        last = bisect.bisect_right(names, end.upto) if end.upto is not None else len(names)
+        return names[first:last]
 
     def _count_missed_starts(self, snapshot: Snapshot, head: SeriesIndex) -> int:
         """Count the events that `startingSequence` asks for and that are gone."""
@@ -292,7 +418,3 @@ def _began_without_floors(start: Position, snapshot: Snapshot) -> bool:
     """
     changed = snapshot.metadata.retained_since != start.retained_since
     return start.retained_since is None and changed
-
-
-def _count_events(head: SeriesIndex) -> int:
-    return int((head.columns["last_sequence"] + 1).sum())

@@ -328,4 +328,4 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._subscription
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_follower": None, "_check": None}
+        return {**self.__dict__, "_subscription": None, "_check": None}

@@ -1,0 +1,344 @@
+"""Follow a store without Spark: initial events, then each later one as it is stored (semantics 34).
+
+    with store.follow("kitchen", position=saved) as events:
+        for event in events:
+            handle(event)
+            save(events.position)
+
+A follower is a subscription that one process reads. It takes what is new in batches, at most
+`MAX_EVENTS` events after the initial ones, and gives these one by one. Between them its position is
+a point of the batch, so whoever begins there gets exactly the rest. While nothing is new it only
+looks whether the log has another entry.
+"""
+
+import asyncio
+import functools
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final, NoReturn, Self
+
+import pyarrow as pa
+
+from pyspark_tseries.client.results import Event, QueryResult
+from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
+from pyspark_tseries.model.columns import type_name
+from pyspark_tseries.model.policy import AccessCheck
+from pyspark_tseries.model.ranges import NO_EVENTS, format_initial, parse_initial, show_value
+from pyspark_tseries.model.series_choice import SeriesChoice, parse_choice
+from pyspark_tseries.read.delivery import (
+    InitialEvents,
+    Position,
+    find_places,
+    read_in_order,
+)
+from pyspark_tseries.read.subscription import Subscription, Wording
+from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.store.store import Store
+
+MAX_EVENTS: Final = 50_000
+"""The most events that a follower holds; the initial events of one series may be more."""
+
+ROWS_AT_ONCE: Final = 1000
+"""Make this many rows of a batch Python objects at once."""
+
+LOCAL_POLL_S: Final = 0.05
+REMOTE_POLL_S: Final = 1.0
+"""How long to wait between two looks at the log; in an object store each look is a request."""
+
+_VERSION: Final = 1
+
+_WORDING: Final = Wording(
+    "the position",
+    "follow without a position",
+    "this position",
+    "begin at a position that was saved with the same backup",
+    "follow without a position, which gives the initial events and all that follows",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The batch that a follower gives, and how to find the position inside it."""
+
+    end: Position
+    table: pa.Table
+    place: Callable[[int], Position]
+
+
+class Follower:
+    """The events of a store as they are stored, for `for` and `async for`; `TimeSeries.follow`.
+
+    The events of one commit come in the order of (series, sequence), and commits in theirs. Give a
+    follower to one loop at a time; `close` may be called from anywhere.
+
+    Iteration ends after `close`, and after `timeout` seconds without an event; in that case another
+    loop goes on behind the last event.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        author: str,
+        choice: SeriesChoice,
+        start: str | None,
+        *,
+        values: bool,
+        position: str | None,
+        timeout_s: float | None,
+        poll_s: float | None,
+    ) -> None:
+        self._location: Location = store.location
+        snapshot = store.snapshot()
+        self._values = snapshot.values
+        self._gives_values = values
+        initial = _parse_start(start, snapshot, values)
+        saved = None
+        if position is not None:
+            saved, chosen, initial = _parse_position(position)
+            if not choice.is_all and choice != chosen:
+                _refuse_choice(choice, chosen)
+            choice = chosen
+        self._about = {**_describe_choice(choice), "start": format_initial(initial.retained)}
+        check = functools.partial(_check_store, snapshot.values, author)
+        self._subscription = Subscription(store.location, initial, check, choice, _WORDING)
+        check(snapshot)
+        if saved is None:
+            saved = self._subscription.find_start()
+            if initial.retained == NO_EVENTS:
+                saved = replace(saved, initial=False)
+        else:
+            self._subscription.find_end(saved, 1)  # Refuse now what is of another store.
+        self._timeout_s = timeout_s
+        local_s, remote_s = LOCAL_POLL_S, REMOTE_POLL_S
+        self._poll_s = poll_s or (local_s if store.location.is_local else remote_s)
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._ready: deque[Event] = deque()
+        self._read = 0  # Rows of the batch that are or were in `_ready`.
+        # Replaced as a whole, so that `position` needs no lock: the batch, and what was given.
+        self._at = _empty_batch(saved), 0
+        self._is_drained = False
+
+    @property
+    def position(self) -> str:
+        """The position after the last event, as JSON; `follow(position=...)` goes on there."""
+        batch, given = self._at
+        place = batch.place(given)
+        place = self._subscription.find_commit_of(place, batch.end)
+        saved = {"version": _VERSION, **self._about, "position": place.to_json()}
+        return json.dumps(saved, ensure_ascii=False)
+
+    @property
+    def missed(self) -> int:
+        """How many events compaction removed before they were given (semantics 23.4)."""
+        batch, given = self._at
+        return batch.place(given).missed
+
+    def close(self) -> None:
+        """End the iteration, also one that waits in another thread; events come no more."""
+        self._closed.set()
+
+    def __enter__(self) -> Self:
+        """Return the follower itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the follower itself: a second loop goes on where the first one ended."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next event; wait for it."""
+        until = self._find_deadline()
+        while not self._closed.is_set():
+            if self._ready or self._look():
+                return self._take()
+            wait_s = self._find_wait(until)
+            if wait_s <= 0:
+                break
+            self._closed.wait(wait_s)
+        raise StopIteration
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Return the follower itself."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Return the next event; wait for it, and let other tasks run. It may be cancelled."""
+        until = self._find_deadline()
+        while not self._closed.is_set():
+            # A task that is cancelled here loses nothing: what was read stays ready.
+            if not self._ready:
+                await asyncio.to_thread(self._look)
+            if self._ready:
+                return self._take()
+            wait_s = self._find_wait(until)
+            if wait_s <= 0:
+                break
+            await asyncio.sleep(wait_s)
+        raise StopAsyncIteration
+
+    def __repr__(self) -> str:
+        """Name the store and the last commit of which all was given."""
+        batch, given = self._at
+        return f"Follower('{self._location.root}', commit {batch.place(given).commit})"
+
+    def _find_deadline(self) -> float | None:
+        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+
+    def _find_wait(self, until: float | None) -> float:
+        left = self._poll_s if until is None else until - time.monotonic()
+        return min(left, self._poll_s)
+
+    def _take(self) -> Any:
+        event = self._ready.popleft()
+        batch, given = self._at
+        self._at = batch, given + 1
+        return (event.series, event.value) if self._gives_values else event
+
+    def _look(self) -> bool:
+        """Make events ready if the store has new ones; return whether there are some."""
+        with self._lock, named_failures(self._location):
+            while not self._ready and not self._closed.is_set():
+                batch, given = self._at
+                if given < batch.table.num_rows:
+                    self._ready.extend(self._decode(batch.table.slice(given, ROWS_AT_ONCE)))
+                    break
+                if self._is_drained and self._subscription.is_current():
+                    break
+                end = self._subscription.find_end(batch.end, MAX_EVENTS)
+                self._is_drained = end == batch.end
+                if not self._is_drained:
+                    tasks = self._subscription.plan_tasks(batch.end, end)
+                    table = read_in_order(tasks, self._values)
+                    place = find_places(batch.end, end, table)
+                    self._at = _Batch(end, table, place), 0
+        return bool(self._ready)
+
+    def _decode(self, rows: pa.Table) -> tuple[Event, ...]:
+        table = rows.drop_columns(["commit"])
+        return QueryResult(table, rows.num_rows, "allEdits").events
+
+
+def follow_store(
+    store: Store,
+    author: str,
+    named: tuple[Any, str | None, str | None],
+    start: str | None,
+    *,
+    values: bool,
+    position: str | None,
+    timeout: float | timedelta | None,
+    poll: float | timedelta | None,
+) -> Follower:
+    """Check the arguments of `TimeSeries.follow` and return its follower.
+
+    `named` is series, prefix and pattern.
+    """
+    return Follower(
+        store,
+        author,
+        parse_choice(*named),
+        start,
+        values=bool(values),
+        position=position,
+        timeout_s=_parse_seconds("timeout", timeout, 0),
+        poll_s=_parse_seconds("poll", poll, 0.001),
+    )
+
+
+def _empty_batch(position: Position) -> _Batch:
+    table = read_in_order([], [])
+    return _Batch(position, table, find_places(position, position, table))
+
+
+def _check_store(values: list[pa.Field], author: str, snapshot: Snapshot) -> None:
+    """Refuse a store whose policy or columns have changed since the follower began (23.6)."""
+    AccessCheck(snapshot.settings.policy, author).require("read", "follow the store")
+    if snapshot.values == values:
+        return
+    changed = [field for field in snapshot.values if field not in values]
+    shown = ", ".join(f"'{field.name}' {type_name(field.type)}" for field in changed)
+    raise IncompatibleValue(
+        f"columns of the store '{snapshot.root}' were added or changed after this follower began, "
+        f"and it would not give them: {shown}",
+        "a follower that has begun since",
+        "follow again with position=..., from the position of this one: it then gives the columns "
+        "from the first event that has them",
+    )
+
+
+def _parse_start(start: str | None, snapshot: Snapshot, values: bool) -> InitialEvents:
+    if start is None:
+        return InitialEvents(NO_EVENTS if values else snapshot.settings.subscription, {})
+    try:
+        return InitialEvents(parse_initial(start), {})
+    except ValueError:
+        raise InvalidQuery(
+            f"start {show_value(start)} is not a range of initial events",
+            "limit N, last DURATION, both, unlimited, or none",
+            "correct it, such as 'limit 1' or 'last 1H'",
+        ) from None
+
+
+def _parse_seconds(name: str, given: float | timedelta | None, least: float) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, timedelta):
+        given = given.total_seconds()
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if not is_number or not least <= given <= threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"{name} {given!r} is not a time to wait; accepted: seconds or a timedelta, at least "
+            f"{least:g}; next step: correct it, or leave it out"
+        )
+    return float(given)
+
+
+def _describe_choice(choice: SeriesChoice) -> dict[str, Any]:
+    names = None if choice.names is None else list(choice.names)
+    chosen = {"series": names, "prefix": choice.prefix or None, "pattern": choice.pattern}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _parse_position(text: str) -> tuple[Position, SeriesChoice, InitialEvents]:
+    """Return what `Follower.position` gave: the position, its series and its initial events."""
+    try:
+        saved = json.loads(text)
+        version, start = saved["version"], saved["start"]
+        position = saved["position"]
+        chosen = parse_choice(*(saved.get(name) for name in ("series", "prefix", "pattern")))
+        initial = InitialEvents(parse_initial(start), {})
+        if version == _VERSION:
+            return Position.from_json(position), chosen, initial
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+        shown = show_value(text)
+        raise InvalidQuery(
+            f"position {shown if len(shown) < 200 else shown[:200] + '...'} is not one",
+            "a text that Follower.position gave",
+            "give such a text as it was, or None to begin with the initial events",
+        ) from None
+    raise InvalidQuery(
+        f"the position has format version {version}",
+        str(_VERSION),
+        "go on with the version of this package that wrote it",
+    )
+
+
+def _refuse_choice(asked: SeriesChoice, saved: SeriesChoice) -> NoReturn:
+    raise InvalidQuery(
+        f"the position belongs to a follower of {_describe_choice(saved) or 'all series'}, and "
+        f"{_describe_choice(asked)} is asked for",
+        "the same series",
+        "name the same series or none; to follow others, begin without a position",
+    )

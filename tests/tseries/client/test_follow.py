@@ -1,0 +1,431 @@
+"""A follower gives each event once, in order, and goes on exactly at any of its positions."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tseries.compaction_model import RANGES, STEPS, Model, run
+from tseries.subscriber import make
+
+from pyspark_tseries import (
+    HistoryChanged,
+    IncompatibleValue,
+    InvalidQuery,
+    NoSuchStore,
+    PermissionDenied,
+    TimeSeries,
+    UnusableStore,
+)
+from pyspark_tseries.client import follow as following
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.store.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return TimeSeries.create(tmp_path / "s", {"x": pa.int64()}, "unlimited", "me")
+
+
+def drain(follower):
+    return [(event.series, event.sequence) for event in follower]
+
+
+def follow(store, *series, **named):
+    return store.follow(*series, **{"timeout": 0, **named})
+
+
+def test_initial_events_come_first_and_then_every_event_in_order_of_commits(store):
+    for n in range(3):
+        store.append("b", n)
+        store.append("a", n)
+    follower = follow(store, start="limit 2")
+    store.append_many([{"series": name, "x": 7} for name in ("b", "a", "b")])
+    store.edit("a", 0, 70)
+    expected = [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("a", 3), ("b", 3), ("b", 4), ("a", 4)]
+    events = list(follower)
+    assert [(event.series, event.sequence) for event in events] == expected
+    assert (events[-1].value, events[-1].is_edit, events[-1].original.sequence) == (70, True, 0)
+    assert drain(follower) == []
+    store.append("c", 1)
+    assert drain(follower) == [("c", 0)]
+
+
+def test_default_start_is_the_stores_and_none_for_values(tmp_path):
+    store = TimeSeries.create(
+        tmp_path / "s", {"x": pa.int64()}, "unlimited", "me", subscription_range="limit 2"
+    )
+    for n in range(3):
+        store.append("a", n)
+    values = follow(store, values=True)
+    assert drain(follow(store)) == [("a", 1), ("a", 2)]
+    store.edit("a", 0, 9)
+    assert list(values) == [("a", 9)]
+    assert list(follow(store, values=True, start="limit 1")) == [("a", 9)]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"series": "a/1"}, ["a/1"]),
+        ({"series": ["b", "a/2", "new"]}, ["a/2", "b", "new"]),
+        ({"prefix": "a/"}, ["a/1", "a/2"]),
+        ({"pattern": "*[2w]"}, ["a/2", "new"]),
+        ({}, ["a/1", "a/2", "b", "new"]),
+        ({"series": []}, []),
+    ],
+)
+def test_only_chosen_series_are_followed_also_those_that_begin_later(store, chosen, expected):
+    for name in ("a/1", "a/2", "b"):
+        store.append(name, 0)
+    follower = follow(store, **chosen, start="unlimited")
+    assert drain(follower) == [(name, 0) for name in expected if name != "new"]
+    store.append_many([{"series": name, "x": 1} for name in ("a/1", "a/2", "b", "new")])
+    assert [series for series, _ in drain(follower)] == expected
+    assert drain(follow(store, position=follower.position)) == []
+    assert drain(follow(store, **chosen, position=follower.position)) == []
+
+
+STARTS = ["limit 1", "limit 3", "last 1MS", "none", "unlimited"]
+CHOICES = [{}, {"series": "a"}, {"prefix": "b"}, {"pattern": "[ab]"}]
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(RANGES),
+    st.sampled_from(STARTS),
+    st.sampled_from(CHOICES),
+    st.lists(STEPS, max_size=6),
+    st.lists(st.one_of(STEPS, st.just(("take", 1))), max_size=12),
+    st.integers(1, 4),
+)
+def test_follower_restarted_after_any_event_gives_all_once_or_counts_them_as_missed(
+    tmp_path_factory, retained, start, chosen, before, steps, most
+):
+    path = tmp_path_factory.mktemp("program") / "s"
+    model = Model(retained)
+    make(path, retained)
+    for kind, what in before:
+        model.now += 1000
+        run(path, Store.open(str(path)), model, kind, what)
+    names = [name for name in "ab" if name in ("a" if "series" in chosen else "ab")]
+    names = ["b"] if "prefix" in chosen else names
+    there = {name: len(model.series.get(name, [])) for name in names}
+    client = TimeSeries.open(path, auto_compact=False)
+    first = drain(follow(client, **chosen, start=start))
+    position = follow(client, **chosen, start=start).position
+    got, compacted = [], False
+    with pytest.MonkeyPatch.context() as limits:
+        limits.setattr(following, "MAX_EVENTS", most)
+        limits.setattr(following, "ROWS_AT_ONCE", 2)
+        for kind, what in [*steps, *[("take", 1)] * (len(first) + 60)]:
+            model.now += 1000
+            if kind != "take":
+                run(path, Store.open(str(path)), model, kind, what)
+                compacted |= kind in ("compact", "merge")
+                continue
+            client = TimeSeries.open(path, auto_compact=False)
+            follower = follow(client, position=position)
+            event = next(follower, None)
+            got += [] if event is None else [(event.series, event.sequence)]
+            position, missed = follower.position, follower.missed
+    added = [(n, i) for n in names for i in range(there[n], len(model.series.get(n, [])))]
+    live = [key for key in got if key in added]
+    assert len(set(got)) == len(got)
+    assert set(got) <= {*first, *added}
+    assert len(got) + missed == len(first) + len(added)
+    assert compacted or not missed
+    assert [key for key in got if key not in added] == [key for key in first if key in got]
+    for name in names:
+        mine = [key for key in live if key[0] == name]
+        assert mine == sorted(mine)
+
+
+def test_position_between_events_of_one_commit_is_exact(store, monkeypatch):
+    monkeypatch.setattr(following, "ROWS_AT_ONCE", 2)
+    follower = follow(store)
+    rows = [(name, n) for name in "abc" for n in range(4)]
+    store.append_many([{"series": name, "x": n} for name, n in rows])
+    store.append("a", 4)
+    for i in range(14):
+        rest = drain(follow(store, position=follower.position))
+        assert rest == [*rows, ("a", 4)][i:]
+        next(follower, None)
+
+
+def test_follower_far_behind_holds_few_events(store, monkeypatch):
+    monkeypatch.setattr(following, "MAX_EVENTS", 10)
+    follower = follow(store)
+    store.append_many([{"series": f"s{n % 7}", "x": n} for n in range(35)])
+    held = [follower._at[0].table.num_rows for _ in follower]
+    assert (len(held), max(held)) == (35, 10)
+
+
+def test_every_commit_gets_through_while_another_thread_appends(store):
+    follower = store.follow("a", timeout=10, poll=0.001)
+    writer = threading.Thread(target=lambda: [store.append("a", n) for n in range(40)])
+    writer.start()
+    assert [next(follower).value for _ in range(40)] == list(range(40))
+    writer.join()
+
+
+def test_close_ends_an_iteration_that_waits_in_another_thread(store):
+    got = []
+    follower = store.follow("a", poll=60)
+    waiting = threading.Thread(target=lambda: got.extend(follower))
+    waiting.start()
+    time.sleep(0.05)
+    follower.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    store.append("a", 1)
+    assert (got, list(follower)) == ([], [])
+
+
+def test_a_with_block_closes_its_follower(store):
+    store.append("a", 1)
+    with store.follow("a") as follower:
+        assert next(follower).value == 1
+    store.append("a", 2)
+    assert list(follower) == []
+
+
+def test_timeout_is_from_the_last_event(store):
+    began = time.monotonic()
+    assert list(store.follow("a", timeout=0.2, poll=0.01)) == []
+    assert 0.19 < time.monotonic() - began < 5
+
+
+def test_waiting_costs_little(store):
+    store.append("a", 1)
+    follower = store.follow("a", timeout=0)
+    list(follower)
+    began = time.process_time()
+    for _ in range(200):
+        assert next(follower, None) is None
+    # Ten seconds of waiting take 200 looks; they take less than a twentieth of a core.
+    assert time.process_time() - began < 0.5
+
+
+def test_async_loop_gets_the_same_and_may_be_cancelled(store):
+    async def main():
+        follower = store.follow("a", start="none", timeout=5, poll=0.005)
+        waiting = asyncio.create_task(anext(follower))
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.to_thread(store.append, "a", 0)
+        await asyncio.to_thread(store.append, "a", 1)
+        got = []
+        async for event in follower:
+            got.append(event.value)
+            if len(got) == 2:
+                follower.close()
+        return got
+
+    assert asyncio.run(main()) == [0, 1]
+
+
+def test_position_is_json_and_tells_its_series(store):
+    saved = json.loads(follow(store, prefix="a").position)
+    assert (saved["version"], saved["prefix"], saved["start"]) == (1, "a", "limit 1")
+
+
+@pytest.mark.parametrize("text", ["", "7", "{}", "null", '{"version": 1}', "[1]", 7, b"x"])
+def test_a_text_that_is_no_position_is_refused(store, text):
+    with pytest.raises(InvalidQuery, match=r"position .* is not one"):
+        store.follow(position=text)
+
+
+def test_a_position_of_a_later_version_is_refused(store):
+    saved = json.loads(follow(store).position)
+    with pytest.raises(InvalidQuery, match="format version 2"):
+        store.follow(position=json.dumps({**saved, "version": 2}))
+
+
+def test_a_position_of_other_series_or_another_store_is_refused(store, tmp_path):
+    saved = follow(store, "a").position
+    with pytest.raises(InvalidQuery, match=r"follower of \{'series': \['a'\]\}.*'b'"):
+        store.follow("b", position=saved)
+    other = TimeSeries.create(tmp_path / "t", {"x": pa.int64()}, "unlimited")
+    with pytest.raises(UnusableStore, match="the position is of another store"):
+        other.follow("a", position=saved)
+
+
+@pytest.mark.parametrize("named", [{"timeout": -1}, {"poll": 0}, {"timeout": "1"}, {"poll": True}])
+def test_a_wrong_time_to_wait_is_refused(store, named):
+    with pytest.raises(ValueError, match="is not a time to wait; accepted: seconds"):
+        store.follow(**named)
+
+
+def test_a_wrong_start_is_refused(store):
+    with pytest.raises(InvalidQuery, match=r"start 'limit 0' is not .*limit N, last DURATION"):
+        store.follow(start="limit 0")
+    with pytest.raises(InvalidQuery, match="series and prefix choose series"):
+        store.follow("a", prefix="b")
+
+
+def test_a_column_that_is_added_ends_a_follower_and_the_next_one_gives_it(store):
+    follower = follow(store)
+    store.append("a", 1)
+    next(follower)
+    spark_adds_column(store)
+    with pytest.raises(IncompatibleValue, match=r"'y' double.*position=") as refused:
+        next(follower)
+    assert "begun since" in str(refused.value)
+    again = TimeSeries.open(store._store.root).follow(position=follower.position, timeout=0)
+    assert [event.value for event in again] == [{"x": 2, "y": 0.5}]
+
+
+def spark_adds_column(store):
+    store._store.log.add_columns(pa.schema([pa.field("y", pa.float64())]))
+    TimeSeries.open(store._store.root).append("a", {"x": 2, "y": 0.5})
+
+
+def test_a_right_that_is_withdrawn_ends_a_follower(tmp_path):
+    policy = {"boss": ["own", "update"], "reader": ["read"]}
+    boss = TimeSeries.create(tmp_path / "s", {}, "unlimited", "boss", policy=policy)
+    reader = TimeSeries.open(tmp_path / "s", "reader")
+    follower = reader.follow(timeout=0)
+    boss.append("a", {})
+    assert drain(follower) == [("a", 0)]
+    boss.set_policy({"boss": ["own", "update"]})
+    with pytest.raises(PermissionDenied, match="may not follow the store"):
+        next(follower)
+    with pytest.raises(PermissionDenied, match="may not follow the store"):
+        reader.follow()
+
+
+def test_a_store_that_was_put_back_is_refused_at_a_position_behind_the_copy(store, tmp_path):
+    from pyspark_tseries.maintain.backup import backup
+
+    store.append("a", 1)
+    backup(store._store.location, str(tmp_path / "old"))
+    follower = follow(store)
+    before = follower.position
+    store.append("a", 2)
+    assert drain(follower) == [("a", 0), ("a", 1)]
+    path = Path(store._store.root)
+    path.rename(tmp_path / "gone")
+    (tmp_path / "old").rename(path)
+    Store.forget_all()
+    old = TimeSeries.open(path)
+    with pytest.raises(HistoryChanged, match="this position has seen"):
+        old.follow(position=follower.position)
+    assert drain(old.follow(position=before, timeout=0)) == [("a", 0)]
+    with pytest.raises((HistoryChanged, NoSuchStore)):
+        next(follower)
+
+
+def test_an_erased_value_that_was_not_given_yet_is_null(store):
+    follower = follow(store, "a", start="none")
+    store.append("a", 1)
+    store.append("a", 2)
+    store.erase("a", 0, "wrong")
+    assert [event.value for event in follower] == [None, 2]
+
+
+def test_a_huge_series_of_initial_events_resumes_within(store, monkeypatch):
+    store.append_many([{"series": name, "x": n} for name in "ab" for n in range(30)])
+    monkeypatch.setattr(following, "MAX_EVENTS", 10)
+    follower = follow(store, start="unlimited")
+    for _ in range(37):
+        next(follower)
+    saved = follower.position
+    compact(store._store.root)
+    assert drain(follow(store, position=saved)) == [("b", n) for n in range(7, 30)]
+
+
+FOLLOW = textwrap.dedent("""
+    import json, os, sys
+    from pyspark_tseries import TimeSeries
+    from pyspark_tseries.client import follow
+    follow.MAX_EVENTS, follow.ROWS_AT_ONCE = 7, 3
+    path, saved, last = sys.argv[1:]
+    try:
+        state = json.load(open(saved))
+    except FileNotFoundError:
+        state = {"position": None, "got": []}
+    store = TimeSeries.open(path, auto_compact=False)
+    follower = store.follow(pattern="[ab]", start="unlimited", position=state["position"])
+    if state["position"] is None:
+        state["position"] = follower.position
+    for event in follower:
+        state["got"].append([event.series, event.sequence])
+        state["position"] = follower.position
+        with open(saved + ".new", "w") as file:
+            json.dump(state, file)
+        os.replace(saved + ".new", saved)
+        if event.value == int(last):
+            break
+""")
+
+
+def run_with_kills(store, tmp_path, kills, chance):
+    """A follower in another process, killed `kills` times while this one appends."""
+    path, saved = store._store.root, tmp_path / "saved.json"
+    for n in range(40):
+        store.append_many([{"series": name, "x": n} for name in "abc"])
+    last = 1_000_000
+    ended = threading.Event()
+
+    def write():
+        n = 40
+        while not ended.is_set():
+            store.append_many([{"series": name, "x": n} for name in "ab" for _ in range(1 + n % 4)])
+            if n % 20 == 0:
+                store.edit("a", n // 2, n)
+                compact(path)
+            n += 1
+            time.sleep(0.02)
+        store.append("b", last)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    command = [sys.executable, "-c", FOLLOW, path, str(saved), str(last)]
+    try:
+        for _ in range(kills):
+            size = saved.stat().st_size if saved.exists() else 0
+            child = subprocess.Popen(command)
+            until = time.monotonic() + 60
+            while not saved.exists() or saved.stat().st_size == size:
+                assert time.monotonic() < until
+                assert child.poll() is None
+                time.sleep(0.01)
+            time.sleep(chance.random() * 0.2)
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+    finally:
+        ended.set()
+        writer.join()
+    subprocess.run(command, check=True, timeout=120)
+    got = [tuple(key) for key in json.loads(saved.read_text())["got"]]
+    table = store.range_query().for_edits().select_from(["a", "b"]).to_arrow()
+    pairs = zip(*(table[name].to_pylist() for name in ("series", "sequence")), strict=True)
+    stored = list(pairs)
+    assert len(got) == len(set(got))
+    assert set(got) == set(stored)
+    for name in "ab":
+        mine = [key for key in got if key[0] == name]
+        assert mine == sorted(mine)
+
+
+def test_follower_that_is_killed_loses_and_doubles_nothing(store, tmp_path):
+    run_with_kills(store, tmp_path, 2, random.Random(7))
+
+
+@pytest.mark.soak
+def test_follower_that_is_killed_often_loses_and_doubles_nothing(store, tmp_path):
+    run_with_kills(store, tmp_path, 40, random.Random(11))
