@@ -42,7 +42,7 @@ def test_the_public_names_of_tseries() -> None:
         "StorageFailed",
         "WrongClock",
     }
-    results = {"Erasure", "Event", "EventMetadata", "Finding", "QueryResult"}
+    results = {"Erasure", "Event", "EventMetadata", "Finding", "Follower", "QueryResult"}
     names = {"DefaultSource", "RangeQuery", "TimeSeries", "__version__", "correct_late"}
     names |= {"describe", "withdraw_corrections", *errors, *results}
     assert set(pyspark_tseries.__all__) == names
