@@ -5,8 +5,8 @@ are neighbours. Each aggregate is one NumPy call on these runs; values that are 
 decimals, are aggregated by Arrow.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.arrays import Int64Array, encode_runs, sort_by_code, to_int64
+from pyspark_tseries.model.arrays import (
+    BoolArray,
+    Int64Array,
+    encode_runs,
+    sort_by_code,
+    to_int64,
+)
 from pyspark_tseries.model.buckets import Buckets
 from pyspark_tseries.model.columns import INSTANT
 
@@ -73,9 +79,14 @@ class Downsampling:
     @property
     def columns(self) -> list[str]:
         """The columns of events that the aggregation reads."""
-        values = [a.column for a in self.aggregates if a.column != ALL_EVENTS]
         tags = [] if self.tag is None else [self.tag]
-        return list(dict.fromkeys(["series", "sequence", "timestamp", *tags, *values]))
+        return list(dict.fromkeys(["series", "timestamp", *tags, *self.value_columns]))
+
+    @property
+    def value_columns(self) -> list[str]:
+        """The value columns that are aggregated."""
+        named = [a.column for a in self.aggregates if a.column != ALL_EVENTS]
+        return list(dict.fromkeys(named))
 
 
 def parse_aggregates(schema: pa.Schema, given: dict[str, Any]) -> tuple[Aggregate, ...]:
@@ -205,95 +216,207 @@ def aggregate(
     Raises:
         InvalidQuery: a sum does not fit 64 bits, or a filled range has too many buckets.
     """
-    runs = _Runs(events, wanted)
-    columns = [_aggregate_column(runs, a, schema) for a in wanted.aggregates]
-    codes, starts = runs.codes, runs.starts
-    if wanted.is_filled and len(starts):
-        codes, starts, columns = _fill(runs, wanted, columns, ends_us)
-    fields = result_fields(schema, wanted)
-    groups = runs.groups.take(pa.array(codes)).cast(fields.field(0).type)
-    table = [groups, pa.array(starts).cast(INSTANT), *columns]
-    return pa.Table.from_arrays(table, schema=fields)
+    groups, runs = _sort_events(events, wanted)
+    return finish(groups, runs, aggregate_runs(runs, schema, wanted), schema, wanted, ends_us)
 
 
-class _Runs:
-    """The events sorted by group and time; `first` is the row at which each bucket begins."""
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The rows of buckets: the events of a bucket are neighbours, sorted by time.
 
-    def __init__(self, events: pa.Table, wanted: Downsampling) -> None:
-        self.wanted = wanted
-        us = to_int64(events["timestamp"])
-        if wanted.tag is None:
-            self.groups, codes = encode_runs(events["series"])
-        else:
-            self.groups, codes, order = _sort_by_tag(events, wanted.tag, us)
-            events, us, codes = events.take(pa.array(order)), us[order], codes[order]
-        self.events, self.us, self._row_codes = events, us, codes
-        begins = wanted.buckets.starts(us)
-        changes = np.ones(len(us), bool)
-        changes[1:] = (begins[1:] != begins[:-1]) | (codes[1:] != codes[:-1])
-        self.first = np.flatnonzero(changes)
-        self.sizes = np.diff(self.first, append=len(us))
-        self.codes, self.starts = codes[self.first], begins[self.first]
-        self._numbers: dict[str, tuple[Any, Int64Array, Int64Array]] = {}
+    Attributes:
+        codes: the position of each bucket's group among all groups.
+        starts: the start of each bucket.
+        first: the row at which each bucket begins.
+        sizes: how many rows it has; rows of no bucket may lie between two of them.
+        us: the timestamp of each row.
+        columns: the rows' values.
+    """
+
+    codes: Int64Array
+    starts: Int64Array
+    first: Int64Array
+    sizes: Int64Array
+    us: Int64Array
+    columns: Mapping[str, pa.Array]
 
     def __len__(self) -> int:
         return len(self.first)
 
+    @property
+    def is_whole(self) -> bool:
+        """True if each row is in a bucket."""
+        return int(self.sizes.sum()) == len(self.us)
+
+    def rows(self) -> Int64Array:
+        """Return the positions of the rows that are in a bucket."""
+        ends = np.cumsum(self.sizes)
+        offsets = np.repeat(self.first - (ends - self.sizes), self.sizes)
+        rows: Int64Array = np.arange(len(offsets)) + offsets
+        return rows
+
+    def select(self, chosen: BoolArray) -> "Runs":
+        """Return the chosen buckets; the rows stay."""
+        return replace(
+            self,
+            codes=self.codes[chosen],
+            starts=self.starts[chosen],
+            first=self.first[chosen],
+            sizes=self.sizes[chosen],
+        )
+
+    def pack(self) -> "Runs":
+        """Return the same buckets without rows of none."""
+        if self.is_whole:
+            return self
+        rows = self.rows()
+        places = pa.array(rows)
+        columns = {name: column.take(places) for name, column in self.columns.items()}
+        first = np.cumsum(self.sizes) - self.sizes
+        return replace(self, first=first, us=self.us[rows], columns=columns)
+
     def bucket_of_rows(self) -> Int64Array:
-        """Return the position of each row's bucket."""
+        """Return the position of the bucket of each row that is in one."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
-    def valid(self, column: str) -> tuple[pa.Array, Int64Array, Int64Array]:
-        """Return the values that are not null, where each bucket's begin, and those buckets."""
-        if column not in self._numbers:
-            values = self.events[column].combine_chunks()
-            if not values.null_count:
-                self._numbers[column] = values, self.first, np.arange(len(self))
-            else:
-                there = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-                buckets = self.bucket_of_rows()[there]
-                first = np.flatnonzero(np.diff(buckets, prepend=-1))
-                self._numbers[column] = values.take(pa.array(there)), first, buckets[first]
-        return self._numbers[column]
+
+def find_runs(
+    codes: Int64Array, us: Int64Array, columns: Mapping[str, pa.Array], buckets: Buckets
+) -> Runs:
+    """Return the buckets of rows that are sorted by code and time."""
+    begins = buckets.starts(us)
+    changes = np.ones(len(us), bool)
+    changes[1:] = (begins[1:] != begins[:-1]) | (codes[1:] != codes[:-1])
+    first = np.flatnonzero(changes)
+    sizes = np.diff(first, append=len(us))
+    return Runs(codes[first], begins[first], first, sizes, us, columns)
 
 
-def _sort_by_tag(
-    events: pa.Table, tag: str, us: Int64Array
-) -> tuple[pa.Array, Int64Array, Int64Array]:
-    column = events[tag].combine_chunks()
+def _sort_events(events: pa.Table, wanted: Downsampling) -> tuple[pa.Array, Runs]:
+    us = to_int64(events["timestamp"])
+    if wanted.tag is None:
+        groups, codes = encode_runs(events["series"])
+        order = _sort_by_time(codes, us)
+    else:
+        groups, codes = _encode_tag(events[wanted.tag].combine_chunks())
+        # By time, then series: the rows of a series are in the order of their sequences.
+        order = sort_by_code(codes, us)
+    names = wanted.value_columns
+    columns = {name: events[name].combine_chunks() for name in names}
+    if order is not None:
+        us, codes, places = us[order], codes[order], pa.array(order)
+        columns = {name: column.take(places) for name, column in columns.items()}
+    return groups, find_runs(codes, us, columns, wanted.buckets)
+
+
+def _sort_by_time(codes: Int64Array, us: Int64Array) -> Int64Array | None:
+    """Return the order by (code, time) of rows sorted by code; None if they are in it.
+
+    Only after an erasure the times of a series may fall (semantics 18.8).
+    """
+    falls = (us[1:] < us[:-1]) & (codes[1:] == codes[:-1])
+    return sort_by_code(codes, us) if falls.any() else None
+
+
+def _encode_tag(column: pa.Array) -> tuple[pa.Array, Int64Array]:
     encoded = column.dictionary_encode(null_encoding="encode")
     order = pc.array_sort_indices(encoded.dictionary).to_numpy()
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     codes = rank[encoded.indices.to_numpy(zero_copy_only=False)]
-    groups = encoded.dictionary.take(pa.array(order))
-    # By time, then series: the rows of a series are in the order of their sequences.
-    by_time = sort_by_code(codes, us)
-    return groups, codes, by_time
+    return encoded.dictionary.take(pa.array(order)), codes
 
 
-def _aggregate_column(runs: _Runs, wanted: Aggregate, schema: pa.Schema) -> pa.Array:
+def aggregate_runs(runs: Runs, schema: pa.Schema, wanted: Downsampling) -> list[pa.Array]:
+    """Return the columns of the aggregates, a value for each bucket."""
+    without_nulls: dict[str, _Values] = {}
+    return [
+        _aggregate_column(runs, a, schema, wanted.buckets, without_nulls) for a in wanted.aggregates
+    ]
+
+
+def finish(
+    groups: pa.Array,
+    runs: Runs,
+    columns: list[pa.Array],
+    schema: pa.Schema,
+    wanted: Downsampling,
+    ends_us: tuple[int | None, int | None],
+) -> pa.Table:
+    """Return the result: the buckets' groups, starts and aggregates, filled if wanted."""
+    codes, starts = runs.codes, runs.starts
+    if wanted.is_filled and len(starts):
+        codes, starts, columns = _fill(runs, wanted, columns, ends_us)
+    fields = result_fields(schema, wanted)
+    names = groups.take(pa.array(codes)).cast(fields.field(0).type)
+    table = [names, pa.array(starts).cast(INSTANT), *columns]
+    return pa.Table.from_arrays(table, schema=fields)
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """A column's values that are not null, by bucket; `buckets` are the positions of those."""
+
+    values: pa.Array
+    first: Int64Array
+    sizes: Int64Array
+    buckets: Int64Array
+
+    @property
+    def is_whole(self) -> bool:
+        return int(self.sizes.sum()) == len(self.values)
+
+    def pack(self) -> "_Values":
+        """Return the same without values of no bucket."""
+        if self.is_whole:
+            return self
+        first = np.cumsum(self.sizes) - self.sizes
+        rows = np.arange(self.sizes.sum()) + np.repeat(self.first - first, self.sizes)
+        return replace(self, values=self.values.take(pa.array(rows)), first=first)
+
+
+def _drop_nulls(runs: Runs, column: str) -> _Values:
+    values = runs.columns[column]
+    if not values.null_count:
+        return _Values(values, runs.first, runs.sizes, np.arange(len(runs)))
+    rows = runs.rows()
+    there = values.is_valid().to_numpy(zero_copy_only=False)[rows]
+    buckets = runs.bucket_of_rows()[there]
+    first = np.flatnonzero(np.diff(buckets, prepend=-1))
+    sizes = np.diff(first, append=len(buckets))
+    return _Values(values.take(pa.array(rows[there])), first, sizes, buckets[first])
+
+
+def _aggregate_column(
+    runs: Runs,
+    wanted: Aggregate,
+    schema: pa.Schema,
+    buckets: Buckets,
+    without_nulls: dict[str, _Values],
+) -> pa.Array:
     if wanted.column == ALL_EVENTS:
         return pa.array(runs.sizes.astype(np.int64))
-    values, first, buckets = runs.valid(wanted.column)
+    if wanted.column not in without_nulls:
+        without_nulls[wanted.column] = _drop_nulls(runs, wanted.column)
+    held = without_nulls[wanted.column]
     kind = result_type(schema, wanted)
-    sizes = np.diff(first, append=len(values))
     if wanted.function == "count":
         counts = np.zeros(len(runs), np.int64)
-        counts[buckets] = sizes
+        counts[held.buckets] = held.sizes
         return pa.array(counts)
     if wanted.function in ("first", "last"):
-        at = first if wanted.function == "first" else first + sizes - 1
-        return _spread(values.take(pa.array(at)), buckets, len(runs))
+        at = held.first if wanted.function == "first" else held.first + held.sizes - 1
+        return _spread(held.values.take(pa.array(at)), held.buckets, len(runs))
     if wanted.function == "time_weighted_mean":
-        return _time_weighted(runs, wanted.column)
-    if not _is_number(values.type):
-        found = _aggregate_by_arrow(values, sizes, wanted, kind)
-    elif not len(first):
+        return _time_weighted(runs.pack(), wanted.column, buckets)
+    if not _is_number(held.values.type):
+        packed = held.pack()
+        found = _aggregate_by_arrow(packed.values, packed.sizes, wanted, kind)
+    elif not len(held.first):
         found = pa.nulls(0, kind)
     else:
-        found = pa.array(_reduce(values, first, sizes, wanted)).cast(kind)
-    return _spread(found, buckets, len(runs))
+        found = pa.array(_reduce(held, wanted)).cast(kind)
+    return _spread(found, held.buckets, len(runs))
 
 
 def _spread(found: pa.Array, buckets: Int64Array, count: int) -> pa.Array:
@@ -305,46 +428,59 @@ def _spread(found: pa.Array, buckets: Int64Array, count: int) -> pa.Array:
     return found.take(pa.array(at, mask=at < 0))
 
 
-def _reduce(
-    column: pa.Array, first: Int64Array, sizes: Int64Array, wanted: Aggregate
-) -> npt.NDArray[Any]:
-    values = column.to_numpy(zero_copy_only=False)
+def _reduce(held: _Values, wanted: Aggregate) -> npt.NDArray[Any]:
+    if wanted.function in ("median", "quantile"):
+        packed = held.pack()
+        values = packed.values.to_numpy(zero_copy_only=False)
+        half = 0.5 if wanted.quantile is None else wanted.quantile
+        return _quantile(values, packed.first, packed.sizes, half)
+    values = held.values.to_numpy(zero_copy_only=False)
     if wanted.function == "min":
         # NaN is above all numbers, so a minimum passes over it.
-        reduce = np.fmin if values.dtype.kind == "f" else np.minimum
-        return np.asarray(reduce.reduceat(values, first))
+        return _reduceat(np.fmin if values.dtype.kind == "f" else np.minimum, values, held)
     if wanted.function == "max":
-        return np.asarray(np.maximum.reduceat(values, first))
-    if wanted.function == "sum":
-        return _sum(values, first, wanted) if values.dtype.kind == "i" else _add(values, first)
-    if wanted.function == "mean":
-        return _add(values, first) / sizes
-    return _quantile(values, first, sizes, 0.5 if wanted.quantile is None else wanted.quantile)
-
-
-def _add(values: npt.NDArray[Any], first: Int64Array) -> FloatArray:
-    if values.dtype.kind == "i":
-        exact = _add_exactly(values, first)
-        if exact is not None:
-            return exact.astype(np.float64)
+        return _reduceat(np.maximum, values, held)
+    if values.dtype.kind in "iu":
+        return _mean_whole(values, held) if wanted.function == "mean" else _sum(held, wanted)
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.asarray(np.add.reduceat(values.astype(np.float64, copy=False), first))
+        sums = _reduceat(np.add, values.astype(np.float64, copy=False), held)
+    return sums / held.sizes if wanted.function == "mean" else sums
 
 
-def _add_exactly(values: npt.NDArray[Any], first: Int64Array) -> Int64Array | None:
-    """Return the sums of integers; None if one may not fit 64 bits."""
+def _reduceat(function: np.ufunc, values: npt.NDArray[Any], held: _Values) -> npt.NDArray[Any]:
+    """Apply `function` to the values of each bucket."""
+    first, ends = held.first, held.first + held.sizes
+    if (first[1:] == ends[:-1]).all():
+        return np.asarray(function.reduceat(values[: ends[-1]], first))
+    # Also what lies between two buckets, which is then left out.
+    places = np.stack([first, ends], axis=1).ravel()
+    places = places[:-1] if places[-1] == len(values) else places
+    return np.asarray(function.reduceat(values, places)[::2])
+
+
+def _mean_whole(values: npt.NDArray[Any], held: _Values) -> FloatArray:
+    whole = values.astype(np.int64, copy=False)
+    if _fits(whole, held):
+        return _reduceat(np.add, whole, held).astype(np.float64) / held.sizes
+    # In two halves, neither of which overflows.
+    high = _reduceat(np.add, whole >> 32, held).astype(np.float64)
+    low = _reduceat(np.add, whole & 0xFFFF_FFFF, held).astype(np.float64)
+    means: FloatArray = (high * 2.0**32 + low) / held.sizes
+    return means
+
+
+def _fits(values: npt.NDArray[Any], held: _Values) -> bool:
+    """Return whether no sum of integers can overflow 64 bits."""
     most = max(abs(int(values.min())), abs(int(values.max())))
-    if most * int(np.diff(first, append=len(values)).max()) < 2**63:
-        return np.asarray(np.add.reduceat(values.astype(np.int64, copy=False), first))
-    return None
+    return most * int(held.sizes.max()) < 2**63
 
 
-def _sum(values: npt.NDArray[Any], first: Int64Array, wanted: Aggregate) -> Int64Array:
-    exact = _add_exactly(values, first)
-    if exact is not None:
-        return exact
-    ends = np.append(first[1:], len(values))
-    sums = [sum(values[a:b].tolist()) for a, b in zip(first.tolist(), ends.tolist(), strict=True)]
+def _sum(held: _Values, wanted: Aggregate) -> Int64Array:
+    values = held.values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    if _fits(values, held):
+        return _reduceat(np.add, values, held)
+    ends = (held.first + held.sizes).tolist()
+    sums = [sum(values[a:b].tolist()) for a, b in zip(held.first.tolist(), ends, strict=True)]
     if not all(-(2**63) <= total < 2**63 for total in sums):
         raise InvalidQuery(
             f"{wanted.name}: a sum of column '{wanted.column}' does not fit 64 bits",
@@ -398,13 +534,13 @@ def _aggregate_by_arrow(
         ) from None
 
 
-def _time_weighted(runs: _Runs, column: str) -> pa.Array:
+def _time_weighted(runs: Runs, column: str, buckets: Buckets) -> pa.Array:
     """Return the mean of each bucket in which each value holds until the next one."""
-    whole = runs.events[column].combine_chunks()
+    whole = runs.columns[column]
     there = np.flatnonzero(whole.is_valid().to_numpy(zero_copy_only=False))
     values = whole.take(pa.array(there)).cast(pa.float64()).to_numpy(zero_copy_only=False)
     bucket, us = runs.bucket_of_rows()[there], runs.us[there]
-    ends = runs.wanted.buckets.ends(runs.starts)
+    ends = buckets.ends(runs.starts)
     group = runs.codes[bucket]
     # Each value holds to the next one of its group, at most to the end of its bucket.
     until = np.append(us[1:], 0)
@@ -433,7 +569,7 @@ def _time_weighted(runs: _Runs, column: str) -> pa.Array:
 
 
 def _fill(
-    runs: _Runs,
+    runs: Runs,
     wanted: Downsampling,
     columns: list[pa.Array],
     ends_us: tuple[int | None, int | None],
@@ -443,8 +579,9 @@ def _fill(
     first = np.cumsum(counts) - counts
     lows, highs = runs.starts[first], runs.starts[first + counts - 1]
     low, high = ends_us
-    lows = lows if low is None else np.full_like(lows, low)
-    highs = highs if high is None else np.full_like(highs, high)
+    # Of a range whose span lies before its anchor, the end is the first of both.
+    lows = lows if low is None else np.minimum(lows, low)
+    highs = highs if high is None else np.maximum(highs, high)
     every = wanted.buckets.between(int(lows.min()), int(highs.max()))
     begin = np.searchsorted(every, lows, "right") - 1
     end = np.searchsorted(every, highs, "right")
@@ -530,6 +667,9 @@ def find_gaps(events: pa.Table, longer_than_us: int) -> pa.Table:
     """Return the gaps between neighbouring events of a `values` query that are sorted by series."""
     names, codes = encode_runs(events["series"])
     us = to_int64(events["timestamp"])
+    order = _sort_by_time(codes, us)
+    if order is not None:
+        us, codes = us[order], codes[order]
     rows = np.flatnonzero((codes[1:] == codes[:-1]) & (np.diff(us) > longer_than_us))
     start, end = us[rows], us[rows + 1]
     columns = [
