@@ -43,7 +43,8 @@ def test_the_public_names_of_tseries() -> None:
         "WrongClock",
     }
     results = {"Erasure", "Event", "EventMetadata", "Finding", "Follower", "QueryResult"}
-    names = {"DefaultSource", "RangeQuery", "TimeSeries", "__version__", "correct_late"}
+    queries = {"BucketQuery", "BucketResult", "GapQuery", "RangeQuery"}
+    names = {"DefaultSource", "TimeSeries", "__version__", "correct_late", *queries}
     names |= {"describe", "withdraw_corrections", *errors, *results}
     assert set(pyspark_tseries.__all__) == names
     assert all(getattr(pyspark_tseries, name) for name in names)

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark_tseries.client.bucket_query import BucketQuery, BucketResult, GapQuery
     from pyspark_tseries.client.follow import Follower
     from pyspark_tseries.client.range_query import RangeQuery
     from pyspark_tseries.client.results import Event, EventMetadata, QueryResult
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from pyspark_tseries.spark.source import DefaultSource
 
 __all__ = [
+    "BucketQuery",
+    "BucketResult",
     "ConditionFailed",
     "DefaultSource",
     "Erasure",
@@ -50,6 +53,7 @@ __all__ = [
     "Finding",
     "Follower",
     "FutureEvent",
+    "GapQuery",
     "HistoryChanged",
     "IncompatibleValue",
     "InvalidQuery",
@@ -78,6 +82,7 @@ __version__ = "0.2.0"
 """Of the distribution `pyspark-timestream`, which holds both packages; a release changes both."""
 
 _MODULES = {
+    **dict.fromkeys(["BucketQuery", "BucketResult", "GapQuery"], "client.bucket_query"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "client.results"),
     "DefaultSource": "spark.source",
     "Erasure": "model.erasures",

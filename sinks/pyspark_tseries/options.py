@@ -1,5 +1,6 @@
 """Define the options of writes and reads as frozen dataclasses, and parse them from texts."""
 
+import contextlib
 import dataclasses
 import functools
 import getpass
@@ -8,6 +9,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
+
+import pyarrow as pa
 
 from pyspark_timestream.core.instants import (
     MAX_DURATION,
@@ -27,6 +30,14 @@ from pyspark_timestream.core.options import (
     whole_number,
 )
 from pyspark_timestream.errors import OptionError, compose_message
+from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.model.buckets import Buckets, parse_buckets
+from pyspark_tseries.model.downsampling import (
+    FILLS,
+    Downsampling,
+    parse_aggregate_list,
+    plan_downsampling,
+)
 from pyspark_tseries.model.ranges import (
     FULL_RANGE,
     NO_LIMIT,
@@ -155,6 +166,41 @@ CTI: Final = Parser(
     "'true', 'false' or the name of a column",
     format=lambda column: column or "false",
 )
+
+
+def _parse_buckets(value: str, timezone: str | None = None) -> Buckets:
+    try:
+        return parse_buckets(value, timezone)
+    except InvalidQuery as error:
+        raise ValueError(error.problem) from None
+
+
+def _time_zone(value: str) -> str:
+    _parse_buckets("1 day", value)
+    return value
+
+
+def _fill_value(value: str) -> Any:
+    """Return one of the words, or a whole number, a decimal number, or the text itself."""
+    word = value.strip().lower()
+    if word in FILLS:
+        return word
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(value)
+    return value
+
+
+EVERY: Final = Parser(
+    lambda value: (_parse_buckets(value), value)[1],
+    "a duration such as '15 minutes' or '1 day', or whole months, quarters or years",
+)
+ZONE: Final = Parser(_time_zone, "an IANA name such as 'Europe/Berlin'")
+AGGREGATES: Final = Parser(
+    parse_aggregate_list,
+    "a list such as 'celsius mean, hottest = celsius max, p95 = celsius 0.95, n = count'",
+)
+FILL: Final = Parser(_fill_value, "'null', 'previous', 'linear', or a value")
 INITIAL: Final = Parser(
     parse_initial,
     "'limit N', 'last DURATION', both, 'unlimited', or 'none'",
@@ -458,6 +504,57 @@ class ReadOptions(_Located):
             "read, in this order; none: all"
         ),
     )
+    latest: int | None = _batch_option(
+        "latest",
+        whole_number(at_least=1),
+        None,
+        description=(
+            "the newest originals of each series, this many, each replaced by its latest edit; "
+            "none: all"
+        ),
+        excludes=("from", "to", "limit", "every"),
+    )
+    every: str | None = _batch_option(
+        "every",
+        EVERY,
+        None,
+        description=(
+            "the width of buckets, such as `15 minutes`, `1 day` or `1 month`: a row for each "
+            "bucket of each series with an event, `series`, `timestamp` (its start) and the "
+            "columns of `aggregate`; none: events"
+        ),
+        excludes=("columns",),
+        needs=("aggregate",),
+    )
+    timezone: str | None = _batch_option(
+        "timezone",
+        ZONE,
+        None,
+        description="buckets begin by the clock of this time zone; none: by UTC",
+        needs=("every",),
+    )
+    aggregates: tuple[tuple[str, str, str | float], ...] = _batch_option(
+        "aggregate",
+        AGGREGATES,
+        (),
+        description=(
+            "the columns of buckets: `COLUMN FUNCTION`, or `NAME = COLUMN FUNCTION`, separated by "
+            "commas, such as `celsius mean, hottest = celsius max, n = count`; functions are "
+            "`mean`, `min`, `max`, `sum`, `count`, `first`, `last`, `median`, "
+            "`time_weighted_mean` and quantiles such as `0.95`; `count` alone counts events"
+        ),
+        needs=("every",),
+    )
+    fill: Any = _batch_option(
+        "fill",
+        FILL,
+        None,
+        description=(
+            "adds a row for each bucket without an event: `null`, `previous` (the row before), "
+            "`linear`, or a value; none: no such rows"
+        ),
+        needs=("every",),
+    )
     as_of: int | None = _batch_option(
         "asOf",
         INSTANT,
@@ -478,11 +575,43 @@ class ReadOptions(_Located):
     )
     storage: OptionPairs = field(default=(), repr=False)
 
+    def __post_init__(self) -> None:
+        for name, value in (("every", self.every), ("latest", self.latest)):
+            if value is not None and self.query != "values":
+                raise OptionError(
+                    name,
+                    f"'{value}' is asked of a query of {self.query}",
+                    "it with queries of 'values': originals, each replaced by its latest edit",
+                    f"leave 'query' out, or '{name}'",
+                )
+        if self.every is not None and self.timezone is not None:
+            try:
+                _parse_buckets(self.every, self.timezone)
+            except ValueError as error:
+                raise option_specs(ReadOptions)["every"].error(str(error)) from None
+
+    def plan_buckets(self, schema: pa.Schema) -> Downsampling | None:
+        """Return what to aggregate of a store with the value columns `schema`; None for events.
+
+        Raises:
+            InvalidQuery: a column is unknown, or does not have such an aggregate or fill.
+        """
+        if self.every is None:
+            return None
+        return plan_downsampling(
+            schema,
+            _parse_buckets(self.every, self.timezone),
+            {name: (column, function) for name, column, function in self.aggregates},
+            fill=self.fill,
+            is_filled=self.fill is not None,
+        )
+
     def to_query(self) -> Query:
         """Return the query that the options describe."""
+        newest = None if self.latest is None else Point("last_count", self.latest)
         return Query(
             self.query,
-            _range(self.view_from, self.view_to),
+            _range(newest or self.view_from, self.view_to),
             _range(self.edit_from, self.edit_to),
             NO_LIMIT if self.limit is None else self.limit,
         )

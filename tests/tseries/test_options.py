@@ -24,6 +24,8 @@ PARSERS = {
 SPECS = [(cls, spec) for cls in PARSERS for spec in option_specs(cls).values()]
 IDS = [f"{cls.__name__}.{spec.name}" for cls, spec in SPECS]
 LEGAL = {"path": "/s", "txnVersion": "1", "retainedRange": "limit 1", "outOfOrder": "drop"}
+LEGAL |= {"every": "1 hour", "aggregate": "n mean", "timezone": "UTC", "latest": "1"}
+LEGAL |= {"from": "start", "to": "start", "limit": "1"}
 
 
 def refuse(cls, raw):
@@ -36,7 +38,7 @@ def refuse(cls, raw):
 
 
 FREE_TEXT = {"seriesColumn", "seriesName", "timestampColumn", "editOfColumn", "ctiColumn",
-             "authorColumn", "author", "txnAppId", "principal"}  # fmt: skip
+             "authorColumn", "author", "txnAppId", "principal", "fill"}  # fmt: skip
 
 
 def test_only_free_text_has_no_wrong_value():
@@ -66,7 +68,7 @@ def test_a_misspelt_option_is_refused_with_the_nearest_name(cls, spec):
 @pytest.mark.parametrize(("cls", "spec"), SPECS, ids=IDS)
 def test_options_in_conflict_or_without_company_are_refused_naming_both(cls, spec):
     for other in spec.excludes:
-        message = refuse(cls, {spec.name: "a", other: "b"})
+        message = refuse(cls, {spec.name: LEGAL.get(spec.name, "a"), other: LEGAL.get(other, "b")})
         assert f"'{spec.name}'" in message
         assert f"'{other}'" in message
     if spec.needs:

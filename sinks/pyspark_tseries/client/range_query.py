@@ -16,6 +16,12 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from pyspark_tseries.client.bucket_query import (
+    BucketQuery,
+    GapQuery,
+    begin_buckets,
+    begin_gaps,
+)
 from pyspark_tseries.client.results import QueryResult
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.columns import RESERVED_NAMES, new_value_field
@@ -225,6 +231,36 @@ class RangeQuery:
         choice = parse_choice(series, prefix, pattern)
         schema, batches = self.open_view().stream(self.asked, choice, self.wanted)
         return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def every(
+        self,
+        width: str | timedelta,
+        timezone: str | None = None,
+        origin: datetime | None = None,
+    ) -> BucketQuery:
+        """Ask for buckets of time instead of events; `aggregate` says what of each.
+
+        Args:
+            width: a duration such as `15 minutes` or `1 day`, whole months, quarters or years such
+                as `1 month`, or a timedelta.
+            timezone: an IANA name such as `Europe/Berlin`: buckets begin by the clock there, also
+                on the two odd days of a year; None: by UTC.
+            origin: an aware datetime at which a bucket begins; None: weeks begin on Mondays, and
+                all others where a clock, or a calendar, would.
+
+        Raises:
+            InvalidQuery: a width, zone or origin that buckets cannot have, or a query that is not
+                one of values.
+        """
+        return begin_buckets(self.asked, self.wanted, self.open_view, width, timezone, origin)
+
+    def gaps(self, longer_than: str | timedelta) -> GapQuery:
+        """Ask where neighbouring originals of a series are further apart than a duration.
+
+        Raises:
+            InvalidQuery: no duration, or a query that is not one of values.
+        """
+        return begin_gaps(self.asked, self.open_view, longer_than)
 
     def _begin_edit_range(self, name: str, kind: str) -> "RangeQuery":
         if self.asked.kind == "values":

@@ -42,11 +42,11 @@ _METADATA: Final = [*(field.name for field in EVENT_FIELDS), *_EDITED]
 """The columns of a result that are no values."""
 
 
-def render_html(table: pa.Table, selected: int) -> str:
+def render_html(table: pa.Table, selected: int, noun: str = "event") -> str:
     """Return an HTML fragment without scripts or outside references."""
     left_out = selected - table.num_rows
     more = f", {left_out} more beyond the limit" if left_out else ""
-    noun = "event" if table.num_rows == 1 else "events"
+    noun = noun if table.num_rows == 1 else f"{noun}s"
     head = f"<p>{table.num_rows} {noun}{more}</p>"
     return f"<div>{head}{_render_chart(table)}{_render_rows(table)}</div>"
 
@@ -260,6 +260,43 @@ class Event:
         return self.sequence if self.original is None else self.original.sequence
 
 
+def to_pandas(table: pa.Table) -> "pandas.DataFrame":
+    """Return a pandas frame that keeps every value; see `QueryResult.to_pandas`."""
+    import pandas
+
+    def pandas_type(kind: pa.DataType) -> Any:
+        if kind in _NULLABLE:
+            return pandas.api.types.pandas_dtype(_NULLABLE[kind])
+        # NumPy's types would turn a list with a null into floats.
+        return pandas.ArrowDtype(kind) if pa.types.is_nested(kind) else None
+
+    frame: pandas.DataFrame = table.to_pandas(types_mapper=pandas_type)
+    return frame
+
+
+def to_polars(table: pa.Table) -> "polars.DataFrame":
+    """Return a Polars frame.
+
+    Raises:
+        ModuleNotFoundError: Polars is not installed; the message says how to install it.
+    """
+    try:
+        import polars
+    except ModuleNotFoundError as error:
+        if error.name != "polars":
+            raise
+        raise ModuleNotFoundError(
+            compose_message(
+                "to_polars() needs Polars, which is not installed",
+                next_step="pip install polars",
+            ),
+            name="polars",
+        ) from None
+    frame = polars.from_arrow(table)
+    assert isinstance(frame, polars.DataFrame)
+    return frame
+
+
 @dataclass(frozen=True, eq=False)
 class QueryResult:
     """The result of a range query on one series or on several, in the order of their names.
@@ -308,16 +345,7 @@ class QueryResult:
         `boolean`, with or without nulls, so a null never turns integers into floats. Lists, maps
         and structs have Arrow's types. A null float is NaN.
         """
-        import pandas
-
-        def pandas_type(kind: pa.DataType) -> Any:
-            if kind in _NULLABLE:
-                return pandas.api.types.pandas_dtype(_NULLABLE[kind])
-            # NumPy's types would turn a list with a null into floats.
-            return pandas.ArrowDtype(kind) if pa.types.is_nested(kind) else None
-
-        frame: pandas.DataFrame = self.table.to_pandas(types_mapper=pandas_type)
-        return frame
+        return to_pandas(self.table)
 
     def to_polars(self) -> "polars.DataFrame":
         """Return the events as a Polars frame; times are `Datetime('us', 'UTC')`, nulls stay null.
@@ -325,21 +353,7 @@ class QueryResult:
         Raises:
             ModuleNotFoundError: Polars is not installed; the message says how to install it.
         """
-        try:
-            import polars
-        except ModuleNotFoundError as error:
-            if error.name != "polars":
-                raise
-            raise ModuleNotFoundError(
-                compose_message(
-                    "to_polars() needs Polars, which is not installed",
-                    next_step="pip install polars",
-                ),
-                name="polars",
-            ) from None
-        frame = polars.from_arrow(self.table)
-        assert isinstance(frame, polars.DataFrame)
-        return frame
+        return to_polars(self.table)
 
     def merge(self, other: "QueryResult") -> "QueryResult":
         """Bring this result up to date with `other`, a later one of the same series.
@@ -381,7 +395,7 @@ class QueryResult:
         counts = (self.kind, self.selected_count) == (other.kind, other.selected_count)
         if not counts or self.table.schema != other.table.schema:
             return False
-        return all(map(_is_same_column, self.table.columns, other.table.columns))
+        return all(map(is_same_column, self.table.columns, other.table.columns))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -417,7 +431,8 @@ class QueryResult:
             )
 
 
-def _is_same_column(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
+def is_same_column(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
+    """Return whether two columns are equal; a NaN equals a NaN."""
     if one.equals(other):
         return True
     # In Arrow no NaN equals another, and these columns may have some.

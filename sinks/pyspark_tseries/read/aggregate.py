@@ -5,7 +5,7 @@ are neighbours. Each aggregate is one NumPy call on these runs; values that are 
 decimals, are aggregated by Arrow.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,177 +24,16 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.buckets import Buckets
 from pyspark_tseries.model.columns import INSTANT
-
-FUNCTIONS: Final = (
-    *("mean", "min", "max", "sum", "count", "first", "last", "median", "time_weighted_mean"),
+from pyspark_tseries.model.downsampling import (
+    ALL_EVENTS,
+    Aggregate,
+    Downsampling,
+    is_number,
+    result_fields,
+    result_type,
 )
-"""The aggregates by name; a number from 0 to 1 is a quantile."""
-
-ALL_EVENTS: Final = "*"
-"""The column of a `count` of events."""
-
-FILLS: Final = ("null", "previous", "linear")
-
-_ANY_TYPE: Final = ("count", "first", "last")
-_ORDERED: Final = (*_ANY_TYPE, "min", "max")
 
 FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Aggregate:
-    """A column of the result.
-
-    Attributes:
-        name: its name.
-        column: the value column that it is of; `*` for `count` of all events.
-        function: one of `FUNCTIONS`, or `quantile`.
-        quantile: from 0 to 1, both inclusive; None for other functions.
-    """
-
-    name: str
-    column: str
-    function: str
-    quantile: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Downsampling:
-    """What a query by buckets asks for.
-
-    Attributes:
-        buckets: the buckets.
-        aggregates: the result's columns after group and `timestamp`.
-        tag: the value column to group by; None for the series.
-        fill: one of `FILLS`, or a value; None for buckets with events alone.
-        is_filled: True if missing buckets get rows.
-    """
-
-    buckets: Buckets
-    aggregates: tuple[Aggregate, ...]
-    tag: str | None = None
-    fill: Any = None
-    is_filled: bool = False
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns of events that the aggregation reads."""
-        tags = [] if self.tag is None else [self.tag]
-        return list(dict.fromkeys(["series", "timestamp", *tags, *self.value_columns]))
-
-    @property
-    def value_columns(self) -> list[str]:
-        """The value columns that are aggregated."""
-        named = [a.column for a in self.aggregates if a.column != ALL_EVENTS]
-        return list(dict.fromkeys(named))
-
-
-def parse_aggregates(schema: pa.Schema, given: dict[str, Any]) -> tuple[Aggregate, ...]:
-    """Return the aggregates `name=function` and `name=(column, function)` of a store's columns.
-
-    Raises:
-        InvalidQuery: an unknown column or function, or one that the column's type does not have.
-    """
-    if not given:
-        raise InvalidQuery(
-            "no aggregate is named", "such as celsius='mean'", "name the columns of the result"
-        )
-    return tuple(_parse_aggregate(schema, name, what) for name, what in given.items())
-
-
-def _parse_aggregate(schema: pa.Schema, name: str, given: Any) -> Aggregate:
-    column, function = given if isinstance(given, tuple) and len(given) == 2 else (name, given)
-    quantile = None
-    if isinstance(function, float | int) and not isinstance(function, bool):
-        if not 0 <= function <= 1:
-            raise InvalidQuery(
-                f"{name}: {function!r} is not a quantile", "from 0 to 1", "correct it"
-            )
-        function, quantile = "quantile", float(function)
-    elif function not in FUNCTIONS:
-        raise InvalidQuery(
-            f"{name}: {function!r} is not an aggregate",
-            f"{', '.join(map(repr, FUNCTIONS))}, or a quantile from 0 to 1",
-            "name one of these",
-        )
-    if name in ("series", "timestamp"):
-        raise InvalidQuery(f"the result has a column '{name}' anyway", "another name", "rename it")
-    if column == ALL_EVENTS and function == "count":
-        return Aggregate(name, column, function)
-    if column not in schema.names:
-        raise InvalidQuery(
-            f"{name}: the store has no value column {column!r}",
-            ", ".join(schema.names) or "events without values",
-            f"write {name}=('COLUMN', {function!r}), or ('*', 'count') for the number of events",
-        )
-    kind = schema.field(column).type
-    if not _has_function(kind, function):
-        raise InvalidQuery(
-            f"{name}: column '{column}' ({kind}) has no {function}",
-            ", ".join(f for f in FUNCTIONS if _has_function(kind, f)),
-            "take one of these, or another column",
-        )
-    return Aggregate(name, column, function, quantile)
-
-
-def _has_function(kind: pa.DataType, function: str) -> bool:
-    if function in _ANY_TYPE:
-        return True
-    if function in ("min", "max"):
-        return not pa.types.is_nested(kind)
-    return _is_number(kind) or pa.types.is_decimal(kind)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def parse_fill(wanted: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) -> None:
-    """Check a fill against the result's columns.
-
-    Raises:
-        InvalidQuery: a column has no values on a line, or cannot hold the value.
-    """
-    for aggregate in aggregates:
-        if aggregate.function == "count":
-            continue
-        kind = result_type(schema, aggregate)
-        if wanted == "linear" and not _is_number(kind):
-            raise InvalidQuery(
-                f"column '{aggregate.name}' ({kind}) has no values on a line",
-                "'null', 'previous', or a value",
-                "take another fill, or aggregate numbers alone",
-            )
-        if not (isinstance(wanted, str) and wanted in FILLS):
-            try:
-                pa.array([wanted], kind)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                raise InvalidQuery(
-                    f"column '{aggregate.name}' ({kind}) cannot hold the fill {wanted!r}",
-                    f"{', '.join(map(repr, FILLS))}, or a value of its type",
-                    "correct it",
-                ) from None
-
-
-def result_type(schema: pa.Schema, aggregate: Aggregate) -> pa.DataType:
-    """Return the type of an aggregate's column."""
-    if aggregate.function == "count":
-        return pa.int64()
-    kind = schema.field(aggregate.column).type
-    if aggregate.function in ("first", "last", "min", "max"):
-        return kind
-    if aggregate.function == "sum":
-        if pa.types.is_decimal(kind):
-            return pa.decimal128(38, kind.scale)
-        return pa.int64() if pa.types.is_integer(kind) else pa.float64()
-    return pa.float64()
-
-
-def result_fields(schema: pa.Schema, wanted: Downsampling) -> pa.Schema:
-    """Return the columns of the result: the group, `timestamp`, and the aggregates."""
-    group = pa.field("series", pa.string()) if wanted.tag is None else schema.field(wanted.tag)
-    fields = [pa.field(a.name, result_type(schema, a)) for a in wanted.aggregates]
-    return pa.schema([group, pa.field("timestamp", INSTANT), *fields])
 
 
 def aggregate(
@@ -409,7 +248,7 @@ def _aggregate_column(
         return _spread(held.values.take(pa.array(at)), held.buckets, len(runs))
     if wanted.function == "time_weighted_mean":
         return _time_weighted(runs.pack(), wanted.column, buckets)
-    if not _is_number(held.values.type):
+    if not is_number(held.values.type):
         packed = held.pack()
         found = _aggregate_by_arrow(packed.values, packed.sizes, wanted, kind)
     elif not len(held.first):

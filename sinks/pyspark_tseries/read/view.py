@@ -5,7 +5,7 @@ open views; what they ask are pure functions of the snapshot, its index and the 
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +14,17 @@ import pyarrow as pa
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import NO_SEQUENCE
+from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.ranges import Point, Query, Range
 from pyspark_tseries.model.series_choice import SeriesChoice
 from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.read.downsample import check_values, downsample, gaps
 from pyspark_tseries.read.scan import Answer, run_query
 from pyspark_tseries.read.series_list import list_series
 from pyspark_tseries.read.stream import stream_query, stream_schema
 from pyspark_tseries.read.versions import read_versions
-from pyspark_tseries.storage.failures import explain_failure
+from pyspark_tseries.storage.failures import explain_failure, named_failures
 from pyspark_tseries.storage.snapshot import Snapshot
 
 
@@ -130,6 +132,41 @@ class View:
     def _require_past(self, to_do: str) -> None:
         self.access.require_query(Query())
         self.access.require("query_obsolete", to_do)
+
+    def downsample(
+        self, query: Query, choice: SeriesChoice, plan: Callable[[pa.Schema], Downsampling]
+    ) -> tuple[pa.Schema, Iterator[pa.Table]]:
+        """Return the columns of a query by buckets, and its rows, some series at a time.
+
+        `plan` returns what to aggregate of a store with the given value columns.
+
+        Raises:
+            PermissionDenied: the principal may not ask this.
+            InvalidQuery: as `plan` and `read.downsample`.
+        """
+        check_values(query, "buckets")
+        self.access.require_query(query)
+        schema = pa.schema(self.snapshot.values)
+        wanted = plan(schema)
+        index, names = self.choose(choice)
+        rows = downsample(self.snapshot, index, query, wanted, names)
+        return result_fields(schema, wanted), self._name_failures(rows)
+
+    def gaps(self, query: Query, choice: SeriesChoice, longer_than_us: int) -> pa.Table:
+        """Return the gaps between the originals of a `values` query; see `read.downsample`.
+
+        Raises:
+            PermissionDenied: the principal may not ask this.
+            InvalidQuery: as `run_query`.
+        """
+        check_values(query, "gaps")
+        self.access.require_query(query)
+        index, names = self.choose(choice)
+        return gaps(self.snapshot, index, query, longer_than_us, names)
+
+    def _name_failures(self, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        with named_failures(self.snapshot.location):
+            yield from rows
 
 
 def known_series(index: SeriesIndex) -> list[str]:

@@ -31,6 +31,7 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.columns import INSTANT, result_schema, show_columns, type_name
 from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, CtiRecord
+from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.options import SubscribeOptions
@@ -41,6 +42,7 @@ from pyspark_tseries.read.delivery import (
     Position,
     read_delivery,
 )
+from pyspark_tseries.read.downsample import downsample
 from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_visible, stored_columns
 from pyspark_tseries.read.snapshots import find_snapshot_at
 from pyspark_tseries.storage.data_files import DataFile
@@ -84,7 +86,9 @@ class RangeReader(DataSourceReader):
         *,
         principal: str,
         planned_us: int | None = None,
+        buckets: Downsampling | None = None,
     ) -> None:
+        self._buckets = buckets
         self._snapshot = snapshot
         self._location = snapshot.location
         self._query = query
@@ -92,7 +96,7 @@ class RangeReader(DataSourceReader):
         self._target = to_arrow_schema(schema, timezone="UTC")
         self._planned_us = planned_us
         self._principal = principal
-        check_schema(self._target, result_schema(snapshot.values))
+        self._check_store(snapshot)
 
     def partitions(self) -> Sequence[ReadTask]:
         """Plan groups of series, or groups of files if each original is read on its own."""
@@ -116,9 +120,15 @@ class RangeReader(DataSourceReader):
 
     def _rebind_snapshot(self, us: int) -> Snapshot:
         snapshot = find_snapshot_at(self._snapshot, us)
-        check_schema(self._target, result_schema(snapshot.values))
+        self._check_store(snapshot)
         AccessCheck(snapshot.settings.policy, self._principal).require_query(self._query)
         return snapshot
+
+    def _check_store(self, snapshot: Snapshot) -> None:
+        if self._buckets is None:
+            check_schema(self._target, result_schema(snapshot.values))
+        else:
+            check_schema(self._target, result_fields(pa.schema(snapshot.values), self._buckets))
 
     def _plan_work(self, snapshot: Snapshot) -> list[Work]:
         head = snapshot.newest_index(self._series)
@@ -126,7 +136,8 @@ class RangeReader(DataSourceReader):
         if snapshot.as_of is None:
             scan = Scan(snapshot, head, self._query, self._series)
             in_order = not any(file.is_foreign for file in scan.originals)
-            if self._query == Query(self._query.kind) and not scan.edits and in_order:
+            by_file = self._buckets is None and self._query == Query(self._query.kind)
+            if by_file and not scan.edits and in_order:
                 return _group_files(scan.originals)
             data = [*scan.originals, *scan.edits]
         samples = sample_series(head, sum(file.size for file in data), self._series)
@@ -134,6 +145,12 @@ class RangeReader(DataSourceReader):
 
     def _read_series(self, snapshot: Snapshot, key_range: KeyRange) -> Iterator[pa.RecordBatch]:
         head, names = snapshot.index(self._series, key_range), self._target.names
+        if self._buckets is not None:
+            for table in downsample(
+                snapshot, head, self._query, self._buckets, self._series, key_range
+            ):
+                yield from table.select(names).cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
+            return
         table = run_query(snapshot, head, self._query, self._series, key_range, columns=names).table
         yield from table.cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
 

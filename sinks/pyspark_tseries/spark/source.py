@@ -35,6 +35,7 @@ from pyspark_tseries.model.columns import (
     unstorable_type_error,
     value_type,
 )
+from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.properties import check_unchanged
 from pyspark_tseries.options import (
@@ -90,9 +91,10 @@ class DefaultSource(DataSource):
         if table is not None:
             return keep_options(DefaultSource(table).schema(), table, self.name())
         options = parse_any_read(self.options)
-        there = result_schema(Store.open(options.location).values)
+        values = pa.schema(Store.open(options.location).values)
+        there = result_schema(values)
         if isinstance(options, ReadOptions):
-            return from_arrow_schema(pick_columns(there, options.columns))
+            return from_arrow_schema(_read_schema(values, options, options.plan_buckets(values)))
         return from_arrow_schema(_add_cti_column(there, options))
 
     def reader(self, schema: StructType) -> RangeReader:
@@ -105,8 +107,9 @@ class DefaultSource(DataSource):
         planned_us: int | None = now_us()
         store = Store.open(options.location)
         snapshot = store.snapshot()
-        there = pick_columns(result_schema(snapshot.values), options.columns)
-        check_schema(to_arrow_schema(schema, timezone="UTC"), there)
+        values = pa.schema(snapshot.values)
+        wanted = options.plan_buckets(values)
+        check_schema(to_arrow_schema(schema, timezone="UTC"), _read_schema(values, options, wanted))
         guard = AccessCheck(snapshot.settings.policy, author_or_user(options.principal))
         guard.require_query(options.to_query())
         if options.as_of is not None:
@@ -119,6 +122,7 @@ class DefaultSource(DataSource):
             schema,
             planned_us=planned_us,
             principal=guard.principal,
+            buckets=wanted,
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -159,6 +163,13 @@ class DefaultSource(DataSource):
             options.starting_sequence or {},
         )
         return SubscriptionReader(options, initial, schema, check)
+
+
+def _read_schema(values: pa.Schema, options: ReadOptions, wanted: Downsampling | None) -> pa.Schema:
+    """Return the columns of a batch read of a store with these value columns."""
+    if wanted is not None:
+        return result_fields(values, wanted)
+    return pick_columns(result_schema(values), options.columns)
 
 
 def _check_subscription(

@@ -19,6 +19,7 @@ _PLACES: Final = {
     "cpus": "pyspark_tseries.storage.row_reader.CPU_COUNT",
     "server_copy_bytes": "pyspark_tseries.storage.location.MAX_SERVER_COPY_BYTES",
     "publish_us": "pyspark_tseries.read.snapshots.MAX_PUBLISH_US",
+    "group_bytes": "pyspark_tseries.read.downsample.MAX_GROUP_BYTES",
     "partition_bytes": "pyspark_tseries.spark.readers.MAX_BYTES_PER_PARTITION",
     "task_rows": "pyspark_tseries.read.subscription.MAX_ROWS_PER_TASK",
     "batch_rows": "pyspark_tseries.read.delivery.MAX_ROWS_PER_BATCH",

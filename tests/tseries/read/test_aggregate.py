@@ -17,15 +17,14 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.buckets import parse_buckets
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.read.aggregate import (
+from pyspark_tseries.model.downsampling import (
     FILLS,
     FUNCTIONS,
     Downsampling,
-    aggregate,
-    find_gaps,
     parse_aggregates,
     parse_fill,
 )
+from pyspark_tseries.read.aggregate import aggregate, find_gaps
 
 SCHEMA = pa.schema(
     [

@@ -1,0 +1,114 @@
+"""Queries by buckets and gaps give what DuckDB finds in all that was delivered (semantics 32)."""
+
+import math
+from datetime import timedelta
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tseries.deliveries import AUTUMN, BEGIN, Deliveries, programs, start_of
+from tseries.limits import set_limits
+
+AGGREGATES = {
+    "mean": ("celsius", "mean"),
+    "low": ("celsius", "min"),
+    "high": ("celsius", "max"),
+    "total": ("n", "sum"),
+    "median": ("celsius", "median"),
+    "p9": ("n", 0.9),
+    "opened": ("celsius", "first"),
+    "closed": ("n", "last"),
+    "there": ("celsius", "count"),
+    "events": ("*", "count"),
+}
+SQL = """avg(celsius) AS mean, min(celsius) AS low, max(celsius) AS high,
+    sum(n)::BIGINT AS total, quantile_cont(celsius, 0.5) AS median,
+    quantile_cont(n::DOUBLE, 0.9) AS p9,
+    arg_min(celsius, (timestamp, series, sequence)) FILTER (celsius IS NOT NULL) AS opened,
+    arg_max(n, (timestamp, series, sequence)) FILTER (n IS NOT NULL) AS closed,
+    count(celsius) AS there, count(*) AS events"""
+HOUR = timedelta(hours=1)
+# A view range, as a query's steps and as a condition of SQL.
+VIEWS = {
+    "all": (lambda query: query, "true"),
+    "since": (lambda query: query.from_(BEGIN + HOUR), "timestamp >= begin + INTERVAL 1 HOUR"),
+    "until": (lambda query: query.to(BEGIN + HOUR), "timestamp <= begin + INTERVAL 1 HOUR"),
+    "between": (
+        lambda query: query.from_(BEGIN + HOUR).to(BEGIN + 3 * HOUR),
+        "timestamp BETWEEN begin + INTERVAL 1 HOUR AND begin + INTERVAL 3 HOUR",
+    ),
+    "next": (
+        lambda query: query.from_(BEGIN + HOUR).next(2 * HOUR),
+        "timestamp BETWEEN begin + INTERVAL 1 HOUR AND begin + INTERVAL 3 HOUR",
+    ),
+}
+ZONES = st.sampled_from([None, "Europe/Berlin", "America/New_York"])
+WIDTHS = st.sampled_from(["15 minutes", "1 hour", "1 day", "1 month"])
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """So that a bucket lies in several row groups, pieces and files."""
+    set_limits(monkeypatch, group_rows=3, piece_rows=2, range_bytes=600, group_bytes=1)
+
+
+def is_close(one, other):
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+    return one == other
+
+
+def buckets_by_duckdb(store, group, width, zone, condition="true"):
+    events = store.visible()
+    starts = [start_of(us, width, zone) for us in events["timestamp"].to_pylist()]
+    events = events.append_column("bucket", pa.array(starts, pa.timestamp("us", "UTC")))
+    begin = f"TIMESTAMPTZ '{BEGIN.isoformat()}'"
+    return duckdb.sql(f"""SELECT {group}, bucket AS timestamp, {SQL} FROM events
+        WHERE {condition.replace("begin", begin)} GROUP BY 1, 2 ORDER BY 1 NULLS LAST, 2""")
+
+
+def check(store, group, width, zone, view="all"):
+    ask, condition = VIEWS[view]
+    query = ask(store.series.range_query()).every(width, zone).aggregate(**AGGREGATES)
+    found = (query if group == "series" else query.by(group)).select_from().to_arrow()
+    wanted = buckets_by_duckdb(store, group, width, zone, condition).to_arrow_table()
+    assert found.column_names == wanted.column_names
+    for name in found.column_names:
+        pairs = list(zip(found[name].to_pylist(), wanted[name].to_pylist(), strict=True))
+        assert all(is_close(one, other) for one, other in pairs), (name, pairs)
+
+
+@pytest.mark.parametrize("erases", [False, True])
+@settings(max_examples=25)
+@given(st.data())
+def test_buckets_of_any_store_are_those_of_duckdb_over_its_deliveries(
+    tmp_path_factory, erases, data
+):
+    begin = data.draw(st.sampled_from([BEGIN, AUTUMN]))
+    store = Deliveries(str(tmp_path_factory.mktemp("buckets") / "s"), begin=begin)
+    store.run(data.draw(programs(erases=erases)))
+    for _ in range(3):
+        check(
+            store,
+            data.draw(st.sampled_from(["series", "series", "room"])),
+            data.draw(WIDTHS),
+            data.draw(ZONES),
+            data.draw(st.sampled_from(list(VIEWS))),
+        )
+    check_gaps(store)
+
+
+def check_gaps(store):
+    events = store.visible()
+    assert events is not None
+    wanted = duckdb.sql("""SELECT series, before AS start, timestamp AS end FROM (
+        SELECT *, lag(timestamp) OVER (PARTITION BY series ORDER BY timestamp, sequence) AS before
+        FROM events) WHERE timestamp - before > INTERVAL 45 MINUTE ORDER BY ALL""")
+    found = store.series.range_query().gaps("45 minutes").select_from()
+    assert (
+        found.select(["series", "start", "end"]).to_pylist() == wanted.to_arrow_table().to_pylist()
+    )
+    lengths = [row["end"] - row["start"] for row in found.to_pylist()]
+    assert found["length"].to_pylist() == lengths
