@@ -5,9 +5,8 @@ On the same files, those of the store: DuckDB over its live Parquet files, delta
 themselves (`stores`). DuckDB and deltalake merge no edits, which is right here, where there are
 none, and is their best case.
 
-`tseries` reads by range queries: of each host asked for by the client, of all hosts as a task of
-Spark's does, which the client cannot yet; the newest reading is a range query as well, `from_last`.
-It aggregates nothing, so DuckDB groups what it has read, by the SQL that it has for its own files.
+`tseries` answers all of them with `TimeSeries.sql`, over the view of current values: each time it
+asks the log for newer commits, and it would merge edits and hide what is out of range.
 
 Each is opened once and kept open, as services have it.
 """
@@ -22,11 +21,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.client.range_query import RangeQuery
-from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.store.store import Store
-from tsbs.load import FIELDS, TAGS
-from tsbs.queries import DATAFUSION, DUCKDB, SQLITE, Query, instant_of, sql_of
+from tsbs.queries import DATAFUSION, DUCKDB, SQLITE, Query, sql_of
 
 __all__ = ["READERS", "Ask"]
 
@@ -62,29 +57,9 @@ def from_delta_on_files(place: Path) -> Ask:
 
 def from_tseries(place: Path) -> Ask:
     """The store."""
-    client, store, engine = TimeSeries.open(place), Store.open(str(place)), duckdb.connect()
-
-    def of_each(query: Query, asked: RangeQuery) -> pa.Table:
-        asked = asked.columns("series", "timestamp", *query.kind.fields)
-        return pa.concat_tables(asked.select_from(name).to_arrow() for name in query.hosts)
-
-    def of_all(asked: RangeQuery, *columns: str) -> pa.Table:
-        snapshot = store.snapshot()
-        wanted = "series", "timestamp", *columns
-        return run_query(snapshot, snapshot.index(), asked.asked, columns=wanted).table
-
-    def ask(query: Query) -> pa.Table:
-        if query.kind.name == "lastpoint":
-            return of_all(RangeQuery().from_last(1), *TAGS, *FIELDS)
-        # The end of a range query is inclusive.
-        ends = instant_of(query.start_us), instant_of(query.end_us - 1)
-        asked = (client.range_query() if query.hosts else RangeQuery()).from_(ends[0]).to(ends[1])
-        is_of_each = bool(query.hosts)
-        found = of_each(query, asked) if is_of_each else of_all(asked, *query.kind.fields)
-        engine.register("readings", found)
-        return engine.sql(sql_of(query, DUCKDB)).to_arrow_table()
-
-    return ask
+    store = TimeSeries.open(place)
+    begin = "WITH readings AS NOT MATERIALIZED (FROM events)"
+    return lambda query: store.sql(f"{begin} {sql_of(query, DUCKDB)}").to_arrow_table()
 
 
 READERS: Final[dict[str, tuple[str, Callable[[Path], Ask]]]] = {
