@@ -7,15 +7,16 @@ events are held together.
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.arrays import ALL_KEYS, KeyRange, split_keys
+from pyspark_tseries.model.arrays import ALL_KEYS, KeyRange, encode_runs, split_keys, to_int64
 from pyspark_tseries.model.downsampling import Downsampling
-from pyspark_tseries.model.ranges import Query, Range
+from pyspark_tseries.model.ranges import FULL_RANGE, Query, Range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.aggregate import GAP_FIELDS, aggregate, find_gaps
-from pyspark_tseries.read.scan import Scan, run_query, sample_series
+from pyspark_tseries.read.scan import Scan, may_hide, run_query, sample_series
 from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_GROUP_BYTES = 64 * 1024 * 1024
@@ -63,8 +64,43 @@ def downsample(
     if wanted.tag is None:
         groups = _divide_series(snapshot, head, query, names, key_range)
     for group in groups:
-        found = run_query(snapshot, head, query, names, group, columns=wanted.columns)
-        yield aggregate(found.table, schema, wanted, ends)
+        events = _read_in_order(snapshot, head, query, names, group, wanted.columns)
+        if events is None:
+            found = run_query(snapshot, head, query, names, group, columns=wanted.columns)
+            events = found.table
+        yield aggregate(events, schema, wanted, ends)
+
+
+def _read_in_order(
+    snapshot: Snapshot,
+    head: SeriesIndex,
+    query: Query,
+    names: Sequence[str] | None,
+    key_range: KeyRange,
+    columns: Sequence[str],
+) -> pa.Table | None:
+    """Return the result of a query of originals that lie in order, as after a compaction.
+
+    Return None if edits, erasures, the retained range or a count may change what is in the result,
+    or if the rows lie in another order.
+    """
+    ends = [point.value for point in (query.view.anchor, query.view.span) if point.kind == "time"]
+    plain = query == Query(view=query.view) and (query.view == FULL_RANGE or len(ends) == 2)
+    hides = may_hide(snapshot.settings.retained, head)
+    if not plain or hides or snapshot.has_erasures or snapshot.as_of is not None:
+        return None
+    scan = Scan(snapshot, head, query, names, key_range)
+    if scan.edits or any(file.is_foreign for file in scan.originals):
+        return None
+    rows = scan.read([*columns, "sequence"])
+    if ends:
+        us = to_int64(rows["timestamp"])
+        inside = (us >= min(ends)) & (us <= max(ends))
+        rows = rows if inside.all() else rows.filter(pa.array(inside))
+    _, codes = encode_runs(rows["series"])
+    step, ahead = np.diff(codes), np.diff(to_int64(rows["sequence"]))
+    in_order = bool(np.all((step > 0) | ((step == 0) & (ahead > 0))))
+    return rows if in_order else None
 
 
 def gaps(
