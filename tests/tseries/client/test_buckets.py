@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tseries.deliveries import AUTUMN, BEGIN, Deliveries, programs, start_of
 from tseries.limits import set_limits
 
+from pyspark_tseries import InvalidQuery
+
 AGGREGATES = {
     "mean": ("celsius", "mean"),
     "low": ("celsius", "min"),
@@ -112,3 +114,50 @@ def check_gaps(store):
     )
     lengths = [row["end"] - row["start"] for row in found.to_pylist()]
     assert found["length"].to_pylist() == lengths
+
+
+@pytest.fixture
+def store(tmp_path):
+    rows = [(name, 40, {"celsius": n / 2, "n": n, "room": "x"}) for n in range(6) for name in "ab"]
+    return Deliveries(str(tmp_path / "s")).run([("append", rows)])
+
+
+def test_a_stream_of_buckets_has_the_rows_of_the_whole(store):
+    query = store.series.range_query().every("1 hour").aggregate(n="sum").fill("previous")
+    assert query.stream_from().read_all().equals(query.select_from().to_arrow())
+    assert set(query.select_from("b").to_arrow()["series"].to_pylist()) == {"b"}
+    assert len(query.select_from("nobody")) == 0
+
+
+def test_a_result_of_buckets_is_a_frame_and_a_page(store):
+    found = store.series.range_query().every("1 hour").aggregate(n="sum").select_from("a")
+    assert list(found.to_pandas().columns) == ["series", "timestamp", "n"]
+    assert "buckets" in repr(found)
+    assert "<svg" in found._repr_html_()
+    assert found == store.series.range_query().every("1 hour").aggregate(n="sum").select_from("a")
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda query: query.for_edits().every("1 hour"), "a query of allEdits has no buckets"),
+        (lambda query: query.for_edits().gaps("1 hour"), "a query of allEdits has no gaps"),
+        (lambda query: query.columns("n").every("1 hour"), "belongs to queries of events"),
+        (lambda query: query.every("often"), "is not the width of buckets"),
+        (lambda query: query.gaps("-1 hour"), "is not the length of a gap"),
+        (lambda query: query.gaps(7), "is not the length of a gap"),
+        (lambda query: query.every("1 hour").select_from(), "no aggregate is named"),
+        (
+            lambda query: query.every("1 hour").aggregate(n="sum").by("m").select_from(),
+            "'m' is not",
+        ),
+        (
+            lambda query: query.every("1 hour").aggregate(room="last").by("room").select_from(),
+            "the result has a column 'room' anyway",
+        ),
+    ],
+)
+def test_what_has_no_buckets_is_refused_by_name(store, ask, said):
+    with pytest.raises(InvalidQuery, match=said) as refused:
+        ask(store.series.range_query())
+    assert refused.value.next_step
