@@ -139,8 +139,8 @@ class Questions(ABC):
         files and row groups that the statement does not need are not read.
 
         Args:
-            statement: one statement that only asks, such as SELECT, FROM, PIVOT, SUMMARIZE or
-                EXPLAIN. Times are shown in UTC. It may name frames and tables of Arrow in variables
+            statement: one statement that only asks, such as SELECT, FROM, SUMMARIZE, EXPLAIN or,
+                with DuckDB 2, PIVOT. Times are shown in UTC. It may name frames and tables of Arrow in variables
                 of the caller.
             parameters: a sequence for `?` or `$1`, or a mapping for `$name`.
 

@@ -13,6 +13,7 @@ import functools
 import os
 import re
 import threading
+import weakref
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,7 +96,11 @@ def ask(view: View, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyR
     with named_failures(view.snapshot.location):
         cursor = _ENGINE.cursor(view, named)
     # Without parameters the relation is lazy: a filter that is put on it prunes, too.
-    return cursor.sql(statement) if parameters is None else cursor.sql(statement, params=parameters)
+    named_values = {} if parameters is None else {"params": parameters}
+    relation = cursor.sql(statement, **named_values)
+    # DuckDB before version 2 closes a cursor that only relations need.
+    weakref.finalize(relation, id, cursor).atexit = False
+    return relation
 
 
 def connect(view: View) -> "duckdb.DuckDBPyConnection":
