@@ -140,8 +140,8 @@ class Questions(ABC):
 
         Args:
             statement: one statement that only asks, such as SELECT, FROM, SUMMARIZE, EXPLAIN or,
-                with DuckDB 2, PIVOT. Times are shown in UTC. It may name frames and tables of Arrow in variables
-                of the caller.
+                with DuckDB 2, PIVOT. Times are shown in UTC. It may name frames and tables of
+                Arrow in variables of the caller.
             parameters: a sequence for `?` or `$1`, or a mapping for `$name`.
 
         Returns:
