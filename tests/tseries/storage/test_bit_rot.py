@@ -36,7 +36,7 @@ from pyspark_tseries.storage.row_reader import ALL_ROWS, FOOTER_CACHE, RowFilter
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import _EventFile
 
-HEAD = ("last_sequence", "newest_us", "original_sequence", "original_us")
+HEAD = tuple(SeriesIndex().columns)
 VALUES = {
     "value": pa.float64(),
     "count": pa.int64(),
