@@ -6,6 +6,7 @@ need no line of their own for a new one.
 
 import ast
 import re
+from collections.abc import Set
 from functools import cache
 from pathlib import Path
 
@@ -34,11 +35,14 @@ OPTIONS = [
 
 
 @cache
-def used_attributes() -> frozenset[str]:
-    """The names behind a dot in the packages."""
+def used_attributes() -> Set[str]:
+    """The names behind a dot in the packages, and those that `getattr` makes of a side."""
     files = [path for folder in ("sources", "sinks") for path in (ROOT / folder).rglob("*.py")]
-    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
-    return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute))
+    texts = [path.read_text() for path in files]
+    nodes = (node for text in texts for node in ast.walk(ast.parse(text)))
+    made = re.findall(r'getattr\(self, f"\{side\}(_\w+)"\)', " ".join(texts))
+    sides = {f"{side}{name}" for side in ("key", "value") for name in made}
+    return sides | frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute))
 
 
 @cache
