@@ -533,10 +533,10 @@ class ReadOptions(_Located):
         description="buckets begin by the clock of this time zone; none: by UTC",
         needs=("every",),
     )
-    aggregates: tuple[tuple[str, str, str | float], ...] = _batch_option(
+    aggregates: tuple[tuple[str, str, str | float], ...] | None = _batch_option(
         "aggregate",
         AGGREGATES,
-        (),
+        None,
         description=(
             "the columns of buckets: `COLUMN FUNCTION`, or `NAME = COLUMN FUNCTION`, separated by "
             "commas, such as `celsius mean, hottest = celsius max, n = count`; functions are "
@@ -601,7 +601,7 @@ class ReadOptions(_Located):
         return plan_downsampling(
             schema,
             _parse_buckets(self.every, self.timezone),
-            {name: (column, function) for name, column, function in self.aggregates},
+            {name: (column, function) for name, column, function in self.aggregates or ()},
             fill=self.fill,
             is_filled=self.fill is not None,
         )
