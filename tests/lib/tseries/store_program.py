@@ -4,6 +4,7 @@ What is compared: every answer and every refusal, all three kinds of query with 
 limits, the past, subscriptions, and the counters of `describe`.
 """
 
+import contextlib
 import random
 import time
 from datetime import UTC, datetime, timedelta
@@ -43,6 +44,7 @@ class Program:
         self.model = self._new()
         self.subscribers = []
         self.moments = []
+        self.is_rebuilt = False  # Then the head counts what is stored, as far as edits go.
 
     def _new(self):
         limit, last_us = self.range()
@@ -269,6 +271,32 @@ class Program:
                 self.ask(name, Asked(kind))
             for _ in range(3):
                 self.ask(name)
+        self.ask_many()
+
+    def ask_many(self):
+        """Questions of all series at once: each answers for its series as for one alone."""
+        chosen, count = [*self.names, "nobody"], self.chance.randint(1, 4)
+        found = self.series.latest(chosen, count).events
+        for name in chosen:
+            with contextlib.suppress(Unclear):
+                expected, _ = self.model.query(name, Asked("values", limit=count))
+                told = [(e.sequence, e.value) for e in found if e.series == name]
+                assert told == [(e.sequence, e.value) for e in expected], (name, count)
+        query = self.series.range_query()
+        alone = [query.select_from(name).to_arrow() for name in sorted(chosen)]
+        assert query.select_from(chosen).to_arrow().equals(pa.concat_tables(alone))
+        streamed = query.stream_from(chosen).read_all()
+        assert streamed.equals(query.select_from(chosen).to_arrow())
+        listed = {row["series"]: row for row in self.series.series().to_pylist()}
+        assert list(listed) == sorted(self.model.series)
+        for name, events in self.model.series.items():
+            row, newest_us = listed[name], self.model.newest_original_us(name)
+            assert row["events"] + row["edits"] == len(events)
+            assert row["newest"] == (None if newest_us is None else instant(newest_us))
+            if not self.is_rebuilt:
+                first_us = min(e.us for e in events if e.original is None)
+                assert row["edits"] == sum(e.original is not None for e in events)
+                assert row["first"] == instant(first_us)
 
     def remember(self):
         """A moment between two commits, and the store as it is at it."""
@@ -362,6 +390,7 @@ class Program:
         self.series.compact()
 
     def rebuild(self):
+        self.is_rebuilt = True
         assert rebuild(str(self.path)) == len(self.model.series)
 
     def verify(self):
@@ -384,6 +413,7 @@ class Program:
 
     def damage(self):
         """A lost head, or rows that another tool has deleted: `repair` mends both."""
+        self.is_rebuilt = True
         self.append_to("damaged")  # What the last head alone says would be lost with it.
         if self.chance.random() < 0.5:
             head = Store.open(self.path).head_id()
