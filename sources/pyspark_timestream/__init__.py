@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 __version__ = "0.2.0"
-"""Of the distribution `pyspark-timestream`, which holds both packages; a release changes both."""
+"""The version of the distribution, which holds both packages; a release bumps both."""
 
 _MODULES: Final = {
     **dict.fromkeys(["advance_time", "await_end", "import_ctis"], "frames.watermark"),
@@ -93,7 +93,7 @@ _MODULES: Final = {
     "order_by_time": "frames.lifetimes",
     "why": "core.why",
 }
-"""The modules of what is no error."""
+"""The module of each public name that is not an error."""
 
 _FOR_DRIVERS: Final = (
     "advance_time",

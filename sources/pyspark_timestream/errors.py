@@ -41,7 +41,7 @@ Explain: TypeAlias = Callable[[Any, Exception], Exception | None]
 def wrap_methods(explain: Explain, before: Callable[[], object] = lambda: None) -> Callable[[C], C]:
     """A class decorator for which `explain` explains the errors of public methods and `__init__`.
 
-    So it does for the steps of a generator that a method returns. `before` runs before each method.
+    It also explains errors in the steps of a returned generator. `before` runs before each method.
     Static and class methods stay as they are.
     """
 
@@ -120,7 +120,7 @@ class ReasonedError(Exception):
 
     Attributes:
         problem: what happened, without the next step.
-        accepts: what is accepted, if that is to be said.
+        accepts: what is accepted, if the message should say so.
         next_step: what to do.
     """
 
@@ -231,9 +231,9 @@ class DeliveryFailed(TimestreamError):
 
 
 class ReplayDiffers(TimestreamError):
-    """A batch that is in the topic already comes again, with other rows or an older checkpoint.
+    """A batch already in the topic is written again, with other rows or an older checkpoint.
 
-    Give the query back the checkpoint, input, code and tasks it had, or start with a new writer.
+    Restore the query's checkpoint, input, code and tasks, or start with a new writer.
     """
 
 

@@ -29,7 +29,7 @@ _VIEW: Final = (
     "CREATE TEMPORARY VIEW name USING timestream OPTIONS (transport 'kafka', subscribe 'trips', "
     "...)"
 )
-"""Errors suggest this statement where a table cannot have the options."""
+"""Errors suggest this statement when a table cannot carry the options."""
 
 
 class Transport(Protocol):

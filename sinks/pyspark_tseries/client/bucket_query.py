@@ -59,7 +59,7 @@ class BucketQuery:
     def aggregate(self, **named: Any) -> "BucketQuery":
         """Name the columns of the result and what each of them is.
 
-        Later calls add columns. Nulls count nothing, and an aggregate of nothing is null.
+        Later calls add columns. Nulls are not counted, and an aggregate of no values is null.
 
         Args:
             named: `celsius="mean"` is the mean of column `celsius`; `hottest=("celsius", "max")`

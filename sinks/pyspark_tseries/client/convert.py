@@ -1,7 +1,7 @@
 """Convert a program's values and rows for a store without loss, or refuse them (semantics 15.6).
 
 Arrow columns are converted and checked as a whole. Python values become Arrow arrays, all values of
-one class together, and then take the same way.
+one class together, and are then treated alike.
 """
 
 import contextlib

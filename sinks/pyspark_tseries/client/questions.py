@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Questions(ABC):
-    """The questions of an open store; each is answered by one commit."""
+    """The queries of an open store; each is answered from one commit."""
 
     @abstractmethod
     def _view(self) -> View:
@@ -131,7 +131,7 @@ class Questions(ABC):
         return self._view().versions(parse_name(series), to_whole(sequence))
 
     def sql(self, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyRelation":
-        """Ask in SQL of DuckDB, which reads the store's files: the views are of one commit.
+        """Query in SQL through DuckDB, which reads the store's files; the views are of one commit.
 
         `events` has the current values of all series, as a query for values shows them;
         `all_events` every stored event as it was written, also outside the retained range; `series`
@@ -139,19 +139,19 @@ class Questions(ABC):
         files and row groups that the statement does not need are not read.
 
         Args:
-            statement: one statement that only asks, such as SELECT, FROM, SUMMARIZE, EXPLAIN or,
+            statement: one read-only statement, such as SELECT, FROM, SUMMARIZE, EXPLAIN or,
                 with DuckDB 2, PIVOT. Times are shown in UTC. It may name frames and tables of
                 Arrow in variables of the caller.
             parameters: a sequence for `?` or `$1`, or a mapping for `$name`.
 
         Returns:
             A relation of DuckDB, with `to_arrow_table()`, `df()`, `pl()` and `fetchall()`. DuckDB
-            runs it when its rows are asked for; it stays one of its commit. The relations of a
+            runs it when its rows are asked for; it keeps showing its commit. The relations of a
             thread share a connection, so read one stream of rows to its end before the next.
 
         Raises:
             ModuleNotFoundError: DuckDB is not installed.
-            InvalidQuery: the statement does more than ask.
+            InvalidQuery: the statement does more than read.
             PermissionDenied: the author may not ask this.
             duckdb.Error: DuckDB refuses the statement, or cannot run it.
         """

@@ -39,7 +39,7 @@ MAX_ROWS_SHOWN: Final = 10
 
 _EDITED: Final = [field.name for field in (*ORIGINAL_FIELDS, EDIT_TIME)]
 _METADATA: Final = [*(field.name for field in EVENT_FIELDS), *_EDITED]
-"""The columns of a result that are no values."""
+"""The columns of a result that are not values."""
 
 
 def render_html(table: pa.Table, selected: int, noun: str = "event") -> str:

@@ -53,7 +53,7 @@ VIEWS: Final = ("events", "all_events", "series")
 """What a statement can name."""
 
 _AUDIT: Final = Query("allEdits")
-"""The query that needs the right of the view `all_events`."""
+"""The query whose permission the view `all_events` needs."""
 
 _EDITS: Final = "__tseries_edits"
 _FLOORS: Final = "__tseries_floors"
@@ -63,7 +63,7 @@ _ANSWERING: Final = frozenset(["SELECT", "EXPLAIN", "MULTI"])
 """DuckDB's types of statements that only ask; PIVOT is a MULTI."""
 
 _MAX_STORES: Final = 16
-"""Keep what is known of this many stores."""
+"""Keep cached facts about this many stores."""
 
 _MAX_COMMITS: Final = 4
 """A thread keeps the views of this many commits."""
@@ -167,7 +167,7 @@ def _open_duckdb() -> "duckdb.DuckDBPyConnection":
         ) from None
     connection = duckdb.connect()
     connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    # Data files never change, so a footer that was read stays right.
+    # Data files never change, so a footer that was read stays valid.
     connection.execute("SET GLOBAL parquet_metadata_cache = true")
     return connection
 
@@ -214,7 +214,7 @@ class _Engine:
         with self._lock:
             if self._connection is None or self._files > _MAX_FILES:
                 self._connection, self._files = _open_duckdb(), 0
-                # A statement may name a frame or a table of its caller, who is some calls away.
+                # A statement may name a frame or a table of its caller, some stack frames up.
                 self._connection.execute("SET GLOBAL python_scan_all_frames = true")
             return self._connection
 
@@ -247,7 +247,7 @@ class _Engine:
 
 @dataclass
 class _Cursor:
-    """A cursor with views of a commit; the snapshot keeps its id from being another one's."""
+    """A cursor with the views of a commit; it holds the snapshot, so its `id` is not reused."""
 
     snapshot: Snapshot
     cursor: "duckdb.DuckDBPyConnection"
@@ -266,7 +266,7 @@ _ENGINE: Final = _Engine()
 
 
 class _Known:
-    """What stays right of a store from commit to commit; safe for threads."""
+    """What remains valid for a store from commit to commit; safe for threads."""
 
     def __init__(self, location: Location) -> None:
         self._location = location

@@ -414,10 +414,10 @@ class TimeSeries(Questions):
             start: the initial events of each series: `limit N`, `last DURATION`, both, `unlimited`
                 or `none`; None: the store's `subscription_range`, with `values` none.
             values: True to get pairs of series and value, of originals and edits alike.
-            position: a `Follower.position`, to go on behind it: `start` has no effect then, and
+            position: a `Follower.position`, to resume after it; `start` then has no effect, and
                 series are those of the position if none are named.
-            timeout: end the iteration after so many seconds without an event; None: never.
-            poll: look for new commits after so many seconds; None: 0.05, in an object store 1.
+            timeout: end the iteration after this many seconds without an event; None: never.
+            poll: seconds between looks for new commits; None: 0.05, in an object store 1.
 
         Raises:
             InvalidQuery: series are chosen in two ways, or `start` or `position` is none.
@@ -615,7 +615,7 @@ class TimeSeries(Questions):
             try:
                 return add(Expected(series, last, (view.snapshot.metadata.erasure,)))
             except ConditionFailed:
-                policy.pause(attempt)  # What the condition was asked about is no longer newest.
+                policy.pause(attempt)  # The event that the condition saw is no longer the newest.
         raise self._store.busy_error(
             policy.commits,
             "the event is not stored",

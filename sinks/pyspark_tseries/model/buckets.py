@@ -100,7 +100,7 @@ class Buckets:
 
     def _later(self, us: Int64Array, steps: int) -> Int64Array:
         if not self.months:
-            # Two hours more than days, so that a long day ends inside of the next bucket.
+            # Add two hours to days, so that a long day ends inside the next bucket.
             slack = DAY_US // 12 if self.zone is not None and self.us >= DAY_US else 0
             return us + steps * self.us + slack
         if self.zone is None:

@@ -105,7 +105,7 @@ class Runs:
         )
 
     def pack(self) -> "Runs":
-        """Return the same buckets without rows of none."""
+        """Return the same buckets without the rows outside of them."""
         if self.is_whole:
             return self
         rows = self.rows()
@@ -151,7 +151,7 @@ def _sort_events(events: pa.Table, wanted: Downsampling) -> tuple[pa.Array, Runs
 def _sort_by_time(codes: Int64Array, us: Int64Array) -> Int64Array | None:
     """Return the order by (code, time) of rows sorted by code; None if they are in it.
 
-    Only after an erasure the times of a series may fall (semantics 18.8).
+    The times of a series decrease only after an erasure (semantics 18.8).
     """
     falls = (us[1:] < us[:-1]) & (codes[1:] == codes[:-1])
     return sort_by_code(codes, us) if falls.any() else None
@@ -291,7 +291,7 @@ def _reduceat(function: np.ufunc, values: npt.NDArray[Any], held: _Values) -> np
     first, ends = held.first, held.first + held.sizes
     if (first[1:] == ends[:-1]).all():
         return np.asarray(function.reduceat(values[: ends[-1]], first))
-    # Also what lies between two buckets, which is then left out.
+    # This also reduces what lies between two buckets; [::2] leaves that out.
     places = np.stack([first, ends], axis=1).ravel()
     places = places[:-1] if places[-1] == len(values) else places
     return np.asarray(function.reduceat(values, places)[::2])
@@ -418,7 +418,7 @@ def _fill(
     first = np.cumsum(counts) - counts
     lows, highs = runs.starts[first], runs.starts[first + counts - 1]
     low, high = ends_us
-    # Of a range whose span lies before its anchor, the end is the first of both.
+    # If the span of a range lies before its anchor, its end comes first.
     lows = lows if low is None else np.minimum(lows, low)
     highs = highs if high is None else np.maximum(highs, high)
     every = wanted.buckets.between(int(lows.min()), int(highs.max()))

@@ -284,7 +284,7 @@ class _SlotPosition:
 
 
 class _Slots:
-    """The events of each series that counts include: those flagged by `counted`, or all.
+    """The events of each series that a count includes: those flagged by `counted`, or all.
 
     A duration before the end counts from the last event flagged by `last_among`, or of all.
     """

@@ -49,7 +49,7 @@ MAX_ROWS_PER_TASK: Final = 250_000
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How errors name a position, where it is kept, and how to begin anew."""
+    """How errors name a position, where it is kept, and how to start over."""
 
     position: str
     other: str

@@ -1,7 +1,7 @@
 """Access the location of a store: a local directory, or a prefix in an object store.
 
 A local file survives a power loss once it is synced, and its name once its directory is synced
-(semantics 25). To sync several at once costs hardly more than one. Arrow accesses object stores,
+(semantics 25). Syncing several at once costs little more than one. Arrow accesses object stores,
 with the same options as Delta. They lack locks and renaming, so code that needs these checks
 `is_local`.
 

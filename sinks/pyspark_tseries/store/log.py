@@ -219,7 +219,7 @@ def _require_exclusive_writes(location: Location) -> None:
 _DATA_FILE: Final = re.compile(r"[^_.].*[.](?:parquet|orc|avro)", re.IGNORECASE)
 _EVENT_DIRECTORIES: Final = ("kind=event", "kind=edit")
 MAX_FOLDERS_SEARCHED: Final = 1000
-"""The search ends there, because somebody may create a store in a directory of anything."""
+"""The search stops there, because the directory may hold anything."""
 
 
 def _find_data_file(location: Location) -> str | None:

@@ -354,7 +354,7 @@ class Store:
             attempt: returns None, or raises DeltaError, to be called again after a pause.
             limit: how often it is called at most.
             outcome: what the attempts leave behind, for the error.
-            rivals: what came in between, for the error.
+            rivals: what interfered, for the error.
             next_step: what to do then.
 
         Raises:

@@ -173,7 +173,7 @@ _MAX_WRITERS: Final = 10
 """A table shows this many writers of a partition: causes first, then those furthest behind."""
 
 _MAX_DIAGNOSES: Final = 5
-"""A text without details shows this many: the first in full, the others in a line each."""
+"""A text without details shows this many: the first in full, the others on one line each."""
 
 _COUNTERS: Final = ("events", "dropped", "adjusted", "flagged", "malformed", "tombstones", "future")
 _COLUMNS: Final = (

@@ -286,7 +286,7 @@ def _check_companions(
 
 
 text: Final = Parser(str, "any text")
-"""Every text is legal, the empty one included."""
+"""Any text is accepted, even an empty one."""
 
 
 def _parse_boolean(value: str) -> bool:

@@ -38,13 +38,13 @@ def end_with_its_reader(main: Callable[..., int]) -> Callable[..., int]:
 
 _PACKAGES: Final = ("pyspark_timestream", "pyspark_tseries")
 _OWN: Final = re.compile(rf"\b(?:{'|'.join(_PACKAGES)})(?:\.\w+)+: ")
-"""The class name before an own error's message."""
+"""The class name in front of the message of one of our errors."""
 
 _END: Final = re.compile(
     r"\s*(?:\sSQLSTATE: |\n\s*at [\w$.]+[(/]|\n+JVM stacktrace:|\n+Driver stacktrace:"
     r"|\n=== Streaming Query ===|\n+Traceback \(most|\n+The above exc|\n+During handling|\Z)"
 )
-"""The text of Spark, Java or Python that follows an own error's message."""
+"""The text that Spark, Java or Python adds after the message of one of our errors."""
 
 _NOT_FOUND: Final = re.compile(r"\[DATA_SOURCE_NOT_FOUND\].*: (timestream|tseries)\b")
 
@@ -108,7 +108,7 @@ def is_own_error(error: BaseException) -> bool:
 
 
 def find_own_message(text: str) -> str | None:
-    """Return the message of the last own error that `text` quotes, without its class name.
+    """Return the message of the last of our errors that `text` quotes, without its class name.
 
     >>> find_own_message("[STREAM_FAILED] pyspark_timestream.DataLost: gone; do this")
     'gone; do this'

@@ -1,7 +1,7 @@
 """The state of a partition between two records, and the stream's CTI over all partitions.
 
 It round-trips through JSON, because it is part of the Spark offset. Its `Clues` serve diagnosis: no
-rule reads them. They are a fold as the clock is, so any split into blocks gives the same clues.
+rule reads them. Like the clock they are a fold, so any split into blocks gives the same clues.
 
 A stream can promise no more than each of its partitions, so its CTI is the minimum of theirs
 (semantics 5.1). A partition without a CTI holds it back; an idle one (5.2) does not count, unless
@@ -10,8 +10,8 @@ all are idle. The stream's CTI never goes back.
 Within a batch, tasks read different partitions at the same time and cannot see each other's
 progress. Each task knows its own partitions up to the last record read, and the others only as they
 were at the start of the batch. CTIs never go back, so the minimum of both already holds: the task
-emits its increases as CTI rows (5.7). Perhaps no task can prove the stream's CTI at the end of a
-batch; one more batch then carries it.
+emits its increases as CTI rows (5.7). If no task can prove the stream's CTI at the end of a
+batch, one more batch carries it.
 """
 
 import dataclasses

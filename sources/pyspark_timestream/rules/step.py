@@ -146,7 +146,7 @@ class FuturePolicy(NamedTuple):
     """What becomes of an event in the future (semantics 3.8).
 
     Attributes:
-        fate: what has become of such events, for messages.
+        fate: what happened to such events, for messages.
         action: None: it stays as it is, flagged if the violation policy flags.
     """
 

@@ -296,7 +296,7 @@ _TIMESTAMPS: Final = ColumnSet(timestamps=True)
 def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | None) -> Lateness:
     """Read the records that the options select, once; the first delay is 0.
 
-    With `last_us` begin so long before the newest record.
+    With `last_us`, begin that long before the newest record.
     """
     from pyspark_timestream.kafka.client.broker import Broker
     from pyspark_timestream.kafka.client.range_reader import RangeReader

@@ -367,7 +367,7 @@ def find_candidates(
             nearness = _rank_lag(found.least_lag_us, found.most_lag_us)
             rank = _rank_name(source)
             if rank == _PLAIN_FIELD and (found.kind != "number" or nearness == 0):
-                # Such a value is hardly anything but a time.
+                # Such a value is almost certainly a time.
                 rank = _RELATED_NAME
             ranked.append(((rank, nearness, place), found))
     own = _describe("record:timestamp", "record", "", record, record)

@@ -100,7 +100,7 @@ class Payloads(NamedTuple):
 class Detection:
     """The framing and the format of the values or the keys.
 
-    Of the payloads that are `present`, so many are `fitting`. `keys` are the ids or GUIDs in their
+    Of the `present` payloads, `fitting` have this form. `keys` are the ids or GUIDs in their
     frames, `writer` the first schema that wrote one of them, `message` the indexes of the Protobuf
     message in it. A payload is `unusable` if its frame names a schema that the registry lacks, or
     one of another type.

@@ -147,7 +147,7 @@ _LIBRARY_CALLS: Final = {
     "query_bounds": ("query_watermark_offsets", True),
     "is_connected": ("list_topics", True),
 }
-"""Method of a `ColumnConsumer` -> librdkafka's call, for messages; its last argument is a wait."""
+"""Method of a `ColumnConsumer` -> librdkafka's call, for messages; True if it ends in a timeout."""
 
 
 class _BoundedConsumer(BoundedClient):
@@ -194,7 +194,7 @@ def bound_consumer(consumer: ColumnConsumer) -> ColumnConsumer:
     """Return a `ColumnConsumer` with calls that return in time, whatever the library does.
 
     After a call that has not returned, all further ones raise `CallAbandoned` at once: create
-    another consumer then. Nobody else keeps `consumer`.
+    another consumer then. The caller must not keep `consumer`.
     """
     return cast(ColumnConsumer, _BoundedConsumer(consumer))
 

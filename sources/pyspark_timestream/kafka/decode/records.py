@@ -206,11 +206,11 @@ def list_time_sources(options: KafkaOptions) -> dict[str, TimeFrom]:
 
 
 Tree: TypeAlias = dict[str, Any]
-"""The requested fields of an object by name: trees of objects, and leaves, whatever these are."""
+"""The requested fields of an object by name: subtrees for objects, and leaves of any kind."""
 
 
 def nest(path: Path, leaf: Any) -> Tree:
-    """Make the tree that has only the leaf, or the tree, at `path`."""
+    """Make a tree that holds only the given leaf or subtree, at `path`."""
     for name in reversed(path[1:]):
         leaf = {name: leaf}
     return {path[0]: leaf}

@@ -158,7 +158,7 @@ def _report_unusable(
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis of events that drive no clock.
 
-    `what` says what they are; `advise` is told if they are most, or all of a partition.
+    `what` says what they are; `advise` gets True if they are most events, or all of a partition.
     """
     counts, states = _count(history[-1], counted), history[-1].states
     if not counts:
@@ -454,7 +454,7 @@ def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
 
 
 def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
-    """Yield one of partitions that dropped late events, except where the cause is `known`."""
+    """Yield a diagnosis of partitions that dropped late events for causes not `known`."""
     last, states = history[-1], history[-1].states
     dropped = _count(last, lambda share: min(share.state.dropped, count_late(share.state)))
     dropped = {part: count for part, count in dropped.items() if part not in known}
@@ -499,7 +499,7 @@ def _advise_delay(
 
 
 def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[Diagnosis]:
-    """Yield one of partitions that lose half of their events for causes not `known`."""
+    """Yield a diagnosis of partitions that lose half of their events for causes not `known`."""
     last = history[-1]
     parts = sorted(part for part in last.states if part not in known and _loses_rows(history, part))
     if not parts:

@@ -73,7 +73,7 @@ _TEXT_FORMS: Final = (
 
 
 class ValueForm(NamedTuple):
-    """The form of a value that is no JSON object; near if it nearly is one, or has some."""
+    """The form of a value that is not a JSON object; near if it almost is one, or contains some."""
 
     name: str
     is_near: bool = False

@@ -1,7 +1,7 @@
 """Plans the next offset of a stream (semantics 5 to 8), and reports its progress (13.5).
 
-`plan_next_offset` reads as semantics 8.1: it begins with an offset that reads nothing, at the end
-of the last batch, and each step decides one thing more. A step that depends on a wall clock or
+`plan_next_offset` follows semantics 8.1: it begins with an offset that reads nothing, at the end
+of the last batch, and each step adds one decision. A step that depends on a wall clock or
 another topic uses the `BrokerSnapshot`, and the offset records the decision.
 """
 

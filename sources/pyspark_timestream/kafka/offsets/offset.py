@@ -121,7 +121,7 @@ class PartitionOffset:
         start_inclusive: the first offset that the batch reads.
         end_exclusive: the offset after the last one.
         state: the partition's clock before the record at `start_inclusive`.
-        idle: True if it does not hold the stream's CTI back; then the batch reads nothing of it.
+        idle: True if it does not hold back the stream's CTI; the batch then reads none of it.
         caught_up_since_us: the wall clock when it was first seen caught up (everything read, no
             open transaction); None if it is not.
         pending: imported CTIs that wait, as (offset, CTI), both increasing. Each takes effect once

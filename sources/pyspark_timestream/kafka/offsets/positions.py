@@ -8,7 +8,7 @@ at the latest offset.
 
 The ending options give a stream ends before those of its logs (7.6): they are fixed when the query
 first starts, and the offset keeps them as `fixed_ends`. With `endingCti`, a partition ends once its
-clock reaches that (7.7). A partition that has ended needs nothing more of its log, so it can
+clock reaches that (7.7). A partition that has ended needs nothing more from its log, so it can
 neither be lost nor lag behind.
 """
 

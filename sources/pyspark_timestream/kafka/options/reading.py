@@ -1,4 +1,4 @@
-"""Declares the options that select records, and those that tell the formats of payloads.
+"""Declares the options that select records, and those that define the formats of payloads.
 
 `ReadingOptions` has the former and `PayloadOptions` adds the latter; `KafkaOptions` extends both.
 Values and keys have the same options under different names: `PayloadRules` holds one such set, so
@@ -327,7 +327,7 @@ class PayloadRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PayloadOptions(ReadingOptions):
-    """The options that tell how bytes become fields.
+    """The options that say how bytes become fields.
 
     Attributes:
         registry: the registry client's configuration, `schemaRegistry.` stripped; may hold secrets.
