@@ -11,7 +11,6 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -26,8 +25,8 @@ from pyspark_tseries.client.convert import (
     stage_given_rows,
 )
 from pyspark_tseries.client.follow import Follower, follow_store
-from pyspark_tseries.client.questions import Questions
-from pyspark_tseries.client.range_query import RangeQuery, new_value_fields, parse_schema
+from pyspark_tseries.client.questions import Questions, StoreAsOf
+from pyspark_tseries.client.range_query import new_value_fields, parse_schema
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
     Event,
@@ -602,8 +601,7 @@ class TimeSeries(Questions):
         policy = self._store.retrying
         for attempt in range(policy.commits):
             view = self._view()
-            query = RangeQuery(open_view=partial(_keep, view)).from_last(1)
-            newest = query.select_from(series)
+            newest = StoreAsOf(view).latest(series)
             index = view.snapshot.index([series])
             if expected is not None:
                 Expected(series, expected).check(index)
@@ -685,10 +683,6 @@ def _parse_author(author: str | None) -> str:
 
 def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -> TimeSeries:
     return TimeSeries(Store.open(location), author, auto_compact, synced=synced)
-
-
-def _keep(view: View) -> View:
-    return view
 
 
 def _check_columns(store: Store, wanted: list[pa.Field]) -> None:

@@ -7,11 +7,17 @@ events are held together.
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.arrays import ALL_KEYS, KeyRange, encode_runs, split_keys, to_int64
+from pyspark_tseries.model.arrays import (
+    ALL_KEYS,
+    KeyRange,
+    are_sorted_keys,
+    encode_runs,
+    split_keys,
+    to_int64,
+)
 from pyspark_tseries.model.downsampling import Downsampling
 from pyspark_tseries.model.ranges import FULL_RANGE, Query, Range
 from pyspark_tseries.model.series_index import SeriesIndex
@@ -84,8 +90,9 @@ def _read_in_order(
     Return None if edits, erasures, the retained range or a count may change what is in the result,
     or if the rows lie in another order.
     """
-    ends = [point.value for point in (query.view.anchor, query.view.span) if point.kind == "time"]
-    plain = query == Query(view=query.view) and (query.view == FULL_RANGE or len(ends) == 2)
+    low, high = find_fill_ends(query.view)
+    has_ends = query.view == FULL_RANGE or (low is not None and high is not None)
+    plain = query == Query(view=query.view) and has_ends
     hides = may_hide(snapshot.settings.retained, head)
     if not plain or hides or snapshot.has_erasures or snapshot.as_of is not None:
         return None
@@ -93,14 +100,12 @@ def _read_in_order(
     if scan.edits or any(file.is_foreign for file in scan.originals):
         return None
     rows = scan.read([*columns, "sequence"])
-    if ends:
+    if low is not None and high is not None:
         us = to_int64(rows["timestamp"])
-        inside = (us >= min(ends)) & (us <= max(ends))
+        inside = (us >= low) & (us <= high)
         rows = rows if inside.all() else rows.filter(pa.array(inside))
     _, codes = encode_runs(rows["series"])
-    step, ahead = np.diff(codes), np.diff(to_int64(rows["sequence"]))
-    in_order = bool(np.all((step > 0) | ((step == 0) & (ahead > 0))))
-    return rows if in_order else None
+    return rows if are_sorted_keys(codes, to_int64(rows["sequence"])) else None
 
 
 def gaps(

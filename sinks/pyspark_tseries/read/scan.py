@@ -152,7 +152,6 @@ def _take_rows(rows: pa.Table, wanted: Int64Array) -> pa.Table:
 
 def may_hide(retained: RetainedRange, head: SeriesIndex) -> bool:
     """Return whether the retained range, or an earlier one, may hide events."""
-    """Return whether a stored event may be outside of what its series retains."""
     return retained != UNLIMITED or any(name in head.columns for name in MIN_RETAINED_DEFAULTS)
 
 

@@ -1,4 +1,4 @@
-"""Semantics 2, 3 and 4 for one partition, one record at a time: what `cti.step` must
+"""Semantics 2, 3 and 4 for one partition, one record at a time: what `rules.step` must
 agree with."""
 
 from collections import Counter
