@@ -17,13 +17,14 @@ from documents import ROOT, read, section, table
 from generate import CONNECTORS
 
 from pyspark_timestream.core.options import OptionSpec, option_specs
+from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.kafka.offsets.next_offset import build_progress
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.state import COUNTERS, Events, PartitionState, TimeRules
-from pyspark_timestream.rules.step import POLICIES, step
+from pyspark_timestream.rules.step import step
 from pyspark_tseries.model.damage import DAMAGES
 
 SEMANTICS = "docs/semantics.md"

@@ -29,6 +29,7 @@ from pyspark_timestream.core.options import (
     text,
     whole_number,
 )
+from pyspark_timestream.core.policies import LEAVE_OUT_POLICIES, STORE_POLICIES
 from pyspark_timestream.errors import OptionError, compose_message
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.buckets import Buckets, parse_buckets
@@ -321,7 +322,7 @@ class WriteOptions(_Located):
     )
     out_of_order: str = option(
         "outOfOrder",
-        choice("fail", "drop", "adjust"),
+        choice(*STORE_POLICIES),
         "fail",
         description=(
             "a timestamp before the series' newest of earlier commits: `fail`, `drop`, `adjust` "
@@ -339,7 +340,7 @@ class WriteOptions(_Located):
     )
     future_policy: str = option(
         "futurePolicy",
-        choice("fail", "drop"),
+        choice(*LEAVE_OUT_POLICIES),
         "fail",
         description=(
             "rows that are further ahead: `fail`, or `drop`, which leaves them out and counts them"
@@ -347,7 +348,7 @@ class WriteOptions(_Located):
     )
     missing_original: str = option(
         "missingOriginal",
-        choice("fail", "drop"),
+        choice(*LEAVE_OUT_POLICIES),
         "fail",
         description=(
             "an edit whose original does not exist, is itself an edit or was discarded: `fail`, "

@@ -25,8 +25,14 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, is_remote
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pyspark_timestream.core.checkpoint import parse_offset, read_entry, resolve_directory
+from pyspark_timestream.core.checkpoint import (
+    CTI_SETTINGS,
+    parse_offset,
+    read_entry,
+    resolve_directory,
+)
 from pyspark_timestream.core.instants import format_duration, format_instant
+from pyspark_timestream.core.policies import DEFAULT_POLICY, KEEP_ALL, POLICIES
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, name_writer
@@ -55,7 +61,6 @@ _UNRELATED: Final = frozenset(
 )
 """Settings in an offset that make no row late; topics are compared anyway."""
 
-_SOURCES_OF_CTIS: Final = ("ctiFrequency", "ctiHeader", "ctiImport")
 _noted: set[tuple[str, str]] = set()
 
 
@@ -79,7 +84,12 @@ class RecordStream:
     @property
     def makes_ctis(self) -> bool:
         """True if it has CTIs, and so late rows, of its own."""
-        return any(name in self.settings for name in _SOURCES_OF_CTIS)
+        return any(name in self.settings for name in CTI_SETTINGS)
+
+    @property
+    def policy(self) -> str:
+        """The name of its violation policy; a later release may have written it."""
+        return self.settings.get("violationPolicy", DEFAULT_POLICY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +215,12 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
                 "if one query judges for both, let it write its late rows to a topic, and read "
                 "that without options of CTIs. Nothing is stored",
             )
-        if alike.settings.get("violationPolicy") == "adjust":
+        if alike.policy not in POLICIES or POLICIES[alike.policy].moves:
             raise UpdateFailed(
                 f"the query that wrote the windows of '{store.root}' has 'violationPolicy' = "
-                "'adjust', which moves late rows into later windows, where they are counted",
-                "windows of a query with 'violationPolicy' = 'flag'",
+                f"'{alike.policy}', which moves late rows into later windows, where they are "
+                "counted",
+                f"windows of a query with 'violationPolicy' = '{KEEP_ALL}'",
                 "write the windows to a new store with that policy. Nothing is stored",
             )
         for name, own, first in _list_starts(stream, alike):
@@ -223,14 +234,13 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
 
 
 def _refuse_policy(store: Store, stream: RecordStream) -> None:
-    policy = stream.settings.get("violationPolicy", "drop")
-    if policy != "flag":
+    if stream.policy not in POLICIES or not POLICIES[stream.policy].flags_all:
         raise UpdateFailed(
-            f"the stream of late rows has 'violationPolicy' = '{policy}', which keeps no late rows "
-            f"to correct '{store.root}' with",
-            "'flag'",
-            "set 'violationPolicy' to 'flag' on the stream, with a new checkpoint. Nothing is "
-            "stored",
+            f"the stream of late rows has 'violationPolicy' = '{stream.policy}', which keeps no "
+            f"late rows to correct '{store.root}' with",
+            f"'{KEEP_ALL}'",
+            f"set 'violationPolicy' to '{KEEP_ALL}' on the stream, with a new checkpoint. Nothing "
+            "is stored",
         )
     if "ctiImport" in stream.settings:
         raise UpdateFailed(

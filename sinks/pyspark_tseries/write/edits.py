@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.policies import STORE_POLICIES, Action
 from pyspark_tseries.errors import NoSuchEvent
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_names
 from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT
@@ -81,7 +82,7 @@ def number_edits(
     before = lookup_after(targets.names, index, appended)
     lost = np.flatnonzero(~there)
     example = _describe_missing(targets, int(lost[0]), before) if len(lost) else None
-    if example and missing_original == "fail":
+    if example and STORE_POLICIES[missing_original] is Action.FAIL:
         raise _missing_original_error(example, len(lost))
     order = np.flatnonzero(there)
     order = order[np.argsort(targets.codes[order], kind="stable")]

@@ -24,6 +24,7 @@ from pyspark_timestream.core.instants import (
     format_duration,
     format_instant,
 )
+from pyspark_timestream.core.policies import STORE_POLICIES, Action
 from pyspark_tseries.errors import FutureEvent, OutOfOrder, UpdateFailed
 from pyspark_tseries.model.arrays import (
     NEVER_US,
@@ -208,7 +209,7 @@ def _apply_future_policy(ahead: BoolArray, rows: "SortedRows", future: FutureRul
         "timestamp": format_instant(int(rows.us[row])),
         "commit_time": format_instant(future.commit_us),
     }
-    if future.policy == "drop":
+    if STORE_POLICIES[future.policy] is Action.DROP:
         return Counts(future=len(positions), future_example=example)
     why = ", as in every store whose retained range has 'last'" if future.is_default else ""
     raise FutureEvent(
@@ -347,11 +348,12 @@ def _apply_late_policy(
     is_before_cti = int(rows.us[row]) >= before["original_us"][code]
     if is_before_cti:
         example["store_cti"] = format_instant(cti_us)
-    if out_of_order == "fail":
+    action = STORE_POLICIES[out_of_order]
+    if action is Action.FAIL:
         if is_before_cti:
             raise _before_cti_error(example["series"], int(rows.us[row]), cti_us)
         raise _out_of_order_error(example, len(late))
-    dropped = len(late) if out_of_order == "drop" else 0
+    dropped = len(late) if action is Action.DROP else 0
     return Counts(dropped, len(late) - dropped, example)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import TICK_US, Instants, Mask, format_instant
+from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError, ViolationFound
 from pyspark_timestream.kafka.decode.payload import (
     ProcessedBlock,
@@ -44,7 +45,7 @@ from pyspark_timestream.rules.state import (
     max_known,
     raise_cti,
 )
-from pyspark_timestream.rules.step import POLICIES, step
+from pyspark_timestream.rules.step import step
 
 _LOG = logging.getLogger(__name__)
 

@@ -28,6 +28,7 @@ from pyspark_timestream.core.instants import (
     Mask,
     parse_instant,
 )
+from pyspark_timestream.core.policies import DEFAULT_FUTURE_POLICY, DEFAULT_POLICY
 
 MAX_LEAD_US: Final = 60_000_000
 """Clock skew does not explain a time further after its record's timestamp or the wall clock."""
@@ -163,7 +164,7 @@ class TimeRules:
     """
 
     shape: str = "point"
-    policy: str = "drop"
+    policy: str = DEFAULT_POLICY
     every_events: int | None = None
     every_us: int | None = None
     delay_us: int = 0
@@ -171,7 +172,7 @@ class TimeRules:
     writers: tuple[str, ...] = ()
     writer_timeout_us: int | None = None
     time_window: bool = False
-    future_policy: str = "keep"
+    future_policy: str = DEFAULT_FUTURE_POLICY
     writer_grace_us: int | None = None
     from_us: int | None = None
     until_us: int | None = None

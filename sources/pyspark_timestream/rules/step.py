@@ -22,10 +22,8 @@ on-time row below U comes before this end, so nobody reads the rest.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +38,7 @@ from pyspark_timestream.core.instants import (
     instant_or_none,
     instant_or_sentinel,
 )
+from pyspark_timestream.core.policies import FUTURE_POLICIES, LATE_COUNTERS, POLICIES, Action
 from pyspark_timestream.rules.generator import (
     GeneratedCtis,
     fold_written_events,
@@ -61,104 +60,6 @@ from pyspark_timestream.rules.state import (
     TimeRules,
     find_early,
 )
-
-
-class Action(Enum):
-    """What a policy does with a violating event.
-
-    Attributes:
-        text: the words of the policy table of semantics 3.
-        counter: counts late events of this action (semantics 3.7); "" if the query fails.
-        moves: the time that the action sets to the CTI; the row then has the violation `adjusted`
-            and keeps the original times. None: it moves no time.
-    """
-
-    text: str
-    counter: str
-    moves: Literal["start_us", "end_us"] | None
-
-    DROP = "dropped", "dropped", None
-    MOVE_START = "start moved to the CTI", "adjusted", "start_us"
-    MOVE_END = "end moved to the CTI", "adjusted", "end_us"
-    FAIL = "the query fails", "", None
-    FLAG = "passed on, flagged", "flagged", None
-
-    def __init__(
-        self, text: str, counter: str, moves: Literal["start_us", "end_us"] | None
-    ) -> None:
-        self.text, self.counter, self.moves = text, counter, moves
-
-
-class Policy(NamedTuple):
-    """A row of the policy table: the action for each kind of event.
-
-    An `ended interval` ends at or before the CTI, so moving its start would leave nothing of it.
-    """
-
-    point: Action
-    interval: Action
-    ended_interval: Action
-    start_edge: Action
-    end_edge: Action
-    malformed: Action
-
-    @property
-    def flags(self) -> bool:
-        """True if late events become rows that differ from others only by `violation`."""
-        return Action.FLAG in self
-
-    @property
-    def fails(self) -> bool:
-        """True if a violation fails the query."""
-        return Action.FAIL in self
-
-    def columns(self, shape: str) -> set[str]:
-        """Return the columns that this policy fills in rows of events of `shape`."""
-        moves = {action.moves for action in self} - {None}
-        filled = {"violation"} if moves or self.flags else set()
-        if moves:
-            filled |= {"original_start_time"}
-            filled |= set() if shape == "point" else {"original_end_time"}
-        return filled
-
-
-POLICIES: Final[Mapping[str, Policy]] = {
-    "drop": Policy(*[Action.DROP] * 6),
-    # A point lives one microsecond, so it can never straddle a CTI: adjusting it leaves nothing.
-    "adjust": Policy(
-        point=Action.DROP,
-        interval=Action.MOVE_START,
-        ended_interval=Action.DROP,
-        start_edge=Action.MOVE_START,
-        end_edge=Action.MOVE_END,
-        malformed=Action.DROP,
-    ),
-    "fail": Policy(*[Action.FAIL] * 6),
-    "flag": Policy(*[Action.FLAG] * 6),
-}
-"""The policy table of semantics 3. Its rows alone decide what a policy does, counts and fills."""
-
-KEEP_ALL: Final = "flag"
-"""The policy that loses nothing: commands that inspect a topic use it, and messages advise it."""
-
-
-class FuturePolicy(NamedTuple):
-    """What becomes of an event in the future (semantics 3.8).
-
-    Attributes:
-        fate: what happened to such events, for messages.
-        action: None: it stays as it is, flagged if the violation policy flags.
-    """
-
-    fate: str
-    action: Action | None
-
-
-FUTURE_POLICIES: Final[Mapping[str, FuturePolicy]] = {
-    "keep": FuturePolicy("were kept", None),
-    "drop": FuturePolicy("were dropped", Action.DROP),
-    "fail": FuturePolicy("failed the query", Action.FAIL),
-}
 
 LATE: Final = 1
 ADJUSTED: Final = 2
@@ -422,7 +323,7 @@ def _apply_policies(
 ) -> tuple[BlockResult, dict[str, int]]:
     """Apply the policies, and return what they add to each counter of late events."""
     policy = POLICIES[rules.policy]
-    counts = {action.counter: 0 for action in Action if action.counter}
+    counts = dict.fromkeys(LATE_COUNTERS, 0)
     for kind, mask in _group_by_kind(rules.shape, events, result):
         if mask.any():
             action: Action = getattr(policy, kind)

@@ -10,9 +10,10 @@ from timestream.drawn_rules import KINDS, columns, delays, frequencies
 from timestream.oracle import Event, Failed, Record
 
 from pyspark_timestream.core.instants import NEVER
+from pyspark_timestream.core.policies import FUTURE_POLICIES, POLICIES
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.state import PartitionState, TimeRules
-from pyspark_timestream.rules.step import FUTURE_POLICIES, POLICIES, VIOLATIONS, step
+from pyspark_timestream.rules.step import VIOLATIONS, step
 
 NAMES = ("", "a", "b", "c")
 

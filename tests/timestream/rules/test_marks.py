@@ -10,10 +10,10 @@ from timestream.drawn_marks import mark, marks, stepped, topics
 from timestream.oracle import Event, Failed, Record, outcome, run
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, NEVER
+from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.rules.generator import generate_ctis
 from pyspark_timestream.rules.marks import Proposals, fold_marks
 from pyspark_timestream.rules.state import PartitionState, TimeRules, WriterState
-from pyspark_timestream.rules.step import POLICIES
 
 
 @given(topics())

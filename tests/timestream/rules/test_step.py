@@ -13,10 +13,11 @@ from timestream.drawn_rules import KINDS, columns, delays, frequencies
 from timestream.oracle import Event, Failed, outcome, run
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
+from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.rules import generator
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
-from pyspark_timestream.rules.step import POLICIES, VIOLATIONS, step
+from pyspark_timestream.rules.step import VIOLATIONS, step
 
 GOING_ON = [name for name, policy in POLICIES.items() if not policy.fails]
 

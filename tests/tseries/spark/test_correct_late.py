@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_timestream.core.policies import POLICIES
 from pyspark_tseries import (
     IncompatibleValue,
     PermissionDenied,
@@ -485,8 +486,16 @@ def noted(tmp_path, **differences):
         ({"maxFuture": "1 hour"}, {}, "option 'maxFuture'"),
         ({}, {"topic": "walks"}, "of topic 'walks', and the windows of topic 'rides'"),
         ({"start": 500}, {"start": 3}, r"'rides-0' from offset 3, and .* from 500 \('startingOff"),
-        ({}, {"violationPolicy": "drop"}, "'violationPolicy' = 'drop', which keeps no late rows"),
-        ({"violationPolicy": "adjust"}, {}, "'adjust', which moves late rows into later windows"),
+        *(
+            ({}, {"violationPolicy": name}, f"'{name}', which keeps no late rows")
+            for name in [*POLICIES, "of a later release"]
+            if name not in POLICIES or not POLICIES[name].flags_all
+        ),
+        *(
+            ({"violationPolicy": name}, {}, f"'{name}', which moves late rows into later windows")
+            for name in [*POLICIES, "of a later release"]
+            if name not in POLICIES or POLICIES[name].moves
+        ),
         ({"ctiImport": "x"}, {"ctiImport": "x"}, "option 'ctiImport'"),
     ],
 )
@@ -504,7 +513,7 @@ def test_late_rows_that_were_judged_otherwise_are_refused_by_the_option(
     ("first", "second"),
     [
         ({}, {}),
-        ({"violationPolicy": "drop"}, {}),
+        *(({"violationPolicy": name}, {}) for name, policy in POLICIES.items() if not policy.moves),
         ({}, {"endingOffsets": "latest", "valueSchema": "{}"}),
         ({"subscribe": "rides"}, {"subscribePattern": "r.*"}),
         # Another query has judged them.

@@ -29,12 +29,13 @@ from pyspark_timestream.core.instants import (
     instant_or_none,
     instant_or_sentinel,
 )
+from pyspark_timestream.core.policies import KEEP_ALL
 from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
-from pyspark_timestream.rules.step import KEEP_ALL, LATE, check_times, step
+from pyspark_timestream.rules.step import LATE, check_times, step
 
 _BITS: Final = 7
 _FIRST: Final = 1 << _BITS

@@ -31,6 +31,7 @@ from pyspark_timestream.commands.peek.detect import (
     find_reader_options,
     list_keys,
 )
+from pyspark_timestream.core.policies import KEEP_ALL
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
 from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, default_schema, project
 from pyspark_timestream.kafka.decode.formats import check_fields, decode_side, split_value_frames
@@ -45,7 +46,7 @@ from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.registry.client import SchemaRegistry
 from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas, with_readers
 from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.step import KEEP_ALL, step
+from pyspark_timestream.rules.step import step
 
 SIDES: Final[tuple[Side, Side]] = ("value", "key")
 

@@ -3,11 +3,12 @@
 The rules are semantics 1.2, 13.1, 13.2, 13.11 and 13.12.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import pyarrow as pa
 
+from pyspark_timestream.core.policies import KINDS, POLICIES
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.decode.records import METADATA, Projection, list_time_sources
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -18,7 +19,6 @@ from pyspark_timestream.kafka.options.parsers import (
     parse_path,
 )
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS
-from pyspark_timestream.rules.step import POLICIES
 
 _PASSABLE: Final = "a path through objects only: columns that are structs, or strings"
 
@@ -89,6 +89,9 @@ def _find_obstacle(path: Path, declared: Mapping[Path, pa.Field]) -> str:
             kind = kind.field(place).type
     return ""
 
+
+_BY_POLICY: Final = ("violation", "original_start_time", "original_end_time")
+"""The columns that the violation policy fills."""
 
 DEAD_LETTER: Final = {"payload": "", "reason": "_reason", "schema_id": "_schema_id"}
 """What a column says about a malformed payload -> its suffix after `columnNameOfCorruptRecord`."""
@@ -205,11 +208,7 @@ def _list_unfilled(options: KafkaOptions) -> dict[str, str]:
     filled = {
         "end_time": options.shape != "point" or "option 'eventShape' = 'interval' or 'edge'",
         "edge": options.shape == "edge" or "option 'eventShape' = 'edge'",
-        "violation": "violation" in by_policy or f"option {_name_policies('violation')}",
-        "original_start_time": "original_start_time" in by_policy
-        or f"option {_name_policies('original_start_time')}",
-        "original_end_time": "original_end_time" in by_policy
-        or f"options {_name_policies('original_end_time')} and 'eventShape' = 'interval' or 'edge'",
+        **{name: name in by_policy or _name_policies(name, options.shape) for name in _BY_POLICY},
         "time_lower": options.time_window or "option 'timeWindow' = 'true'",
         "time_upper": options.time_window or "option 'timeWindow' = 'true'",
         "value_schema_id": (rules.format != "binary" and rules.framing != "none")
@@ -221,9 +220,23 @@ def _list_unfilled(options: KafkaOptions) -> dict[str, str]:
     return {name: what for name, what in filled.items() if isinstance(what, str)}
 
 
-def _name_policies(column: str) -> str:
-    names = [name for name, policy in POLICIES.items() if column in policy.columns("edge")]
-    return "'violationPolicy' = " + " or ".join(f"'{name}'" for name in names)
+def _name_policies(column: str, shape: str) -> str:
+    """Name the policies that fill a column in events of `shape`; if none does, in other events."""
+    by_shape = {
+        other: [name for name, policy in POLICIES.items() if column in policy.columns(other)]
+        for other in KINDS
+    }
+    if by_shape[shape]:
+        return f"option 'violationPolicy' = {_name_any(by_shape[shape])}"
+    shapes = [other for other, names in by_shape.items() if names]
+    policies = dict.fromkeys(name for other in shapes for name in by_shape[other])
+    return (
+        f"options 'violationPolicy' = {_name_any(policies)} and 'eventShape' = {_name_any(shapes)}"
+    )
+
+
+def _name_any(texts: Iterable[str]) -> str:
+    return " or ".join(f"'{text}'" for text in texts)
 
 
 def _check_metadata(options: KafkaOptions, column: pa.Field, name: str) -> str:

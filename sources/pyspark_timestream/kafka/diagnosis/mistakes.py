@@ -22,6 +22,12 @@ from pyspark_timestream.core.instants import (
     parse_instant,
     round_duration,
 )
+from pyspark_timestream.core.policies import (
+    KEEP_ALL,
+    LATE_COUNTERS,
+    find_future_policy,
+    find_policy,
+)
 from pyspark_timestream.kafka.diagnosis.history import (
     BatchRecord,
     History,
@@ -40,7 +46,6 @@ from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, Partiti
 from pyspark_timestream.kafka.offsets.positions import has_stream_ended
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import EARLY_US, FAR_US, MAX_LEAD_US, PartitionState
-from pyspark_timestream.rules.step import FUTURE_POLICIES, KEEP_ALL, POLICIES
 
 _FEW: Final = 0.01
 """A partition with a smaller fraction of late or malformed events counts as healthy."""
@@ -79,7 +84,7 @@ def makes_ctis(moment: BatchRecord) -> bool:
 
 def keeps_late(settings: Mapping[str, str]) -> bool:
     """True if a stream with these settings passes late events on, flagged."""
-    return POLICIES[settings.get("violationPolicy", "drop")].flags
+    return find_policy(settings).flags
 
 
 def _needs_times(moment: BatchRecord) -> bool:
@@ -300,7 +305,7 @@ def count_malformed_reasons(last: BatchRecord) -> tuple[MalformedReason, ...]:
 
 def _find_future_events(history: History) -> Iterator[Diagnosis]:
     settings = history[-1].settings
-    fate = FUTURE_POLICIES[settings.get("futurePolicy", "keep")].fate
+    fate = find_future_policy(settings).fate
     return _report_unusable(
         Kind.FUTURE_EVENTS,
         history,
@@ -319,7 +324,7 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
             "'maxFuture', with a new checkpoint; or correct the clocks of the devices"
         )
     ways = [Kind.FUTURE_EVENTS.fix]
-    if settings.get("futurePolicy", "keep") == "keep":
+    if find_future_policy(settings).action is None:
         ways.append("'futurePolicy' = 'drop', with a new checkpoint, leaves them out")
         if not keeps_late(settings):
             ways.append(f"'violationPolicy' = '{KEEP_ALL}' marks them instead")
@@ -347,7 +352,7 @@ def is_far(moment: BatchRecord, part: Partition) -> bool:
 
 def count_late(state: PartitionState) -> int:
     """Count the late events, except those with times that seem to be in another unit."""
-    late = state.dropped + state.adjusted + state.flagged
+    late: int = sum(getattr(state, counter) for counter in LATE_COUNTERS)
     return max(late - state.clues.early, 0) if state.clues.has_other_unit else late
 
 

@@ -7,6 +7,14 @@ from typing import Final
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.event_time import TIME_UNITS
 from pyspark_timestream.core.options import boolean, choice, fixed_settings, option, text
+from pyspark_timestream.core.policies import (
+    DEFAULT_FUTURE_POLICY,
+    DEFAULT_POLICY,
+    FUTURE_POLICIES,
+    KEEP_ALL,
+    KINDS,
+    POLICIES,
+)
 from pyspark_timestream.kafka.options.keys import select_record_settings
 from pyspark_timestream.kafka.options.parsers import (
     CTI_DELAY,
@@ -27,7 +35,6 @@ from pyspark_timestream.kafka.options.parsers import (
 from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
 from pyspark_timestream.kafka.options.topic_settings import TIME_SETTINGS, SettingsPlace
 from pyspark_timestream.rules.state import TimeRules
-from pyspark_timestream.rules.step import FUTURE_POLICIES, KEEP_ALL, POLICIES
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
 _GENERATED: Final = ("ctiFrequency", "advanceTime")
@@ -68,7 +75,7 @@ class KafkaOptions(PayloadOptions):
     )
     shape: str = option(
         "eventShape",
-        choice("point", "interval", "edge"),
+        choice(*KINDS),
         "point",
         description="`point`, `interval` or `edge`",
         may_change=False,
@@ -227,7 +234,7 @@ class KafkaOptions(PayloadOptions):
     future_policy: str = option(
         "futurePolicy",
         choice(*FUTURE_POLICIES),
-        "keep",
+        DEFAULT_FUTURE_POLICY,
         description=(
             "what happens to events in the future: `keep`, `drop`, or `fail`, which ends the query"
         ),
@@ -237,7 +244,7 @@ class KafkaOptions(PayloadOptions):
     policy: str = option(
         "violationPolicy",
         choice(*POLICIES),
-        "drop",
+        DEFAULT_POLICY,
         description=(
             "what happens to events that break a CTI's promise: `drop`, `adjust`, `fail`, `flag`"
         ),

@@ -40,10 +40,7 @@ ORIGINALS = ["original_start_time", "original_end_time"]
             {"ctiHeader": "c", "timeWindow": "true"},
             ["start_time", "time_lower", "time_upper", "cti"],
         ),
-        (
-            {**CTIS, "violationPolicy": "adjust"},
-            ["start_time", "violation", "original_start_time", "cti"],
-        ),
+        ({**CTIS, "violationPolicy": "adjust"}, ["start_time", "cti"]),
         (
             {**CTIS, **EDGE, "violationPolicy": "adjust"},
             ["start_time", "end_time", "edge", "violation", *ORIGINALS, "cti"],
@@ -104,8 +101,13 @@ def test_the_column_of_malformed_values_can_have_another_name():
         ({"ctiHeader": "c"}, ("time_lower", INSTANT), "'timeWindow' = 'true'"),
         ({}, ("end_time", INSTANT), "'eventShape' = 'interval' or 'edge'"),
         (INTERVAL, ("edge", pa.string()), "'eventShape' = 'edge'"),
-        (CTIS, ("violation", pa.string()), "'violationPolicy' = 'adjust' or 'flag'"),
-        (CTIS, ("original_start_time", INSTANT), "'violationPolicy' = 'adjust'"),
+        ({**CTIS, **EDGE}, ("violation", pa.string()), "'violationPolicy' = 'adjust' or 'flag'"),
+        (CTIS, ("violation", pa.string()), "option 'violationPolicy' = 'flag'; next"),
+        (
+            CTIS,
+            ("original_start_time", INSTANT),
+            "'violationPolicy' = 'adjust' and 'eventShape' = 'interval' or 'edge'",
+        ),
         ({"metadataPrefix": "k_"}, ("k_cti", INSTANT), "would be empty"),
     ],
 )
