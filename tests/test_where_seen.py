@@ -5,8 +5,9 @@ need no line of their own for a new one.
 """
 
 import ast
+import inspect
 import re
-from collections.abc import Set
+from collections.abc import Callable, Set
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from documents import ROOT, read, section, table
 from generate import CONNECTORS
 
 from pyspark_timestream.core.options import OptionSpec, option_specs
-from pyspark_timestream.core.policies import POLICIES
+from pyspark_timestream.core.policies import KEEP_ALL, POLICIES
 from pyspark_timestream.kafka.offsets.next_offset import build_progress
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.stream_state import RunContext
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.marks import Marks
@@ -55,6 +57,33 @@ def words_of_tests() -> frozenset[str]:
     return frozenset(re.findall(r"[\w.]+", " ".join(path.read_text() for path in files)))
 
 
+@cache
+def options_given_by_tests() -> frozenset[str]:
+    """Names that tests give as arguments, keys of dictionaries, or to `option`.
+
+    What they compare with, such as a report of the progress, and texts to refuse do not count.
+    """
+    found = set[str]()
+    folders = (ROOT / "tests", ROOT / "integration")
+    nodes: list[ast.AST] = [
+        ast.parse(path.read_text())
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if path.name not in (Path(__file__).name, "refused_texts.py")
+    ]
+    while nodes:
+        node = nodes.pop()
+        match node:
+            case ast.keyword(arg=str(name)):
+                found.add(name)
+            case ast.Dict():
+                found |= {key.value for key in node.keys if isinstance(key, ast.Constant)}
+            case ast.Call(func=ast.Attribute(attr="option"), args=[ast.Constant(value=name), _]):
+                found.add(name)
+        nodes += [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.Compare)]
+    return frozenset(found)
+
+
 def names_in(text: str) -> set[str]:
     """What stands in code in a text."""
     return set(re.findall(r"`([^`\n]+)`", text))
@@ -67,7 +96,35 @@ def test_an_option_has_an_effect(field: str, spec: OptionSpec) -> None:
 
 @pytest.mark.parametrize(("field", "spec"), OPTIONS)
 def test_an_option_is_given_by_a_test(field: str, spec: OptionSpec) -> None:
-    assert spec.name in words_of_tests() or f"{spec.name}." in " ".join(words_of_tests())
+    assert spec.name in options_given_by_tests()
+
+
+@pytest.mark.parametrize(
+    "taker", [TimeRules, RunContext, build_progress], ids=lambda it: it.__name__
+)
+def test_what_an_option_decides_is_passed_on(taker: Callable[..., object]) -> None:
+    """Options reach the rules, the planning and the progress by one call each, which gives all."""
+    calls = [
+        node
+        for path in (ROOT / "sources").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == taker.__name__
+    ]
+    whole = [call for call in calls if call.args or call.keywords]
+    assert len(whole) == 1
+    names = list(inspect.signature(taker).parameters)
+    given = names[: len(whole[0].args)] + [keyword.arg for keyword in whole[0].keywords]
+    assert sorted(given) == sorted(names)
+
+
+@pytest.mark.parametrize(("field", "spec"), OPTIONS)
+def test_an_option_that_accepts_a_few_words_describes_all_of_them(
+    field: str, spec: OptionSpec
+) -> None:
+    words = re.findall(r"'([^',]+)'(?:, |$)", spec.parser.accepts)
+    is_list = spec.parser.accepts == ", ".join(f"'{word}'" for word in words)
+    if is_list and not spec.description.startswith("as `"):
+        assert set(words) <= names_in(spec.description) | {spec.default}
 
 
 @pytest.mark.parametrize(("field", "spec"), OPTIONS)
@@ -127,7 +184,9 @@ def test_a_counter_counts_something(counter: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_has_a_section_and_is_told_of_late_rows(policy: str) -> None:
     assert re.search(rf"^### 3\.\d+ {policy}$", read(SEMANTICS), re.MULTILINE)
-    assert policy in names_in(read("docs/how-to/late-rows.md"))
+    others = re.search(r"^Other policies:.*?\n\n", read("docs/how-to/late-rows.md"), re.M | re.S)
+    assert others
+    assert policy == KEEP_ALL or policy in names_in(others[0])
 
 
 SHOWN_BY = {

@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pytest
 
+from pyspark_timestream.core.options import read_options
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, query_schema, table_schema
@@ -64,17 +65,19 @@ def test_a_value_column_named_like_a_metadata_column_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("option", "field"),
+    ("given", "field"),
     [
-        ("seriesColumn", "series_column"),
-        ("timestampColumn", "timestamp_column"),
-        ("authorColumn", "author_column"),
-        ("editOfColumn", "edit_of_column"),
+        ({"seriesColumn": "nope"}, "series_column"),
+        ({"timestampColumn": "nope"}, "timestamp_column"),
+        ({"authorColumn": "nope"}, "author_column"),
+        ({"editOfColumn": "nope"}, "edit_of_column"),
     ],
 )
-def test_an_option_that_names_no_column_is_refused_naming_the_columns(option, field):
+def test_an_option_that_names_no_column_is_refused_naming_the_columns(given, field):
+    read = read_options(WriteOptions, {"path": "/s", **given})
+    (option,) = given
     with pytest.raises(OptionError, match=f"'{option}'.*'nope'.*'series'.*next step"):
-        plan(schema(), None, **{field: "nope"})
+        plan(schema(), None, **{field: getattr(read, field)})
 
 
 def test_a_dataframe_without_series_needs_an_option():

@@ -246,7 +246,8 @@ class KafkaOptions(PayloadOptions):
         choice(*POLICIES),
         DEFAULT_POLICY,
         description=(
-            "what happens to events that break a CTI's promise: `drop`, `adjust`, `fail`, `flag`"
+            "what happens to events that break a CTI's promise: "
+            + ", ".join(f"`{name}`" for name in POLICIES)
         ),
         may_change=False,
         needs=_ANY_CTIS,

@@ -28,6 +28,11 @@ def given(side, **attributes):
     return {NAMES[name][SIDES.index(side)]: text for name, text in attributes.items()}
 
 
+def test_the_keys_framing_is_their_own():
+    found = options(keyFormat="avro", keyFraming="header", **URL)
+    assert (found.key_rules.framing, found.value_rules.framing) == ("header", "none")
+
+
 def rules(side, **raw):
     found = options(**raw)
     return found.value_rules if side == "value" else found.key_rules
