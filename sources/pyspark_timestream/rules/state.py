@@ -272,6 +272,11 @@ class PartitionState:
     tombstones: int = 0
     clues: Clues = Clues()
 
+    @property
+    def unusable(self) -> int:
+        """The number of events that a counter names as driving no clock."""
+        return self.malformed + self.tombstones + self.future
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object without the counters and fields that have their start value."""
         defaults = PartitionState()

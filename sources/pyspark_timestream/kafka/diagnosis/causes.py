@@ -31,6 +31,7 @@ from pyspark_timestream.kafka.diagnosis.kinds import (
     recall_warnings,
 )
 from pyspark_timestream.kafka.diagnosis.mistakes import (
+    describe_time_options,
     find_late_rows,
     find_lossy_partitions,
     find_mistakes,
@@ -261,8 +262,8 @@ def _explain_missing_cti(state: PartitionState, size: int, others_have_events: b
         return None
     if state.events == 0 and others_have_events:
         return Kind.IDLE_PARTITION
-    unusable = state.malformed + state.tombstones + state.future
-    return None if state.events and state.events == unusable else Kind.NO_CTI
+    # If a counter names all events, a diagnosis of its own says what to do about them.
+    return None if state.events and state.events == state.unusable else Kind.NO_CTI
 
 
 def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:
@@ -400,17 +401,25 @@ def _find_newest(state: PartitionState) -> int:
 
 def _report_no_cti(history: History, parts: Sequence[Partition]) -> Diagnosis:
     last = history[-1]
-    text = _describe_missing_cti(last.settings, last.states[parts[0]])
+    settings, state = last.settings, last.states[parts[0]]
+    text = _describe_missing_cti(settings, state)
     if len(parts) > 1:
         text += f"; so it is in {len(parts)} partitions"
-    return _report_blocked(Kind.NO_CTI, history, parts, text)
+    # More records help nothing if no event has a time, whatever the counters say of them.
+    is_timeless = "ctiFrequency" in settings and state.events > 0 and _has_read_no_time(state)
+    advice = Kind.MALFORMED.fix if is_timeless else ""
+    return _report_blocked(Kind.NO_CTI, history, parts, text, advice=advice)
+
+
+def _has_read_no_time(state: PartitionState) -> bool:
+    return state.last_us is None and not state.count
 
 
 def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) -> str:
     """Describe the condition that a partition's first CTI lacks."""
     frequency, header = settings.get("ctiFrequency"), settings.get("ctiHeader")
     if not state.events:
-        return "no record has been read yet"
+        return "no event has been read yet"
     if settings.keys().isdisjoint(CTI_SETTINGS):
         return "no option makes CTIs while the stream runs: 'ctiFrequency' is not set"
     reasons = []
@@ -420,6 +429,9 @@ def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) ->
         reasons.append(f"none of {state.events} records had a readable header '{header}'")
     if "writerFrom" in settings:
         reasons.append("some of its writers have no CTI")
+    elif frequency is not None and _has_read_no_time(state):
+        where = describe_time_options(settings)
+        reasons.append(f"none of {state.events} events has a time that can be read ({where})")
     elif frequency is not None and frequency.isdigit():
         reasons.append(f"{state.count} events count so far, and 'ctiFrequency' is {frequency}")
     elif frequency is not None and state.last_us is not None and state.base_us is not None:

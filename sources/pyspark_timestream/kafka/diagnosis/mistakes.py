@@ -142,7 +142,7 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
         history,
         counts,
         f"{malformed} of {events} events have no time that can be read "
-        f"({_describe_time_options(last.settings)})",
+        f"({describe_time_options(last.settings)})",
         counted=lambda share: share.state.malformed,
         # If most events are malformed, the options are wrong, which the kind's own fix is about.
         advice="" if 2 * malformed >= events else advice,
@@ -188,15 +188,14 @@ def _find_tombstones(history: History) -> Iterator[Diagnosis]:
         Kind.TOMBSTONES,
         history,
         lambda share: share.state.tombstones,
-        f"records have no value, where {_describe_time_options(last.settings)}, and {fate}",
+        f"records have no value, where {describe_time_options(last.settings)}, and {fate}",
         lambda _: kept if is_kept else "",
     )
 
 
 def _has_no_time(state: PartitionState) -> bool:
     """True if no event of the partition can drive its clock."""
-    unusable = state.future + state.malformed + state.tombstones
-    return state.cti_us is None and unusable == state.events
+    return state.cti_us is None and state.unusable == state.events
 
 
 def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
@@ -206,7 +205,7 @@ def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
         return
     source = (
         f"option 'timeUnit' is '{last.settings.get('timeUnit', 'ms')}', and the time comes from "
-        f"{_describe_time_options(last.settings)}"
+        f"{describe_time_options(last.settings)}"
     )
     early = {
         part: state.clues.early for part, state in states.items() if state.clues.has_other_unit
@@ -236,7 +235,8 @@ def _is_improbable(us: int | None) -> bool:
     return us is not None and (early_us <= us < end_us or FAR_US <= us < FINAL_US)
 
 
-def _describe_time_options(settings: Mapping[str, str]) -> str:
+def describe_time_options(settings: Mapping[str, str]) -> str:
+    """Name the options that say where an event's time is, with their texts."""
     names = (name for name in ("startTime", "endTime", "edge") if name in settings)
     return ", ".join(f"option '{name}' is '{settings[name]}'" for name in names)
 

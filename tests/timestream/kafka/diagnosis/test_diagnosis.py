@@ -273,7 +273,7 @@ def test_a_backlog_elsewhere_is_told_after_what_holds_the_cti_back():
 @pytest.mark.parametrize(
     ("clock", "settings", "said"),
     [
-        (state(None, events=0), COUNT, "no record has been read yet"),
+        (state(None, events=0), COUNT, "no event has been read yet"),
         (state(None, events=4, count=3), COUNT, "3 events count so far, and 'ctiFrequency' is 10"),
         (
             state(None, base_us=NOON, last_us=NOON + SECOND),
@@ -288,6 +288,19 @@ def test_what_is_missing_for_a_first_cti_is_said(clock, settings, said):
     diagnosis = only([share(clock)], settings=settings)
     assert (diagnosis.kind, diagnosis.cause) == (Kind.NO_CTI, "topic 'topic' partition 0")
     assert said in diagnosis.text
+
+
+@pytest.mark.parametrize("settings", [COUNT, {"ctiFrequency": "5 seconds"}])
+def test_events_without_a_time_that_no_counter_names_are_not_waited_for(settings):
+    clock = state(None, events=9, last_us=None)
+    settings = {**settings, "startTime": "field:at"}
+    diagnosis = only([share(clock)], settings=settings)
+    assert diagnosis.kind is Kind.NO_CTI
+    assert "none of 9 events has a time that can be read (option 'startTime' is 'field:at')" in (
+        diagnosis.text
+    )
+    assert "'startTime'" in diagnosis.fix
+    assert "records arrive" not in diagnosis.fix
 
 
 def test_a_first_batch_that_has_just_read_is_not_judged_by_the_state_before_it():
