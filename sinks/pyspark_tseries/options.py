@@ -715,10 +715,15 @@ def parse_argument(name: str, value: str) -> Any:
     parser = option_specs(WriteOptions)[name].parser
     try:
         return parser.parse(value)
-    except (ValueError, AttributeError):  # What has no `strip` is not a text.
-        raise ValueError(
-            compose_message(f"{name} {value!r} is unknown", parser.accepts, f"correct {name}")
-        ) from None
+    except AttributeError:  # What has no `strip` is not a text.
+        problem = "it is not a text"
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(
+        compose_message(
+            f"cannot read {name} {value!r} ({problem})", parser.accepts, f"correct {name}"
+        )
+    )
 
 
 _BELONGS: Final = {

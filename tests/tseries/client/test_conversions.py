@@ -463,7 +463,7 @@ def test_arguments_of_the_client_are_named_as_it_has_them(tmp_path):
         store.append_many(edit)
     assert store.append_many(edit, missing_original="drop")["sequence"].to_pylist() == [None]
     for name in ("out_of_order", "missing_original", "clock"):
-        with pytest.raises(ValueError, match=rf"{name} 'some' is unknown; accepted: '.*'"):
+        with pytest.raises(ValueError, match=rf"cannot read {name} 'some' \(.*\); accepted: '.*'"):
             store.append_many(edit, **{name: "some"})
     with pytest.raises(IncompatibleValue, match=r"timestamp .* has no time zone"):
         store.append("a", 1.0, NOON)

@@ -154,10 +154,24 @@ def test_r16_minutes_are_units_too(make):
     assert make("last 5M").describe()["retained_range"] == "last 5M"
 
 
-@pytest.mark.parametrize("text", ["", "last 5", "limit five", "first 3", "limit 0"])
-def test_r17_r18_what_is_no_range_creates_no_store(tmp_path, text):
-    with pytest.raises(ValueError, match=r"is unknown; accepted: 'limit N'"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "'' is not a clause"),
+        ("last 5", "'last 5' is not a clause"),
+        ("limit five", "'limit five' is not a clause"),
+        ("last 7D, limit 5", "'last 7D, limit 5' is not a clause"),
+        ("limit 3 first 3", "'first 3' is not a clause"),
+        ("limit 0", "0 is not in [1, 2^62)"),
+        (3, "3 is not a text"),
+    ],
+)
+def test_r17_r18_what_is_no_range_creates_no_store_and_its_wrong_clause_is_named(
+    tmp_path, text, said
+):
+    with pytest.raises(ValueError, match=r"accepted: 'limit N'.*next step: correct ") as refused:
         TimeSeries.create(str(tmp_path / "s"), VALUE, text)
+    assert said in str(refused.value)
     assert not (tmp_path / "s").exists()
 
 
