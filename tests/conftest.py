@@ -11,6 +11,10 @@ from pyspark_timestream.core.session import use_installed_pyspark
 
 use_installed_pyspark(os.environ)
 
+# An example takes as long as the machine's other work lets it.
+settings.register_profile("timestream", settings.default, deadline=None)
+settings.load_profile("timestream")
+
 # CI tries a third of the examples, other ones each time, and `make test` of a developer a sixth;
 # `make soak` tries them all.
 EXAMPLES_SHARE = 3 if IN_CI else 6

@@ -25,20 +25,31 @@ def main(file: Path) -> None:
     new.unlink(missing_ok=True)
     flags = os.environ.get("JVM_FLAGS", "")
     os.environ["SPARK_SUBMIT_OPTS"] = f"{flags} -XX:ArchiveClassesAtExit={new} -Xlog:cds*=off"
-    spark = local_spark("archive classes")
-    java = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as place:
-        run_batches(spark, Path(place))
-        run_stream(spark, Path(place))
-    spark.stop()
-    # Java ends with its input, and writes the file before it does.
-    java.stdin.close()
-    java.wait(WRITE_SECONDS)
+        # Workers that the end surprises say so, which helps only if something else fails.
+        log = Path(place) / "spark.log"
+        try:
+            run_session(log, Path(place))
+        except BaseException:
+            sys.stderr.write(log.read_text() if log.exists() else "")
+            raise
     if new.exists():
         new.replace(file)
         print(f"Java keeps Spark's classes in {file}, {file.stat().st_size / 1e6:.0f} MB")
     else:
         print("this Java keeps no classes in a file, so each session of a test reads its jars")
+
+
+def run_session(log: Path, place: Path) -> None:
+    """A session that runs queries, and ends."""
+    spark = local_spark("archive classes", log=log)
+    java = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
+    run_batches(spark, place)
+    run_stream(spark, place)
+    spark.stop()
+    # Java ends with its input, and writes the file before it does.
+    java.stdin.close()
+    java.wait(WRITE_SECONDS)
 
 
 def run_batches(spark: SparkSession, place: Path) -> None:
