@@ -37,7 +37,7 @@ SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 # slowest tests are named.
 WORKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci prepare clean java
+.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store questions soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci prepare clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -121,6 +121,11 @@ soak-store: java $(READY) ## a store against its model for ten minutes, 6,000 da
 	$(BIN)/python -m pytest tests/tseries/maintain/repair/test_damage.py -k no_damage -s
 	$(BIN)/python -m pytest integration/faults/test_store_soak.py integration/faults/test_store_kills.py \
 	  -k "ten_minutes or any_kill" $(RERUNS)
+
+questions: export QUESTIONS := 3000
+questions: export FULL_LENGTH := 1
+questions: java $(READY) ## thousands of random stores are asked every question, beside DuckDB over the deliveries; an hour; not part of CI
+	$(BIN)/python -m pytest tests/tseries/test_raw_questions.py -s
 
 soak-native: export SOAK_SECONDS := 1800
 soak-native: java $(READY) ## the native reader for half an hour under the address sanitizer; twelve seconds of it are part of CI

@@ -1,7 +1,9 @@
 """The packages' public names: adding or losing one is a decision, not an accident."""
 
 import ast
+import inspect
 import re
+from abc import ABC
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -43,7 +45,8 @@ def test_the_public_names_of_tseries() -> None:
         "WrongClock",
     }
     results = {"Erasure", "Event", "EventMetadata", "Finding", "Follower", "QueryResult"}
-    queries = {"BucketQuery", "BucketResult", "GapQuery", "RangeQuery"}
+    results |= {"CompactionResult"}
+    queries = {"BucketQuery", "BucketResult", "GapQuery", "RangeQuery", "StoreAsOf"}
     names = {"DefaultSource", "TimeSeries", "__version__", "correct_late", *queries}
     names |= {"describe", "withdraw_corrections", *errors, *results}
     assert set(pyspark_tseries.__all__) == names
@@ -90,3 +93,49 @@ def test_every_exception_is_exported_or_private_to_its_package(package: ModuleTy
 def test_both_packages_have_the_version_of_their_distribution() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", pyspark_timestream.__version__)
     assert pyspark_tseries.__version__ == pyspark_timestream.__version__
+
+
+CLIENT = [
+    value
+    for name in pyspark_tseries.__all__
+    if isinstance(value := getattr(pyspark_tseries, name), type)
+    and not is_exception(value)
+    and name != "DefaultSource"
+]
+"""What the store's client gives; `DefaultSource` is Spark's."""
+
+
+@pytest.mark.parametrize("kind", CLIENT, ids=lambda kind: kind.__name__)
+def test_the_reference_has_each_method_of_the_client_with_its_arguments_and_errors(
+    kind: type,
+) -> None:
+    page = Path("docs/reference/api-tseries.md").read_text()
+    shown = re.search(rf"autoclass:: pyspark_tseries\.{kind.__name__}\n((?: +:.*\n)+)", page)
+    assert shown is not None
+    assert ":members:" in shown[1]
+    assert (kind.__mro__[1] in (object, ABC)) or ":inherited-members:" in shown[1]
+    for name, method in inspect.getmembers(kind, inspect.isroutine):
+        if name.startswith("_") or method.__module__.split(".")[0] != "pyspark_tseries":
+            continue
+        text = inspect.getdoc(method) or ""
+        assert text, name
+        given = list(inspect.signature(method).parameters.values())
+        given = [known for known in given if known.name != "self"]
+        if "Args:" in text:
+            for argument in given:
+                assert re.search(rf"^ +{argument.name}: ", text, re.MULTILINE), (name, argument)
+        elif not re.search(r"(are|is) as for|as `\w+`|see `\w+\.\w+`", text):
+            lacking = [known.name for known in given if f"`{known.name}`" not in text]
+            assert len(lacking) < 2, (name, lacking)
+
+
+def test_what_the_client_returns_is_exported() -> None:
+    exported = {kind.__name__ for kind in CLIENT} | {"Self", "Any", "Table", "RecordBatchReader"}
+    for kind in CLIENT:
+        for name, method in inspect.getmembers(kind, inspect.isroutine):
+            if name.startswith("_") or not method.__module__.startswith("pyspark_tseries"):
+                continue
+            told = str(inspect.signature(method).return_annotation)
+            for word in re.findall(r"\b[A-Z]\w+", told):
+                known = word.startswith(("DuckDB", "DataFrame", "None")) or word == "Iterator"
+                assert known or word in exported, (kind.__name__, name, told)

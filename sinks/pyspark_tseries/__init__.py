@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark_tseries.client.bucket_query import BucketQuery, BucketResult, GapQuery
     from pyspark_tseries.client.follow import Follower
+    from pyspark_tseries.client.questions import StoreAsOf
     from pyspark_tseries.client.range_query import RangeQuery
     from pyspark_tseries.client.results import Event, EventMetadata, QueryResult
     from pyspark_tseries.client.time_series import TimeSeries
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         UpdateFailed,
         WrongClock,
     )
+    from pyspark_tseries.maintain.compactor import CompactionResult
     from pyspark_tseries.maintain.verify import describe
     from pyspark_tseries.maintain.withdrawal import withdraw_corrections
     from pyspark_tseries.model.damage import Finding
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BucketQuery",
     "BucketResult",
+    "CompactionResult",
     "ConditionFailed",
     "DefaultSource",
     "Erasure",
@@ -65,6 +68,7 @@ __all__ = [
     "RangeQuery",
     "ReplayDiffers",
     "StorageFailed",
+    "StoreAsOf",
     "StoreBusy",
     "StoreMismatch",
     "TimeSeries",
@@ -84,11 +88,13 @@ __version__ = "0.2.0"
 _MODULES = {
     **dict.fromkeys(["BucketQuery", "BucketResult", "GapQuery"], "client.bucket_query"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "client.results"),
+    "CompactionResult": "maintain.compactor",
     "DefaultSource": "spark.source",
     "Erasure": "model.erasures",
     "Finding": "model.damage",
     "Follower": "client.follow",
     "RangeQuery": "client.range_query",
+    "StoreAsOf": "client.questions",
     "TimeSeries": "client.time_series",
     "correct_late": "spark.correct_late",
     "describe": "maintain.verify",

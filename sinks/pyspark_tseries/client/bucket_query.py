@@ -115,7 +115,8 @@ class BucketQuery:
     ) -> pa.RecordBatchReader:
         """Return the rows of `select_from` in batches; memory holds some series at a time.
 
-        All batches are of the commit at which this was called.
+        The arguments are as for `select_from`. All batches are of the commit at which this was
+        called.
 
         Raises:
             InvalidQuery, PermissionDenied: as `select_from`; those about values come with a batch.
@@ -187,7 +188,8 @@ class GapQuery:
     ) -> pa.Table:
         """Return `series`, `start`, `end` and `length` of each gap, by series and time.
 
-        `start` and `end` are the timestamps of the events before and after it.
+        `start` and `end` are the timestamps of the events before and after it, in UTC. Series are
+        chosen as in `RangeQuery.select_from`; the arguments are as for that.
 
         Raises:
             InvalidQuery: the query is not one of values, or series are chosen in two ways.

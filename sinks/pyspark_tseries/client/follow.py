@@ -17,7 +17,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, NoReturn, Self
@@ -28,8 +28,14 @@ from pyspark_tseries.client.results import Event, QueryResult
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.columns import type_name
 from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.ranges import NO_EVENTS, format_initial, parse_initial, show_value
-from pyspark_tseries.model.series_choice import SeriesChoice, parse_choice
+from pyspark_tseries.model.ranges import (
+    NO_EVENTS,
+    format_initial,
+    parse_initial,
+    show_value,
+    to_whole,
+)
+from pyspark_tseries.model.series_choice import SeriesChoice, parse_choice, parse_name
 from pyspark_tseries.read.delivery import (
     InitialEvents,
     Position,
@@ -44,6 +50,13 @@ from pyspark_tseries.store.store import Store
 
 MAX_EVENTS: Final = 50_000
 """The most events that a follower holds; the initial events of one series may be more."""
+
+CATCH_UP_BYTES: Final = 64 * 1024 * 1024
+CATCH_UP_BATCHES: Final = 20
+"""A follower that catches up holds this much, or `MAX_EVENTS` this many times if that is less.
+
+It reads the files of all that it lacks once for each batch, so small batches would take it long.
+"""
 
 ROWS_AT_ONCE: Final = 1000
 """Make this many rows of a batch Python objects at once."""
@@ -93,25 +106,29 @@ class Follower:
         position: str | None,
         timeout_s: float | None,
         poll_s: float | None,
+        starts: Mapping[str, int] | None = None,
     ) -> None:
         self._location: Location = store.location
         snapshot = store.snapshot()
         self._values = snapshot.values
         self._gives_values = values
-        initial = _parse_start(start, snapshot, values)
+        initial = _parse_start(start, starts, snapshot, values)
         saved = None
         if position is not None:
             saved, chosen, initial = _parse_position(position)
             if not choice.is_all and choice != chosen:
                 _refuse_choice(choice, chosen)
             choice = chosen
+        _check_starts(initial.starts, choice, snapshot, author)
         self._about = {**_describe_choice(choice), "start": format_initial(initial.retained)}
+        if initial.starts:
+            self._about["starting_sequence"] = dict(initial.starts)
         check = functools.partial(_check_store, snapshot.values, author)
         self._subscription = Subscription(store.location, initial, check, choice, _WORDING)
         check(snapshot)
         if saved is None:
             saved = self._subscription.find_start()
-            if initial.retained == NO_EVENTS:
+            if initial.retained == NO_EVENTS and not initial.starts:
                 saved = replace(saved, initial=False)
         else:
             self._subscription.find_end(saved, 1)  # Refuse now what is of another store.
@@ -216,7 +233,7 @@ class Follower:
                     break
                 if self._is_drained and self._subscription.is_current():
                     break
-                end = self._subscription.find_end(batch.end, MAX_EVENTS)
+                end = self._subscription.find_end(batch.end, _limit_after(batch.table))
                 self._is_drained = end == batch.end
                 if not self._is_drained:
                     tasks = self._subscription.plan_tasks(batch.end, end)
@@ -240,6 +257,7 @@ def follow_store(
     position: str | None,
     timeout: float | timedelta | None,
     poll: float | timedelta | None,
+    starting_sequence: Mapping[str, int] | None = None,
 ) -> Follower:
     """Check the arguments of `TimeSeries.follow` and return its follower.
 
@@ -254,7 +272,16 @@ def follow_store(
         position=position,
         timeout_s=_parse_seconds("timeout", timeout, 0),
         poll_s=_parse_seconds("poll", poll, 0.001),
+        starts=_parse_starts(starting_sequence),
     )
+
+
+def _limit_after(batch: pa.Table) -> int:
+    """Return how many events may follow a batch at once."""
+    if batch.num_rows < MAX_EVENTS:
+        return MAX_EVENTS
+    fitting = CATCH_UP_BYTES * batch.num_rows // max(int(batch.nbytes), 1)
+    return max(MAX_EVENTS, min(fitting, CATCH_UP_BATCHES * MAX_EVENTS))
 
 
 def _empty_batch(position: Position) -> _Batch:
@@ -278,17 +305,56 @@ def _check_store(values: list[pa.Field], author: str, snapshot: Snapshot) -> Non
     )
 
 
-def _parse_start(start: str | None, snapshot: Snapshot, values: bool) -> InitialEvents:
+def _parse_start(
+    start: str | None, starts: Mapping[str, int] | None, snapshot: Snapshot, values: bool
+) -> InitialEvents:
     if start is None:
-        return InitialEvents(NO_EVENTS if values else snapshot.settings.subscription, {})
+        none = values or starts is not None
+        return InitialEvents(NO_EVENTS if none else snapshot.settings.subscription, starts or {})
     try:
-        return InitialEvents(parse_initial(start), {})
+        return InitialEvents(parse_initial(start), starts or {})
     except ValueError:
         raise InvalidQuery(
             f"start {show_value(start)} is not a range of initial events",
             "limit N, last DURATION, both, unlimited, or none",
             "correct it, such as 'limit 1' or 'last 1H'",
         ) from None
+
+
+def _parse_starts(given: Mapping[str, int] | None) -> dict[str, int] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise InvalidQuery(
+            f"starting_sequence {show_value(given)} is not a mapping",
+            "series -> sequence, such as {'kitchen': 17}",
+            "correct it",
+        )
+    starts = {parse_name(name): to_whole(number) for name, number in given.items()}
+    for name, number in starts.items():
+        if number < 0:
+            raise InvalidQuery(
+                f"starting_sequence: {number} of series '{name}' is no sequence",
+                "0 or more",
+                "correct it",
+            )
+    return starts
+
+
+def _check_starts(
+    starts: Mapping[str, int], choice: SeriesChoice, snapshot: Snapshot, author: str
+) -> None:
+    if not starts:
+        return
+    policy = AccessCheck(snapshot.settings.policy, author)
+    policy.require("query_obsolete", "set starting_sequence, which shows overridden values")
+    others = set(starts).difference(choice.pick(list(starts)))
+    if others:
+        raise InvalidQuery(
+            f"starting_sequence names series '{min(others)}', which is not followed",
+            f"series of {_describe_choice(choice)}",
+            "follow it too, or leave it out",
+        )
 
 
 def _parse_seconds(name: str, given: float | timedelta | None, least: float) -> float | None:
@@ -318,7 +384,7 @@ def _parse_position(text: str) -> tuple[Position, SeriesChoice, InitialEvents]:
         version, start = saved["version"], saved["start"]
         position = saved["position"]
         chosen = parse_choice(*(saved.get(name) for name in ("series", "prefix", "pattern")))
-        initial = InitialEvents(parse_initial(start), {})
+        initial = InitialEvents(parse_initial(start), saved.get("starting_sequence") or {})
         if version == _VERSION:
             return Position.from_json(position), chosen, initial
     except (ValueError, TypeError, KeyError, AttributeError, IndexError):

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from pyspark_timestream.core.instants import MIN_US
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import InvalidQuery, PermissionDenied
-from pyspark_tseries.model.arrays import BoolArray, Int64Array, encode_runs, to_int64
+from pyspark_tseries.model.arrays import NEVER_US, BoolArray, Int64Array, encode_runs, to_int64
 from pyspark_tseries.model.columns import (
     INSTANT,
     file_schema,
@@ -449,8 +449,25 @@ class _Commit:
         if edits.num_rows:
             tables[_EDITS] = edits
             columns = self._select_columns(shown, {name.lower(): "" for name in shown.names})
-            texts.append(f"SELECT {columns} FROM {_EDITS}")
+            text = f"SELECT {columns} FROM {_EDITS} AS edits"
+            if self._may_lack_originals(index):
+                touched = [file for file in compared if edited.may_touch(file)]
+                keys = pa.schema([shown.field("series"), shown.field("sequence")])
+                text += (
+                    f" SEMI JOIN ({self._select(touched, keys, tables, 'originals')}) AS originals"
+                    " ON originals.series = edits.series"
+                    " AND originals.sequence = edits.original_sequence"
+                )
+            texts.append(text)
         return tables, " UNION ALL ".join(texts)
+
+    def _may_lack_originals(self, index: SeriesIndex) -> bool:
+        """Return whether an original may be gone, of which an edit must not be shown either."""
+        if self.snapshot.as_of is not None or (index.columns["first_us"] == NEVER_US).any():
+            return True
+        last, edits = index.columns["last_sequence"], index.columns["edits"]
+        stored = sum(file.rows for file in self.snapshot.files if file.kind != "edit")
+        return stored != int((last + 1 - edits).sum())
 
     def _select(
         self, files: Sequence[DataFile], schema: pa.Schema, tables: dict[str, Any], name: str

@@ -325,6 +325,11 @@ class TimeSeries(Questions):
     def edit(self, series: str, original_sequence: int, value: Any) -> EventMetadata:
         """Add an event that overrides the value of an original, which remains in the store.
 
+        Args:
+            series: the name of the series.
+            original_sequence: the sequence of the original; an edit cannot be edited.
+            value: the new value; see the class.
+
         Raises:
             NoSuchEvent: there is no such original, it is itself an edit, or it was discarded.
             IncompatibleValue: `value` does not fit the store's columns.
@@ -396,6 +401,7 @@ class TimeSeries(Questions):
         prefix: str | None = None,
         pattern: str | None = None,
         start: str | None = None,
+        starting_sequence: Mapping[str, int] | None = None,
         values: bool = False,
         position: str | None = None,
         timeout: float | timedelta | None = None,
@@ -412,17 +418,21 @@ class TimeSeries(Questions):
             pattern: what they look like: `*` is any text, `?` one letter, `[...]` one of some.
             start: the initial events of each series: `limit N`, `last DURATION`, both, `unlimited`
                 or `none`; None: the store's `subscription_range`, with `values` none.
+            starting_sequence: by series, the sequence from which all of its stored events are given
+                instead, overridden ones too; `start` is then none, if it is not given.
             values: True to get pairs of series and value, of originals and edits alike.
-            position: a `Follower.position`, to resume after it; `start` then has no effect, and
-                series are those of the position if none are named.
+            position: a `Follower.position`, to resume after it; `start` and `starting_sequence`
+                then have no effect, and series are those of the position if none are named.
             timeout: end the iteration after this many seconds without an event; None: never.
             poll: seconds between looks for new commits; None: 0.05, in an object store 1.
 
         Raises:
-            InvalidQuery: series are chosen in two ways, or `start` or `position` is none.
+            InvalidQuery: series are chosen in two ways, `start` or `position` is none, or
+                `starting_sequence` has a series that is not followed.
             UnusableStore: the position is of another store.
             HistoryChanged: the store lacks the commit of the position: it was put back.
-            PermissionDenied: the author may not read.
+            PermissionDenied: the author may not read, or may not ask for the past
+                (`query_obsolete`) with `starting_sequence`.
             ValueError: `timeout` or `poll` is no time to wait.
         """
         return follow_store(
@@ -434,6 +444,7 @@ class TimeSeries(Questions):
             position=position,
             timeout=timeout,
             poll=poll,
+            starting_sequence=starting_sequence,
         )
 
     def describe(self) -> dict[str, Any]:

@@ -31,6 +31,9 @@ _CELL_BYTES: Final = 16
 _COMPRESSION: Final = 8
 """Assume that a file's rows take this many times its size in memory, or so much a cell."""
 
+_FIRST_ROWS: Final = 16 * 1024
+"""The first part shows how much a row takes; compression may hide a multiple of that."""
+
 _MAX_END: Final = 2**61 - 1
 
 
@@ -43,6 +46,31 @@ class _Part:
     sequences: tuple[int, int] = ALL_SEQUENCES
 
 
+class _Budget:
+    """How many rows the next part may have."""
+
+    def __init__(self, row_bytes: float) -> None:
+        self._row_bytes = row_bytes
+        self._most = _FIRST_ROWS
+
+    @property
+    def rows(self) -> int:
+        return max(1, min(self._most, int(PART_BYTES / self._row_bytes)))
+
+    def expect(self, row_bytes: float) -> None:
+        """Take note of what a row may need."""
+        self._row_bytes = max(self._row_bytes, row_bytes)
+
+    def learn(self, rows: pa.Table) -> None:
+        """Take note of what the rows of a part have needed; the next may have eight times as many.
+
+        Series of long rows may follow those of short ones.
+        """
+        self._most = min(8 * self._most, PART_BYTES)
+        if rows.num_rows:
+            self.expect(rows.nbytes / rows.num_rows)
+
+
 def stream_query(
     snapshot: Snapshot,
     index: SeriesIndex,
@@ -52,7 +80,8 @@ def stream_query(
 ) -> Iterator[pa.RecordBatch]:
     """Yield what `run_query` returns, in batches of at most BATCH_ROWS; raise what it raises."""
     schema = stream_schema(snapshot, columns)
-    for part in _plan_parts(snapshot, index, query, names, len(schema)):
+    budget = _Budget(_CELL_BYTES * len(schema))
+    for part in _plan_parts(snapshot, index, query, names, budget):
         asked = query
         if part.sequences != ALL_SEQUENCES:
             view = _fix_view(query, index, part.names[0])
@@ -67,6 +96,7 @@ def stream_query(
             columns=schema.names,
             sequences=part.sequences,
         )
+        budget.learn(answer.table)
         yield from answer.table.cast(schema).to_batches(BATCH_ROWS)
 
 
@@ -81,7 +111,7 @@ def _plan_parts(
     index: SeriesIndex,
     query: Query,
     names: Sequence[str] | None,
-    width: int,
+    budget: "_Budget",
 ) -> Iterator[_Part]:
     chosen = sorted(index.ids.names()[: index.columns.rows]) if names is None else list(names)
     states = index.lookup(chosen)
@@ -91,23 +121,23 @@ def _plan_parts(
     scan = Scan(snapshot, index, query, names)
     files = [*scan.originals, *scan.edits]
     stored = sum(file.rows for file in files)
-    size = _COMPRESSION * sum(file.size for file in files) / max(stored, 1)
-    budget = max(1, int(PART_BYTES / max(size, _CELL_BYTES * width)))
+    budget.expect(_COMPRESSION * sum(file.size for file in files) / max(stored, 1))
     low, high = _sequence_ends(snapshot, index, query, chosen, scan)
     rows = np.maximum(high - low + 1, 1)
     asked = rows if rows.sum() <= stored else np.ceil(rows * (stored / rows.sum()))
     first = 0
     held = 0.0
     for place, name in enumerate(chosen):
-        if held and held + asked[place] > budget:
+        if held and held + asked[place] > budget.rows:
             yield _join(chosen, first, place)
             first, held = place, 0.0
         held += float(asked[place])
-        if held > budget and _fix_view(query, index, name) is not None:
-            last = int(high[place])
-            step = max(1, int(budget * rows[place] / asked[place]))
-            for start in range(int(low[place]), last + 1, step):
+        if held > budget.rows and _fix_view(query, index, name) is not None:
+            start, last = int(low[place]), int(high[place])
+            while start <= last:
+                step = max(1, int(budget.rows * rows[place] / asked[place]))
                 yield _Part([name], sequences=(start, min(start + step - 1, last)))
+                start += step
             first, held = place + 1, 0.0
     if first < len(chosen):
         yield _join(chosen, first, len(chosen))

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.compaction_model import RANGES, STEPS, Model, run
+from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.subscriber import make
 
 from pyspark_tseries import (
@@ -152,6 +154,84 @@ def test_follower_restarted_after_any_event_gives_all_once_or_counts_them_as_mis
         assert mine == sorted(mine)
 
 
+def test_a_start_at_a_sequence_gives_every_event_from_it(store):
+    for n in range(4):
+        store.append("a", n)
+        store.append("b", n)
+    store.edit("a", 0, 9)
+    follower = follow(store, starting_sequence={"a": 2, "new": 0})
+    expected = [("a", 2), ("a", 3), ("a", 4)]
+    assert drain(follow(store, "a", starting_sequence={"a": 2}, start="limit 1")) == expected
+    mixed = drain(follow(store, starting_sequence={"a": 2}, start="limit 1"))
+    assert mixed == [*expected, ("b", 3)]
+    got = [next(follower)]
+    store.append("new", 1)
+    store.append("a", 5)
+    again = follow(store, position=follower.position)
+    got += again
+    keys = [(event.series, event.sequence) for event in got]
+    assert keys == [*expected, ("new", 0), ("a", 5)]
+    assert got[2].original.sequence == 0
+    assert drain(follow(store, position=again.position)) == []
+
+
+def test_events_before_a_known_sequence_that_are_gone_are_missed(tmp_path):
+    path = tmp_path / "s"
+    store = TimeSeries.create(
+        path, {"x": pa.int64()}, "limit 2", "me", min_retention_age=timedelta(0)
+    )
+    store.append_many([{"series": "a", "x": n} for n in range(6)])
+    store.compact()
+    follower = follow(store, starting_sequence={"a": 1})
+    assert (drain(follower), follower.missed) == ([("a", 4), ("a", 5)], 3)
+
+
+@pytest.mark.parametrize(
+    ("starts", "problem"),
+    [
+        ({"b": 0}, "names series 'b', which is not followed"),
+        ({"a": -1}, "-1 of series 'a' is no sequence"),
+        ({"a": "x"}, "'x' is not a whole number"),
+        ({7: 1}, "7 is not the name of a series"),
+        ("a", "'a' is not a mapping"),
+    ],
+)
+def test_wrong_known_sequences_are_refused(store, starts, problem):
+    with pytest.raises(InvalidQuery, match=problem):
+        store.follow("a", starting_sequence=starts)
+
+
+def test_known_sequences_need_the_right_to_see_the_past(tmp_path):
+    policy = {"boss": ["own"], "reader": ["read"]}
+    TimeSeries.create(tmp_path / "s", {}, "unlimited", "boss", policy=policy)
+    with pytest.raises(PermissionDenied, match="query_obsolete"):
+        TimeSeries.open(tmp_path / "s", "reader").follow(starting_sequence={"a": 0})
+
+
+def test_a_follower_that_catches_up_reads_few_batches(store, monkeypatch):
+    monkeypatch.setattr(following, "MAX_EVENTS", 10)
+    follower = follow(store)
+    for _ in range(4):
+        store.append_many([{"series": f"s{n % 7}", "x": n} for n in range(50)])
+    sizes = {id(follower._at[0]): follower._at[0].table.num_rows for _ in follower}
+    assert list(sizes.values()) == [10, 190]
+
+
+def test_a_follower_of_an_object_store_gives_all_once(bucket):  # noqa: F811 the fixture
+    options = {"storage_options": bucket.options}
+    store = TimeSeries.create(bucket.uri("follow"), {"x": pa.int64()}, "unlimited", **options)
+    store.append("a", 0)
+    follower = store.follow(poll=0.01, timeout=30)
+    assert next(follower).value == 0
+    other = TimeSeries.open(bucket.uri("follow"), **options)
+    other.append_many([{"series": name, "x": 1} for name in "ab"])
+    assert [next(follower).series for _ in "ab"] == ["a", "b"]
+    saved = follower.position
+    other.edit("b", 0, 2)
+    assert [next(one).value for one in (follower, store.follow(position=saved))] == [2, 2]
+    assert follow(store)._poll_s == following.REMOTE_POLL_S
+
+
 def test_position_between_events_of_one_commit_is_exact(store, monkeypatch):
     monkeypatch.setattr(following, "ROWS_AT_ONCE", 2)
     follower = follow(store)
@@ -166,6 +246,7 @@ def test_position_between_events_of_one_commit_is_exact(store, monkeypatch):
 
 def test_follower_far_behind_holds_few_events(store, monkeypatch):
     monkeypatch.setattr(following, "MAX_EVENTS", 10)
+    monkeypatch.setattr(following, "CATCH_UP_BYTES", 1)
     follower = follow(store)
     store.append_many([{"series": f"s{n % 7}", "x": n} for n in range(35)])
     held = [follower._at[0].table.num_rows for _ in follower]

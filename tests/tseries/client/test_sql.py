@@ -1,5 +1,6 @@
 """SQL sees what range queries see, of one commit, and can change nothing."""
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.columns import file_schema, result_schema
 from pyspark_tseries.model.ranges import Query, RetainedRange
+from pyspark_tseries.model.series_choice import ALL_SERIES
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.read.view import View
 from pyspark_tseries.store.admin_commits import add_columns, set_retained_range
@@ -209,6 +211,23 @@ def test_each_retained_range_hides_what_it_hides_from_queries(tmp_path, retained
     for _ in range(2):
         assert shown(client).equals(current(client))
         client.compact()
+
+
+def test_an_edit_whose_original_was_lost_is_not_a_value(tmp_path):
+    """As in range queries, after a repair has given up a file of originals."""
+    client = filled(tmp_path / "s")
+    client.append("b", 8.0, at(8))
+    client.edit("b", 6, 7.0)
+    whole = client._store.snapshot()
+    files = [file for file in whole.files if (file.kind, file.rows) != ("event", 12)]
+    assert [file.kind for file in files].count("edit") == 3
+    view = View(dataclasses.replace(whole, files=files), "me")
+    assert sql.ask(view, "SELECT series, value FROM events ORDER BY ALL").fetchall() == [
+        ("a", 6.5),
+        ("b", 7.0),
+    ]
+    expected = view.select(Query(), ALL_SERIES).table
+    assert arrow(sql.ask(view, CURRENT), expected.schema).equals(expected)
 
 
 def test_an_empty_store_has_empty_views(tmp_path):
