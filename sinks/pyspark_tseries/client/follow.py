@@ -30,6 +30,7 @@ from pyspark_tseries.model.columns import type_name
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.ranges import (
     NO_EVENTS,
+    Point,
     format_initial,
     parse_initial,
     show_value,
@@ -281,7 +282,7 @@ def _limit_after(batch: pa.Table) -> int:
     if batch.num_rows < MAX_EVENTS:
         return MAX_EVENTS
     fitting = CATCH_UP_BYTES * batch.num_rows // max(int(batch.nbytes), 1)
-    return max(MAX_EVENTS, min(fitting, CATCH_UP_BATCHES * MAX_EVENTS))
+    return int(max(MAX_EVENTS, min(fitting, CATCH_UP_BATCHES * MAX_EVENTS)))
 
 
 def _empty_batch(position: Position) -> _Batch:
@@ -330,15 +331,11 @@ def _parse_starts(given: Mapping[str, int] | None) -> dict[str, int] | None:
             "series -> sequence, such as {'kitchen': 17}",
             "correct it",
         )
-    starts = {parse_name(name): to_whole(number) for name, number in given.items()}
-    for name, number in starts.items():
-        if number < 0:
-            raise InvalidQuery(
-                f"starting_sequence: {number} of series '{name}' is no sequence",
-                "0 or more",
-                "correct it",
-            )
-    return starts
+    # A `Point` has the bounds of a sequence.
+    return {
+        parse_name(name): Point("sequence", to_whole(number)).value
+        for name, number in given.items()
+    }
 
 
 def _check_starts(

@@ -64,7 +64,8 @@ class Questions(ABC):
             raise InvalidQuery(f"count {number} is below 1", "1 or more", "correct it")
         at_us = None if at is None else datetime_to_us(at, "at")
         names = () if columns is None else columns
-        wanted = RangeQuery().columns(*([names] if isinstance(names, str) else names)).wanted
+        is_one = isinstance(names, str) or not isinstance(names, Iterable)
+        wanted = RangeQuery().columns(*([names] if is_one else names)).wanted
         answer = self._view().latest(choice, number, at_us, wanted)
         return QueryResult(answer.table, answer.selected)
 

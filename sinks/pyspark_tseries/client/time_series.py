@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -214,6 +215,9 @@ class TimeSeries(Questions):
             IncompatibleValue: the store lacks a column of `schema`, or has another type for it.
             UnusableStore: it has another retained range; or as `create` and `open`.
         """
+        unknown = set(settings).difference(inspect.signature(TimeSeries.create).parameters)
+        if unknown:
+            raise TypeError(f"open_or_create() has no argument {min(unknown)!r}, nor has create()")
         location = parse_location(path, settings.get("storage_options"))
         with named_failures(location, is_new=True):
             known = Store.find(location)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.errors import NoSuchEvent
-from pyspark_tseries.model.arrays import to_int64
+from pyspark_tseries.model.arrays import MAX_NUMBER, MIN_NUMBER, to_int64
 from pyspark_tseries.model.columns import (
     COMMIT_FIELDS,
     ERASURE_FIELD,
@@ -45,6 +45,8 @@ def read_versions(snapshot: Snapshot, series: str, sequence: int) -> pa.Table:
         UnusableStore: the record of an erasure is missing or damaged.
     """
     schema = _stored_schema(snapshot)
+    if not MIN_NUMBER <= sequence <= MAX_NUMBER:
+        raise _unknown_error(snapshot, series, sequence)
     first = _read_place(snapshot, schema, series, sequence)
     place = sequence
     if first.num_rows and (number := first["original_sequence"][0].as_py()) is not None:

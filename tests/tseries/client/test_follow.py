@@ -190,7 +190,8 @@ def test_events_before_a_known_sequence_that_are_gone_are_missed(tmp_path):
     ("starts", "problem"),
     [
         ({"b": 0}, "names series 'b', which is not followed"),
-        ({"a": -1}, "-1 of series 'a' is no sequence"),
+        ({"a": -1}, "-1 is negative"),
+        ({"a": 10**30}, "is too large"),
         ({"a": "x"}, "'x' is not a whole number"),
         ({7: 1}, "7 is not the name of a series"),
         ("a", "'a' is not a mapping"),

@@ -151,6 +151,8 @@ def test_latest_at_a_time_asks_for_originals_up_to_it(store):
         ({"at": 5}, "at 5 is not a datetime"),
         ({"columns": ["nothing"]}, "column 'nothing' is not in the store"),
         ({"columns": "nothing"}, "column 'nothing' is not in the store"),
+        ({"columns": 5}, r"columns\(5,\) are not distinct names"),
+        ({"count": 10**30}, "is too large"),
     ],
 )
 def test_wrong_latest_is_refused_by_name(store, asked, problem):
@@ -243,7 +245,9 @@ def test_history_has_each_version_with_author_commit_and_erasure(store):
     assert len(store.as_of(1).history("hall", 1)) == 2
 
 
-@pytest.mark.parametrize(("series", "sequence"), [("hall", 3), ("nobody", 0), ("hall", -1)])
+@pytest.mark.parametrize(
+    ("series", "sequence"), [("hall", 3), ("nobody", 0), ("hall", -1), ("hall", 10**30)]
+)
 def test_history_of_an_event_that_is_not_stored_is_refused_by_name(store, series, sequence):
     with pytest.raises(NoSuchEvent, match=f"series '{series}': event {sequence} is not stored"):
         store.history(series, sequence)
