@@ -16,10 +16,12 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import NO_SEQUENCE
 from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.ranges import Point, Query, Range
+from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.model.series_choice import SeriesChoice
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.downsample import check_values, downsample, gaps
+from pyspark_tseries.read.newest import asked_count
+from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, run_query
 from pyspark_tseries.read.series_list import list_series
 from pyspark_tseries.read.stream import stream_query, stream_schema
@@ -67,6 +69,8 @@ class View:
         """
         self.access.require_query(query)
         index, names = self.choose(choice)
+        if (count := asked_count(query)) is not None:
+            return ask_newest(self.snapshot, index, names, count, columns=columns)
         return run_query(self.snapshot, index, query, names, columns=columns)
 
     def stream(
@@ -92,10 +96,9 @@ class View:
 
         With `at_us` only originals at or before that time are asked for. Raise as `select` does.
         """
-        view = Range(Point("last_count", count))
-        if at_us is not None:
-            view = Range(Point("start"), Point("time", at_us))
-        return self.select(Query(view=view, limit=count), choice, columns)
+        self.access.require_query(Query())
+        index, names = self.choose(choice)
+        return ask_newest(self.snapshot, index, names, count, at_us, columns)
 
     def list_series(self, choice: SeriesChoice) -> pa.Table:
         """Return the chosen series that have events, sorted by name; see `SERIES_SCHEMA`."""

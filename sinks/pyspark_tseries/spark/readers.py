@@ -43,6 +43,7 @@ from pyspark_tseries.read.delivery import (
     read_delivery,
 )
 from pyspark_tseries.read.downsample import downsample
+from pyspark_tseries.read.newest import asked_count, newest_in
 from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_visible, stored_columns
 from pyspark_tseries.read.snapshots import find_snapshot_at
 from pyspark_tseries.storage.data_files import DataFile
@@ -151,7 +152,11 @@ class RangeReader(DataSourceReader):
             ):
                 yield from table.select(names).cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
             return
-        table = run_query(snapshot, head, self._query, self._series, key_range, columns=names).table
+        if (count := asked_count(self._query)) is not None:
+            table = newest_in(snapshot, head, self._series, key_range, count, names)
+        else:
+            query, series = self._query, self._series
+            table = run_query(snapshot, head, query, series, key_range, columns=names).table
         yield from table.cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
 
     def _read_files(self, snapshot: Snapshot, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:

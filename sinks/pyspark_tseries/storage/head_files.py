@@ -42,6 +42,9 @@ MAX_WHOLE_READ_BYTES: Final = 1024 * 1024
 _DAMAGE_ERRORS: Final = (FileNotFoundError, pa.ArrowException, ValueError)
 """The errors of a missing or damaged file; other OSErrors may be temporary."""
 
+MAX_ANCESTORS: Final = 1000
+"""Follow a chain of heads this far back; each takes a tenth of a millisecond."""
+
 MAX_PARTIAL_LOADS: Final = 4
 """After this many partial loads, a process loads and keeps the index of all series."""
 
@@ -84,6 +87,23 @@ def head_chain(location: Location, head_id: int | None, since_us: int) -> Iterat
             raise unreadable_head_error(location, path, str(error)) from error
         yield path
         head_id = metadata.parent if metadata.depth or metadata.commit_us >= since_us else None
+
+
+def is_ancestor(location: Location, head_id: int, commit: int, metadata: CommitMetadata) -> bool:
+    """Return whether the head `head_id`, of that commit, is in the chain before `metadata`.
+
+    Return False, too, where files of the chain are gone, or it is longer than `MAX_ANCESTORS`.
+    """
+    for _ in range(MAX_ANCESTORS):
+        if metadata.parent is None or metadata.commit <= commit:
+            return False
+        if metadata.parent == head_id:
+            return True
+        try:
+            metadata = _metadata_at(location, head_path(location, metadata.parent))
+        except _DAMAGE_ERRORS:
+            return False
+    return False
 
 
 def readable_metadata(location: Location) -> dict[int, CommitMetadata]:
@@ -275,6 +295,22 @@ def read_records(location: Location, last: str | None) -> Iterator[ErasureRecord
             raise damage_error("erasure record", location.root, problem, path) from error
         yield record
         last = record.previous
+
+
+def find_erased_series(location: Location, last: str | None, since: str | None) -> set[str] | None:
+    """Return the series of the act `last` and of all before it, down to `since`, exclusive.
+
+    Return None if `since` is not among them, or a record cannot be read.
+    """
+    names: set[str] = set()
+    try:
+        for record in read_records(location, last):
+            if record.act.id == since:
+                return names
+            names.add(record.act.series)
+    except UnusableStore:
+        return None
+    return names if since is None else None
 
 
 def list_records(location: Location) -> list[ErasureRecord]:

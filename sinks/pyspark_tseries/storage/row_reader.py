@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -72,8 +72,8 @@ class Footer:
         self.names = frozenset(columns.names)
         self._leaves: dict[str, range] = {}
         first = 0
-        for field in columns:
-            self._leaves[field.name] = range(first, first := first + count_leaves(field.type))
+        for column in columns:
+            self._leaves[column.name] = range(first, first := first + count_leaves(column.type))
         self._at = {schema.column(i).path: i for i in range(metadata.num_columns)}
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
         self._constants: dict[str, list[tuple[Any] | None]] = {}
@@ -222,12 +222,16 @@ GroupBounds = Callable[[str], list[tuple[Any, Any] | None]]
 
 ANY_VALUE: Final = (MIN_NUMBER, MAX_NUMBER)
 
+NAMES_PER_PROBE: Final = 16
+"""Looking up a name by halving takes about as long as adding this many to a hash table."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
     """Conditions on the needed rows; all must hold, and bounds are inclusive.
 
-    `names` are series, sorted and distinct; None allows all.
+    `names` are series, sorted and distinct; None allows all. `lows` has the lowest needed sequence
+    of each of them; None allows any.
     """
 
     names: Sequence[str] | None = None
@@ -235,13 +239,16 @@ class RowFilter:
     sequences: tuple[int, int] = ANY_VALUE
     times: tuple[int, int] = ANY_VALUE
     commits: tuple[int, int] = ANY_VALUE
+    lows: Int64Array | None = field(default=None, compare=False)
 
     @property
     def columns(self) -> list[str]:
         """The columns with conditions."""
         wanted = {
             "series": self.names is not None or self.keys != ALL_KEYS,
-            "sequence": self.keys != ALL_KEYS or self.sequences != ANY_VALUE,
+            "sequence": self.keys != ALL_KEYS
+            or self.sequences != ANY_VALUE
+            or self.lows is not None,
             "timestamp": self.times != ANY_VALUE,
             "commit": self.commits != ANY_VALUE,
         }
@@ -261,7 +268,23 @@ class RowFilter:
                 break
             known, may_match = ends(name), tests[name]
             groups = [i for i in groups if (bounds := known[i]) is None or may_match(*bounds)]
+        if self.lows is not None and groups:
+            series, sequence = ends("series"), ends("sequence")
+            groups = [i for i in groups if self._may_reach(series[i], sequence[i])]
         return groups
+
+    def _may_reach(self, series: tuple[str, str] | None, sequence: tuple[int, int] | None) -> bool:
+        """Return whether a sequence up to the highest one is needed of any series in between."""
+        if series is None or sequence is None:
+            return True
+        return self.reaches(*series, sequence[1])
+
+    def reaches(self, first: str, last: str, sequence: int) -> bool:
+        """Return whether events up to `sequence` are needed of a series from `first` to `last`."""
+        assert self.names is not None
+        assert self.lows is not None
+        start, end = bisect_left(self.names, first), bisect_right(self.names, last)
+        return bool((self.lows[start:end] <= sequence).any())
 
     def _may_match_series(self, first: str, last: str) -> bool:
         if not self.keys.overlaps(first, last):
@@ -280,7 +303,9 @@ class RowFilter:
         start, end = self._names_range(table) if is_sorted else (0, table.num_rows)
         within = table.slice(start, end - start)
         needed = np.ones(end - start, bool)
-        if self.names is not None and (len(self.names) > 1 or not is_sorted):
+        if self.lows is not None:
+            needed &= to_int64(within["sequence"]) >= self._find_lows(within["series"])
+        elif self.names is not None and (len(self.names) > 1 or not is_sorted):
             needed &= pc.is_in(within["series"], pa.array(self.names, pa.string())).to_numpy()
         if self.keys != ALL_KEYS:
             needed &= self.keys.contains(within["series"], to_int64(within["sequence"]))
@@ -294,6 +319,37 @@ class RowFilter:
                 needed &= values >= low
                 needed &= values <= high
         return start, needed
+
+    def _find_lows(self, series: pa.ChunkedArray) -> Int64Array:
+        """Return the lowest needed sequence of the series of each row."""
+        found = [np.empty(0, np.int64)]
+        for chunk in series.chunks:
+            if not pa.types.is_dictionary(chunk.type):
+                chunk = chunk.dictionary_encode()
+            lows = self._lows_of(chunk.dictionary.cast(pa.string()))
+            found.append(lows[chunk.indices.to_numpy()])
+        return np.concatenate(found)
+
+    def _lows_of(self, names: pa.Array) -> Int64Array:
+        """Return the lowest needed sequence of each of the distinct `names`."""
+        assert self.names is not None
+        assert self.lows is not None
+        lows = np.full(len(names), MAX_NUMBER, np.int64)
+        ends = pc.min_max(names).as_py()
+        if ends["min"] is None:
+            return lows
+        start, end = bisect_left(self.names, ends["min"]), bisect_right(self.names, ends["max"])
+        if end - start > NAMES_PER_PROBE * len(names):
+            texts = names.to_pylist()
+            at = [bisect_left(self.names, text, start, end) for text in texts]
+            there = [i < end and self.names[i] == text for i, text in zip(at, texts, strict=True)]
+            rows, known = np.array(at, np.int64), np.array(there, bool)
+        else:
+            among = pa.array(self.names[start:end], pa.string())
+            rows = to_int64(pc.index_in(names, among).fill_null(-1)) + start
+            known = rows >= start
+        lows[known] = self.lows[rows[known]]
+        return lows
 
     def _names_range(self, table: pa.Table) -> tuple[int, int]:
         """Return the range of rows from the first to the last of `names`."""
@@ -323,6 +379,9 @@ ROWS_PER_PIECE: Final = 100_000
 JOBS_PER_THREAD: Final = 4
 """A long read has this many jobs for each thread, so that none waits long for the last one."""
 
+FEW_ROWS: Final = 4
+"""If at most one of this many rows is needed, read texts as dictionaries, and only decode those."""
+
 CPU_COUNT: Final = os.cpu_count() or 1
 MAX_REMOTE_READS: Final = 16
 """Read this many files of an object store at once."""
@@ -351,14 +410,14 @@ def read_files(
     """
     width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
     cold = any((location, file) not in FOOTER_CACHE for file in files)
-    known = _map_parallel(lambda file: _footer(location, file), files, width if cold else 1)
+    known = map_parallel(lambda file: _footer(location, file), files, width if cold else 1)
     pieces = [
         piece
         for file, footer in zip(files, known, strict=True)
         for piece in plan_pieces(file, footer, row_filter)
     ]
     alone = len(pieces) == 1
-    pieces_rows = _map_parallel(
+    pieces_rows = map_parallel(
         lambda job: _read_pieces(location, job, schema, row_filter, alone),
         _divide_pieces(pieces, width),
         width,
@@ -407,9 +466,7 @@ def _divide_pieces(pieces: Iterable[FilePiece], width: int) -> list[list[FilePie
     return jobs
 
 
-def _map_parallel(
-    function: Callable[[_From], _To], items: Sequence[_From], width: int
-) -> list[_To]:
+def map_parallel(function: Callable[[_From], _To], items: Sequence[_From], width: int) -> list[_To]:
     """Apply `function` to each of `items`, `width` at once."""
     width = min(width, len(items))
     if width < 2:
@@ -448,7 +505,8 @@ def _read_pieces(
 def _read_piece(
     source: "OpenFile", piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, alone: bool
 ) -> _PieceRows | None:
-    tested = source.columns(piece.groups, row_filter.columns, alone)
+    encoded = ["series"] if row_filter.lows is not None else []
+    tested = source.columns(piece.groups, row_filter.columns, alone, encoded)
     sizes = np.array([piece.footer.rows(group) for group in piece.groups])
     needed = np.ones(int(sizes.sum()), bool)
     if tested:
@@ -463,9 +521,10 @@ def _read_piece(
         groups, needed_there = _select_groups(piece.groups, sizes, needed)
     fixed = _constant_columns(piece.footer, groups, schema.names)
     rest = [name for name in schema.names if name not in tested and name not in fixed]
+    texts = _texts(schema) if count * FEW_ROWS < len(needed) else ["series"]
     columns = {
         **_filter_columns({name: tested[name] for name in tested if name in schema.names}, needed),
-        **_filter_columns(source.columns(groups, rest, alone, encoded=True), needed_there),
+        **_filter_columns(source.columns(groups, rest, alone, texts), needed_there),
     }
     return _PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)
 
@@ -478,6 +537,11 @@ def _select_groups(
     there = [bool(needed[end - size : end].any()) for size, end in zip(sizes, ends, strict=True)]
     kept = [group for group, is_there in zip(groups, there, strict=True) if is_there]
     return kept, needed if len(kept) == len(groups) else needed[np.repeat(there, sizes)]
+
+
+def _texts(schema: pa.Schema) -> list[str]:
+    kinds = pa.string(), pa.binary()
+    return [field.name for field in schema if field.type in kinds]
 
 
 def _filter_columns(columns: dict[str, Any], needed: BoolArray) -> dict[str, Any]:
@@ -513,19 +577,21 @@ class OpenFile:
             page_checksum_verification=footer.sums is None,
             coerce_int96_timestamp_unit="us",  # Nanoseconds would end in the year 2262.
         )
-        self._parquet = self._open()
+        self._readers: dict[tuple[str, ...], Any] = {}
 
-    @functools.cached_property
-    def _encoded(self) -> Any:
-        """The file, opened to read `series` as a dictionary, with each name once a row group."""
-        return self._open(read_dictionary=["series"])
+    def _reader(self, encoded: tuple[str, ...] = ()) -> Any:
+        """Return the file, opened to read the columns `encoded` as dictionaries."""
+        if encoded not in self._readers:
+            self._readers[encoded] = self._open(read_dictionary=list(encoded) or None)
+        return self._readers[encoded]
 
     def columns(
-        self, groups: Sequence[int], names: Sequence[str], alone: bool, encoded: bool = False
+        self, groups: Sequence[int], names: Sequence[str], alone: bool, encoded: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Read columns of row groups, by name; `alone` lets Arrow use all cores.
 
-        With `encoded`, `series` may be a dictionary, which pays if many rows are dropped.
+        Those of the texts `encoded` that are stored as dictionaries, with each text once a row
+        group, are returned so, which pays if many rows are dropped.
 
         Raises:
             OSError, pa.ArrowException: they cannot be read, or are not as they were written.
@@ -538,8 +604,12 @@ class OpenFile:
                     f"its {size} bytes from {at} on are not what was written: the checksum is "
                     "another one"
                 )
-        encoded = encoded and "series" in names and self.footer.has_dictionary(groups[0], "series")
-        source = self._encoded if encoded else self._parquet
+        as_codes = tuple(
+            name
+            for name in encoded
+            if name in names and self.footer.has_dictionary(groups[0], name)
+        )
+        source = self._reader(as_codes)
         table = source.read_row_groups(groups, columns=names, use_threads=alone)
         return {name: _in_microseconds(table[name]) for name in names}
 

@@ -1,0 +1,433 @@
+"""Read the newest originals of series with their latest edits (semantics 31.2).
+
+The index says how many events and edits a series ever got, so its newest `count` originals, and all
+edits of them, have sequences from a *low* on. Files, row groups and rows below are not read. Where
+that may leave something out (an old index has no counts, and an erased original from the future is
+in the range of times for ever), and for the newest ones up to a time, the sequences of originals
+are read first, in bounded memory, and the rows then.
+
+The result has for each series the rows of the newest *places*; a place is an original's sequence.
+"""
+
+import dataclasses
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_tseries.model.arrays import (
+    MAX_NUMBER,
+    MIN_NUMBER,
+    NEVER_US,
+    NO_SEQUENCE,
+    BoolArray,
+    Int64Array,
+    KeyRange,
+    encode_runs,
+    sort_keys,
+    to_int64,
+)
+from pyspark_tseries.model.columns import query_schema, show_columns
+from pyspark_tseries.model.ranges import Query, Range, min_retained
+from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
+from pyspark_tseries.read.scan import stored_columns
+from pyspark_tseries.storage.data_files import DataFile
+from pyspark_tseries.storage.row_reader import (
+    ANY_VALUE,
+    BASE_SCHEMA,
+    CPU_COUNT,
+    MAX_REMOTE_READS,
+    RowFilter,
+    map_parallel,
+    read_files,
+    stream_file,
+)
+from pyspark_tseries.storage.snapshot import Snapshot
+
+MAX_COUNT: Final = 2**61
+"""No series has more events."""
+
+MAX_HELD_ROWS: Final = 1_000_000
+"""While sequences are read, hold about this many of a file before those not needed are dropped."""
+
+_STATES: Final = {
+    "last_sequence": NO_SEQUENCE,
+    "original_us": NEVER_US,
+    "first_us": NEVER_US,
+    "edits": 0,
+    **MIN_RETAINED_DEFAULTS,
+}
+KEYS: Final = ("series", "sequence", "timestamp", "original_sequence")
+"""Rows have these columns, whatever is asked for."""
+
+
+def asked_count(query: Query) -> int | None:
+    """Return how many newest originals of each series `query` asks for; None if it is another one.
+
+    >>> from pyspark_tseries.model.ranges import Point
+    >>> asked_count(Query(view=Range(Point("last_count", 3)))), asked_count(Query())
+    (3, None)
+    """
+    anchor, plain = query.view.anchor, Query()
+    is_newest = query == Query(view=Range(anchor), limit=query.limit) and query.kind == plain.kind
+    if not is_newest or anchor.kind != "last_count" or not 0 < anchor.value <= query.limit:
+        return None
+    return anchor.value
+
+
+@dataclass(frozen=True)
+class Series:
+    """Series that have events, and what the index says of them.
+
+    Attributes:
+        names: sorted by code points, distinct.
+        rows: their rows in the index.
+        index: the index.
+    """
+
+    names: list[str]
+    rows: Int64Array
+    index: SeriesIndex
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def last(self) -> Int64Array:
+        """The last sequence of each."""
+        return self._take("last_sequence")["last_sequence"]
+
+    def pick(self, places: Int64Array) -> "Series":
+        """Return the series at `places`, which rise."""
+        if len(places) == len(self):
+            return self
+        names = [self.names[place] for place in places.tolist()]
+        return Series(names, self.rows[places], self.index)
+
+    def retained(self, snapshot: Snapshot) -> tuple[Int64Array, Int64Array]:
+        """Return the lowest sequence and the earliest timestamp that each retains."""
+        states = self._take("last_sequence", "original_us", *MIN_RETAINED_DEFAULTS)
+        newest = states["last_sequence"], states["original_us"]
+        return min_retained(snapshot.settings.retained, *newest, states)
+
+    def edits(self, snapshot: Snapshot) -> Int64Array:
+        """Return a number of edits that each has at most; an old index has not counted them."""
+        states = self._take("edits", "first_us")
+        stored = sum(file.rows for file in snapshot.files if file.kind == "edit")
+        return np.where(states["first_us"] == NEVER_US, stored, states["edits"])
+
+    def _take(self, *names: str) -> dict[str, Int64Array]:
+        return self.index.columns.take(self.rows, {name: _STATES[name] for name in names})
+
+
+def find_series(index: SeriesIndex, names: Sequence[str] | None) -> Series:
+    """Return the series with events among `names`, which are sorted and distinct; None: all."""
+    if names is None:
+        known = index.ids.names()[: index.columns.rows]
+        order = pc.array_sort_indices(pa.array(known, pa.string())).to_numpy().astype(np.int64)
+        names, rows = [known[row] for row in order.tolist()], order
+    else:
+        rows = index.ids.find(names)
+    series = Series(list(names), rows, index)
+    return series.pick(np.flatnonzero(series.last != NO_SEQUENCE))
+
+
+@dataclass(frozen=True)
+class NewestRows:
+    """The newest rows of some series, as a `values` query shows them.
+
+    Attributes:
+        table: the rows, sorted by series and place.
+        starts: where the rows of each series begin, and the end of the last one.
+    """
+
+    table: pa.Table
+    starts: Int64Array
+
+    @cached_property
+    def places(self) -> Int64Array:
+        """The place of each row."""
+        return places_of(self.table)
+
+    @cached_property
+    def us(self) -> Int64Array:
+        """The timestamp of each row's original."""
+        return to_int64(self.table["timestamp"])
+
+    @property
+    def sizes(self) -> Int64Array:
+        """The number of rows of each series."""
+        return np.diff(self.starts)
+
+    @property
+    def codes(self) -> Int64Array:
+        """The series of each row, by its position."""
+        return np.repeat(np.arange(len(self.starts) - 1), self.sizes)
+
+    def rows_of(self, series: Int64Array) -> Int64Array:
+        """Return the rows of the series at these positions."""
+        starts, sizes = self.starts[series], self.sizes[series]
+        ends = np.cumsum(sizes)
+        return np.arange(sizes.sum()) + np.repeat(starts - ends + sizes, sizes)
+
+    def pick(self, series: Int64Array) -> "NewestRows":
+        """Return the rows of the series at these positions."""
+        if np.array_equal(series, np.arange(len(self.starts) - 1)):
+            return self
+        table = self.table.take(pa.array(self.rows_of(series)))
+        return NewestRows(table, np.append(0, np.cumsum(self.sizes[series])))
+
+    def keep(self, flags: BoolArray) -> "NewestRows":
+        """Return the flagged rows."""
+        if flags.all():
+            return self
+        before = np.append(0, np.cumsum(flags))
+        return NewestRows(self.table.filter(pa.array(flags)), before[self.starts])
+
+
+def places_of(rows: pa.Table) -> Int64Array:
+    """Return the place of each row."""
+    return to_int64(pc.coalesce(rows["original_sequence"], rows["sequence"]))
+
+
+def interleave(size: int, parts: Sequence[tuple[Int64Array, NewestRows]]) -> NewestRows:
+    """Return the rows of `size` series from parts, each with the positions of its series."""
+    held = [(at, rows) for at, rows in parts if len(at)]
+    if len(held) == 1 and len(held[0][0]) == size:
+        return held[0][1]
+    sizes = np.zeros(size, np.int64)
+    for at, rows in held:
+        sizes[at] = rows.sizes
+    starts = np.append(0, np.cumsum(sizes))
+    order = np.empty(starts[-1], np.int64)
+    first = 0
+    for at, rows in held:
+        place = NewestRows(rows.table, starts).rows_of(at)
+        order[place] = np.arange(first, first + len(place))
+        first += len(place)
+    table = pa.concat_tables([rows.table for _, rows in held] or [parts[0][1].table])
+    return NewestRows(table.combine_chunks().take(pa.array(order)), starts)
+
+
+def read_newest(
+    snapshot: Snapshot,
+    series: Series,
+    columns: Sequence[str],
+    count: int,
+    seen: Int64Array | None = None,
+    known: NewestRows | None = None,
+) -> NewestRows:
+    """Return the newest `count` originals of each series inside the retained range, edits merged.
+
+    Args:
+        snapshot: the store.
+        series: the series.
+        columns: the columns of the rows, with `KEYS`.
+        count: how many of each, at least 1.
+        seen: the last sequence of each series at an earlier commit, NO_SEQUENCE for those of which
+            nothing is known; None: of all.
+        known: what this function returned for these series then; later rows alone are read.
+    """
+    count = min(count, MAX_COUNT)
+    oldest, oldest_us = series.retained(snapshot)
+    lows = np.maximum(oldest, series.last + 1 - count - series.edits(snapshot))
+    is_new = np.ones(len(series), bool) if seen is None else seen == NO_SEQUENCE
+    later = lows if seen is None else np.maximum(lows, seen + 1)
+    rows = _read_rows(snapshot, series, later, columns)
+    found = _merge(series, rows, (oldest, oldest_us), count, known)
+    doubtful = np.flatnonzero(is_new & (found.sizes < count) & (lows > oldest))
+    if not snapshot.has_erasures or not len(doubtful):
+        return found
+    exact = read_located(snapshot, series.pick(doubtful), columns, count)
+    others = np.setdiff1d(np.arange(len(series)), doubtful)
+    return interleave(len(series), [(others, found.pick(others)), (doubtful, exact)])
+
+
+def newest_in(
+    snapshot: Snapshot,
+    index: SeriesIndex,
+    names: Sequence[str] | None,
+    keys: KeyRange,
+    count: int,
+    columns: Sequence[str],
+) -> pa.Table:
+    """Return `columns` of what `read_newest` returns of the series of a range of keys.
+
+    `names` are series, None for all; `keys` splits none. They come in the order of their names.
+    """
+    series = find_series(index, None if names is None else sorted(set(names)))
+    inside = [keys.overlaps(name, name) for name in series.names]
+    there = [*columns, *(name for name in KEYS if name not in columns)]
+    rows = read_newest(snapshot, series.pick(np.flatnonzero(inside)), there, count)
+    return rows.table.select(list(columns))
+
+
+def read_located(
+    snapshot: Snapshot,
+    series: Series,
+    columns: Sequence[str],
+    count: int,
+    at_us: int | None = None,
+) -> NewestRows:
+    """Return the same whatever is erased, and whatever the index counts; it reads all sequences.
+
+    With `at_us`, only originals with a timestamp up to it count.
+    """
+    count = min(count, MAX_COUNT)
+    retained = series.retained(snapshot)
+    to_us = MAX_NUMBER if at_us is None else at_us
+    lows = _locate(snapshot, series, retained, count, to_us)
+    rows = _read_rows(snapshot, series, lows, columns, to_us)
+    return _merge(series, rows, retained, count)
+
+
+def _merge(
+    series: Series,
+    rows: pa.Table,
+    retained: tuple[Int64Array, Int64Array],
+    count: int,
+    known: NewestRows | None = None,
+) -> NewestRows:
+    """Return the newest `count` places of each series among `rows` and the `known` ones."""
+    oldest, oldest_us = retained
+    codes, places = _find_codes(rows, series.names), places_of(rows)
+    us = to_int64(rows["timestamp"])
+    visible = (places >= oldest[codes]) & (us >= oldest_us[codes])
+    is_place = visible & rows["original_sequence"].is_null().to_numpy()
+    if known is not None and known.table.num_rows:
+        rows = pa.concat_tables([known.table, rows])
+        codes = np.concatenate([known.codes, codes])
+        places = np.concatenate([known.places, places])
+        is_place = np.concatenate([np.ones(known.table.num_rows, bool), is_place])
+    sequence = to_int64(rows["sequence"])
+    order = np.lexsort((sequence, places, codes))
+    ordered_codes, ordered_places = codes[order], places[order]
+    is_first = (np.diff(ordered_codes, prepend=-1) != 0) | (
+        np.diff(ordered_places, prepend=NO_SEQUENCE - 1) != 0
+    )
+    firsts = np.flatnonzero(is_first)
+    # An edit of an original that is hidden, or older than the newest ones, has no place here.
+    there = np.maximum.reduceat(is_place[order], firsts) if len(firsts) else np.empty(0, bool)
+    lasts = (np.append(firsts, len(order))[1:] - 1)[there]
+    from_end = np.searchsorted(ordered_codes[lasts], ordered_codes[lasts], "right")
+    kept = lasts[from_end - np.arange(len(lasts)) <= count]
+    sizes = np.bincount(ordered_codes[kept], minlength=len(series))
+    chosen = order[kept]
+    if not np.array_equal(chosen, np.arange(rows.num_rows)):
+        rows = rows.take(pa.array(chosen))
+    return NewestRows(rows, np.append(0, np.cumsum(sizes)))
+
+
+def _find_codes(rows: pa.Table, names: Sequence[str]) -> Int64Array:
+    """Return the position of the series of each row in `names`."""
+    distinct, codes = encode_runs(rows["series"])
+    if not len(distinct):
+        return codes
+    start = bisect_left(names, distinct[0].as_py())
+    end = bisect_right(names, distinct[-1].as_py())
+    if len(distinct) == end - start:
+        return codes + start
+    among = pa.array(names[start:end], pa.string())
+    return (to_int64(pc.index_in(distinct, among)) + start)[codes]
+
+
+def _read_rows(
+    snapshot: Snapshot,
+    series: Series,
+    lows: Int64Array,
+    columns: Sequence[str],
+    to_us: int = MAX_NUMBER,
+) -> pa.Table:
+    """Read events from `lows` on, of originals those up to `to_us`; show them in `columns`."""
+    schema = query_schema(snapshot.values)
+    stored = pa.schema([schema.field(name) for name in stored_columns(columns)])
+    edits_too = _filter(snapshot, series, lows)
+    originals = dataclasses.replace(edits_too, times=(MIN_NUMBER, to_us))
+    tables = [
+        read_files(snapshot.location, _find_files(snapshot, kind, part), stored, part)
+        for kind, part in (("event", originals), ("edit", edits_too))
+    ]
+    return show_columns(pa.concat_tables(tables), columns, at_originals=True)
+
+
+def _filter(snapshot: Snapshot, series: Series, lows: Int64Array) -> RowFilter:
+    commits = ANY_VALUE if snapshot.as_of is None else (MIN_NUMBER, snapshot.as_of)
+    return RowFilter(series.names, commits=commits, lows=lows)
+
+
+def _find_files(snapshot: Snapshot, kind: str, wanted: RowFilter) -> list[DataFile]:
+    return [
+        file
+        for file in snapshot.files
+        if (file.kind == "edit") == (kind == "edit")
+        and file.min_us <= wanted.times[1]
+        and file.max_us >= wanted.times[0]
+        and wanted.reaches(file.first, file.last, file.max_sequence)
+    ]
+
+
+def _locate(
+    snapshot: Snapshot,
+    series: Series,
+    retained: tuple[Int64Array, Int64Array],
+    count: int,
+    to_us: int,
+) -> Int64Array:
+    """Return the lowest sequence of the newest `count` originals up to `to_us` of each series."""
+    oldest, oldest_us = retained
+    from_us = int(oldest_us.min(initial=MAX_NUMBER))
+    wanted = dataclasses.replace(
+        _filter(snapshot, series, oldest), times=(max(from_us, MIN_NUMBER), to_us)
+    )
+    location = snapshot.location
+    schema = pa.schema([BASE_SCHEMA.field(name) for name in KEYS[:3]])
+
+    def find(file: DataFile) -> tuple[Int64Array, Int64Array]:
+        found = _NewestKeys(count)
+        for rows in stream_file(location, file, schema, wanted):
+            codes, sequence = _find_codes(rows, series.names), to_int64(rows["sequence"])
+            inside = to_int64(rows["timestamp"]) >= oldest_us[codes]
+            found.add(codes[inside], sequence[inside])
+        return found.reduced()
+
+    files = _find_files(snapshot, "event", wanted)
+    width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
+    merged = _NewestKeys(count)
+    for codes, sequence in map_parallel(find, files, width):
+        merged.add(codes, sequence)
+    codes, sequence = merged.reduced()
+    lows = np.full(len(series), MAX_NUMBER, np.int64)
+    np.minimum.at(lows, codes, sequence)
+    return lows
+
+
+class _NewestKeys:
+    """The `count` highest sequences of each series among those added."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._codes, self._sequences = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        self._held, self._most = 0, MAX_HELD_ROWS
+
+    def add(self, codes: Int64Array, sequence: Int64Array) -> None:
+        self._codes.append(codes)
+        self._sequences.append(sequence)
+        self._held += len(codes)
+        if self._held > self._most:
+            self._held = len(self.reduced()[0])
+            self._most = MAX_HELD_ROWS + 2 * self._held
+
+    def reduced(self) -> tuple[Int64Array, Int64Array]:
+        """Return series and sequences, sorted; drop all others."""
+        codes, sequence = np.concatenate(self._codes), np.concatenate(self._sequences)
+        order = sort_keys(codes, sequence)
+        codes, sequence = codes[order], sequence[order]
+        behind = np.searchsorted(codes, codes, "right") - np.arange(len(codes))
+        kept = behind <= self._count
+        self._codes, self._sequences = [codes[kept]], [sequence[kept]]
+        return self._codes[0], self._sequences[0]
