@@ -76,6 +76,7 @@ COMPARISONS: Final = (
     "time_source",
     "tseries_append",
     "tseries_query",
+    "tseries_newest",
     "tseries_commits",
     "tseries_durability",
     "tseries_memory",

@@ -5,8 +5,9 @@ On the same files, those of the store: DuckDB over its live Parquet files, delta
 themselves (`stores`). DuckDB and deltalake merge no edits, which is right here, where there are
 none, and is their best case.
 
-`tseries` answers all of them with `TimeSeries.sql`, over the view of current values: each time it
-asks the log for newer commits, and it would merge edits and hide what is out of range.
+`tseries` answers lastpoint with `TimeSeries.latest`, and the others with `TimeSeries.sql`, over the
+view of current values: each time it asks the log for newer commits, and it would merge edits and
+hide what is out of range.
 
 Each is opened once and kept open, as services have it.
 """
@@ -59,7 +60,13 @@ def from_tseries(place: Path) -> Ask:
     """The store."""
     store = TimeSeries.open(place)
     begin = "WITH readings AS NOT MATERIALIZED (FROM events)"
-    return lambda query: store.sql(f"{begin} {sql_of(query, DUCKDB)}").to_arrow_table()
+
+    def ask(query: Query) -> pa.Table:
+        if query.kind.name == "lastpoint":
+            return store.latest(columns=["series", "timestamp", *query.kind.fields]).to_arrow()
+        return store.sql(f"{begin} {sql_of(query, DUCKDB)}").to_arrow_table()
+
+    return ask
 
 
 READERS: Final[dict[str, tuple[str, Callable[[Path], Ask]]]] = {
