@@ -43,9 +43,9 @@ class Questions(ABC):
     ) -> QueryResult:
         """Return the newest events of series: originals in the retained range, edits merged in.
 
-        A series without such an event has no row. An erased event has null values. The process keeps
-        the answer in memory (of all stores 512 MB at most), and of the next question for these
-        series it reads later commits alone; a first one reads the files that have the events.
+        A series without such an event has no row. An erased event has null values. The process
+        keeps the events in memory (512 MB at most, of all stores), and the next question for these
+        series reads later commits alone.
 
         Args:
             series: the name of a series, or of several; None: all that `prefix` or `pattern` picks.
