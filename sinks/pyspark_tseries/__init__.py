@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         WrongClock,
     )
     from pyspark_tseries.maintain.compactor import CompactionResult
+    from pyspark_tseries.maintain.rollup import RollupResult
     from pyspark_tseries.maintain.verify import describe
     from pyspark_tseries.maintain.withdrawal import withdraw_corrections
     from pyspark_tseries.model.damage import Finding
@@ -67,6 +68,7 @@ __all__ = [
     "QueryResult",
     "RangeQuery",
     "ReplayDiffers",
+    "RollupResult",
     "StorageFailed",
     "StoreAsOf",
     "StoreBusy",
@@ -94,6 +96,7 @@ _MODULES = {
     "Finding": "model.damage",
     "Follower": "client.follow",
     "RangeQuery": "client.range_query",
+    "RollupResult": "maintain.rollup",
     "StoreAsOf": "client.questions",
     "TimeSeries": "client.time_series",
     "correct_late": "spark.correct_late",

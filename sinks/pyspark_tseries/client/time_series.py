@@ -47,6 +47,7 @@ from pyspark_tseries.errors import (
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.erase import erase, list_erasures
+from pyspark_tseries.maintain.rollup import RollupOptions, RollupResult, rollup
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.columns import INSTANT, is_valid_text, type_name
 from pyspark_tseries.model.commits import is_maintenance_due
@@ -450,6 +451,63 @@ class TimeSeries(Questions):
             poll=poll,
             starting_sequence=starting_sequence,
         )
+
+    def rollup(
+        self,
+        into: str | os.PathLike[str],
+        every: str | timedelta | None = None,
+        aggregates: Mapping[str, Any] | None = None,
+        *,
+        timezone: str | None = None,
+        origin: datetime | None = None,
+        retained_range: str | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> RollupResult:
+        """Keep the buckets of this store in another store, its *rollup*; bring it up to date.
+
+        The first call creates the rollup, and later ones take what has changed since: they append
+        the buckets that are complete now, and edit those in which an event was edited, erased or
+        added, with the author of that change and a `reason` in a column of this name. An event of
+        the rollup has the series, the start of the bucket as its timestamp, and the aggregates.
+
+        Args:
+            into: the path of the rollup.
+            every: the width of the buckets, as for `RangeQuery.every`; None: that of the rollup.
+            aggregates: the rollup's columns, as `BucketQuery.aggregate` names them, such as
+                `{"celsius": "mean", "hottest": ("celsius", "max")}`, without `time_weighted_mean`;
+                None: those of the rollup.
+            timezone: the time zone of the buckets, as for `RangeQuery.every`.
+            origin: an aware datetime at which a bucket begins.
+            retained_range: how much a new rollup keeps; None: `unlimited`.
+            storage_options: how to reach an object store with the rollup; None: as this store.
+
+        Returns:
+            How many buckets were `added` and `edited`, how many that have changed stay as they are
+            (`left`), and the commit of this store up to which the rollup has all (`covered`).
+
+        Raises:
+            InvalidQuery: a setting is wrong, or is not that of the rollup.
+            UnusableStore: the store at `into` is no rollup.
+            StoreMismatch: it is the rollup of another store.
+            HistoryChanged: this store lacks the commit that the rollup covers: it was put back.
+            PermissionDenied: the author may not read this store, or not write to the rollup.
+            StoreBusy: other runs won every attempt.
+        """
+        options = self._store.location.storage_options
+        location = parse_location(into, options if storage_options is None else storage_options)
+        retained = None
+        if retained_range is not None:
+            retained = parse_argument("retained_range", retained_range)
+        asked = RollupOptions(every, aggregates, timezone, origin, retained)
+        with named_failures(location):
+            return rollup(
+                self._store,
+                location,
+                asked,
+                self._author,
+                synced=self._synced,
+                auto_compact=self._auto_compact,
+            )
 
     def describe(self) -> dict[str, Any]:
         """Return the facts of the store."""

@@ -190,12 +190,16 @@ class Store:
         subscription: RetainedRange | None = None,
         *,
         policy: Policy | None = None,
+        others: Mapping[str, str] | None = None,
     ) -> "Store":
-        """Return a new store at `path`, or the one that another client has just created there."""
+        """Return a new store at `path`, or the one that another client has just created there.
+
+        `others` are properties of its table beside those of every store.
+        """
         location = parse_location(path)
         asked = retained, min_retention_us, subscription, policy
         fixed = properties.new_properties(*asked, is_local=location.is_local)
-        create_table(location, table_schema(values), fixed)
+        create_table(location, table_schema(values), {**fixed, **(others or {})})
         store = Store.open(path)
         if retained is None:
             _LOG.warning(
