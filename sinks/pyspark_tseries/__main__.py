@@ -1,7 +1,7 @@
 """The command line: `python -m pyspark_tseries COMMAND PATH`.
 
 The commands are `describe`, `verify`, `repair`, `rebuild`, `compact`, `maintain`, `erase`,
-`erasures`, `forget-writer` and `backup`.
+`erasures`, `forget-writer`, `backup` and `rollup`.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from pyspark_timestream.core.instants import parse_instant, to_datetime
 from pyspark_timestream.core.why import end_with_its_reader
 from pyspark_tseries import __version__
 from pyspark_tseries.errors import TseriesError
@@ -27,10 +28,12 @@ from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
+from pyspark_tseries.maintain.rollup import RollupOptions, rollup
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.damage import DAMAGES
+from pyspark_tseries.model.downsampling import parse_aggregate_argument
 from pyspark_tseries.model.erasures import Erasure
-from pyspark_tseries.options import author_or_user
+from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer
@@ -191,6 +194,40 @@ def _backup(path: Location, asked: argparse.Namespace) -> int:
     return 0
 
 
+def _rollup(path: Location, asked: argparse.Namespace) -> int:
+    into = parse_location(asked.into, _parse_storage_options(asked.storage_option))
+    aggregates = [parse_aggregate_argument(text) for text in asked.aggregate]
+    if len(dict(aggregates)) < len(aggregates):
+        raise ValueError(
+            "--aggregate: two have one name; accepted: a name each; next step: write "
+            "NAME='COLUMN FUNCTION' for one of them"
+        )
+    options = RollupOptions(
+        asked.every,
+        dict(aggregates) or None,
+        asked.timezone,
+        None if asked.origin is None else to_datetime(parse_instant(asked.origin)),
+        None
+        if asked.retained_range is None
+        else parse_argument("retained_range", asked.retained_range),
+    )
+    author = author_or_user(asked.author)
+    with named_failures(into):
+        done = rollup(Store.open(path), into, options, author, progress=_tell_progress)
+    what = "no commit" if done.covered < 0 else f"commit {done.covered}"
+    print(f"{done.added} buckets added, {done.edited} edited, up to {what} of '{path.root}'")
+    if done.left:
+        print(
+            f"{done.left} changed buckets stay as they are: the rollup does not have them, or the "
+            "source has not all of their events any more"
+        )
+    return 0
+
+
+def _tell_progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _forget_writer(path: Location, asked: argparse.Namespace) -> int:
     forget_writer(Store.open(path), asked.writer, now_us(), author_or_user(asked.principal))
     return 0
@@ -204,6 +241,28 @@ OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain", "erase", "forget-w
 
 ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     "backup": {"target": {"help": "where to: a directory or prefix that is empty"}},
+    "rollup": {
+        "--into": {
+            "metavar": "STORE2",
+            "required": True,
+            "help": "the rollup: a path or URI, too; the first run creates it",
+        },
+        "--every": {"metavar": "WIDTH", "help": "the width of its buckets, such as 1h or 1 month"},
+        "--aggregate": {
+            "metavar": "NAME=WHAT",
+            "nargs": "+",
+            "action": "extend",
+            "default": [],
+            "help": "its columns, such as celsius=mean, n=count, or hottest='celsius max'",
+        },
+        "--timezone": {"metavar": "ZONE", "help": "the time zone of the buckets; default: UTC"},
+        "--origin": {"metavar": "TIME", "help": "a time at which a bucket begins, ISO-8601"},
+        "--retained-range": {
+            "metavar": "RANGE",
+            "help": "how much a new rollup keeps; default: unlimited",
+        },
+        "--author": {"help": "who writes the buckets; default: the OS user"},
+    },
     "forget-writer": {
         "--writer": {"required": True, "help": "the writer, as describe names it in cti_writers"}
     },
@@ -245,6 +304,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] =
     "erase": ("makes the values of events null, and those of their edits", _erase),
     "erasures": ("prints who erased which events, when and why, a line an act", _erasures),
     "backup": ("copies the last commit, a whole store, while writers go on", _backup),
+    "rollup": ("keeps the buckets of a store in another one, and corrects them", _rollup),
     "forget-writer": ("lets a writer hold back the store's CTI no more", _forget_writer),
     "maintain": ("one round of the maintenance that writers with autoCompact start", _maintain),
 }

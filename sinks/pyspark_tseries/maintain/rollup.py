@@ -71,6 +71,7 @@ from pyspark_tseries.model.rollups import (
 from pyspark_tseries.read.downsample import downsample
 from pyspark_tseries.read.scan import run_query, sample_series
 from pyspark_tseries.read.view import known_series
+from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.head_files import read_records
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows, scan_file
@@ -226,7 +227,8 @@ def _create_rollup(source: Store, into: Location, asked: RollupOptions) -> Store
     settings = _parse_settings(source, asked)
     values = [new_value_field(field) for field in settings.values(pa.schema(source.values))]
     retained = asked.retained or UNLIMITED
-    return Store.create(into, values, retained, others={PROPERTY: settings.to_json()})
+    with named_failures(into, is_new=True):
+        return Store.create(into, values, retained, others={PROPERTY: settings.to_json()})
 
 
 def _parse_settings(

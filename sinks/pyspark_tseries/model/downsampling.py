@@ -269,3 +269,27 @@ def _parse_part(part: str) -> tuple[str, str, str | float]:
         )
     name = found["name"] or ("count" if column == ALL_EVENTS else column)
     return name, column, function
+
+
+def parse_aggregate_argument(text: str) -> tuple[str, tuple[str, str | float]]:
+    """Return the name of an aggregate, its column and function, of an argument of a command.
+
+    Raises:
+        ValueError: the text is no aggregate.
+
+    >>> parse_aggregate_argument("celsius=mean"), parse_aggregate_argument("n=count")
+    (('celsius', ('celsius', 'mean')), ('n', ('*', 'count')))
+    """
+    name, _, what = (part.strip() for part in text.partition("="))
+    is_short = bool(what) and len(what.split()) == 1 and what.lower() != "count"
+    try:
+        parsed = parse_aggregate_list(f"{name} = {name} {what}" if is_short else text)
+        if len(parsed) == 1:
+            return parsed[0][0], parsed[0][1:]
+        problem = f"'{text}' is {len(parsed)} aggregates"
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(
+        f"--aggregate: {problem}; accepted: COLUMN=FUNCTION, NAME='COLUMN FUNCTION' or NAME=count; "
+        "next step: write it so, such as celsius=mean"
+    )

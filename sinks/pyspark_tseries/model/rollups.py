@@ -17,7 +17,7 @@ from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_tseries.errors import InvalidQuery, UnusableStore
 from pyspark_tseries.model.arrays import BoolArray, Int64Array, encode_names, is_same, to_int64
 from pyspark_tseries.model.buckets import Buckets
-from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES
 from pyspark_tseries.model.downsampling import Aggregate, Downsampling, result_fields
 
 PROPERTY: Final = "tseries.rollup"
@@ -26,7 +26,7 @@ PROPERTY: Final = "tseries.rollup"
 COVERED: Final = "tseries:rollup"
 """The transaction whose version is the source's commit up to which the rollup has all buckets."""
 
-BEGUN: Final = "tseries:rollup-begun"
+BEGUN: Final = "tseries:rollup:begun"
 """The same of a first run that has not ended: the buckets that are there are of that commit."""
 
 REASON: Final = pa.field("reason", pa.string())
@@ -140,7 +140,7 @@ def check_aggregates(aggregates: Sequence[Aggregate]) -> None:
     """Refuse aggregates that no rollup has.
 
     Raises:
-        InvalidQuery: one depends on events before its bucket, or is named like `REASON`.
+        InvalidQuery: one depends on events before its bucket, or has a name that it cannot have.
     """
     for aggregate in aggregates:
         if aggregate.function == "time_weighted_mean":
@@ -150,11 +150,16 @@ def check_aggregates(aggregates: Sequence[Aggregate]) -> None:
                 "aggregates of the bucket's own events",
                 "take 'mean', or ask the source with every()",
             )
-        if aggregate.name.lower() == REASON.name:
+        name = aggregate.name.lower()
+        if name in (REASON.name, "edit_of", *RESERVED_NAMES):
             raise InvalidQuery(
-                f"a rollup has a column '{REASON.name}' anyway",
-                "another name",
-                "rename the aggregate",
+                f"a rollup has a column '{name}' anyway", "another name", "rename the aggregate"
+            )
+        if [each.name.lower() for each in aggregates].count(name) > 1:
+            raise InvalidQuery(
+                f"two aggregates have the name '{name}' in a store",
+                "names that differ in more than case",
+                "rename one of them",
             )
 
 

@@ -1,0 +1,599 @@
+"""A rollup has the buckets of its source, once each, and says who changed them and why (36)."""
+
+import shutil
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tseries.deliveries import AUTUMN, BEGIN, RETAINED, Deliveries, programs
+from tseries.limits import set_limits
+from tseries.meetings import Meeting
+
+from pyspark_tseries import (
+    HistoryChanged,
+    InvalidQuery,
+    NoSuchStore,
+    PermissionDenied,
+    StoreMismatch,
+    TimeSeries,
+    UnusableStore,
+)
+from pyspark_tseries.maintain import rollup as runs
+from pyspark_tseries.model.arrays import is_same
+from pyspark_tseries.model.buckets import parse_buckets
+from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.store import store as stores
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.write import batch as attempts
+from pyspark_tseries.write import numbering
+
+AGGREGATES = {
+    "mean": ("celsius", "mean"),
+    "total": ("n", "sum"),
+    "p9": ("n", 0.9),
+    "closed": ("room", "last"),
+    "events": ("*", "count"),
+}
+HOUR = timedelta(hours=1)
+
+
+class Source(Deliveries):
+    """A store, what was delivered to it, and which of it a rollup has to tell."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.changes = {}
+
+    def note(self, name, at, author, reason):
+        self.changes.setdefault((name, at), []).append((author, reason))
+
+    def as_author(self, author):
+        self.series = TimeSeries.open(self.path, author, auto_compact=False, durability="os")
+
+    def append(self, rows):
+        self.as_author("carl")
+        before = len(self.rows)
+        super().append(rows)
+        for row in self.rows[before:]:
+            self.note(
+                row["series"], row["timestamp"], "carl", f"carl added event {row['sequence']}"
+            )
+
+    def edit(self, name, sequence, cells):
+        author = "ann" if sequence % 2 else "bob"
+        self.as_author(author)
+        before = len(self.rows)
+        super().edit(name, sequence, cells)
+        for row in self.rows[before:]:
+            (original,) = self.find(name, sequence)
+            reason = f"{author} edited event {sequence} by event {row['sequence']}"
+            self.note(name, original["timestamp"], author, reason)
+
+    def erase(self, name, sequence):
+        found = self.find(name, sequence)
+        was = bool(found) and found[0]["erased"]
+        self.as_author("eve")
+        super().erase(name, sequence)
+        if found and not was:
+            of = found[0]["of"]
+            (original,) = self.find(name, sequence if of is None else of)
+            edit = "" if of is None else f", an edit of event {of}"
+            reason = f"eve erased event {sequence}{edit}: a test"
+            self.note(name, original["timestamp"], "eve", reason)
+
+
+class Checked:
+    """A rollup that is compared with its source after each run."""
+
+    def __init__(self, source, path, width, zone):
+        self.source, self.path, self.width, self.zone = source, path, width, zone
+        self.buckets = parse_buckets(width, zone)
+        self.rows, self.commit, self.missing = {}, -1, set()
+
+    def start(self, at):
+        us = self.buckets.starts(pa.array([at], INSTANT).cast(pa.int64()).to_numpy())
+        return pa.array(us).cast(INSTANT).to_pylist()[0]
+
+    def end(self, start):
+        us = pa.array([start], INSTANT).cast(pa.int64()).to_numpy()
+        return pa.array(self.buckets.ends(us)).cast(INSTANT).to_pylist()[0]
+
+    def read(self):
+        opened = TimeSeries.open(self.path)
+        found = opened.range_query().select_from().to_arrow().to_pylist()
+        assert len({(row["series"], row["timestamp"]) for row in found}) == len(found)
+        return {(row["series"], row["timestamp"]): row for row in found}
+
+    def run(self):
+        source, before = self.source, self.rows
+        told = source.series.rollup(self.path, self.width, AGGREGATES, timezone=self.zone)
+        assert source.series.rollup(self.path) == runs.RollupResult(0, 0, 0, told.covered)
+        self.rows = self.read()
+        query = source.series.range_query().every(self.width, self.zone).aggregate(**AGGREGATES)
+        now = {(r["series"], r["timestamp"]): r for r in query.select_from().to_arrow().to_pylist()}
+        seen = source.seen() if source.rows else set()
+        originals = [row for row in source.rows if row["of"] is None]
+        newest = {}
+        for row in originals:
+            if not row["erased"]:
+                at = newest.get(row["series"], row["timestamp"])
+                newest[row["series"]] = max(at, row["timestamp"])
+        cut = self.find_cut(originals, seen)
+        last = {name: max(at for n, at in before if n == name) for name, _ in before}
+        edited = 0
+        for key, row in now.items():
+            name, start = key
+            complete = name in newest and newest[name] >= self.end(start)
+            if key in before:
+                is_same_now = self.same(row, self.rows[key])
+                assert is_same_now or (key in cut and self.rows[key] == before[key]), key
+                edited += self.check_edit(key, before[key], self.rows[key])
+            elif not complete:
+                assert key not in self.rows
+            elif key in cut:
+                assert key not in self.rows or self.same(row, self.rows[key])
+            elif name in last and start < last[name]:
+                self.missing.add(key)  # Let in by an erasure, before a bucket that was there.
+                assert told.left
+            else:
+                assert self.same(row, self.rows[key]), key
+                assert self.rows[key]["reason"] is None
+                assert self.rows[key]["author"] == source.series._author
+        for key in before.keys() - now.keys():
+            assert self.rows[key] == before[key], "retention of the source corrects nothing"
+        assert self.rows.keys() >= before.keys()
+        assert (told.edited, told.added) == (edited, len(self.rows) - len(before))
+        source.changes.clear()
+
+    def find_cut(self, originals, seen):
+        """The buckets of which events are gone, and the first visible one of such series."""
+        cut, first = set(), {}
+        for row in originals:
+            key = row["series"], self.start(row["timestamp"])
+            if (row["series"], row["sequence"]) not in seen:
+                cut.add(key)
+            else:
+                first[row["series"]] = min(first.get(row["series"], key), key)
+        return cut | {first[name] for name, _ in cut if name in first}
+
+    def same(self, row, kept):
+        return all(is_same(row[name], kept[name]) for name in AGGREGATES)
+
+    def check_edit(self, key, before, after):
+        if self.same(before, after):
+            assert before == after, "an edit without a change"
+            return 0
+        name, start = key
+        changes = [
+            change
+            for (series, at), some in self.source.changes.items()
+            for change in some
+            if series == name and self.start(at) == start
+        ]
+        author, reason = after["author"], after["reason"]
+        many = "" if len(changes) == 1 else f"; the last of {len(changes)} changes"
+        assert reason.endswith(many)
+        assert (author, reason.removesuffix(many)) in changes
+        return 1
+
+
+STEPS = {erases: programs(erases=erases) for erases in (False, True)}
+
+
+@pytest.mark.parametrize("erases", [False, True])
+@settings(max_examples=12)
+@given(st.data())
+def test_after_each_run_a_rollup_has_the_complete_buckets_of_any_source(
+    tmp_path_factory, erases, data
+):
+    place = tmp_path_factory.mktemp("rollup")
+    with pytest.MonkeyPatch.context() as few:
+        set_limits(few, group_rows=3, piece_rows=2, range_bytes=600, group_bytes=1)
+        few.setattr(runs, "MAX_BUCKETS_PER_COMMIT", data.draw(st.sampled_from([1, 3, 1000])))
+        few.setattr(runs, "MAX_EVENTS_AT_ONCE", data.draw(st.sampled_from([1, 5, 1000])))
+        few.setattr(runs, "MAX_GROUP_BYTES", data.draw(st.sampled_from([1, 10**9])))
+        few.setattr(runs, "MAX_RANGES", data.draw(st.sampled_from([1, 2, 32])))
+        begin = data.draw(st.sampled_from([BEGIN, AUTUMN]))
+        retained = "unlimited" if erases else data.draw(RETAINED)
+        source = Source(str(place / "s"), retained, begin)
+        zone = data.draw(st.sampled_from([None, "Europe/Berlin"]))
+        width = data.draw(st.sampled_from(["15 minutes", "1 hour", "1 day"]))
+        rollup = Checked(source, str(place / "r"), width, zone)
+        for _ in range(data.draw(st.integers(1, 4))):
+            source.run(data.draw(STEPS[erases]))
+            rollup.run()
+    assert TimeSeries.open(rollup.path).verify() == []
+
+
+# -- a source of two series, twenty minutes from event to event ------------------------------------
+
+
+def rows(first, count, names="ab"):
+    return [
+        {"series": name, "timestamp": BEGIN + timedelta(minutes=20 * n), "celsius": float(n)}
+        for n in range(first, first + count)
+        for name in names
+    ]
+
+
+@pytest.fixture
+def source(tmp_path):
+    values = {"celsius": pa.float64(), "n": pa.int64()}
+    store = TimeSeries.create(
+        tmp_path / "s", values, "unlimited", "ann", durability="os", auto_compact=False
+    )
+    store.append_many(rows(0, 10), max_future=timedelta.max)
+    return store
+
+
+def roll(source, path, **more):
+    return source.rollup(path, "1 hour", {"celsius": "mean", "n": ("*", "count")}, **more)
+
+
+def buckets(path, kind="values"):
+    query = TimeSeries.open(path, "ann").range_query()
+    query = query.for_edits() if kind == "allEdits" else query
+    return query.select_from().to_arrow().to_pylist()
+
+
+def write_more(source):
+    """Two edits of an old bucket, an erasure, and a new bucket."""
+    TimeSeries.open(source._store.root, "bob", auto_compact=False).edit("a", 1, {"celsius": 30.0})
+    TimeSeries.open(source._store.root, "cyd", auto_compact=False).edit("a", 2, {"celsius": 40.0})
+    TimeSeries.open(source._store.root, "eve", auto_compact=False).erase("b", 3, "was private")
+    source.append_many(rows(10, 4), max_future=timedelta.max)
+
+
+def test_an_edit_of_a_bucket_has_the_author_of_the_last_change_and_says_why(source, tmp_path):
+    assert roll(source, tmp_path / "r") == runs.RollupResult(6, 0, 0, 0)
+    write_more(source)
+    assert source.rollup(tmp_path / "r") == runs.RollupResult(2, 2, 0, 4)
+    told = [(r["series"], r["author"], r["reason"]) for r in buckets(tmp_path / "r") if r["reason"]]
+    assert told == [
+        ("a", "cyd", "cyd edited event 2 by event 11; the last of 2 changes"),
+        ("b", "eve", "eve erased event 3: was private"),
+    ]
+    versions = TimeSeries.open(tmp_path / "r").history("a", 0).to_pylist()
+    assert [(row["author"], row["celsius"]) for row in versions] == [
+        ("ann", 1.0),
+        ("cyd", pytest.approx(70 / 3)),
+    ]
+
+
+def test_an_edit_that_changes_no_aggregate_edits_no_bucket(source, tmp_path):
+    roll(source, tmp_path / "r")
+    source.edit("a", 1, {"n": 7})
+    source.edit("a", 1, {"celsius": 1.0})
+    assert source.rollup(tmp_path / "r") == runs.RollupResult(0, 0, 0, 2)
+
+
+def test_a_run_reads_the_files_of_later_commits_and_those_of_their_buckets_alone(
+    source, tmp_path, monkeypatch
+):
+    for n in range(10, 110):
+        source.append_many(rows(n, 1), max_future=timedelta.max)
+    roll(source, tmp_path / "r")
+    assert len(source._store.snapshot().files) == 101
+    source.edit("a", 50, {"celsius": 0.0})
+    source.append_many(rows(110, 2), max_future=timedelta.max)
+    read, real = set(), Location.read
+
+    def reading(location, path):
+        if "kind=" in path and location == source._store.location:
+            read.add(path)
+        return real(location, path)
+
+    monkeypatch.setattr(Location, "read", reading)
+    assert source.rollup(tmp_path / "r") == runs.RollupResult(2, 1, 0, 102)
+    # The edit and the append, three files of the bucket that is edited, three of the new one.
+    assert 2 <= len(read) <= 8
+    read.clear()
+    assert source.rollup(tmp_path / "r").added == 0
+    assert not read
+
+
+def test_retention_of_the_source_takes_nothing_from_a_rollup(source, tmp_path):
+    roll(source, tmp_path / "r")
+    before = buckets(tmp_path / "r")
+    source.set_retained_range("limit 2")
+    source.compact()
+    source.edit("a", 9, {"celsius": 5.0})
+    assert source.rollup(tmp_path / "r") == runs.RollupResult(0, 0, 0, 2)
+    assert buckets(tmp_path / "r") == before
+
+
+def test_a_bucket_that_retention_has_cut_is_neither_added_nor_edited(tmp_path):
+    store = TimeSeries.create(tmp_path / "s", {"celsius": pa.float64()}, "last 2H", "ann")
+    store.append_many(rows(0, 8, "a"), max_future=timedelta.max)  # Shows what is from 00:20 on.
+    assert store.rollup(tmp_path / "r", "1 hour", {"celsius": "count"}).added == 1
+    assert [r["timestamp"] for r in buckets(tmp_path / "r")] == [BEGIN + HOUR]
+    store.edit("a", 3, 7.0)
+    store.append_many(rows(8, 2, "a"), max_future=timedelta.max)  # From 01:00 on.
+    store.append_many(rows(10, 1, "a"), max_future=timedelta.max)  # From 01:20 on.
+    assert store.rollup(tmp_path / "r") == runs.RollupResult(1, 0, 1, 3)
+
+
+def test_a_bucket_is_complete_by_the_newest_original_or_the_cti(tmp_path):
+    from tseries.builders import batch, new_store
+
+    store = new_store(tmp_path / "s")
+    minute = 60_000_000
+    store.append(batch(("a", 10 * minute), ("b", 70 * minute)))
+    series = TimeSeries.open(tmp_path / "s", "me")
+    assert series.rollup(tmp_path / "r", "1 hour", {"value": "sum"}).added == 0
+    store.append(batch(("b", 130 * minute)))
+    assert series.rollup(tmp_path / "r").added == 1
+    ctis = batch()
+    cti = attempts.Batch(ctis.rows, "fail", "me", cti_us=60 * minute)
+    store.append(cti)
+    assert series.rollup(tmp_path / "r").added == 1
+    assert [row["series"] for row in buckets(tmp_path / "r")] == ["a", "b"]
+
+
+def test_a_rollup_of_a_rollup_follows_the_corrections(source, tmp_path):
+    roll(source, tmp_path / "r")
+    hours = TimeSeries.open(tmp_path / "r", "ann")
+    assert hours.rollup(tmp_path / "r2", "2 hours", {"n": "sum", "celsius": "max"}).added == 2
+    write_more(source)
+    source.rollup(tmp_path / "r")
+    done = hours.rollup(tmp_path / "r2")
+    assert (done.added, done.edited) == (0, 2)
+    told = [(row["author"], row["reason"]) for row in buckets(tmp_path / "r2")]
+    assert told == [
+        ("cyd", "cyd edited event 0 by event 4"),
+        ("eve", "eve edited event 1 by event 4"),
+    ]
+
+
+def test_days_of_a_time_zone_are_rolled_up(tmp_path):
+    store = TimeSeries.create(tmp_path / "s", {"celsius": pa.float64()}, "unlimited", "ann")
+    store.append_many(rows(0, 200, "a"), max_future=timedelta.max)
+    store.rollup(tmp_path / "r", "1 day", {"celsius": "count"}, timezone="Europe/Berlin")
+    query = store.range_query().every("1 day", "Europe/Berlin").aggregate(celsius="count")
+    wanted = query.select_from("a").to_arrow().to_pylist()[:-1]
+    found = [(row["timestamp"], row["celsius"]) for row in buckets(tmp_path / "r")]
+    assert found == [(row["timestamp"], row["celsius"]) for row in wanted]
+    assert 69 in {count for _, count in found}, "a day of 23 hours"
+
+
+def test_a_bucket_that_was_erased_in_the_rollup_stays_erased(source, tmp_path):
+    roll(source, tmp_path / "r")
+    hours = TimeSeries.open(tmp_path / "r")
+    hours.erase("a", 0, "private")
+    hours.erase("a", 2, "private")  # The newest one.
+    write_more(source)
+    done = source.rollup(tmp_path / "r")
+    assert (done.added, done.edited, done.left) == (2, 1, 1)
+    assert [r["n"] for r in buckets(tmp_path / "r") if r["series"] == "a"] == [None, 3, None, 3]
+    assert hours.describe()["dropped"] == 0
+
+
+def test_an_event_that_an_erasure_lets_in_corrects_its_bucket(source, tmp_path):
+    roll(source, tmp_path / "r")
+    source.erase("a", 9, "a test")
+    for n in (8, 7, 6):
+        source.erase("a", n, "a test")
+    source.append("a", {"celsius": 100.0}, BEGIN + timedelta(minutes=119), max_future=timedelta.max)
+    done = source.rollup(tmp_path / "r")
+    assert (done.added, done.edited, done.left) == (0, 2, 0)
+    told = [row["reason"] for row in buckets(tmp_path / "r") if row["reason"]]
+    assert told == [
+        "ann added event 10",
+        "ann erased event 6: a test; the last of 3 changes",
+    ]
+
+
+def test_under_a_policy_the_principal_writes_and_the_reason_names_the_editor(source, tmp_path):
+    roll(source, tmp_path / "r")
+    TimeSeries.open(tmp_path / "r", "ann").set_policy({"ann": ["read", "update", "edit"]})
+    write_more(source)
+    source.rollup(tmp_path / "r")
+    edited = [row for row in buckets(tmp_path / "r") if row["reason"]]
+    assert [row["author"] for row in edited] == ["ann", "ann"]
+    assert edited[0]["reason"].startswith("cyd edited event 2")
+    other = TimeSeries.open(tmp_path / "s", "bob")
+    other.append_many(rows(14, 4), max_future=timedelta.max)
+    with pytest.raises(PermissionDenied):
+        other.rollup(tmp_path / "r")
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda s, p: s.rollup(p / "new"), "every is not given"),
+        (lambda s, p: s.rollup(p / "new", "1 hour"), "aggregates is not given"),
+        (lambda s, p: s.rollup(p / "r", "2 hours"), "has every '1 hour', and '2 hours'"),
+        (
+            lambda s, p: s.rollup(p / "r", "1 hour", timezone="Europe/Berlin"),
+            "has timezone 'UTC', and 'Europe/Berlin' is asked for",
+        ),
+        (
+            lambda s, p: s.rollup(p / "r", "1 hour", origin=BEGIN + timedelta(minutes=1)),
+            "has origin",
+        ),
+        (lambda s, p: s.rollup(p / "r", timezone="Europe/Berlin"), "are those of buckets"),
+        (lambda s, p: s.rollup(p / "r", aggregates={"n": "sum"}), "has aggregates"),
+        (lambda s, p: s.rollup(p / "r", retained_range="limit 5"), "has retained_range"),
+        (lambda s, p: s.rollup(p / "s"), "is the source itself"),
+        (
+            lambda s, p: s.rollup(p / "new", "1 hour", {"celsius": "time_weighted_mean"}),
+            "a rollup has no time_weighted_mean",
+        ),
+        (lambda s, p: s.rollup(p / "new", "1 hour", {"reason": ("n", "sum")}), "'reason' anyway"),
+        (lambda s, p: s.rollup(p / "new", "1 hour", {"Author": ("n", "sum")}), "'author' anyway"),
+        (
+            lambda s, p: s.rollup(p / "new", "1 hour", {"n": "sum", "N": ("n", "max")}),
+            "two aggregates have the name 'n'",
+        ),
+        (lambda s, p: s.rollup(p / "new", "1 hour", {}), "no aggregate is named"),
+        (lambda s, p: s.rollup(p / "new", "often", {"n": "sum"}), "is not the width"),
+    ],
+)
+def test_a_setting_that_no_rollup_or_not_this_one_has_is_refused_by_name(
+    source, tmp_path, ask, said
+):
+    roll(source, tmp_path / "r")
+    with pytest.raises(InvalidQuery, match=said) as refused:
+        ask(source, tmp_path)
+    assert refused.value.next_step
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_store_that_is_no_rollup_or_of_another_source_is_refused(source, tmp_path):
+    roll(source, tmp_path / "r")
+    other = TimeSeries.create(tmp_path / "o", {"celsius": pa.float64(), "n": pa.int64()}, "limit 9")
+    with pytest.raises(UnusableStore, match="is no rollup"):
+        source.rollup(tmp_path / "o", "1 hour", {"n": "sum"})
+    with pytest.raises(StoreMismatch, match="is the rollup of another store"):
+        other.rollup(tmp_path / "r")
+    shutil.rmtree(tmp_path / "s")
+    with pytest.raises(NoSuchStore):
+        source.rollup(tmp_path / "r")
+
+
+def test_a_source_that_was_put_back_is_refused_and_a_rollup_that_was_goes_on(source, tmp_path):
+    roll(source, tmp_path / "r")
+    shutil.copytree(tmp_path / "s", tmp_path / "s-before")
+    shutil.copytree(tmp_path / "r", tmp_path / "r-before")
+    write_more(source)
+    source.rollup(tmp_path / "r")
+    wanted = read_values(tmp_path / "r")
+    shutil.rmtree(tmp_path / "r")
+    shutil.move(tmp_path / "r-before", tmp_path / "r")
+    Store.forget_all()
+    source.rollup(tmp_path / "r")
+    assert read_values(tmp_path / "r") == wanted
+    shutil.rmtree(tmp_path / "s")
+    shutil.move(tmp_path / "s-before", tmp_path / "s")
+    Store.forget_all()
+    for first in (10, 16):  # It is as far behind, then further than before.
+        with pytest.raises(HistoryChanged, match="an older state of the store was put back") as old:
+            TimeSeries.open(tmp_path / "s").rollup(tmp_path / "r")
+        assert old.value.next_step
+        for n in range(6):
+            TimeSeries.open(tmp_path / "s").append_many(
+                rows(first + n, 1), max_future=timedelta.max
+            )
+
+
+def test_what_somebody_else_appended_to_a_rollup_is_told(source, tmp_path):
+    roll(source, tmp_path / "r")
+    later = BEGIN + timedelta(days=1)
+    TimeSeries.open(tmp_path / "r").append("a", {"n": 1}, later, max_future=timedelta.max)
+    source.append_many(rows(10, 4), max_future=timedelta.max)
+    done = source.rollup(tmp_path / "r")
+    assert done.added == 1, "of the other series"
+
+
+# -- kills and rivals ------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """Ends a run where it stands, as SIGKILL would."""
+
+
+def read_values(path):
+    names = ("series", "sequence", "timestamp", "celsius", "n", "author", "reason")
+    found = buckets(path, "allEdits")
+    return [tuple(r[n] for n in names if n != "timestamp" or not r["reason"]) for r in found]
+
+
+def crashing(monkeypatch, moment):
+    """From now on the `moment`-th thing that a commit does is its last; how many there were."""
+    done = [0]
+
+    def doomed(owner, name):
+        real = getattr(owner, name)
+
+        def call(*args, **named):
+            for is_over in (False, True):
+                done[0] += 1
+                if done[0] == moment:
+                    raise Crash
+                if not is_over:
+                    result = real(*args, **named)
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+
+    doomed(numbering, "write_events")
+    doomed(attempts, "write_events")
+    doomed(attempts, "write_head")
+    doomed(Store, "publish")
+    doomed(runs, "_create_rollup")
+    return done
+
+
+@pytest.mark.parametrize(("most", "step"), [(2, 5), (1000, 1)])
+def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(
+    source, tmp_path, monkeypatch, most, step
+):
+    monkeypatch.setattr(runs, "MAX_BUCKETS_PER_COMMIT", most)
+    monkeypatch.setattr(runs, "MAX_GROUP_BYTES", 1)
+    roll(source, tmp_path / "whole")
+    shutil.copytree(tmp_path / "s", tmp_path / "s-early")
+    write_more(source)
+    source.rollup(tmp_path / "whole")
+    shutil.copytree(tmp_path / "s", tmp_path / "s-late")
+    wanted = read_values(tmp_path / "whole")
+    for moment in range(1, 100, step):
+        kills = 0
+        for path in ("s", "r"):
+            shutil.rmtree(tmp_path / path, ignore_errors=True)
+        for state in ("s-early", "s-late"):
+            shutil.copytree(tmp_path / state, tmp_path / "s", dirs_exist_ok=True)
+            Store.forget_all()
+            with monkeypatch.context() as broken:
+                done = crashing(broken, moment)
+                try:
+                    roll(TimeSeries.open(tmp_path / "s", "ann"), tmp_path / "r")
+                except Crash:
+                    kills += 1
+            assert done[0] <= moment or not kills
+            Store.forget_all()
+            roll(TimeSeries.open(tmp_path / "s", "ann"), tmp_path / "r")
+        assert sorted(read_values(tmp_path / "r"), key=str) == sorted(wanted, key=str)
+        assert TimeSeries.open(tmp_path / "r").verify() == []
+        if not kills:
+            break
+    assert moment > 8
+
+
+@pytest.mark.parametrize("most", [2, 1000])
+def test_of_two_runs_at_the_same_time_one_writes_and_the_other_goes_on(
+    source, tmp_path, monkeypatch, most
+):
+    monkeypatch.setattr(runs, "MAX_BUCKETS_PER_COMMIT", most)
+    monkeypatch.setattr(runs, "MAX_GROUP_BYTES", 1)
+    roll(source, tmp_path / "whole")
+    write_more(source)
+    source.rollup(tmp_path / "whole")
+    location = Location(str(tmp_path / "r"))
+
+    def rival():
+        ours = stores._open_stores.pop(location)
+        roll(TimeSeries.open(tmp_path / "s", "ann"), tmp_path / "r")
+        stores._open_stores[location] = ours
+
+    for before in (0, 1, 2):
+        shutil.rmtree(tmp_path / "r", ignore_errors=True)
+        Store.forget_all()
+        series = TimeSeries.open(tmp_path / "s", "ann")
+        settings = runs.RollupOptions("1 hour", {"celsius": "mean", "n": ("*", "count")})
+        made = runs._create_rollup(series._store, location, settings)
+        meets = [lambda: None] * before + [rival]
+        stores._open_stores[location] = Meeting(made, before=meets)
+        roll(series, tmp_path / "r")
+        Store.forget_all()
+        whole = [(r["series"], r["timestamp"], r["celsius"]) for r in buckets(tmp_path / "whole")]
+        there = [
+            (r["series"], r["timestamp"], r["celsius"]) for r in buckets(tmp_path / "r", "allEdits")
+        ]
+        assert there == whole
+        assert series.rollup(tmp_path / "r") == runs.RollupResult(0, 0, 0, 4)
