@@ -215,11 +215,11 @@ def _rollup(path: Location, asked: argparse.Namespace) -> int:
     with named_failures(into):
         done = rollup(Store.open(path), into, options, author, progress=_tell_progress)
     what = "no commit" if done.covered < 0 else f"commit {done.covered}"
-    print(f"{done.added} buckets added, {done.edited} edited, up to {what} of '{path.root}'")
+    print(f"buckets: {done.added} added, {done.edited} edited, up to {what} of '{path.root}'")
     if done.left:
         print(
-            f"{done.left} changed buckets stay as they are: the rollup does not have them, or the "
-            "source has not all of their events any more"
+            f"changed buckets that stay as they are: {done.left}, because the rollup does not have "
+            "them, or the source has not all of their events any more"
         )
     return 0
 

@@ -1,5 +1,6 @@
 """A rollup has the buckets of its source, once each, and says who changed them and why (36)."""
 
+import re
 import shutil
 from datetime import timedelta
 
@@ -20,6 +21,7 @@ from pyspark_tseries import (
     TimeSeries,
     UnusableStore,
 )
+from pyspark_tseries.__main__ import main
 from pyspark_tseries.maintain import rollup as runs
 from pyspark_tseries.model.arrays import is_same
 from pyspark_tseries.model.buckets import parse_buckets
@@ -597,3 +599,55 @@ def test_of_two_runs_at_the_same_time_one_writes_and_the_other_goes_on(
         ]
         assert there == whole
         assert series.rollup(tmp_path / "r") == runs.RollupResult(0, 0, 0, 4)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def command(source, tmp_path, *more):
+    return main(["rollup", source._store.root, "--into", str(tmp_path / "r"), *more])
+
+
+def test_the_command_makes_a_rollup_and_goes_on_with_its_path_alone(source, tmp_path, capsys):
+    columns = ["--aggregate", "celsius=mean", "hottest=celsius max", "--aggregate", "n=count"]
+    assert command(source, tmp_path, "--every", "1h", *columns, "--author", "cron") == 0
+    root = source._store.root
+    assert capsys.readouterr().out == f"buckets: 6 added, 0 edited, up to commit 0 of '{root}'\n"
+    write_more(source)
+    source.set_retained_range("limit 2")
+    source.edit("a", 15, {"celsius": 1.0})
+    assert command(source, tmp_path) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"buckets: 0 added, 0 edited, up to commit 6 of '{root}'\n")
+    assert "changed buckets that stay as they are: 2, because" in out
+    first = buckets(tmp_path / "r")[0]
+    assert (first["author"], first["celsius"], first["hottest"], first["n"]) == ("cron", 1, 2, 3)
+
+
+def test_the_command_says_how_far_a_long_run_is(source, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runs, "MAX_BUCKETS_PER_COMMIT", 2)
+    monkeypatch.setattr(runs, "MAX_GROUP_BYTES", 1)
+    assert command(source, tmp_path, "--every", "1h", "--aggregate", "n=count") == 0
+    assert "3 buckets added so far" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--every", "1h"], "aggregates is not given"),
+        (["--every", "1h", "--aggregate", "celsius=maen"], "--aggregate: .*'maen' is none of"),
+        (["--every", "1h", "--aggregate", "celsius"], "'celsius' is not 'COLUMN FUNCTION'"),
+        (["--every", "1h", "--aggregate", "n=n sum, m=n max"], "is 2 aggregates"),
+        (["--every", "1h", "--aggregate", "n=sum", "n=max"], "two have one name"),
+        (["--every", "1h", "--aggregate", "n=sum", "--origin", "soon"], "'soon' is not an ISO"),
+        (["--every", "1h", "--aggregate", "n=sum", "--timezone", "Mars"], "is not a time zone"),
+        (["--every", "1h", "--aggregate", "m=sum"], "has no value column 'm'"),
+        (["--every", "1h", "--aggregate", "n=sum", "--retained-range", "much"], "retained_range"),
+    ],
+)
+def test_a_wrong_argument_of_the_command_is_told_and_makes_nothing(
+    source, tmp_path, capsys, more, said
+):
+    assert command(source, tmp_path, *more) == 1
+    assert re.search(said, capsys.readouterr().err)
+    assert not (tmp_path / "r").exists()
