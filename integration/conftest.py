@@ -6,19 +6,20 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from broker import Broker, NoBroker, unique_name
+from broker import Broker, NoBroker, Record, unique_name
 from broker import broker as open_broker
 
 from pyspark_timestream.core.session import use_installed_pyspark
 
 if TYPE_CHECKING:
     from both_sources import Source
+    from kafka_query import Stream
     from pyspark.sql import SparkSession
 
 use_installed_pyspark(os.environ)
@@ -114,6 +115,27 @@ def spark(peer_jars: str) -> Iterator[SparkSession]:
     session = local_spark("integration", spark_jars=peer_jars)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def stream(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], tmp_path: Path
+) -> Callable[..., Stream]:
+    """Make a `Stream` over a fresh topic filled with records; `config` is the topic's."""
+    from kafka_query import Stream
+
+    def make(
+        records: Iterable[Record] = (),
+        partitions: int = 1,
+        schema: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Stream:
+        name = topic(partitions, **(config or {}))
+        broker.produce(name, list(records))
+        return Stream(spark, broker, name, tmp_path / name, options, schema)
+
+    return make
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broker import Broker, Record
+from broker import Record
 from kafka_query import DAY_MS, Stream, event
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,19 +21,6 @@ from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, Kind
 from pyspark_timestream.kafka.ranges import Partition
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def stream(spark: SparkSession, broker: Broker, topic, tmp_path: Path):
-    """Make a `Stream` over a fresh topic filled with records."""
-
-    def make(records=(), partitions: int = 1, schema: str | None = None, **options) -> Stream:
-        name = topic(partitions)
-        broker.produce(name, list(records))
-        made = {key: str(value) for key, value in options.items()}
-        return Stream(spark, broker, name, tmp_path / name, made, schema)
-
-    return make
 
 
 def start(made: Stream, frame: DataFrame | None = None, once: bool = True, **options) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import order_job
 import pytest
-from broker import Broker
 from harness import InBatch, Job, run_killed
-from kafka_query import Stream, ctis, event, seconds, times
+from kafka_query import ctis, event, seconds, times
 from lengths import repetitions
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -18,19 +17,6 @@ from pyspark_timestream import advance_time, import_ctis, order_by_time
 from pyspark_timestream.errors import SchemaRefused
 
 ROWS = repetitions(120, 200)
-
-
-@pytest.fixture
-def stream(spark: SparkSession, broker: Broker, topic, tmp_path: Path):
-    """Make a `Stream` over a fresh topic filled with records."""
-
-    def make(records=(), partitions: int = 1, schema: str | None = None, **options) -> Stream:
-        name = topic(partitions)
-        broker.produce(name, list(records))
-        made = {key: str(value) for key, value in options.items()}
-        return Stream(spark, broker, name, tmp_path / name, made, schema)
-
-    return make
 
 
 # -- import_ctis ----------------------------------------------------------------------------------

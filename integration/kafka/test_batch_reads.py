@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from broker import Broker
 from kafka_query import Stream, ctis, event
 from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.timeout(400)
 
 Make = Callable[..., Stream]
-
-
-@pytest.fixture
-def stream(spark: SparkSession, broker: Broker, topic: Callable[..., str], tmp_path: Path) -> Make:
-    """Make a `Stream` over a fresh topic filled with records."""
-
-    def make(records=(), partitions: int = 1, **options: str) -> Stream:
-        name = topic(partitions)
-        broker.produce(name, list(records))
-        return Stream(spark, broker, name, tmp_path / name, options)
-
-    return make
 
 
 def places(frame: DataFrame) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,19 +24,6 @@ from pyspark_timestream.kafka.reader import KafkaTransport
 pytestmark = pytest.mark.timeout(300)
 
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
-
-
-@pytest.fixture
-def stream(spark: SparkSession, broker: Broker, topic: Callable[..., str], tmp_path: Path):
-    """Make a `Stream` over a fresh topic filled with records."""
-
-    def make(records: list[Record], **options: Any) -> Stream:
-        name = topic()
-        broker.produce(name, records)
-        made = {key.replace("__", "."): str(value) for key, value in options.items()}
-        return Stream(spark, broker, name, tmp_path / name, made)
-
-    return make
 
 
 def marks(writers: int, rounds: int) -> list[Record]:

@@ -2,12 +2,11 @@
 
 import json
 import time
-from pathlib import Path
+from functools import partial
 
 import pytest
 from broker import Broker, Record
-from kafka_query import DAY_MS, Stream, event
-from pyspark.sql import SparkSession
+from kafka_query import DAY_MS, event
 from running_stream import found, running, told, transaction
 
 pytestmark = pytest.mark.timeout(400)
@@ -17,16 +16,9 @@ GENERATED = '{"topic": "%s", "frequency": "1"}'
 
 
 @pytest.fixture
-def stream(spark: SparkSession, broker: Broker, topic, tmp_path: Path):
-    """Make a `Stream` over a fresh topic filled with records."""
-
-    def make(records=(), partitions: int = 1, **options) -> Stream:
-        name = topic(partitions)
-        broker.produce(name, list(records))
-        given = {key: str(value) for key, value in {**FLAGGED, **options}.items() if value}
-        return Stream(spark, broker, name, tmp_path / name, given)
-
-    return make
+def stream(stream):
+    """The same, with an idle time-out and the late rows flagged."""
+    return partial(stream, **FLAGGED)
 
 
 @pytest.fixture

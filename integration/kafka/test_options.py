@@ -3,13 +3,12 @@
 import hashlib
 import json
 import time
-from pathlib import Path
 
 import pytest
-from broker import Broker, Record, unique_name
+from broker import Record, unique_name
 from confluent_kafka import TopicPartition
 from kafka_query import DAY_MS, Stream, event, seconds, times
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.kafka.driver.driver import StreamDriver
@@ -19,19 +18,6 @@ from pyspark_timestream.kafka.options.checks import read_kafka_options
 pytestmark = pytest.mark.timeout(400)
 
 PATIENCE_S = 120.0
-
-
-@pytest.fixture
-def stream(spark: SparkSession, broker: Broker, topic, tmp_path: Path):
-    """Make a `Stream` over a fresh topic filled with records."""
-
-    def make(records=(), partitions: int = 1, config=None, **options) -> Stream:
-        name = topic(partitions, **(config or {}))
-        broker.produce(name, list(records))
-        made = {key.replace("__", "."): str(value) for key, value in options.items()}
-        return Stream(spark, broker, name, tmp_path / name, made)
-
-    return make
 
 
 def until(condition, what: str) -> None:

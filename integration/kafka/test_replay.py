@@ -2,15 +2,13 @@
 
 import json
 import time
-from pathlib import Path
 from random import Random
 
 import pytest
-from broker import Broker
 from harness import JOBS, Job, between_files_and_checkpoint, run_until
 from kafka_query import DAY_MS, Stream, ctis, event, seconds
 from lengths import FULL_LENGTH, repetitions
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from timestream.oracle import run_writers
 
@@ -24,18 +22,6 @@ KILLS = repetitions(1, 5)
 MARCH = (60 * DAY_S, 91 * DAY_S)
 """March 2024, in seconds from 2024-01-01."""
 CLOCK = {"ctiFrequency": "1", "ctiDelay": "1 day"}
-
-
-@pytest.fixture
-def stream(spark: SparkSession, broker: Broker, topic, tmp_path: Path):
-    """Make a `Stream` over a fresh topic filled with records."""
-
-    def make(records, partitions: int = 1, **options) -> Stream:
-        name = topic(partitions)
-        broker.produce(name, list(records))
-        return Stream(spark, broker, name, tmp_path / name, options)
-
-    return make
 
 
 def again(made: Stream, name: str, **options) -> Stream:

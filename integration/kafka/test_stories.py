@@ -10,13 +10,11 @@ import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
-from broker import Broker, Record
+from broker import Record
 from kafka_query import DAY_MS, Stream, ctis, event, marks, seconds
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from pyspark_timestream import PunctuatedProducer, advance_time
@@ -24,19 +22,6 @@ from pyspark_timestream import PunctuatedProducer, advance_time
 pytestmark = pytest.mark.timeout(900)
 
 Make = Callable[..., Stream]
-
-
-@pytest.fixture
-def stream(spark: SparkSession, broker: Broker, topic: Callable[..., str], tmp_path: Path) -> Make:
-    """Make a `Stream` over a fresh topic filled with records."""
-
-    def make(records: Any = (), schema: str | None = None, **options: Any) -> Stream:
-        name = topic()
-        broker.produce(name, list(records))
-        given = {key.replace("__", "."): str(value) for key, value in options.items()}
-        return Stream(spark, broker, name, tmp_path / name, given, schema)
-
-    return make
 
 
 # -- StreamInsight: four ways to advance application time -----------------------------------------
@@ -58,7 +43,7 @@ def test_streaminsight_every_ten_events_with_five_seconds_delay_and_a_final_cti(
 def test_streaminsight_every_event_without_delay_and_adjust(stream: Make) -> None:
     records = [event(0, s=s, e=e) for s, e in [(1, 5), (4, 6), (2, 7), (3, 4), (6, 9)]]
     made = stream(
-        records, "start_time timestamp, end_time timestamp, violation string, cti timestamp",
+        records, schema="start_time timestamp, end_time timestamp, violation string, cti timestamp",
         valueFormat="json", eventShape="interval", startTime="s", endTime="e",
         timeUnit="s", advanceTime="IncreasingStartTime", violationPolicy="adjust",
     )  # fmt: skip
@@ -108,12 +93,14 @@ def test_streaminsight_import_lets_a_slow_edge_stream_go_as_fast_as_the_fast_one
     """Without the import the join waits for the next edge, which may be hours away."""
     times = {"valueFormat": "json", "startTime": "second", "timeUnit": "s"}
     fast = stream(
-        [event(at, device=at % 2) for at in range(1, 9)], READINGS, ctiFrequency=1, **times
+        [event(at, device=at % 2) for at in range(1, 9)], schema=READINGS, ctiFrequency=1, **times
     )
     edges = [event(1, device=1, state="on", edge="start")]
     clock = json.dumps({"topic": fast.topic, "frequency": "1", "startTime": "second"})
     how = {"ctiImport": clock} if imported else {"ctiFrequency": 1}
-    slow = stream(edges, STATES, eventShape="edge", edge="edge", endTime="until", **how, **times)
+    slow = stream(
+        edges, schema=STATES, eventShape="edge", edge="edge", endTime="until", **how, **times
+    )
     rows = fast.run(joined(fast.load(), slow.load()))
     found = sorted((row.start_time.timestamp(), row.device, row.state) for row in rows)
     matched = [(at, 1, "on") for at in (1, 3, 5, 7)]
@@ -174,7 +161,7 @@ def daily(record: Record) -> Record:
 
 @pytest.mark.soak
 def test_sqlstream_orders_wait_for_the_slowest_client_and_bounds_move_them(stream: Make) -> None:
-    made = stream((), ORDERS, **CLIENTS)
+    made = stream(schema=ORDERS, **CLIENTS)
 
     def then(*records: Record) -> list[str]:
         return released(made, *map(daily, records))
@@ -201,7 +188,7 @@ def test_sqlstream_a_bound_moves_time_exactly_as_a_row_does(stream: Make) -> Non
               order("C", "10:40")]  # fmt: skip
     told = []
     for last in (order("B", "10:30"), bound("B", "10:30")):
-        made = stream(map(daily, [*before, last]), ORDERS, **CLIENTS)
+        made = stream(map(daily, [*before, last]), schema=ORDERS, **CLIENTS)
         told.append(ctis(made.load_batch(startingOffsets=None).collect()))
     assert told[0] == told[1] == [clock("10:00"), clock("10:05"), clock("10:10"), clock("10:30")]
 

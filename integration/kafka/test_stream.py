@@ -2,10 +2,9 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
-from broker import Broker, Record
+from broker import Record
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -13,27 +12,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from kafka_query import DAY_MS, Stream, ctis, event, marks, seconds, times
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, shift_time
 from pyspark_timestream.core.checkpoint import FORMAT_VERSION, INITIAL_OFFSET
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.reader import KafkaTransport
-
-
-@pytest.fixture
-def stream(spark: SparkSession, broker: Broker, topic, tmp_path: Path):
-    """Make a `Stream` over a fresh topic filled with records."""
-
-    def make(records=(), partitions: int = 1, schema: str | None = None, **options) -> Stream:
-        name = topic(partitions)
-        broker.produce(name, list(records))
-        made = {key.replace("__", "."): str(value) for key, value in options.items()}
-        return Stream(spark, broker, name, tmp_path / name, made, schema)
-
-    return make
-
 
 # -- columns and where time comes from ------------------------------------------------------------
 

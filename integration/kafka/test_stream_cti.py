@@ -7,13 +7,12 @@ than it should be is seen as well.
 import json
 import threading
 import time
-from pathlib import Path
+from functools import partial
 
 import pytest
 from broker import Broker
 from harness import JOBS, Job, between_files_and_checkpoint, latest, run_until
 from kafka_query import Stream, event, seconds
-from pyspark.sql import SparkSession
 from running_stream import found, is_idle, offset_of, running, told, transaction
 
 pytestmark = pytest.mark.timeout(400)
@@ -22,16 +21,9 @@ FLAGGED = {"ctiFrequency": "1", "violationPolicy": "flag", "idleTimeout": "1 sec
 
 
 @pytest.fixture
-def stream(spark: SparkSession, broker: Broker, topic, tmp_path: Path):
-    """Make a `Stream` over a fresh topic filled with records."""
-
-    def make(records=(), partitions: int = 1, **options) -> Stream:
-        name = topic(partitions)
-        broker.produce(name, list(records))
-        given = {key: str(value) for key, value in {**FLAGGED, **options}.items() if value}
-        return Stream(spark, broker, name, tmp_path / name, given)
-
-    return make
+def stream(stream):
+    """The same, with an idle time-out and the late rows flagged."""
+    return partial(stream, **FLAGGED)
 
 
 # -- idle partitions ------------------------------------------------------------------------------
