@@ -113,9 +113,9 @@ _asked: set[str] = set()
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
     _check_interpreter(name)
-    return found
+    return value
 
 
 def __dir__() -> list[str]:

@@ -165,16 +165,16 @@ def _read_value(key: str, value: Any, parser: Parser[Any]) -> Any:
         raise _key_error(f"Transport.{key}", value, accepts, f" ({error})") from error
 
 
-def _check_keys(place: str, found: Iterable[str], known: tuple[str, ...]) -> None:
-    for key in found:
-        if key not in known:
+def _check_keys(place: str, names: Iterable[str], accepted: tuple[str, ...]) -> None:
+    for key in names:
+        if key not in accepted:
             # Wrong case is the usual mistake, and get_close_matches is case-sensitive.
-            by_case = {name.lower(): name for name in known}
+            by_case = {name.lower(): name for name in accepted}
             near = difflib.get_close_matches(key.lower(), by_case, n=1, cutoff=0.0)
             raise OptionError(
                 "descriptor",
                 f"there is no key '{place}{key}'",
-                ", ".join(known),
+                ", ".join(accepted),
                 f"did you mean '{by_case[near[0]]}'?",
             )
 

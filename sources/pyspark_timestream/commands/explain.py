@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_timestream.commands.explanation import Explanation, explain_stream, read_operators
+from pyspark_timestream.commands.explanation import Explanation, explain_stream
+from pyspark_timestream.commands.waiting_state import read_operators
 from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.core.why import find_own_message
@@ -60,7 +61,7 @@ def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
     batches = [*_read_offset_log(query), *map(read_progress, reports)]
     streams = build_histories(batches)
     failed = query.exception() is not None
-    known = _find_plan_mistakes(query, batches, reports)
+    mistakes = _find_plan_mistakes(query, batches, reports)
     once = [ONE_BATCH] if _runs_one_batch(query) else []
     return Explanation(
         f"Query {query.name!r} ({query.id})" if query.name else f"Query {query.id}",
@@ -68,7 +69,7 @@ def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
             explain_stream(
                 history,
                 failed,
-                [*known.get(stream, ()), *(once if makes_ctis(history[-1]) else ())],
+                [*mistakes.get(stream, ()), *(once if makes_ctis(history[-1]) else ())],
             )
             for stream, history in streams.items()
         ),
@@ -99,15 +100,17 @@ def _find_plan_mistakes(
     """Return by stream the mistakes in the query's plan, or in its progress if there is no plan."""
     offsets = batches[-1].offsets if batches else ()
     streams = [each.get("stream") if isinstance(each, dict) else None for each in offsets]
-    known = _ask_java(query, lambda java: find_plan_mistakes(ClassicStep(java.logicalPlan())))
-    found: Sequence[Diagnosis | None] = known or []
-    if known is None and len(streams) == 1 and reports and batches[-1].reports:
-        found = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})]
+    by_java = _ask_java(query, lambda java: find_plan_mistakes(ClassicStep(java.logicalPlan())))
+    mistakes: Sequence[Diagnosis | None] = by_java or []
+    if by_java is None and len(streams) == 1 and reports and batches[-1].reports:
+        mistakes = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})]
     # A query that is over may have ended its streams; then the rows that they release are out.
     is_over = not query.isActive and query.exception() is None
-    if not any(found) and loses_ctis(reports, has_ended=is_over and has_ended(query)):
-        found = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
-    pairs = zip(streams, found, strict=False)
+    if not any(mistakes) and loses_ctis(reports, has_ended=is_over and has_ended(query)):
+        mistakes = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(
+            streams
+        )
+    pairs = zip(streams, mistakes, strict=False)
     return {stream: [each] for stream, each in pairs if stream is not None and each is not None}
 
 
@@ -231,13 +234,10 @@ def _find_mistake(path: tuple[ClassicStep, ...]) -> Diagnosis | None:
                 if own.endswith(_CTI_COLUMN)
                 else _own_watermark(f"withWatermark on column '{own}'")
             )
-        if operator.name in _STATEFUL_OPERATORS or _joins_streams(operator):
+        joins_streams = operator.name == JOIN and all(each.is_stream for each in operator.inputs)
+        if operator.name in _STATEFUL_OPERATORS or joins_streams:
             return _no_advance_time(operator.name)
     return None
-
-
-def _joins_streams(operator: ClassicStep) -> bool:
-    return operator.name == JOIN and all(each.is_stream for each in operator.inputs)
 
 
 def _own_watermark(cause: str) -> Diagnosis:

@@ -1,16 +1,13 @@
 """Explains streams as text and for notebooks: their state, what holds CTIs back, the fixes.
 
-The picture has one row per partition over an axis of application time: a bar up to its CTI, a dot
-at its last event, and a dashed line through all rows at the stream's CTI. Partitions that a
-diagnosis names are coloured *and* marked in words.
-
-A query's progress has the size of each operator's state. A Spark session can read the state itself
-from the checkpoint: Spark marks the column whose time a watermark is compared with, so a window
-waits for a CTI at its end, and a row for one after its time. Where Spark keeps that time elsewhere,
-as for joins, only the number of rows is known.
+`explain_checkpoint` gathers an `Explanation`: the facts of each stream (`explain_stream`), and the
+state that waits. It is shown as text (`format_stream`), or with a picture (`draw_stream`), a row
+per partition over an axis of application time: a bar up to its CTI, a dot at its last event, and a
+dashed line through all rows at the stream's CTI. Partitions that a diagnosis names are coloured
+*and* marked in words.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,8 +20,13 @@ from pyspark_timestream.commands.report import (
     paragraph,
     svg,
 )
+from pyspark_timestream.commands.waiting_state import (
+    OperatorState,
+    describe_state,
+    read_state_store,
+)
 from pyspark_timestream.core.checkpoint import resolve_directory
-from pyspark_timestream.core.instants import format_duration, format_instant
+from pyspark_timestream.core.instants import format_duration
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.history import (
     History,
@@ -129,17 +131,17 @@ def explain_stream(
     named_writers = {pair for each in diagnoses for pair in each.writers}
     ahead_us = max_known(*(state.cti_us for state in last.states.values()))
     facts = []
-    for part, share in sorted(offset.partitions.items()):
-        state, size = share.state, share.end_exclusive - share.start_inclusive
+    for part, partition_offset in sorted(offset.partitions.items()):
+        state, size = partition_offset.state, partition_offset.size
         behind = None if ahead_us is None or state.cti_us is None else ahead_us - state.cti_us
         facts.append(
             PartitionFacts(
                 partition=part,
-                offset=share.start_inclusive,
+                offset=partition_offset.start_inclusive,
                 lag=size + left[part] if part in left else None,
                 cti_us=state.cti_us,
                 last_us=state.last_us,
-                idle=share.idle,
+                idle=partition_offset.idle,
                 counters=state.counters(),
                 writers=tuple(
                     WriterFacts(name, writer.mark_us, (part, name) in named_writers)
@@ -162,6 +164,75 @@ def explain_stream(
             (each.topic_settings for each in reversed(history) if each.topic_settings), None
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    """The state of the streams of a query, what holds their CTIs back, and the fixes.
+
+    Attributes:
+        subject: the explained query or checkpoint, in words.
+        streams: one explanation per Kafka stream of this package, in the order of the sources.
+        notes: further remarks, one sentence each.
+        state: the state that waits for later CTIs, by operator.
+        details: True if the text has all diagnoses in full; else the first, and a line each of four
+            others.
+    """
+
+    subject: str
+    streams: tuple[StreamExplanation, ...]
+    notes: tuple[str, ...] = ()
+    state: tuple[OperatorState, ...] = ()
+    details: bool = False
+
+    def __str__(self) -> str:
+        head = "\n".join((self.subject, *(f"Note: {note}." for note in self.notes)))
+        state = join_sections([list(describe_state(self.state))])
+        streams = (format_stream(stream, self.details) for stream in self.streams)
+        return "\n\n".join((head, *streams, *([state] if state else [])))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the HTML for a notebook."""
+        notes = [[f"Note: {note}."] for note in self.notes]
+        state = [[line] for line in describe_state(self.state)]
+        return (
+            f"<div>{paragraph([], self.subject)}{''.join(map(paragraph, notes))}"
+            f"{''.join(map(_render_stream, self.streams))}{''.join(map(paragraph, state))}</div>"
+        )
+
+
+def explain_checkpoint(location: str, spark: Any = None, details: bool = False) -> Explanation:
+    """Explain the query that left the checkpoint at `location`.
+
+    Args:
+        location: a local path or `file:` URI.
+        spark: the session that reads the state that waits for later CTIs; None: it is not read.
+        details: show all diagnoses in full; else the first, and one line each for four others.
+
+    Raises:
+        CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
+        CheckpointMismatch: its offsets have another format version.
+    """
+    root = resolve_directory(location)
+    batches, notes = read_offset_log(root)
+    newest = max(batches)
+    if not (root / "commits" / str(newest)).is_file():
+        notes.append(f"batch {newest} was planned and not finished: the query failed or was killed")
+    histories = build_histories(batches.values())
+    for history in histories.values():
+        if group := history[-1].offset.unpinned.get("group"):
+            notes.append(
+                "a checkpoint does not know what has come since: `kafka-consumer-groups.sh "
+                f"--describe --group {group}` shows the lag"
+            )
+    if not histories:
+        notes.append("none of its sources is a Kafka stream of format 'timestream'")
+    has_state = spark is not None and (root / "state").is_dir()
+    state = read_state_store(spark, str(root.absolute())) if has_state else ()
+    streams = tuple(map(explain_stream, histories.values()))
+    return Explanation(f"Checkpoint {root}", streams, tuple(notes), state, details)
 
 
 # -- text ------------------------------------------------------------------------------------------
@@ -230,11 +301,11 @@ def _describe_diagnosis(diagnosis: Diagnosis) -> list[str]:
     ]
 
 
-def _describe_malformed(found: MalformedReason) -> tuple[str, str]:
-    counts = f"{found.total} ({list_counts(found.partitions)})"
+def _describe_malformed(counted: MalformedReason) -> tuple[str, str]:
+    counts = f"{counted.total} ({list_counts(counted.partitions)})"
     return (
-        f"Malformed values, reason '{found.reason}': {counts}",
-        f"   Next step: {found.next_step}.",
+        f"Malformed values, reason '{counted.reason}': {counts}",
+        f"   Next step: {counted.next_step}.",
     )
 
 
@@ -367,196 +438,3 @@ def _draw_partition(axis: Axis, fact: PartitionFacts, place: int) -> str:
         colour = _CAUSE_COLOUR if fact.is_cause else "currentColor"
         parts.append(svg("text", note, x=_RIGHT + 8, y=top + 14, fill=colour))
     return "".join(parts)
-
-
-# -- state that waits ------------------------------------------------------------------------------
-
-MAX_TIMES: Final = 10
-"""This many CTIs are listed for each operator, earliest first."""
-
-_WATERMARK_KEY: Final = "spark.watermarkDelayMs"
-"""The metadata key of a column that a watermark is compared with."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorState:
-    """The state of one operator.
-
-    Attributes:
-        operator: its number, and Spark's name for it.
-        rows: the number of rows in its state; for an aggregation, of groups.
-        memory: the bytes that it uses; None: unknown.
-        due: the earliest times that the rows wait for, with the number of rows, in order; empty:
-            unknown.
-        is_window: True: a CTI at such a time releases the rows; False: only a later one does.
-    """
-
-    operator: str
-    rows: int
-    memory: int | None = None
-    due: tuple[tuple[int, int], ...] = ()
-    is_window: bool = False
-
-
-def read_operators(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
-    """Return the state of a query's operators, from its progress as parsed JSON."""
-    return tuple(
-        OperatorState(
-            f"{place} {each.get('operatorName', '')}".strip(),
-            int(each.get("numRowsTotal", 0)),
-            int(each.get("memoryUsedBytes", 0)),
-        )
-        for place, each in enumerate(progress.get("stateOperators") or ())
-    )
-
-
-def describe_state(operators: Sequence[OperatorState]) -> Iterator[str]:
-    """Yield the lines about the state of operators.
-
-    State with unknown times may wait for no CTI at all, as without `advance_time`.
-    """
-    for each in operators:
-        size = "1 row" if each.rows == 1 else f"{each.rows} rows"
-        memory = "" if each.memory is None else f", {each.memory} bytes"
-        yield f"State of operator {each.operator}: {size}{memory}"
-        for time_us, rows in each.due[:MAX_TIMES]:
-            when = "at" if each.is_window else "after"
-            yield f"   {_count_rows(rows)} for a CTI {when} {format_instant(time_us)}"
-        rest = each.rows - sum(rows for _, rows in each.due[:MAX_TIMES])
-        if each.due and rest > 0:
-            yield f"   {_count_rows(rest)} for later ones"
-
-
-def _count_rows(rows: int) -> str:
-    return "1 row waits" if rows == 1 else f"{rows} rows wait"
-
-
-def read_state_store(spark: Any, location: str) -> tuple[OperatorState, ...]:
-    """Read the state in the checkpoint at `location` after its last finished batch.
-
-    This runs two Spark jobs per operator, and leaves out operators with a state that Spark hides.
-    """
-    stores: dict[tuple[int, str], list[str]] = {}
-    for row in spark.read.format("state-metadata").load(location).collect():
-        stores.setdefault((row.operatorId, row.operatorName), []).append(row.stateStoreName)
-    found = []
-    for (number, name), names in sorted(stores.items()):
-        # A join has four stores, and some of them hold a row of one side twice.
-        if names == ["default"]:
-            try:
-                reader = spark.read.format("statestore").option("operatorId", number)
-                found.append(_read_store(reader.load(location), f"{number} {name}"))
-            except Exception as error:
-                if not _is_refused(error):
-                    raise
-    return tuple(found)
-
-
-def _read_store(rows: Any, operator: str) -> OperatorState:
-    total = rows.count()
-    time = find_due_time(rows.schema.jsonValue())
-    if time is None:
-        return OperatorState(operator, total)
-    column, is_window = time
-    times = rows.selectExpr(f"unix_micros({column}) AS due").where("due IS NOT NULL")
-    first = times.groupBy("due").count().orderBy("due").limit(MAX_TIMES).collect()
-    due = tuple((int(row["due"]), int(row["count"])) for row in first)
-    return OperatorState(operator, total, None, due, is_window)
-
-
-def find_due_time(schema: Mapping[str, Any]) -> tuple[str, bool] | None:
-    """Return the time that a state's rows wait for: an SQL expression, and if it ends a window.
-
-    None if the key, in the schema of what `statestore` reads, has no time to compare the watermark
-    with.
-    """
-    (key,) = [field["type"] for field in schema["fields"] if field["name"] == "key"] or [{}]
-    for field in key.get("fields", ()) if isinstance(key, Mapping) else ():
-        # Only `advance_time` marks a column without a delay.
-        if field.get("metadata", {}).get(_WATERMARK_KEY) != 0:
-            continue
-        name, kind = field["name"].replace("`", "``"), field["type"]
-        if kind == "timestamp":
-            return f"key.`{name}`", False
-        if isinstance(kind, Mapping) and any(each["name"] == "end" for each in kind["fields"]):
-            return f"key.`{name}`.`end`", True
-    return None
-
-
-def _is_refused(error: Exception) -> bool:
-    """True if Spark does not show this state, as for `transformWithState`."""
-    get_condition = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)
-    condition = get_condition() if get_condition else None
-    return str(condition or "").startswith(("STDS_", "UNSUPPORTED_FEATURE.STATE_STORE"))
-
-
-# -- the explanation -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Explanation:
-    """The state of the streams of a query, what holds their CTIs back, and the fixes.
-
-    Attributes:
-        subject: the explained query or checkpoint, in words.
-        streams: one explanation per Kafka stream of this package, in the order of the sources.
-        notes: further remarks, one sentence each.
-        state: the state that waits for later CTIs, by operator.
-        details: True if the text has all diagnoses in full; else the first, and a line each of four
-            others.
-    """
-
-    subject: str
-    streams: tuple[StreamExplanation, ...]
-    notes: tuple[str, ...] = ()
-    state: tuple[OperatorState, ...] = ()
-    details: bool = False
-
-    def __str__(self) -> str:
-        head = "\n".join((self.subject, *(f"Note: {note}." for note in self.notes)))
-        state = join_sections([list(describe_state(self.state))])
-        streams = (format_stream(stream, self.details) for stream in self.streams)
-        return "\n\n".join((head, *streams, *([state] if state else [])))
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Return the HTML for a notebook."""
-        notes = [[f"Note: {note}."] for note in self.notes]
-        state = [[line] for line in describe_state(self.state)]
-        return (
-            f"<div>{paragraph([], self.subject)}{''.join(map(paragraph, notes))}"
-            f"{''.join(map(_render_stream, self.streams))}{''.join(map(paragraph, state))}</div>"
-        )
-
-
-def explain_checkpoint(location: str, spark: Any = None, details: bool = False) -> Explanation:
-    """Explain the query that left the checkpoint at `location`.
-
-    Args:
-        location: a local path or `file:` URI.
-        spark: the session that reads the state that waits for later CTIs; None: it is not read.
-        details: show all diagnoses in full; else the first, and one line each for four others.
-
-    Raises:
-        CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
-        CheckpointMismatch: its offsets have another format version.
-    """
-    root = resolve_directory(location)
-    batches, notes = read_offset_log(root)
-    newest = max(batches)
-    if not (root / "commits" / str(newest)).is_file():
-        notes.append(f"batch {newest} was planned and not finished: the query failed or was killed")
-    histories = build_histories(batches.values())
-    for history in histories.values():
-        if group := history[-1].offset.unpinned.get("group"):
-            notes.append(
-                "a checkpoint does not know what has come since: `kafka-consumer-groups.sh "
-                f"--describe --group {group}` shows the lag"
-            )
-    if not histories:
-        notes.append("none of its sources is a Kafka stream of format 'timestream'")
-    has_state = spark is not None and (root / "state").is_dir()
-    state = read_state_store(spark, str(root.absolute())) if has_state else ()
-    streams = tuple(map(explain_stream, histories.values()))
-    return Explanation(f"Checkpoint {root}", streams, tuple(notes), state, details)

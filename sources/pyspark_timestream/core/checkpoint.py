@@ -70,8 +70,8 @@ class LogEntry:
     def __init__(self, text: str) -> None:
         version, *lines = text.splitlines() or [""]
         if version.strip() not in LOG_VERSIONS:
-            found = repr(version.strip()[:20]) if version.strip() else "nothing"
-            raise ValueError(f"it begins with {found} and not with {' or '.join(LOG_VERSIONS)}")
+            beginning = repr(version.strip()[:20]) if version.strip() else "nothing"
+            raise ValueError(f"it begins with {beginning} and not with {' or '.join(LOG_VERSIONS)}")
         self._has_names = version.strip() == "v2"
         self._metadata = json.loads(lines[0]) if lines else None
         self._lines = lines[1:]

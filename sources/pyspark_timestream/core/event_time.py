@@ -107,16 +107,16 @@ def read_number_times(numbers: pa.Array, unit: str) -> Times:
 
 def read_text_times(texts: pa.Array, unit: str | None) -> Times:
     """Read ISO-8601 texts, and digits only as numbers in `unit` (None: they are unreadable)."""
-    found, is_iso, odd = _read_iso_column(texts)
-    instants, readable = _limit_to_calendar(found, is_iso)
+    times, is_iso, odd = _read_iso_column(texts)
+    instants, readable = _limit_to_calendar(times, is_iso)
     rest = np.flatnonzero(~is_iso & _to_mask(texts.is_valid()))
     if not len(rest):
         return instants, readable
     others = texts.take(pa.array(rest))
     numeric = _to_mask(pc.match_substring_regex(others, _NUMBER))
     if unit is not None and numeric.any():
-        found, valid = _read_number_texts(others.filter(pa.array(numeric)), unit)
-        instants[rest[numeric]], readable[rest[numeric]] = found, valid
+        times, valid = _read_number_texts(others.filter(pa.array(numeric)), unit)
+        instants[rest[numeric]], readable[rest[numeric]] = times, valid
     for place in rest[odd[rest] & ~numeric]:
         instants[place], readable[place] = _read_text(texts[int(place)].as_py())
     return instants, readable

@@ -69,9 +69,9 @@ def find_interpreter_fault(environment: Mapping[str, str]) -> str | None:
         return f"Spark starts its Python workers as '{command}', {named}, but there is no such file"
     if _is_running_interpreter(Path(path)) or _has_package(path, environment):
         return None
-    found = "" if path == command else f" ({path})"
+    place = "" if path == command else f" ({path})"
     return (
-        f"Spark starts its Python workers as '{command}'{found}, {named}, and pyspark_timestream "
+        f"Spark starts its Python workers as '{command}'{place}, {named}, and pyspark_timestream "
         "is not installed there"
     )
 
@@ -147,10 +147,10 @@ def link_spark_home(installed: Path, cache: Path) -> Path:
 
 def _find_installed_spark() -> Path | None:
     """Return the directory of the importable PySpark if it contains Spark."""
-    found = importlib.util.find_spec("pyspark")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
         return None
-    installed = Path(found.origin).parent
+    installed = Path(spec.origin).parent
     parts = ("bin/spark-submit", "jars", "python/lib/pyspark.zip")
     return installed if all((installed / part).exists() for part in parts) else None
 

@@ -113,10 +113,10 @@ def find_own_message(text: str) -> str | None:
     >>> find_own_message("[STREAM_FAILED] pyspark_timestream.DataLost: gone; do this")
     'gone; do this'
     """
-    found = list(_OWN.finditer(text))
-    if not found:
+    messages = list(_OWN.finditer(text))
+    if not messages:
         return None
-    begin = found[-1].end()
+    begin = messages[-1].end()
     end = _END.search(text, begin)
     return text[begin : end.start() if end else None]
 
@@ -174,10 +174,10 @@ def _find_reason(error: BaseException) -> str:
     for pattern, problem, next_step in _FOREIGN_CAUSES:
         if any(pattern.search(text) for text in texts):
             return compose_message(f"{problem} ({_find_root(texts, pattern)})", None, next_step)
-    said = f"not an error of timestream or tseries: {type(error).__name__}: {_first_line(texts[0])}"
+    what = f"not an error of timestream or tseries: {type(error).__name__}: {_first_line(texts[0])}"
     causes = [line for text in texts for line in _CAUSED_BY.findall(text)]
     root = causes[-1] if causes else f"{type(chain[-1]).__name__}: {_first_line(str(chain[-1]))}"
-    return said if len(chain) == 1 and not causes else f"{said}; caused by {root}"
+    return what if len(chain) == 1 and not causes else f"{what}; caused by {root}"
 
 
 def _is_raised_here(error: BaseException) -> bool:

@@ -100,8 +100,8 @@ def find_java() -> str:
 
 def java_version(printed: str) -> int:
     """Return the major version in what `java -version` prints: 8 for "1.8.0", 0 without one."""
-    found = re.search(r'version "(?:1\.)?(\d+)', printed)
-    return int(found[1]) if found else 0
+    version = re.search(r'version "(?:1\.)?(\d+)', printed)
+    return int(version[1]) if version else 0
 
 
 JARS: Final = 45

@@ -166,25 +166,25 @@ def main(given: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-def choose_port(wanted: int | None, usual: int = _DEFAULT_PORT, name: str = "--port") -> int:
-    """Return the port to use: `wanted` if given, else the usual one, else a free one.
+def choose_port(port: int | None, usual: int = _DEFAULT_PORT, name: str = "--port") -> int:
+    """Return the port to use: `port` if given, else the usual one, else a free one.
 
     Raises:
-        NoDemo: `wanted` is in use, or is not a port.
+        NoDemo: `port` is in use, or is not a port.
     """
-    if wanted is not None and not 0 < wanted < 65_536:
-        raise NoDemo(compose_message(f"{name} is {wanted}", "1 to 65535"))
+    if port is not None and not 0 < port < 65_536:
+        raise NoDemo(compose_message(f"{name} is {port}", "1 to 65535"))
     with socket.socket() as probe:
         # The broker sets this, too: a connection that has just ended does not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", wanted or usual))
+            probe.bind(("127.0.0.1", port or usual))
         except PermissionError:
-            raise NoDemo(f"port {wanted} needs root: choose one above 1023") from None
+            raise NoDemo(f"port {port} needs root: choose one above 1023") from None
         except OSError:
-            if wanted is not None:
+            if port is not None:
                 raise NoDemo(
-                    f"port {wanted} is in use: choose another with {name}, or leave it out for a "
+                    f"port {port} is in use: choose another with {name}, or leave it out for a "
                     "free one"
                 ) from None
             probe.bind(("127.0.0.1", 0))
@@ -229,7 +229,8 @@ def _demonstrate(given: argparse.Namespace, address: str, server: KafkaProcess) 
     count = make_topics(address, trip_topic())[TOPIC]
     print(_format_instructions(address, count), flush=True)
     if given.run:
-        return _run(example(address))
+        print("Running it (about 30 s):", flush=True)
+        return subprocess.run([sys.executable, "-c", example(address)], check=False).returncode
     print("The broker runs until Ctrl-C, which also removes its data.", flush=True)
     _wait(given.seconds, server)
     return 0
@@ -275,11 +276,6 @@ def _format_instructions(address: str, count: int) -> str:
     facts |= {"topic": TOPIC, "partitions": len(STATIONS), "python": sys.executable}
     facts |= {"lagging": LAGGING, "station": STATIONS[LAGGING], "hours": LAG_HOURS}
     return _READY.format(**facts)
-
-
-def _run(program: str) -> int:
-    print("Running it (about 30 s):", flush=True)
-    return subprocess.run([sys.executable, "-c", program], check=False).returncode
 
 
 def _wait(seconds: float | None, server: KafkaProcess) -> None:

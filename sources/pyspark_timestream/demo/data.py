@@ -49,8 +49,8 @@ class Trip(NamedTuple):
 
 def trips(seed: int = 0) -> Iterator[Trip]:
     """Yield all trips in the order in which they are reported; equal seeds give equal trips."""
-    found = (trip for number in range(len(STATIONS)) for trip in _of_station(number, seed))
-    return iter(sorted(found, key=lambda trip: (trip.reported_ms, trip.partition)))
+    all_trips = (trip for number in range(len(STATIONS)) for trip in _of_station(number, seed))
+    return iter(sorted(all_trips, key=lambda trip: (trip.reported_ms, trip.partition)))
 
 
 def _of_station(partition: int, seed: int) -> Iterator[Trip]:
@@ -138,12 +138,12 @@ SUBJECTS: Final = (
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 STOPS_DESCRIPTORS: Final = b"".join(
@@ -281,8 +281,8 @@ def answer(path: str, subjects: Sequence[Subject] = SUBJECTS) -> Any:
             if not 0 < place <= len(numbers):
                 return None
             number = numbers[place - 1]
-            found = {"subject": name, "version": place, "id": number}
-            return found | _entry(ids[number], is_serialized)
+            entry = {"subject": name, "version": place, "id": number}
+            return entry | _entry(ids[number], is_serialized)
         case ["schemas", "ids", number] if number.isdecimal() and int(number) in ids:
             return _entry(ids[int(number)], is_serialized)
         case ["schemas", "types"]:
@@ -305,11 +305,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
-            found = answer(self.path)
+            reply = answer(self.path)
         except ValueError:
-            found = None
-        status, content = 200, found
-        if found is None:
+            reply = None
+        status, content = 200, reply
+        if reply is None:
             status, content = 404, {"error_code": 40403, "message": "Schema not found"}
         body = json.dumps(content).encode()
         self.send_response(status)
@@ -391,11 +391,11 @@ def make_topics(bootstrap: str, topics: Mapping[str, Sequence[PageRecord]]) -> d
     admin = BoundedClient(AdminClient(_settings(bootstrap)))
     # With the default retention the broker deletes records of a past day within minutes.
     config = {"retention.ms": "-1"}
-    wanted = [
+    new_topics = [
         NewTopic(name, 1 + max((each.partition for each in records), default=0), 1, config=config)
         for name, records in topics.items()
     ]
-    for name, future in admin.create_topics(wanted).items():
+    for name, future in admin.create_topics(new_topics).items():
         try:
             admin.wait(future, _REQUEST_TIMEOUT_S, "create_topics")
         except KafkaException as error:

@@ -73,8 +73,8 @@ class Step:
         # The time is only an estimate, so it must not make the bar look complete.
         done = min(self.elapsed_s / self._seconds, 0.95) if self.done is None else self.done
         bar = ("#" * round(_WIDTH * min(done, 1.0))).ljust(_WIDTH, ".")
-        known = f"{self.elapsed_s:3.0f} s of about {self._seconds:.0f} s"
-        time_shown = known if self.done is None else f"{done:4.0%} after {self.elapsed_s:.0f} s"
+        timing = f"{self.elapsed_s:3.0f} s of about {self._seconds:.0f} s"
+        time_shown = timing if self.done is None else f"{done:4.0%} after {self.elapsed_s:.0f} s"
         return f"[{bar}] {time_shown}  {self.detail or self._what}"
 
     def _draw(self, line: str) -> None:

@@ -246,10 +246,10 @@ class _Way:
 
     def is_null(self, column: str) -> bool:
         """Return whether `column` is a source column, unchanged, that is null in CTI rows."""
-        found = column if self.sure else None
+        null_column = column if self.sure else None
         for step, place in reversed(self.trail):
-            found = None if found is None else step.find_same(place, found)
-        return found is not None and found.lower() != self.column.lower()
+            null_column = None if null_column is None else step.find_same(place, null_column)
+        return null_column is not None and null_column.lower() != self.column.lower()
 
 
 def keep_ctis(root: Step, column: str = "cti") -> tuple[Any, bool]:

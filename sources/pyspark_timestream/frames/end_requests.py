@@ -58,10 +58,10 @@ class EndRequests:
         instead: a program that was killed while it waited left it behind.
         """
         # An id of another form comes from a checkpoint that this version did not begin.
-        found = _is_id(stream) and _is_own(self._path_of(stream))
-        if found and not is_running:
+        is_asked = _is_id(stream) and _is_own(self._path_of(stream))
+        if is_asked and not is_running:
             self.withdraw(stream)
-        return found and is_running
+        return is_asked and is_running
 
     def _path_of(self, stream: str) -> Path:
         if not _is_id(stream):
@@ -76,10 +76,10 @@ def _is_id(stream: str) -> bool:
 def _is_own(path: Path) -> bool:
     """Return whether this user owns the file: others may write to the temporary directory too."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 _FORMAT: Final = "timestream_end_request"

@@ -126,10 +126,10 @@ def _parse_length(duration: str) -> Column:
 
 def _measure(df: DataFrame, duration: Column) -> Column:
     """Return a column of intervals in microseconds; null, zero or less fails the query."""
-    found = df.select(duration).schema.fields[0].dataType
-    if found != DayTimeIntervalType(DayTimeIntervalType.DAY, DayTimeIntervalType.SECOND):
+    kind = df.select(duration).schema.fields[0].dataType
+    if kind != DayTimeIntervalType(DayTimeIntervalType.DAY, DayTimeIntervalType.SECOND):
         raise SchemaRefused(
-            f"duration is a column of type {found.simpleString()}",
+            f"duration is a column of type {kind.simpleString()}",
             "intervals of days to seconds",
             "subtract two timestamps, or use F.expr(\"INTERVAL '5' MINUTE\") or make_dt_interval",
         )
@@ -213,12 +213,12 @@ def order_by_time(
     _check_columns(df, keys, event_time)
     rows = advance_time(df, event_time, releases="rows")
     rows = rows.where(quote_name(event_time).isNotNull() & (F.spark_partition_id() >= 0))
-    wanted = rows.schema
+    schema = rows.schema
     if df.isStreaming:
         rows = rows.withColumn(_BATCH_TIME, F.current_timestamp())
     arrivals = [StructField(name, LongType(), False) for name in ARRIVAL]
     arrived = rows.mapInArrow(
-        partial(_add_arrival, is_stream=df.isStreaming), StructType([*wanted.fields, *arrivals])
+        partial(_add_arrival, is_stream=df.isStreaming), StructType([*schema.fields, *arrivals])
     )
     kept = [name for name in arrived.columns if name not in (*keys, event_time)]
     waiting = F.collect_list(F.struct(*[quote_name(name) for name in kept]))
@@ -228,7 +228,7 @@ def order_by_time(
     # One task for all rows of a key, so that they stay in order on their way into a sink.
     together = released.repartition(*[quote_name(name) for name in keys])
     together = together.select(*[quote_name(name) for name in arrived.columns])
-    return together.mapInArrow(partial(sort_by_time, event_time=event_time), wanted)
+    return together.mapInArrow(partial(sort_by_time, event_time=event_time), schema)
 
 
 def _add_arrival(batches: Iterable[pa.RecordBatch], is_stream: bool) -> Iterator[pa.RecordBatch]:
@@ -293,9 +293,9 @@ def add_arrival(
 
 def sort_by_time(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
     """Sort the released rows of one task by event time and arrival, and remove the arrivals."""
-    found = [batch for batch in batches if batch.num_rows]
-    if not found:
+    filled = [batch for batch in batches if batch.num_rows]
+    if not filled:
         return
-    rows = pa.Table.from_batches(found)
+    rows = pa.Table.from_batches(filled)
     order = [(name, "ascending") for name in (event_time, *ARRIVAL)]
     yield from rows.sort_by(order).drop_columns(list(ARRIVAL)).to_batches()

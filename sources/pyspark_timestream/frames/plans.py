@@ -298,9 +298,9 @@ class ClassicStep:
             for each in _iterate(self.plan.projectList()):
                 if _read_id(each) == column:
                     name = str(each.getClass().getSimpleName())
-                    made = each.child() if name == "Alias" else each
-                    is_column = str(made.getClass().getSimpleName()) == "AttributeReference"
-                    return _read_id(made) if is_column else None
+                    expression = each.child() if name == "Alias" else each
+                    is_column = str(expression.getClass().getSimpleName()) == "AttributeReference"
+                    return _read_id(expression) if is_column else None
             return None
         own = [_read_id(each) for each in _iterate(self.plan.output())]
         if not self._children:
@@ -401,9 +401,9 @@ class _ConnectStep:
         if kind == "Project":
             return [(0, name) for name in self._find_sources(column)]
         if kind == "WithColumns":
-            for name, made in zip(self.plan._columnNames, self.plan._columns, strict=True):
+            for name, plan_column in zip(self.plan._columnNames, self.plan._columns, strict=True):
                 if name.lower() == column.lower():
-                    return [(0, used) for used in _list_names(self._read(made))]
+                    return [(0, used) for used in _list_names(self._read(plan_column))]
         if kind == "WithColumnsRenamed":
             for old, new in self.plan._colsMap.items():
                 if new.lower() == column.lower():
@@ -414,8 +414,8 @@ class _ConnectStep:
 
     def _find_sources(self, column: str) -> list[str]:
         """Return the input columns that the projection's `column` uses."""
-        for made in self.plan._columns:
-            expression = self._read(made)
+        for plan_column in self.plan._columns:
+            expression = self._read(plan_column)
             kind = expression.WhichOneof("expr_type")
             if kind == "unresolved_star":
                 return [column]
@@ -427,8 +427,8 @@ class _ConnectStep:
                 text = expression.expression_string.expression.strip()
                 if text == "*":
                     return [column]
-                found = _ALIAS.match(text)
-                name = found.group(2) if found else text.strip("`")
+                alias = _ALIAS.match(text)
+                name = alias.group(2) if alias else text.strip("`")
             else:
                 continue
             if name.lower() == column.lower():
@@ -447,28 +447,28 @@ class _ConnectStep:
 
     def find_same(self, place: int, column: str) -> str | None:
         """Match by name, if the client's own steps prove that no other column can have it."""
-        kind, wanted = type(self.plan).__name__, column.lower()
+        kind, lowered = type(self.plan).__name__, column.lower()
         if _WORD.fullmatch(column) is None:
             return None
         if kind == "Project":
             return self._find_same_in_project(column)
         if kind == "WithColumns":
-            for name, made in zip(self.plan._columnNames, self.plan._columns, strict=True):
-                if name.lower() == wanted:
-                    return _read_plain(self._read(made))
+            for name, plan_column in zip(self.plan._columnNames, self.plan._columns, strict=True):
+                if name.lower() == lowered:
+                    return _read_plain(self._read(plan_column))
             return column
         if kind == "WithColumnsRenamed":
             names = {new.lower(): old for old, new in self.plan._colsMap.items()}
-            was_other = wanted in {old.lower() for old in self.plan._colsMap}
-            return names.get(wanted, None if was_other else column)
+            was_other = lowered in {old.lower() for old in self.plan._colsMap}
+            return names.get(lowered, None if was_other else column)
         is_anti = kind == JOIN and self._join_type == _ANTI and place == 0
         return column if kind in _UNCHANGING or is_anti else None
 
     def _find_same_in_project(self, column: str) -> str | None:
-        found: list[str | None] = []
+        sources: list[str | None] = []
         has_star = False
-        for made in self.plan._columns:
-            expression = self._read(made)
+        for plan_column in self.plan._columns:
+            expression = self._read(plan_column)
             kind = expression.WhichOneof("expr_type")
             if kind == "unresolved_star":
                 has_star = True
@@ -479,9 +479,9 @@ class _ConnectStep:
                 # Spark makes up an expression's name, which could be this one.
                 return None
             if column.lower() in map(str.lower, alias or [plain or ""]):
-                found.append(plain)
-        if found:
-            return found[0]
+                sources.append(plain)
+        if sources:
+            return sources[0]
         return column if has_star else None
 
     @property
@@ -569,16 +569,16 @@ class _ConnectStep:
             plan._child, plan.filter = child, is_cti | self.plan.filter
             return plan
         types = {field.name.lower(): field.dataType for field in self._read_schema().fields}
-        there = []
+        columns = []
         for name in self.plan.cols:
             value = F.col(f"`{name}`")
             is_there = value.isNotNull()
             if isinstance(types[name.lower()], (FloatType, DoubleType)):
                 is_there = is_there & ~F.isnan(value)
-            there.append(is_there.cast("int"))
+            columns.append(is_there.cast("int"))
         needed = self.plan.min_non_nulls
-        counted = sum(there[1:], there[0])
-        plan = Filter(child, is_cti | (counted >= (len(there) if needed is None else needed)))
+        counted = sum(columns[1:], columns[0])
+        plan = Filter(child, is_cti | (counted >= (len(columns) if needed is None else needed)))
         # The DataFrame's columns refer to its plan by this number.
         plan._root_plan_id = self.plan._root_plan_id
         return plan

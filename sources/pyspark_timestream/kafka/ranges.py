@@ -154,11 +154,11 @@ def cut_ranges(
     total = sum(span.size for span in pieces)
     small = {span for span in pieces if _apportion(span.size, total, min_pieces) == 1}
     left = total - sum(span.size for span in small)
-    wanted = max(min_pieces - len(small), 1)
+    count = max(min_pieces - len(small), 1)
     return [
         piece
         for span in pieces
-        for piece in ([span] if span in small else _cut(span, _apportion(span.size, left, wanted)))
+        for piece in ([span] if span in small else _cut(span, _apportion(span.size, left, count)))
     ]
 
 

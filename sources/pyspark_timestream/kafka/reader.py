@@ -161,7 +161,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = StreamOffset.from_json(end)
         readers: Mapping[str, ReaderSchema] = {}
         if self._options.has_schemas:
-            readers = self._get_driver().fix_readers(offset.schemas)
+            readers = self._get_driver().fix_schemas(offset.schemas)
         group = group_name(self._options.group_prefix, offset.stream)
         before = -1 if is_initial_offset(start) else StreamOffset.from_json(start).number
         if offset.number == before + 1:

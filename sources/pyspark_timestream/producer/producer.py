@@ -365,15 +365,17 @@ class PunctuatedProducer:
             )
 
     def _partitions(self) -> range:
-        found = self._requests.list_partitions(self._client, self._topic, self.limits.request_s)
-        if not found:
+        partitions = self._requests.list_partitions(
+            self._client, self._topic, self.limits.request_s
+        )
+        if not partitions:
             raise LookupError(
                 compose_message(
                     f"topic '{self._topic}' does not exist, so there is nowhere to note a time",
                     next_step="create it, or correct the name",
                 )
             )
-        return found
+        return partitions
 
     def _note_the_clock(self, seconds: float) -> None:
         while not self._ended.wait(seconds):

@@ -86,7 +86,7 @@ class Requests:
         for client in self._clients:
             client.close()
 
-    def run(self, step: Callable[[], T], wanted: str, limit_s: float = API_TIMEOUT_S) -> T:
+    def run(self, step: Callable[[], T], action: str, limit_s: float = API_TIMEOUT_S) -> T:
         """Run one step, and repeat it while its error is retriable, for `limit_s`.
 
         Raises:
@@ -97,7 +97,7 @@ class Requests:
 
         def pause_or_raise(error: KafkaException) -> None:
             if classify_failure(error) is not FailureKind.RETRIABLE:
-                raise self.failure(error, wanted) from None
+                raise self.failure(error, action) from None
             for client in self._clients:
                 # The clients' callbacks tell the log which brokers cannot be reached.
                 client.poll(0)
@@ -107,7 +107,7 @@ class Requests:
             if not is_refused and budget.pause_before_retry():
                 return
             if cause.code() >= 0 and not failures:
-                raise self.failure(error, wanted, may_repeat=False) from None
+                raise self.failure(error, action, may_repeat=False) from None
             asked = f"{self._where} ({self._text(cause)})"
             raise no_answer_error(self._config, failures, spent_s, asked, self._prefix) from None
 
@@ -115,21 +115,21 @@ class Requests:
         self._is_connected = True
         return answer
 
-    def run_once(self, step: Callable[[], T], wanted: str) -> T:
+    def run_once(self, step: Callable[[], T], action: str) -> T:
         """Run one step that must not be repeated, since it may have taken effect in part."""
         try:
             return step()
         except KafkaException as error:
-            raise self.failure(error, wanted) from None
+            raise self.failure(error, action) from None
 
     def failure(
-        self, error: KafkaException | KafkaError, wanted: str, *, may_repeat: bool = True
+        self, error: KafkaException | KafkaError, action: str, *, may_repeat: bool = True
     ) -> DeliveryFailed:
         """Return the error for a failed step; it may be repeated if that can help."""
         kind = classify_failure(error)
         cause = error.args[0] if isinstance(error, KafkaException) else error
         failed = DeliveryFailed(
-            f"could not {wanted} for {self._where}: {self._text(cause)}",
+            f"could not {action} for {self._where}: {self._text(cause)}",
             next_step=self._advise(cause.code(), kind),
         )
         failed.may_repeat = may_repeat and kind.may_pass
@@ -142,13 +142,16 @@ class Requests:
         self, client: BoundedClient, topic: str, limit_s: float = API_TIMEOUT_S
     ) -> range:
         """Return the topic's partitions; none if there is no such topic."""
-        wanted, timeout_s = "list the partitions", min(self.step_s, limit_s)
-        listed = self.run(lambda: client.list_topics(topic, timeout=timeout_s), wanted, limit_s)
-        found = listed.topics.get(topic)
-        if found is None or found.partitions:
-            return range(len(found.partitions) if found is not None else 0)
-        if found.error is not None and classify_failure(found.error) is not FailureKind.MISSING:
-            raise self.failure(found.error, wanted)
+        action, timeout_s = "list the partitions", min(self.step_s, limit_s)
+        listed = self.run(lambda: client.list_topics(topic, timeout=timeout_s), action, limit_s)
+        metadata = listed.topics.get(topic)
+        if metadata is None or metadata.partitions:
+            return range(len(metadata.partitions) if metadata is not None else 0)
+        if (
+            metadata.error is not None
+            and classify_failure(metadata.error) is not FailureKind.MISSING
+        ):
+            raise self.failure(metadata.error, action)
         return range(0)
 
 
@@ -185,9 +188,9 @@ class Transaction:
             self._run("abort_transaction", "abort the transaction", limit_s=limit_s)
             self.is_open = False
 
-    def _run(self, name: str, wanted: str, *arguments: Any, limit_s: float = API_TIMEOUT_S) -> None:
+    def _run(self, name: str, action: str, *arguments: Any, limit_s: float = API_TIMEOUT_S) -> None:
         step = partial(getattr(self._producer, name), *arguments, timeout=self._requests.step_s)
-        self._requests.run(step, wanted, limit_s)
+        self._requests.run(step, action, limit_s)
 
 
 # -- batches of a query ---------------------------------------------------------------------------
@@ -307,13 +310,13 @@ class _Groups:
     def read(self, answer: Future[ConsumerGroupTopicPartitions]) -> tuple[int, str | None]:
         """Return the greatest committed offset in the answer, and its metadata."""
         name = "list_consumer_group_offsets"
-        found: tuple[int, str | None] = (_NONE, None)
+        committed: tuple[int, str | None] = (_NONE, None)
         for each in self._client.wait(answer, STEP_TIMEOUT_S, name).topic_partitions or ():
             if each.error is not None:
                 raise KafkaException(each.error)
-            if int(each.offset) > found[0]:
-                found = int(each.offset), each.metadata
-        return found
+            if int(each.offset) > committed[0]:
+                committed = int(each.offset), each.metadata
+        return committed
 
 
 @contextmanager
@@ -396,12 +399,12 @@ class BatchTransaction:
             with _open_groups(self._client, None) as (groups, requests):
                 return requests.run(lambda: groups.read(groups.ask(self._group_name)), _READ)
         asked = [TopicPartition(self._topic, 0)]
-        (found,) = self._requests.run(
+        (entry,) = self._requests.run(
             lambda: self._group.committed(asked, timeout=STEP_TIMEOUT_S), _READ
         )
-        if found.error is not None:
-            raise self._requests.failure(found.error, _READ)
-        return int(found.offset), found.metadata
+        if entry.error is not None:
+            raise self._requests.failure(entry.error, _READ)
+        return int(entry.offset), entry.metadata
 
     def begin(self) -> None:
         """Begin the transaction of a batch."""
@@ -445,7 +448,7 @@ class BatchTransaction:
                 late = KafkaError(KafkaError._TIMED_OUT, "no answer from the brokers")
                 raise self._requests.failure(late, "send the rows")
 
-    def _produce(self, topic: str, messages: list[dict[str, Any]], wanted: str) -> None:
+    def _produce(self, topic: str, messages: list[dict[str, Any]], action: str) -> None:
         def queue(producer: Any) -> None:
             # Older releases of confluent-kafka have no produce_batch.
             if messages[0].keys() <= _IN_BATCHES and hasattr(producer, "produce_batch"):
@@ -458,7 +461,7 @@ class BatchTransaction:
                 except BufferError:
                     raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
 
-        self._requests.run_once(lambda: self._producer.run(queue, 0, "produce"), wanted)
+        self._requests.run_once(lambda: self._producer.run(queue, 0, "produce"), action)
 
     def send_marks(self, headers: Headers) -> None:
         """Send a record with these headers and no key or value to every partition."""

@@ -236,8 +236,8 @@ def _accumulate_seen_times(
         return None
     before = instant_or_sentinel(state.record_us)
     clock = np.maximum.accumulate(np.concatenate(([before], record_us)))[1:]
-    known = clock[clock > NEVER]
-    return np.maximum(clock, known[0]) if len(known) else None
+    times_us = clock[clock > NEVER]
+    return np.maximum(clock, times_us[0]) if len(times_us) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,11 @@ def max_in_segments(us: Instants, is_first: Mask) -> Instants:
     instants are too far apart for that, shift their ranks instead.
     """
     segments = np.cumsum(is_first)
-    known = us[us != NEVER]
-    if not len(known):
+    noted = us[us != NEVER]
+    if not len(noted):
         return us
-    least_us, values = int(known.min()), None
-    height = int(known.max()) - least_us + 2
+    least_us, values = int(noted.min()), None
+    height = int(noted.max()) - least_us + 2
     if height > _MAX_SHIFTED // (len(us) + 1):
         values, ranks = np.unique(us, return_inverse=True)
         shifted, height = ranks.astype(np.int64), len(values)
@@ -154,12 +154,12 @@ def fold_marks(
     if len({len(column) for column in marks}) > 1:
         raise ValueError("the columns of punctuations differ in length")
     clock = _accumulate_record_times(rules, state, record_us)
-    known = _NOTHING if clock is None else clock[clock > NEVER]
+    seen = _NOTHING if clock is None else clock[clock > NEVER]
     first_us = state.first_us
-    if rules.writer_grace_us is not None and first_us is None and len(known):
-        first_us = int(known[0])
+    if rules.writer_grace_us is not None and first_us is None and len(seen):
+        first_us = int(seen[0])
     silence_clock = None if rules.writer_timeout_us is None else clock
-    seen_from_us = None if silence_clock is None or not len(known) else int(known[0])
+    seen_from_us = None if silence_clock is None or not len(seen) else int(seen[0])
     begins = bool(rows and rules.writers and not state.begun)
     live = dict(state.writers) | {name: WriterState() for name in rules.writers if begins}
     changes = _list_changes(live, marks, silence_clock, seen_from_us)
@@ -172,7 +172,7 @@ def fold_marks(
     return MarkEffects(
         writers=intervals.live,
         noted_us=instant_or_none(max(before_us, int(noted.max(initial=NEVER)))),
-        record_us=int(known[-1]) if len(known) else state.record_us,
+        record_us=int(seen[-1]) if len(seen) else state.record_us,
         first_us=first_us,
         begun=state.begun or begins,
         proposals=_propose(intervals, _find_opening(rules, state, clock, first_us)),

@@ -323,9 +323,9 @@ def min_cti(ctis_us: Iterable[int | None]) -> int | None:
     >>> min_cti([7, 5]), min_cti([7, None]), min_cti([])
     (5, None, None)
     """
-    known = list(ctis_us)
-    present = [cti_us for cti_us in known if cti_us is not None]
-    return min(present) if present and len(present) == len(known) else None
+    all_us = list(ctis_us)
+    present = [cti_us for cti_us in all_us if cti_us is not None]
+    return min(present) if present and len(present) == len(all_us) else None
 
 
 def find_min_of_others(

@@ -437,7 +437,7 @@ def _find_leads(
         return np.zeros(len(index), dtype=np.int64)
     at = np.maximum(index, 0)
     times, stamps_us = result.times[at], record_us[at]
-    made = np.clip(times - delay_us, MIN_US, FINAL_US) == ctis_us
-    known = (index >= 0) & result.well_formed[at] & made & (stamps_us != NEVER)
-    lead_us = times - np.where(known, stamps_us, times)
+    is_own = np.clip(times - delay_us, MIN_US, FINAL_US) == ctis_us
+    has_lead = (index >= 0) & result.well_formed[at] & is_own & (stamps_us != NEVER)
+    lead_us = times - np.where(has_lead, stamps_us, times)
     return np.where(lead_us - max(delay_us, 0) > MAX_LEAD_US, lead_us, 0)

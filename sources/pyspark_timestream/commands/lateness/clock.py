@@ -68,8 +68,8 @@ class Waits:
 
     def summarize_us(self) -> tuple[int | None, int | None, int | None]:
         """Return the waits that 50 %, 95 % and 100 % do not exceed; None without any."""
-        found = self.find_quantile(0.5), self.find_quantile(0.95), self.greatest_ms
-        median_us, most_us, all_us = (None if ms is None else ms * _US_PER_MS for ms in found)
+        values_ms = self.find_quantile(0.5), self.find_quantile(0.95), self.greatest_ms
+        median_us, most_us, all_us = (None if ms is None else ms * _US_PER_MS for ms in values_ms)
         return median_us, most_us, all_us
 
     def find_quantile(self, share: float) -> int | None:
@@ -77,8 +77,8 @@ class Waits:
         if self.greatest_ms is None:
             return None
         reached = np.cumsum(self.counts)
-        found = int(np.searchsorted(reached, max(share * reached[-1], 1)))
-        return min(_find_last_of_class(found), self.greatest_ms)
+        place = int(np.searchsorted(reached, max(share * reached[-1], 1)))
+        return min(_find_last_of_class(place), self.greatest_ms)
 
 
 def _find_classes(ms: Instants) -> Instants:
@@ -204,8 +204,8 @@ def _release(
         passed_by = np.searchsorted(ctis_us, each.times, side="right")
         still = passed_by == len(ctis_us)
         own_us, then_us = each.record_us[~still], stamps_us[passed_by[~still]]
-        known = (own_us != NEVER) & (then_us != NEVER)
-        waits.append(np.maximum(then_us[known] - own_us[known], 0) // _US_PER_MS)
+        has_both = (own_us != NEVER) & (then_us != NEVER)
+        waits.append(np.maximum(then_us[has_both] - own_us[has_both], 0) // _US_PER_MS)
         if still.any():
             times = each.times[still]
             left.append(_Waiting(times, each.record_us[still], int(times.min())))
@@ -257,11 +257,11 @@ def follow_partition(
     records, stamps_us = 0, list[int]()
     for block in blocks:
         payload = read_payload(options, None, block)
-        us, known = read_record_times(block.timestamps_ms)
-        record_us = np.where(known, us, NEVER)
+        us, has_time = read_record_times(block.timestamps_ms)
+        record_us = np.where(has_time, us, NEVER)
         shared = make_block(payload.events, payload.marks, record_us, records, sampled_every)
         clocks = tuple(map(advance, rules, clocks, repeat(shared)))
         records += len(block.offsets)
-        if known.any():
-            stamps_us += [int(us[known].min()), int(us[known].max())]
+        if has_time.any():
+            stamps_us += [int(us[has_time].min()), int(us[has_time].max())]
     return FollowedPartition(clocks, min(stamps_us, default=None), max(stamps_us, default=None))

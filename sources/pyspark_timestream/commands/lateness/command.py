@@ -63,7 +63,7 @@ def to_json(report: Lateness) -> str:
         named = {f"{name}_us" if name in DURATIONS else name: cell for name, cell in row.items()}
         rows.append({"delay": _format_delay(each), **named})
     lossless, nearly = report.find_lossless(), report.find_nearly_lossless()
-    found = {
+    fields = {
         "topics": list(report.topics),
         "from": None if report.first_us is None else format_instant(report.first_us),
         "to": None if report.last_us is None else format_instant(report.last_us),
@@ -73,7 +73,7 @@ def to_json(report: Lateness) -> str:
         "below_0.1_percent": nearly and _format_delay(nearly),
         "notes": list(report.notes),
     }
-    return json.dumps(found, indent=2)
+    return json.dumps(fields, indent=2)
 
 
 def _format_head(report: Lateness) -> list[str]:
@@ -179,10 +179,10 @@ def _format_advice(report: Lateness, options: Mapping[str, str]) -> list[list[st
     return sections
 
 
-def _format_choice(title: str, found: DelayResult, options: Mapping[str, str]) -> list[str]:
+def _format_choice(title: str, result: DelayResult, options: Mapping[str, str]) -> list[str]:
     given = {name: options[name] for name in _TIME_OPTIONS if name in options}
-    given["ctiDelay"] = _format_delay(found)
-    median_us, most_us, _ = found.waits.summarize_us()
+    given["ctiDelay"] = _format_delay(result)
+    median_us, most_us, _ = result.waits.summarize_us()
     cost = "what it costs in waiting is unknown: no CTI passed an event"
     if median_us is not None and most_us is not None:
         cost = (
@@ -193,12 +193,12 @@ def _format_choice(title: str, found: DelayResult, options: Mapping[str, str]) -
     return [f"{title}; {cost}:", *lines]
 
 
-def _format_delay(found: DelayResult) -> str:
-    return format_duration(found.delay_us) if found.delay_us else "0 seconds"
+def _format_delay(result: DelayResult) -> str:
+    return format_duration(result.delay_us) if result.delay_us else "0 seconds"
 
 
-def _format_short_delay(found: DelayResult) -> str:
-    return shorten_duration(found.delay_us) if found.delay_us else "0 s"
+def _format_short_delay(result: DelayResult) -> str:
+    return shorten_duration(result.delay_us) if result.delay_us else "0 s"
 
 
 def _format_share(share: float) -> str:
@@ -247,9 +247,9 @@ def main(given: argparse.Namespace) -> int:
 
     def report() -> str:
         raw = read_given(given)
-        found = find_lateness(raw, given.delays, given.last)
+        lateness = find_lateness(raw, given.delays, given.last)
         if given.json:
-            return to_json(found)
-        return format_report(found, raw, terminal_width(), all_delays=given.delays is not None)
+            return to_json(lateness)
+        return format_report(lateness, raw, terminal_width(), all_delays=given.delays is not None)
 
     return run_command(report)

@@ -55,7 +55,7 @@ def parse_delays(texts: Sequence[str]) -> tuple[int, ...]:
     accepts = "durations that are not negative, such as '20 seconds,5 minutes'"
     if not texts:
         raise OptionError("delays", "there is none", accepts, "name one, or leave it out")
-    found = {0}
+    delays_us = {0}
     for text in texts:
         us = _parse("delays", text, accepts)
         if us < 0:
@@ -65,12 +65,12 @@ def parse_delays(texts: Sequence[str]) -> tuple[int, ...]:
                 accepts,
                 "leave it out; 0 is always tried",
             )
-        found.add(us)
-    if len(found) > _MAX_DELAYS:
+        delays_us.add(us)
+    if len(delays_us) > _MAX_DELAYS:
         raise OptionError(
-            "delays", f"there are {len(found)}", f"at most {_MAX_DELAYS}", "leave some out"
+            "delays", f"there are {len(delays_us)}", f"at most {_MAX_DELAYS}", "leave some out"
         )
-    return tuple(sorted(found))
+    return tuple(sorted(delays_us))
 
 
 def parse_last(text: str) -> int:
@@ -196,20 +196,20 @@ _SCHEMA: Final = pa.schema(
 )
 
 
-def build_row(found: DelayResult, sampled_every: int) -> dict[str, Any]:
+def build_row(result: DelayResult, sampled_every: int) -> dict[str, Any]:
     """Build one delay's row; durations are in microseconds."""
-    median_us, p95_us, max_us = found.waits.summarize_us()
+    median_us, p95_us, max_us = result.waits.summarize_us()
     return {
-        "delay": found.delay_us,
-        "events": found.events,
-        "malformed": found.malformed,
-        "late": found.late,
-        "late_percent": 100 * found.late_share,
-        "most_late": found.most_late_us,
+        "delay": result.delay_us,
+        "events": result.events,
+        "malformed": result.malformed,
+        "late": result.late,
+        "late_percent": 100 * result.late_share,
+        "most_late": result.most_late_us,
         "wait_median": median_us,
         "wait_p95": p95_us,
         "wait_max": max_us,
-        "waiting": found.waiting * sampled_every,
+        "waiting": result.waiting * sampled_every,
         "sampled_every": sampled_every,
         "partitions": [
             {
@@ -220,7 +220,7 @@ def build_row(found: DelayResult, sampled_every: int) -> dict[str, Any]:
                 "late": state.flagged,
                 "ctis": state.ctis,
             }
-            for part, state in found.partitions.items()
+            for part, state in result.partitions.items()
         ],
     }
 
@@ -343,9 +343,9 @@ def _find_ranges(
         newest_ms = max((ms for ms in tails if ms is not None), default=None)
         if newest_ms is not None:
             since_ms = max(newest_ms - -(-last_us // 1_000), 0)
-            found = broker.offsets_at(dict.fromkeys(starts, since_ms))
+            offsets = broker.offsets_at(dict.fromkeys(starts, since_ms))
             for part, start in starts.items():
-                at = found.get(part)
+                at = offsets.get(part)
                 later = max(start, stops[part] if at is None else min(at, stops[part]))
                 is_limited |= later > start
                 starts[part] = later
@@ -367,9 +367,9 @@ def _find_newest_ms(read: ReadRange, partition: Partition, start: int, stop: int
         if tail.size <= 0:
             return None
         blocks = read(tail, _TIMESTAMPS)
-        found = [pc.max(block.timestamps_ms).as_py() for block in blocks if len(block.offsets)]
-        if found:
-            return int(max(found))
+        newest_ms = [pc.max(block.timestamps_ms).as_py() for block in blocks if len(block.offsets)]
+        if newest_ms:
+            return int(max(newest_ms))
     return None
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from pyspark_timestream.commands.explanation import read_operators
 from pyspark_timestream.commands.metrics.catalogue import (
     CLOCK,
     COUNTER_METRICS,
@@ -27,6 +26,7 @@ from pyspark_timestream.commands.metrics.catalogue import (
     SUBSCRIPTION,
     Metric,
 )
+from pyspark_timestream.commands.waiting_state import read_operators
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, parse_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.history import (
@@ -270,21 +270,21 @@ def record_start(
     state = _forget_ended(state, now_us)
     if run in state.ended_runs:
         return state
-    found = state.queries.get(query)
-    if found is not None and found.run != run:
-        state = _note_ended(state, found.run)
-    found = found or QueryNumbers(query, run, name, now_us)
-    name = name or found.name
-    return _put(state, replace(found, run=run, name=name, reported_us=now_us, ended_us=None))
+    numbers = state.queries.get(query)
+    if numbers is not None and numbers.run != run:
+        state = _note_ended(state, numbers.run)
+    numbers = numbers or QueryNumbers(query, run, name, now_us)
+    name = name or numbers.name
+    return _put(state, replace(numbers, run=run, name=name, reported_us=now_us, ended_us=None))
 
 
 def record_end(state: MetricsState, query: str, run: str, now_us: int) -> MetricsState:
     """Return `state` after a run of a query has ended; a later run of the query goes on."""
     state = _note_ended(_forget_ended(state, now_us), run)
-    found = state.queries.get(query)
-    if found is None or found.run != run:
+    numbers = state.queries.get(query)
+    if numbers is None or numbers.run != run:
         return state
-    return _put(state, replace(found, reported_us=now_us, ended_us=now_us))
+    return _put(state, replace(numbers, reported_us=now_us, ended_us=now_us))
 
 
 def record_failure(state: MetricsState) -> MetricsState:
@@ -302,17 +302,17 @@ def record_progress(
     """
     query, run = str(progress["id"]), str(progress["runId"])
     state = record_start(state, query, run, progress.get("name"), now_us)
-    found = state.queries.get(query)
-    if found is None or found.run != run:
+    numbers = state.queries.get(query)
+    if numbers is None or numbers.run != run:
         return state
     newest, batch = (int(progress["batchId"]), str(progress["timestamp"])), read_progress(progress)
-    kept = sorted({**dict(found.batches), newest: batch}.items(), key=lambda pair: pair[0])
-    found = replace(found, batches=tuple(kept[-_KEPT_BATCHES:]))
-    if found.newest is None or newest >= found.newest:
-        found = replace(found, newest=newest, own=tuple(_list_own(progress)), diagnosed={})
+    kept = sorted({**dict(numbers.batches), newest: batch}.items(), key=lambda pair: pair[0])
+    numbers = replace(numbers, batches=tuple(kept[-_KEPT_BATCHES:]))
+    if numbers.newest is None or newest >= numbers.newest:
+        numbers = replace(numbers, newest=newest, own=tuple(_list_own(progress)), diagnosed={})
         for place, report in enumerate(batch.reports):
-            found = _read_source(found, place, report, state.max_partitions)
-    return _put(state, _explain_streams(found) if explains else found)
+            numbers = _read_source(numbers, place, report, state.max_partitions)
+    return _put(state, _explain_streams(numbers) if explains else numbers)
 
 
 def read_watermark(progress: Mapping[str, Any]) -> int | None:
@@ -332,15 +332,15 @@ def _list_own(progress: Mapping[str, Any]) -> Iterator[Sample]:
         yield Sample(QUERY.STATE_MEMORY, place, each.memory or 0)
 
 
-def _read_source(found: QueryNumbers, place: int, report: Any, most: int) -> QueryNumbers:
-    """Return `found` with the numbers in a source's report, or unchanged if it has none.
+def _read_source(all_numbers: QueryNumbers, place: int, report: Any, most: int) -> QueryNumbers:
+    """Return `all_numbers` with those in a source's report, or unchanged if it has none.
 
     A stream shows the partitions that it showed before, and new ones up to the limit. Others exist
     only once the limit is reached, and one that was counted with them stays there, because their
     sum would otherwise lose its counts.
     """
     keys = report.keys() if isinstance(report, Mapping) else set()
-    shown = dict(found.shown)
+    shown = dict(all_numbers.shown)
     samples: Iterable[Sample]
     if keys >= _CLOCK_KEYS:
         samples = _list_clock(report)
@@ -357,19 +357,19 @@ def _read_source(found: QueryNumbers, place: int, report: Any, most: int) -> Que
         shown[place] = before | frozenset(sorted(entries.keys() - before)[:free])
         samples = _list_stream(report, entries, shown[place])
     else:
-        return found
-    return replace(found, sources={**found.sources, place: tuple(samples)}, shown=shown)
+        return all_numbers
+    return replace(all_numbers, sources={**all_numbers.sources, place: tuple(samples)}, shown=shown)
 
 
-def _explain_streams(found: QueryNumbers) -> QueryNumbers:
-    """Return `found` with what the kept offsets say about its streams."""
-    histories = build_histories(batch for _, batch in found.batches)
-    diagnosed = dict(found.diagnosed)
-    for place, offset in enumerate(found.batches[-1][1].offsets):
+def _explain_streams(numbers: QueryNumbers) -> QueryNumbers:
+    """Return `numbers` with what the kept offsets say about its streams."""
+    histories = build_histories(batch for _, batch in numbers.batches)
+    diagnosed = dict(numbers.diagnosed)
+    for place, offset in enumerate(numbers.batches[-1][1].offsets):
         stream = offset.get("stream") if isinstance(offset, Mapping) else None
-        if place in found.shown and stream in histories:
-            diagnosed[place] = tuple(_list_diagnosed(histories[stream], found.shown[place]))
-    return replace(found, diagnosed=diagnosed)
+        if place in numbers.shown and stream in histories:
+            diagnosed[place] = tuple(_list_diagnosed(histories[stream], numbers.shown[place]))
+    return replace(numbers, diagnosed=diagnosed)
 
 
 def _put(state: MetricsState, query: QueryNumbers) -> MetricsState:

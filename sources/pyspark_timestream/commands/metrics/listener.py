@@ -42,14 +42,14 @@ def render_page(samples: Iterable[Sample]) -> str:
     for sample in samples:
         groups[sample.metric].append(sample)
     lines = []
-    for metric, found in groups.items():
-        if not found:
+    for metric, group in groups.items():
+        if not group:
             continue
         name = metric.prometheus_name
         lines += [
             f"# HELP {name} {_escape(metric.description)}",
             f"# TYPE {name} {metric.instrument}",
-            *(f"{name}{_render_labels(sample)} {sample.value!r}" for sample in found),
+            *(f"{name}{_render_labels(sample)} {sample.value!r}" for sample in group),
         ]
     return "".join(f"{line}\n" for line in lines)
 

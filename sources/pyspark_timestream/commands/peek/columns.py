@@ -149,10 +149,10 @@ def _format_type(kind: pa.DataType) -> str:
 
 def infer_json(objects: Iterable[Mapping[str, Any]]) -> pa.DataType:
     """Infer a struct for JSON objects; a field of several types becomes a string."""
-    found = pa.struct([])
+    schema = pa.struct([])
     for each in objects:
-        found = _merge(found, _type_of(each, 0))
-    return pa.struct([(each.name, _settle(each.type)) for each in found])
+        schema = _merge(schema, _type_of(each, 0))
+    return pa.struct([(each.name, _settle(each.type)) for each in schema])
 
 
 def _type_of(value: Any, depth: int) -> pa.DataType:
@@ -211,11 +211,11 @@ def read_schema(format: str, reader: ReaderSchema) -> pa.DataType:
     """Return the struct that an Avro or Protobuf schema is read as; empty if it has no fields."""
     if format == "avro":
         parsed = parse_schema(reader.text)
-        found = _read_avro(parsed, parsed.schema, ())
+        fields = _read_avro(parsed, parsed.schema, ())
     else:
         message = create_reader(base64.b64decode(reader.text), reader.message)
-        found = _read_message(compile_reader(message).descriptor, ())
-    return found if found is not None and pa.types.is_struct(found) else pa.struct([])
+        fields = _read_message(compile_reader(message).descriptor, ())
+    return fields if fields is not None and pa.types.is_struct(fields) else pa.struct([])
 
 
 def _read_avro(parsed: ParsedSchema, schema: Any, outer: tuple[str, ...]) -> pa.DataType | None:
@@ -260,8 +260,8 @@ def _read_field(field: Any, outer: tuple[str, ...]) -> pa.DataType | None:
         key, value = field.message_type.fields
         item = _read_one(value, outer)
         return None if item is None else pa.map_(_read_one(key, outer), item)
-    found = _read_one(field, outer)
-    return pa.list_(found) if field.is_repeated and found is not None else found
+    read = _read_one(field, outer)
+    return pa.list_(read) if field.is_repeated and read is not None else read
 
 
 def _read_one(field: Any, outer: tuple[str, ...]) -> pa.DataType | None:
@@ -362,14 +362,14 @@ def find_candidates(
         (f"header:{name}", [read_header(headers, name)], None) for name in _list_headers(headers)
     ]
     for place, (source, pieces, kind) in enumerate(contents):
-        found = _examine(source, pieces, kind, record)
-        if found is not None:
-            nearness = _rank_lag(found.least_lag_us, found.most_lag_us)
+        candidate = _examine(source, pieces, kind, record)
+        if candidate is not None:
+            nearness = _rank_lag(candidate.least_lag_us, candidate.most_lag_us)
             rank = _rank_name(source)
-            if rank == _PLAIN_FIELD and (found.kind != "number" or nearness == 0):
+            if rank == _PLAIN_FIELD and (candidate.kind != "number" or nearness == 0):
                 # Such a value is almost certainly a time.
                 rank = _RELATED_NAME
-            ranked.append(((rank, nearness, place), found))
+            ranked.append(((rank, nearness, place), candidate))
     own = _describe("record:timestamp", "record", "", record, record)
     if own is not None:
         ranked.append(((_RECORD, 0, 0), own))
@@ -393,7 +393,7 @@ def _examine(
 ) -> Candidate | None:
     present = sum(len(piece) - piece.null_count for piece in pieces)
     read = {unit: _read(pieces, unit) for unit in TIME_UNITS}
-    counts = {unit: int(np.count_nonzero(known)) for unit, (_, known) in read.items()}
+    counts = {unit: int(np.count_nonzero(is_read)) for unit, (_, is_read) in read.items()}
     unit = max(counts, key=lambda each: counts[each])
     if not present or 2 * counts[unit] <= present:
         return None
@@ -411,20 +411,20 @@ def _read(pieces: Sequence[pa.Array], unit: str) -> Times:
     """Read the plausible times in a field's pieces."""
     parts = [read_value_times(piece, unit) for piece in pieces]
     us = np.concatenate([part for part, _ in parts])
-    known = np.concatenate([part for _, part in parts])
+    is_read = np.concatenate([part for _, part in parts])
     first, end = PROBABLE_US
-    return us, known & (us >= first) & (us < end)
+    return us, is_read & (us >= first) & (us < end)
 
 
 def _describe(source: str, kind: str, unit: str, times: Times, record: Times) -> Candidate | None:
-    us, known = times
-    if not known.any():
+    us, is_read = times
+    if not is_read.any():
         return None
-    both = known & record[1]
+    both = is_read & record[1]
     lags = (record[0] - us)[both].tolist()
     return Candidate(
-        source, kind, unit, int(np.count_nonzero(known)), int(us[known].min()),
-        int(us[known].max()), min(lags, default=None), max(lags, default=None),
+        source, kind, unit, int(np.count_nonzero(is_read)), int(us[is_read].min()),
+        int(us[is_read].max()), min(lags, default=None), max(lags, default=None),
     )  # fmt: skip
 
 

@@ -83,15 +83,15 @@ def _read_newest(
     reader: "RangeReader", partition: Partition, first: int, end: int, count: int
 ) -> RecordBlock | None:
     """Read the last records of one partition; None if there are none within reach."""
-    found: list[RecordBlock] = []
+    blocks: list[RecordBlock] = []
     for reach in _REACHES:
         start = max(first, end - count * reach)
-        found = list(reader.read(Range(partition, start, end), _ALL))
-        if start == first or sum(len(block.offsets) for block in found) >= count:
+        blocks = list(reader.read(Range(partition, start, end), _ALL))
+        if start == first or sum(len(block.offsets) for block in blocks) >= count:
             break
-    if not found:
+    if not blocks:
         return None
-    columns = (pa.concat_arrays(column) for column in zip(*found, strict=True))
+    columns = (pa.concat_arrays(column) for column in zip(*blocks, strict=True))
     whole = RecordBlock(*columns)
     return _slice(whole, np.arange(max(0, len(whole.offsets) - count), len(whole.offsets)))
 
@@ -169,7 +169,7 @@ def format_report(report: TopicReport, width: int) -> str:
 def to_json(report: TopicReport) -> str:
     """Format the report as one JSON object."""
     sample = report.sample
-    found = {
+    fields = {
         "topic": sample.topic,
         "partitions": sample.partitions,
         "offsets": sample.offsets,
@@ -187,7 +187,7 @@ def to_json(report: TopicReport) -> str:
         "options": {name: hide_option(name, text) for name, text in report.options.items()},
         "notes": list(report.notes),
     }
-    return json.dumps(found, indent=2)
+    return json.dumps(fields, indent=2)
 
 
 def _format_head(report: TopicReport) -> list[str]:
@@ -222,17 +222,17 @@ def _find_timestamps(report: TopicReport) -> tuple[str, str] | None:
     return (format_instant(own[0].first_us), format_instant(own[0].last_us)) if own else None
 
 
-def _format_detection(found: Detection) -> str:
-    if not found.present:
+def _format_detection(detection: Detection) -> str:
+    if not detection.present:
         return "all null"
     framing = {
         "confluent": ", each behind the id of its schema",
         "header": ", with the id of its schema in a header",
         "none": "",
-    }[found.framing]
-    ids = ", ".join(map(format_key, found.keys))
-    named = f" ({ids})" if ids and found.framing != "none" else ""
-    return f"{found.format}{framing}{named}; {found.fitting} of {found.present} fit"
+    }[detection.framing]
+    ids = ", ".join(map(format_key, detection.keys))
+    named = f" ({ids})" if ids and detection.framing != "none" else ""
+    return f"{detection.format}{framing}{named}; {detection.fitting} of {detection.present} fit"
 
 
 def _format_reader(reader: ReaderSchema) -> str:
@@ -242,14 +242,16 @@ def _format_reader(reader: ReaderSchema) -> str:
     return f"schema {reader.schema_id}, version {reader.version} of '{reader.subject}'{message}"
 
 
-def _describe(report: TopicReport, found: Detection) -> dict[str, Any]:
-    reader = report.readers.get(found.side)
+def _describe(report: TopicReport, detection: Detection) -> dict[str, Any]:
+    reader = report.readers.get(detection.side)
     return {
-        "format": found.format,
-        "framing": found.framing,
-        "present": found.present,
-        "fitting": found.fitting,
-        "schema_ids": [format_key(key) for key in found.keys] if found.framing != "none" else [],
+        "format": detection.format,
+        "framing": detection.framing,
+        "present": detection.present,
+        "fitting": detection.fitting,
+        "schema_ids": [format_key(key) for key in detection.keys]
+        if detection.framing != "none"
+        else [],
         "reader": None if reader is None else reader.to_json(),
     }
 
@@ -321,9 +323,9 @@ def _format_candidates(report: TopicReport) -> list[list[str]]:
     return rows
 
 
-def format_lag(found: Candidate) -> str:
+def format_lag(candidate: Candidate) -> str:
     """Say how far a candidate is behind its records' timestamps, or ahead of them."""
-    least, most = found.least_lag_us, found.most_lag_us
+    least, most = candidate.least_lag_us, candidate.most_lag_us
     if least is None or most is None:
         return "nothing to compare with"
     if least < 0 < most:
@@ -339,16 +341,16 @@ def format_lag(found: Candidate) -> str:
     )
 
 
-def _list_candidate(found: Candidate) -> Mapping[str, Any]:
+def _list_candidate(candidate: Candidate) -> Mapping[str, Any]:
     return {
-        "startTime": found.source,
-        "kind": found.kind,
-        "timeUnit": found.unit or None,
-        "readable": found.readable,
-        "from": format_instant(found.first_us),
-        "to": format_instant(found.last_us),
-        "least_lag_us": found.least_lag_us,
-        "most_lag_us": found.most_lag_us,
+        "startTime": candidate.source,
+        "kind": candidate.kind,
+        "timeUnit": candidate.unit or None,
+        "readable": candidate.readable,
+        "from": format_instant(candidate.first_us),
+        "to": format_instant(candidate.last_us),
+        "least_lag_us": candidate.least_lag_us,
+        "most_lag_us": candidate.most_lag_us,
     }
 
 
@@ -401,8 +403,8 @@ def main(given: argparse.Namespace) -> int:
     def report() -> str:
         raw = read_given(given)
         sample = read_sample(read_kafka_options(select_reading(raw)), given.topic, _RECORDS)
-        found = examine(sample, raw)
-        return to_json(found) if given.json else format_report(found, terminal_width())
+        examined = examine(sample, raw)
+        return to_json(examined) if given.json else format_report(examined, terminal_width())
 
     return run_command(report)
 

@@ -135,11 +135,11 @@ def detect_side(payloads: Payloads, answers: Answers | None) -> Detection:
         framed = _split(payloads, framing)
         writers = [framed.writers[code] if code >= 0 else None for code in framed.codes]
         if answers is not None:
-            found = _detect_by_registry(payloads, framing, framed, writers, answers)
+            detection = _detect_by_registry(payloads, framing, framed, writers, answers)
         else:
-            found = _detect_by_form(payloads, framing, framed, writers)
-        if found is not None:
-            return found
+            detection = _detect_by_form(payloads, framing, framed, writers)
+        if detection is not None:
+            return detection
     objects = _count_objects(contents)
     notes = () if answers is None else _note_unknown(payloads, answers)
     if 2 * objects > present:
@@ -291,7 +291,7 @@ def ask_registry(
     """
     if registry is None:
         return Asked(None)
-    found = {}
+    answers = {}
     try:
         for key in keys[:_MAX_KEYS]:
             try:
@@ -303,10 +303,10 @@ def ask_registry(
             if schema.type == PROTOBUF:
                 # The answer is .proto text, which is not read: ask again for descriptors.
                 schema = registry.fetch_schema(key, "protobuf", subject)
-            found[key] = schema
+            answers[key] = schema
     except SchemaRegistryError as error:
         return Asked(None, str(error))
-    return Asked(found)
+    return Asked(answers)
 
 
 def find_reader_options(
@@ -319,16 +319,16 @@ def find_reader_options(
     side = detection.side
     for subject in [given] if given is not None else _list_subjects(topic, detection):
         try:
-            found = registry.fetch_latest(subject, detection.format)
+            latest = registry.fetch_latest(subject, detection.format)
         except SchemaRegistryError as error:
             if not error.is_missing:
                 raise
             continue
-        if found.type.lower() == detection.format:
+        if latest.type.lower() == detection.format:
             is_default = subject == f"{topic}-{side}"
             options = {} if is_default else {f"{side}Subject": subject}
             message = _find_message(detection)
-            if message and message != find_message_name(found.text.encode(), _FIRST_MESSAGE):
+            if message and message != find_message_name(latest.text.encode(), _FIRST_MESSAGE):
                 options[f"{side}Message"] = message
             return options
     if given is None and detection.format == "avro" and detection.writer is not None:

@@ -145,9 +145,9 @@ def _choose_formats(
         if each.format in SCHEMA_FORMATS:
             assert registry is not None, "only a registry tells that payloads have schemas"
             try:
-                found = find_reader_options(registry, topic, each, given.get(f"{side}Subject"))
+                added = find_reader_options(registry, topic, each, given.get(f"{side}Subject"))
             except SchemaRegistryError as error:
-                found, problem = None, str(error)
+                added, problem = None, str(error)
             else:
                 subject = given.get(f"{side}Subject")
                 problem = (
@@ -157,11 +157,11 @@ def _choose_formats(
                     else "no subject of the registry that is named by the topic or the message has "
                     f"the schema of the {side}s: set '{side}Subject'"
                 )
-            if found is None:
+            if added is None:
                 notes.append(problem)
                 del chosen[side]
             else:
-                chosen[side] |= found
+                chosen[side] |= added
     return chosen
 
 
@@ -202,12 +202,12 @@ def _list_columns(sample: Sample, options: KafkaOptions, side: Side) -> Columns:
         return Columns(pa.schema([]))
     if rules.format == "json":
         read = map(parse_object, _list_bodies(sample, rules))
-        found = list_columns(infer_json([each for each in read if each is not None]))
+        columns = list_columns(infer_json([each for each in read if each is not None]))
     else:
-        found = list_columns(read_schema(rules.format, options.readers[side]))
-    fields = [field for field in found.fields if _is_readable(options, rules, field)]
+        columns = list_columns(read_schema(rules.format, options.readers[side]))
+    fields = [field for field in columns.fields if _is_readable(options, rules, field)]
     left = max(len(fields) - _MAX_COLUMNS, 0)
-    return found._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), left=left)
+    return columns._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), left=left)
 
 
 def _list_bodies(sample: Sample, rules: PayloadRules) -> list[bytes | None]:
@@ -355,9 +355,9 @@ def _find_times(sample: Sample, plan: ReadingPlan) -> tuple[Candidate, ...]:
     }
     fields: Mapping[str, Sequence[pa.Array]] = {}
     if types:
-        wanted = RequestedFields(pa.schema([]), tuple(types))
+        requested = RequestedFields(pa.schema([]), tuple(types))
         values, headers = sample.payloads("value"), sample.headers()
-        fields = decode_side(plan.options, rules, wanted, values, headers).raw
+        fields = decode_side(plan.options, rules, requested, values, headers).raw
     return find_candidates(fields, types, sample.headers(), sample.timestamps_ms())
 
 

@@ -98,12 +98,12 @@ class _Helper(threading.Thread):
         is_kept = True
         while is_kept:
             call = self.calls.get()
-            found: tuple[Any, BaseException | None]
+            answer: tuple[Any, BaseException | None]
             try:
                 assert call.step is not None
-                found = call.step(), None
+                answer = call.step(), None
             except BaseException as error:
-                found = None, error
+                answer = None, error
             # This may free the client of an abandoned call and hang, so it comes before the thread
             # is offered for other calls.
             call.step = None
@@ -114,8 +114,8 @@ class _Helper(threading.Thread):
                 is_kept = len(_IDLE) < _MAX_IDLE
                 if is_kept:
                     _IDLE.append(self)
-            call.answer.put(found)
-            del call, found
+            call.answer.put(answer)
+            del call, answer
 
 
 _IDLE: Final[list[_Helper]] = []
@@ -183,10 +183,10 @@ def call_bounded(
 
 
 def _unpack(answer: tuple[Any, BaseException | None]) -> Any:
-    found, error = answer
+    value, error = answer
     if error is not None:
         raise error
-    return found
+    return value
 
 
 class BoundedClient:

@@ -93,15 +93,19 @@ class Broker:
         """List the existing partitions among those that the options name."""
         if self._options.subscribe_pattern is not None:
             return self._list_matching(self._options.subscribe_pattern)
-        wanted = None if self._options.assign is None else set(self._options.assign)
+        assigned = None if self._options.assign is None else set(self._options.assign)
         topics = (
-            {partition.topic for partition in wanted}
-            if wanted
+            {partition.topic for partition in assigned}
+            if assigned
             else set(self._options.subscribe or ())
         )
-        found = [partition for topic in sorted(topics) for partition in self._list_topic(topic)]
+        all_listed = [
+            partition for topic in sorted(topics) for partition in self._list_topic(topic)
+        ]
         return (
-            found if wanted is None else [partition for partition in found if partition in wanted]
+            all_listed
+            if assigned is None
+            else [partition for partition in all_listed if partition in assigned]
         )
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -120,8 +124,8 @@ class Broker:
     def offsets_at(self, instants_ms: Mapping[Partition, int]) -> dict[Partition, int | None]:
         """Return the first offset with a timestamp at or after an instant; None if none has."""
         specs = {partition: OffsetSpec.for_timestamp(ms) for partition, ms in instants_ms.items()}
-        found = self._list_offsets(specs, none_is=_NO_OFFSET)
-        return {partition: None if at == _NO_OFFSET else at for partition, at in found.items()}
+        offsets = self._list_offsets(specs, none_is=_NO_OFFSET)
+        return {partition: None if at == _NO_OFFSET else at for partition, at in offsets.items()}
 
     def open_transactions(self, ends: Mapping[Partition, int]) -> set[Partition]:
         """Return the partitions with records after the last stable offset.
@@ -139,7 +143,7 @@ class Broker:
         names = sorted(topics)
         if not names:
             return {}
-        began_s, found = time.monotonic(), {}
+        began_s, ids = time.monotonic(), {}
         try:
             futures = self._admin.describe_topics(
                 TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S
@@ -155,11 +159,11 @@ class Broker:
                 continue
             bits = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
             if any(bits):
-                found[name] = "".join(f"{half & (2**64 - 1):016x}" for half in bits)
+                ids[name] = "".join(f"{half & (2**64 - 1):016x}" for half in bits)
         # Missing rights refuse every such request at once: only a slow answer means trouble.
         self.trouble_count += time.monotonic() - began_s > _SLOW_REQUEST_S
         self._replace_abandoned()
-        return found
+        return ids
 
     def committed_metadata(self, partitions: Sequence[Partition]) -> dict[Partition, str]:
         """Return the group metadata that tasks committed; nothing if it cannot be read."""
@@ -187,17 +191,17 @@ class Broker:
 
     def _list_topic(self, topic: str) -> list[Partition]:
         def ask(request_s: float) -> list[Partition]:
-            found = self._admin.list_topics(topic, timeout=request_s).topics
-            return self._read_partitions(found[topic])
+            topics = self._admin.list_topics(topic, timeout=request_s).topics
+            return self._read_partitions(topics[topic])
 
         return self._retry(f"the partitions of topic '{topic}'", ask)
 
     def _list_matching(self, pattern: str) -> list[Partition]:
         def ask(request_s: float) -> list[Partition]:
-            found = self._admin.list_topics(timeout=request_s).topics
-            names = (name for name in sorted(found) if re.fullmatch(pattern, name))
+            topics = self._admin.list_topics(timeout=request_s).topics
+            names = (name for name in sorted(topics) if re.fullmatch(pattern, name))
             return [partition for name in names if name not in _INTERNAL_TOPICS
-                    for partition in self._read_partitions(found[name])]  # fmt: skip
+                    for partition in self._read_partitions(topics[name])]  # fmt: skip
 
         return self._retry(f"the topics that match '{pattern}'", ask)
 
@@ -210,15 +214,15 @@ class Broker:
             self._topics_with_leaders.add(listed.topic)
         return [Partition(listed.topic, number) for number in sorted(listed.partitions)]
 
-    def _find_leaders(self, wanted: Collection[Partition], request_s: float) -> set[str]:
+    def _find_leaders(self, partitions: Collection[Partition], request_s: float) -> set[str]:
         """Make the client look up the partitions' leaders; return the topics that do not exist."""
         gone = set()
-        for topic in sorted({part.topic for part in wanted} - self._topics_with_leaders):
+        for topic in sorted({part.topic for part in partitions} - self._topics_with_leaders):
             listed = self._admin.list_topics(topic, timeout=request_s).topics[topic]
             if not self._read_partitions(listed):
                 gone.add(topic)
             for number, partition in listed.partitions.items():
-                if partition.leader < 0 and Partition(topic, number) in wanted:
+                if partition.leader < 0 and Partition(topic, number) in partitions:
                     self._topics_with_leaders.discard(topic)
                     text = f"Broker: Leader not available (topic '{topic}' partition {number})"
                     raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
@@ -267,7 +271,7 @@ class Broker:
 
         return self._retry("the offsets of " + _name_topics(topics), ask)
 
-    def _retry(self, wanted: str, ask: Callable[[float], T]) -> T:
+    def _retry(self, target: str, ask: Callable[[float], T]) -> T:
         """Call `ask` with a timeout in seconds until it succeeds."""
         budget = RetryBudget(self._retry_limit_s(), self._options.retry_interval_ms / 1_000)
 
@@ -277,7 +281,7 @@ class Broker:
             self.trouble_count += time.monotonic() - began_s > _SLOW_REQUEST_S
             return answer
 
-        answer = budget.call(ask_timed, lambda error: self._pause_or_raise(error, budget, wanted))
+        answer = budget.call(ask_timed, lambda error: self._pause_or_raise(error, budget, target))
         self._answered = True
         self._serve_callbacks()
         return answer
@@ -288,7 +292,7 @@ class Broker:
         more_ms = self._options.retries * self._options.retry_interval_ms
         return API_TIMEOUT_S + more_ms / 1_000
 
-    def _pause_or_raise(self, error: KafkaException, budget: RetryBudget, wanted: str) -> None:
+    def _pause_or_raise(self, error: KafkaException, budget: RetryBudget, target: str) -> None:
         """Pause before the next attempt; raise if it would not help, or no time is left."""
         kind = classify_failure(error)
         self.trouble_count += 1
@@ -303,7 +307,7 @@ class Broker:
             is_final |= is_login_refused(failures, budget.elapsed_s)
         if is_final or not budget.pause_before_retry(self._retry_limit_s()):
             raise failed_request_error(
-                error, self._options.client, failures, budget.elapsed_s, wanted
+                error, self._options.client, failures, budget.elapsed_s, target
             ) from error
 
     def close(self) -> None:

@@ -117,8 +117,8 @@ def open_client(
     option: str = "kafka.*",
 ) -> BoundedClient:
     """Create a client as both functions above do, and bound the time of its calls."""
-    made = create_client(config, lambda: new_logged_client(kind, config, log), option)
-    return BoundedClient(made, grace_s)
+    client = create_client(config, lambda: new_logged_client(kind, config, log), option)
+    return BoundedClient(client, grace_s)
 
 
 class _Closable(Protocol):
@@ -158,8 +158,8 @@ class Pool(Generic[C]):
         Two users of one key get an item each; the one returned last is kept.
         """
         self._abandon_inherited()
-        found = self._kept.pop(key, None)
-        thing = make() if found is None else found[0]
+        pooled = self._kept.pop(key, None)
+        thing = make() if pooled is None else pooled[0]
         try:
             yield thing
         except BaseException:

@@ -123,8 +123,8 @@ class MessageConsumer:
 
     def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
         """See `ColumnConsumer`."""
-        wanted = min(MAX_BLOCK_RECORDS, span.end_exclusive - position)
-        polled, inflated = self._consume(wanted, wait_s)
+        most = min(MAX_BLOCK_RECORDS, span.end_exclusive - position)
+        polled, inflated = self._consume(most, wait_s)
         records, others = _split_errors(polled)
         reached = records[-1].offset() + 1 if records else position
         for other in others:
@@ -176,12 +176,12 @@ class MessageConsumer:
     ) -> dict[Partition, KafkaError]:
         """See `ColumnConsumer`."""
         self._answers.clear()
-        wanted = [
+        positions = [
             TopicPartition(partition.topic, partition.number, offset, metadata)
             for partition, (offset, metadata) in offsets.items()
         ]
         try:
-            self._consumer.commit(offsets=wanted, asynchronous=True)
+            self._consumer.commit(offsets=positions, asynchronous=True)
         except KafkaException as error:
             return dict.fromkeys(offsets, error.args[0])
         deadline = time.monotonic() + COMMIT_TIMEOUT_S

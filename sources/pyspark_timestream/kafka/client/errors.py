@@ -126,8 +126,8 @@ class ClientLog:
         address, reason = self._split_address(line)
         if address and facility == _FAIL_FACILITY:
             # librdkafka raises no error when a broker closes the connection.
-            known = self._failures.get(address)
-            code = known.code if known and known.reason == reason else _NO_CODE
+            failure = self._failures.get(address)
+            code = failure.code if failure and failure.reason == reason else _NO_CODE
             self._failures[address] = BrokerFailure(code, reason, self._now_s())
         passed = self._repeats.filter(address, reason)
         if passed is not None:
@@ -137,10 +137,10 @@ class ClientLog:
     def _split_address(self, text: str) -> tuple[str, str]:
         """Split a text into the broker's address (or "") and the rest, with secrets hidden."""
         text = _STATE_SUFFIX.sub("", _THREAD_PREFIX.sub("", hide_secrets(text, self._config)))
-        found = _BROKER.match(text)
-        if not found:
+        match = _BROKER.match(text)
+        if not match:
             return "", text
-        return found["address"] or found["node"], found["reason"]
+        return match["address"] or match["node"], match["reason"]
 
 
 T = TypeVar("T")
@@ -343,20 +343,20 @@ def no_answer_error(
     client: Mapping[str, Any],
     complaints: Mapping[str, BrokerFailure],
     spent_s: float,
-    wanted: str,
+    target: str,
     prefix: str = "kafka.",
 ) -> BrokerUnreachable:
-    """Build the error for brokers that did not answer the request `wanted` within `spent_s`.
+    """Build the error for brokers that did not answer the request for `target` within `spent_s`.
 
     `prefix` stands before librdkafka's names in the user's options.
     """
     addresses = dict.fromkeys([*_bootstrap_addresses(client), *(at for at in complaints if at)])
-    said = [f"{at} ({complaints[at].reason if at in complaints else 'no answer'})"
+    answers = [f"{at} ({complaints[at].reason if at in complaints else 'no answer'})"
             for at in addresses]  # fmt: skip
     everywhere = f"{complaints[''].reason}; " if "" in complaints else ""
     return BrokerUnreachable(
-        f"no Kafka broker answered within {spent_s:.0f} s when asked for {wanted}: "
-        f"{everywhere}{', '.join(said)}",
+        f"no Kafka broker answered within {spent_s:.0f} s when asked for {target}: "
+        f"{everywhere}{', '.join(answers)}",
         next_step=_choose_advice(complaints, prefix),
     )
 
@@ -366,7 +366,7 @@ def failed_request_error(
     client: Mapping[str, Any],
     complaints: Mapping[str, BrokerFailure],
     spent_s: float,
-    wanted: str,
+    target: str,
 ) -> BrokerUnreachable:
     """Build the error for a request that is not repeated any more, or never was."""
     kind = classify_failure(error)
@@ -374,28 +374,28 @@ def failed_request_error(
     code, answer = cause.code(), cause.str()
     if kind is FailureKind.ABANDONED:
         return BrokerUnreachable(
-            f"cannot get {wanted}: {answer}",
+            f"cannot get {target}: {answer}",
             next_step="look at the brokers, and start the query again: it goes on where it stopped",
         )
     if kind is FailureKind.REFUSED or (kind is FailureKind.RETRIABLE and code < 0):
-        return no_answer_error(client, complaints, spent_s, wanted)
+        return no_answer_error(client, complaints, spent_s, target)
     if kind is FailureKind.RETRIABLE:
-        return lasting_error(answer, complaints, spent_s, wanted)
+        return lasting_error(answer, complaints, spent_s, target)
     who = "the Kafka broker answered" if code > 0 else "the Kafka client says"
     return BrokerUnreachable(
-        f"cannot get {wanted}: {who} '{answer}'",
+        f"cannot get {target}: {who} '{answer}'",
         next_step=_RIGHTS.get(code, "correct what this names, and start the query again"),
     )
 
 
 def lasting_error(
-    answer: str, complaints: Mapping[str, BrokerFailure], spent_s: float, wanted: str
+    answer: str, complaints: Mapping[str, BrokerFailure], spent_s: float, target: str
 ) -> BrokerUnreachable:
     """Build the error for a retriable error that persisted."""
     others = [f"{at} ({each.reason})" for at, each in complaints.items() if at]
     unreached = f"; not to be reached meanwhile: {', '.join(others)}" if others else ""
     return BrokerUnreachable(
-        f"cannot get {wanted}: for {spent_s:.0f} s the Kafka brokers answered "
+        f"cannot get {target}: for {spent_s:.0f} s the Kafka brokers answered "
         f"'{answer}'{unreached}",
         next_step="see to it that every partition has a leader and enough replicas in sync, and "
         "start the query again: it goes on where it stopped",

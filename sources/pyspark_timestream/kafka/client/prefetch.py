@@ -45,8 +45,8 @@ def choose_small_ranges(
 
     Topics whose mean size of records, `record_bytes`, is unknown are left out.
     """
-    known = [(span, record_bytes(span.partition.topic)) for span in spans if span.size]
-    sizes = sorted((span.size, span, size) for span, size in known if size is not None)
+    sized = [(span, record_bytes(span.partition.topic)) for span in spans if span.size]
+    sizes = sorted((span.size, span, size) for span, size in sized if size is not None)
     records = itertools.accumulate(count for count, _, _ in sizes)
     volumes = itertools.accumulate(count * size for count, _, size in sizes)
     chosen = [
@@ -79,9 +79,9 @@ def prefetch_small_ranges(
     ahead: dict[Range, list[RecordBlock]] = {}
     later = list(spans)
 
-    def read_ahead(span: Range, wanted: ColumnSet) -> Iterator[RecordBlock]:
-        if wanted != needs:
-            return read(span, wanted)
+    def read_ahead(span: Range, columns: ColumnSet) -> Iterator[RecordBlock]:
+        if columns != needs:
+            return read(span, columns)
         if span in later:
             small = [] if ahead else choose_small_ranges(later, known.mean_record_bytes)
             if span in small:
@@ -89,7 +89,7 @@ def prefetch_small_ranges(
             for tried in small if span in small else [span]:
                 later.remove(tried)
         blocks = ahead.pop(span, None)
-        return read(span, wanted) if blocks is None else iter(blocks)
+        return read(span, columns) if blocks is None else iter(blocks)
 
     return read_ahead
 

@@ -99,25 +99,25 @@ class CompressionStats:
 
     def allows_large_fetches(self, topic: str) -> bool:
         """Return whether `topic` may be fetched in large answers."""
-        known = self._topics.get(topic)
-        return known is not None and known.allows_large_fetches
+        stats = self._topics.get(topic)
+        return stats is not None and stats.allows_large_fetches
 
     def mean_record_bytes(self, topic: str) -> float | None:
         """Return the mean bytes of a record's key and value; None before the first record."""
-        known = self._topics.get(topic)
-        return known.record_bytes / known.records if known is not None and known.records else None
+        stats = self._topics.get(topic)
+        return stats.record_bytes / stats.records if stats is not None and stats.records else None
 
     def note(self, topic: str, received: int, inflated: int, records: int) -> None:
         """Count records; `received` are compressed bytes, `inflated` those of keys and values."""
-        known = self._topics.setdefault(topic, _Topic())
-        known.records, known.record_bytes = known.records + records, known.record_bytes + inflated
-        if known.records > _MAX_AVERAGED_RECORDS:
-            known.records, known.record_bytes = known.records / 2, known.record_bytes / 2
-        known.received, known.inflated = known.received + received, known.inflated + inflated
-        if known.received >= (_RECHECK_BYTES if known.allows_large_fetches else _MIN_SAMPLE_BYTES):
-            most = _MAX_RATIO_TO_KEEP if known.allows_large_fetches else _MAX_RATIO_TO_ALLOW
-            known.allows_large_fetches = known.inflated <= most * known.received
-            known.received = known.inflated = 0
+        stats = self._topics.setdefault(topic, _Topic())
+        stats.records, stats.record_bytes = stats.records + records, stats.record_bytes + inflated
+        if stats.records > _MAX_AVERAGED_RECORDS:
+            stats.records, stats.record_bytes = stats.records / 2, stats.record_bytes / 2
+        stats.received, stats.inflated = stats.received + received, stats.inflated + inflated
+        if stats.received >= (_RECHECK_BYTES if stats.allows_large_fetches else _MIN_SAMPLE_BYTES):
+            most = _MAX_RATIO_TO_KEEP if stats.allows_large_fetches else _MAX_RATIO_TO_ALLOW
+            stats.allows_large_fetches = stats.inflated <= most * stats.received
+            stats.received = stats.inflated = 0
 
 
 @functools.cache
@@ -261,8 +261,8 @@ class RangeReader:
         try:
             yield from self._read(span, needs)
         except CallAbandoned as error:
-            wanted = _describe(span, span.start_inclusive)
-            raise failed_request_error(error, self._options.client, {}, 0, wanted) from error
+            target = _describe(span, span.start_inclusive)
+            raise failed_request_error(error, self._options.client, {}, 0, target) from error
 
     def _read(self, span: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
         position, end = span.start_inclusive, span.end_exclusive
@@ -442,10 +442,10 @@ class RangeReader:
             if kind is FailureKind.ABANDONED:
                 self._replace_consumer()
             if not kind.may_pass or not budget.pause_before_retry():
-                spent_s, wanted = budget.elapsed_s, _describe(span, position)
+                spent_s, target = budget.elapsed_s, _describe(span, position)
                 failures = self._recent_failures(spent_s)
                 raise failed_request_error(
-                    error, self._options.client, failures, spent_s, wanted
+                    error, self._options.client, failures, spent_s, target
                 ) from error
 
         try:
@@ -460,8 +460,8 @@ class RangeReader:
         """Return the text of an error that may pass or does not concern the range, or raise it."""
         error = problem.error
         if _concerns(problem, span) and not classify_failure(error).may_pass:
-            wanted = f"the records of {span.partition}"
-            raise failed_request_error(error, self._options.client, {}, 0, wanted)
+            target = f"the records of {span.partition}"
+            raise failed_request_error(error, self._options.client, {}, 0, target)
         # Errors about the group, which only stores clocks, must not stop the read.
         return str(error.str())
 
@@ -488,14 +488,14 @@ class RangeReader:
     def _no_progress_error(
         self, span: Range, position: int, spent_s: float, answer: str | None
     ) -> BrokerUnreachable:
-        wanted = _describe(span, position)
+        target = _describe(span, position)
         failures = self._recent_failures(spent_s)
         if answer is not None:
-            return lasting_error(answer, failures, spent_s, wanted)
+            return lasting_error(answer, failures, spent_s, target)
         if failures or not self._is_connected:
-            return no_answer_error(self._options.client, failures, spent_s, wanted)
+            return no_answer_error(self._options.client, failures, spent_s, target)
         return BrokerUnreachable(
-            f"no progress with {wanted} for {spent_s:.0f} s, without an error",
+            f"no progress with {target} for {spent_s:.0f} s, without an error",
             next_step="look at the brokers, or raise option 'kafkaConsumer.pollTimeoutMs'",
         )
 

@@ -54,9 +54,11 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
     except (KeyError, ValueError):
         return {}
     specs = {spec.name: spec for spec in option_specs(KafkaOptions).values()}
-    found = _read_file(place) if place.path else _read_topic(place, topics, own)
+    by_topic = _read_file(place) if place.path else _read_topic(place, topics, own)
     described = {
-        topic: read_topic_settings(found[topic], topic, place, specs) if topic in found else None
+        topic: read_topic_settings(by_topic[topic], topic, place, specs)
+        if topic in by_topic
+        else None
         for topic in topics
     }
     return select_settings(own, merge_topic_settings(described, place), specs)
@@ -78,13 +80,13 @@ def _read_file(place: SettingsPlace) -> Mapping[str, Any]:
             f"cannot read '{place}' on the driver ({reason})",
             "create the file, or correct the path",
         ) from None
-    found = parse_json(content, f"the file '{place}'")
-    if not isinstance(found, dict):
+    by_topic = parse_json(content, f"the file '{place}'")
+    if not isinstance(by_topic, dict):
         raise _error(
             f"the file '{place}' is not a JSON object of topics",
             'write {"TOPIC": {"ctiFrequency": "1"}}',
         )
-    return found
+    return by_topic
 
 
 def _read_topic(
@@ -107,23 +109,23 @@ def _read_topic(
         ends = broker.ends(listed)
         earliest = broker.earliest(ends)
     reader = RangeReader(options, group)
-    found: dict[str, tuple[Partition, bytes]] = {}
+    descriptions: dict[str, tuple[Partition, bytes]] = {}
     try:
         for partition, end in sorted(ends.items()):
             span = Range(partition, earliest.get(partition, end), end)
             for topic, value in _read_last_values(reader, span, topics).items():
-                if topic in found and found[topic][1] != value:
+                if topic in descriptions and descriptions[topic][1] != value:
                     raise _error(
                         f"topic '{place.topic}' has different descriptions of topic '{topic}' in "
-                        f"partitions {found[topic][0].number} and {partition.number}",
+                        f"partitions {descriptions[topic][0].number} and {partition.number}",
                         "produce a record with that key and no value to the outdated partition",
                     )
-                found[topic] = partition, value
+                descriptions[topic] = partition, value
     finally:
         reader.close()
     return {
         topic: parse_json(value, f"the description of topic '{topic}' in '{place}'")
-        for topic, (_, value) in found.items()
+        for topic, (_, value) in descriptions.items()
     }
 
 
@@ -131,12 +133,12 @@ def _read_last_values(
     reader: RangeReader, span: Range, topics: Collection[str]
 ) -> dict[str, bytes]:
     """Return the value of the last record with each key in `topics`, if it has a value."""
-    wanted = pa.array([topic.encode() for topic in topics], pa.binary())
+    keys = pa.array([topic.encode() for topic in topics], pa.binary())
     last: dict[str, bytes | None] = {}
     for block in reader.read(span, _NEEDED):
         assert block.keys is not None
         assert block.values is not None
-        hits = pc.is_in(block.keys, value_set=wanted)
+        hits = pc.is_in(block.keys, value_set=keys)
         for key, value in zip(block.keys.filter(hits), block.values.filter(hits), strict=True):
             last[key.as_py().decode()] = value.as_py()
     return {topic: value for topic, value in last.items() if value is not None}

@@ -230,18 +230,18 @@ def cast_scalars(array: pa.Array, target: pa.DataType) -> Converted:
         return keep(array)
     if pa.types.is_floating(source) and not pa.types.is_floating(target):
         whole = _cast_whole(array)
-        found = cast_scalars(whole.column, target)
-        return Converted(found.column, found.bad | whole.bad)
+        converted = cast_scalars(whole.column, target)
+        return Converted(converted.column, converted.bad | whole.bad)
     if pa.types.is_decimal(target):
         return _cast_decimals(array, target)
     if pa.types.is_integer(target):
         return _cast_integers(array, target)
     if pa.types.is_binary(source) and pa.types.is_string(target):
         return find_bad(to_texts(array), array)
-    made = array.cast(target, safe=False)
+    cast = array.cast(target, safe=False)
     if pa.types.is_floating(source) and target.bit_width < source.bit_width:
-        return keep(made, to_mask(pc.and_(pc.is_inf(made), pc.is_finite(array))))
-    return keep(made)
+        return keep(cast, to_mask(pc.and_(pc.is_inf(cast), pc.is_finite(array))))
+    return keep(cast)
 
 
 def _is_text(data_type: pa.DataType) -> bool:

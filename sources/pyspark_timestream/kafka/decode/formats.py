@@ -188,18 +188,18 @@ def _fetch(
     key = writer.guid if writer.schema_id is None else writer.schema_id
     assert key is not None, "a frame holds an id or a GUID"
     try:
-        found = options.source.fetch_schema(key, rules.format, rules.subject)
-        if found.type != _TYPES[rules.format]:
+        schema = options.source.fetch_schema(key, rules.format, rules.subject)
+        if schema.type != _TYPES[rules.format]:
             raise SchemaRefused(
                 f"schema {_show_key(writer)}, which wrote {rules.side}s of this topic, is "
-                f"{found.type}, and option '{rules.option_name('format')}' is '{rules.format}'",
+                f"{schema.type}, and option '{rules.option_name('format')}' is '{rules.format}'",
                 f"{rules.side}s of one format in a topic",
-                f"read them as '{found.type.lower()}', or in queries of their own",
+                f"read them as '{schema.type.lower()}', or in queries of their own",
             )
     except (SchemaRefused, SchemaRegistryError) as error:
         error.row = int(np.argmax(framed.codes == framed.writers.index(writer)))
         raise
-    return found
+    return schema
 
 
 def _read_json(
@@ -287,8 +287,8 @@ def _read_protobuf(
     def find_message(writer: Writer) -> str | None:
         if not rules.has_registry:
             return given.message
-        found = _fetch(options, rules, framed, writer)
-        return _name_message(found, writer.message or ())
+        schema = _fetch(options, rules, framed, writer)
+        return _name_message(schema, writer.message or ())
 
     return read_framed_protobuf(_create_protobuf_reader(given), requested, framed, find_message)
 
@@ -310,8 +310,8 @@ def read_framed_protobuf(
     names = [find_message(writer) for writer in framed.writers]
     wrong = [FINE if n == reader.message else FRAMING if n is None else NAME for n in names]
     # The last entry stands for payloads without a writer.
-    found = np.array([*wrong, FINE], dtype=np.uint8)[framed.codes]
-    reasons = np.where(found == FINE, reasons, found)
+    outcomes = np.array([*wrong, FINE], dtype=np.uint8)[framed.codes]
+    reasons = np.where(outcomes == FINE, reasons, outcomes)
     block = read_protobuf(reader, requested, framed.bodies, reasons)
     named = name_rows(names, framed.codes) if requested.names else None
     return block._replace(schema_ids=framed.schema_ids, names=named)

@@ -221,8 +221,8 @@ def _needs_record_times(options: KafkaOptions) -> bool:
 def _read_record_times(options: KafkaOptions, block: RecordBlock) -> Instants | None:
     if not _needs_record_times(options):
         return None
-    us, known = read_record_times(block.timestamps_ms)
-    return np.where(known, us, NEVER)
+    us, has_time = read_record_times(block.timestamps_ms)
+    return np.where(has_time, us, NEVER)
 
 
 def _read_writers(
@@ -312,8 +312,8 @@ def _read_times(
     if source.kind == "timestamp":
         return read_record_times(block.timestamps_ms)
     pieces = _read_pieces(source, block, values) or [pa.array([], pa.string())]
-    times, known = zip(*(read_value_times(each, options.time_unit) for each in pieces), strict=True)
-    return np.concatenate(times), np.concatenate(known)
+    times, valid = zip(*(read_value_times(each, options.time_unit) for each in pieces), strict=True)
+    return np.concatenate(times), np.concatenate(valid)
 
 
 T = TypeVar("T")
@@ -432,8 +432,8 @@ def _build_dead_letter(projection: Projection, name: str, processed: ProcessedBl
     if projection.dead_letter[name] == "schema_id":
         ids = pa.nulls(len(malformed), kind) if values.schema_ids is None else values.schema_ids
         return pc.if_else(malformed, ids, None)
-    found = pc.if_else(malformed, _require(processed.block.values), None)
-    return _decode_texts(found) if pa.types.is_string(kind) else found
+    column = pc.if_else(malformed, _require(processed.block.values), None)
+    return _decode_texts(column) if pa.types.is_string(kind) else column
 
 
 def _name_reasons(reasons: Reasons | None, rows: int) -> pa.Array:
@@ -513,6 +513,6 @@ def _build_bounds(us: Indices) -> pa.Array:
     return _build_instants(us, us != NEVER)
 
 
-def _build_instants(us: Indices, known: Mask) -> pa.Array:
-    mask = None if known.all() else ~known
+def _build_instants(us: Indices, is_set: Mask) -> pa.Array:
+    mask = None if is_set.all() else ~is_set
     return pa.array(us, pa.int64(), mask=mask).cast(_INSTANT)

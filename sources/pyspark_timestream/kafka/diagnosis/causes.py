@@ -84,11 +84,11 @@ def diagnose(
     elif left and all(each.kind is not Kind.BACKLOG for each in rules):
         rules.append(_report_backlog(history, sorted(left)))
     warned = {kind for each in (*known, *warnings) for kind in _list_refined(each)}
-    found = sorted(
+    diagnoses = sorted(
         rules,
         key=lambda each: (_rank(each), each.kind not in warned, _KIND_ORDER.index(each.kind)),
     )
-    return tuple(add_details(found, last.offset.warnings)) or (_report_caught_up(last),)
+    return tuple(add_details(diagnoses, last.offset.warnings)) or (_report_caught_up(last),)
 
 
 def _list_refined(warning: Diagnosis) -> tuple[Kind, ...]:
@@ -126,27 +126,30 @@ def _find_quiet_partitions(history: History, now_us: int) -> list[Diagnosis]:
     A bounded run reports them once everything is read, and partitions without any record at once.
     """
     last, left = history[-1], count_remaining(history)
-    shares = last.offset.partitions
+    partition_offsets = last.offset.partitions
     if not makes_ctis(last) or (last.offset.bounded and any(left.values())):
         return []
-    ahead_us = max_known(*(share.state.cti_us for share in shares.values()))
+    ahead_us = max_known(
+        *(partition_offset.state.cti_us for partition_offset in partition_offsets.values())
+    )
     parts = {
         part
         for part in find_blocking_partitions(last)
-        if shares[part].state.cti_us != ahead_us
+        if partition_offsets[part].state.cti_us != ahead_us
         and not left.get(part)
-        and not shares[part].pending
+        and not partition_offsets[part].pending
         and _is_quiet(last.offset, part, now_us)
     }
     return [_report_idle_partition(history, sorted(parts))] if parts else []
 
 
 def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
-    share = offset.partitions[part]
-    if offset.bounded and not share.state.events:
+    partition_offset = offset.partitions[part]
+    if offset.bounded and not partition_offset.state.events:
         return True
     return (
-        share.caught_up_since_us is not None and now_us - share.caught_up_since_us >= MAX_QUIET_US
+        partition_offset.caught_up_since_us is not None
+        and now_us - partition_offset.caught_up_since_us >= MAX_QUIET_US
     )
 
 
@@ -154,8 +157,8 @@ def _find_lost_rows(history: History, far: frozenset[Partition]) -> list[Diagnos
     """Diagnose rows lost as late, except in the partitions in `far`, where the cause is known."""
     states = history[-1].states
     malformed = {part for part, state in states.items() if has_malformed(state, MOST)}
-    found = list(find_lossy_partitions(history, far | malformed))
-    return found or list(find_late_rows(history, far))
+    lossy = list(find_lossy_partitions(history, far | malformed))
+    return lossy or list(find_late_rows(history, far))
 
 
 def _report_end(history: History, is_wrong: bool) -> Diagnosis:
@@ -170,13 +173,13 @@ def _report_end(history: History, is_wrong: bool) -> Diagnosis:
 
 def _report_caught_up(last: BatchRecord) -> Diagnosis:
     offset = last.offset
-    shares = offset.partitions.values()
-    size = sum(share.end_exclusive - share.start_inclusive for share in shares)
-    if not shares:
+    partition_offsets = offset.partitions.values()
+    size = sum(partition_offset.size for partition_offset in partition_offsets)
+    if not partition_offsets:
         text = "the stream has no partitions"
     elif size:
         text = f"the last batch read {size} records; what they did shows with the next one"
-    elif all(share.idle for share in shares):
+    elif all(partition_offset.idle for partition_offset in partition_offsets):
         text = "all partitions are idle and everything is read"
         if offset.advanced_us is not None and offset.advanced_us == offset.cti_us:
             text += "; the CTI follows the wall clock by 'idleAdvance'"
@@ -226,9 +229,9 @@ def _find_reason(
 ) -> Kind | None:
     """Return why `part`, at the minimum or without a CTI, does not advance; None if it does."""
     offset = history[-1].offset
-    share = offset.partitions[part]
-    state, size = share.state, share.end_exclusive - share.start_inclusive
-    if share.pending or _import_is_late(offset, state):
+    partition_offset = offset.partitions[part]
+    state, size = partition_offset.state, partition_offset.size
+    if partition_offset.pending or _import_is_late(offset, state):
         return Kind.LATE_IMPORT
     if left.get(part, size):
         return Kind.BACKLOG
@@ -280,22 +283,24 @@ def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:
 
 def _stands_still(history: History, part: Partition) -> bool:
     """True if the batch before the last did not move the clock of `part`."""
-    share = history[-1].offset.partitions[part]
+    partition_offset = history[-1].offset.partitions[part]
     before = history[-2].offset.partitions.get(part) if len(history) > 1 else None
-    is_caught_up = share.start_inclusive == share.end_exclusive
-    return is_caught_up or before is None or before.state.cti_us == share.state.cti_us
+    is_caught_up = partition_offset.start_inclusive == partition_offset.end_exclusive
+    return is_caught_up or before is None or before.state.cti_us == partition_offset.state.cti_us
 
 
 def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
-    left, shares = count_remaining(history), history[-1].offset.partitions
-    known = sum(left[part] for part in parts if part in left)
-    size = sum(shares[part].end_exclusive - shares[part].start_inclusive for part in parts)
+    left, partition_offsets = count_remaining(history), history[-1].offset.partitions
+    count = sum(left[part] for part in parts if part in left)
+    size = sum(partition_offsets[part].size for part in parts)
     text = (
-        f"{known} records or more are left to read after the last batch, which read up to {size}"
-        if known
+        f"{count} records or more are left to read after the last batch, which read up to {size}"
+        if count
         else f"the last batch was to read {size} records; how many are left is not known here"
     )
-    waiting = [part for part, share in shares.items() if share.waits]
+    waiting = [
+        part for part, partition_offset in partition_offsets.items() if partition_offset.waits
+    ]
     if waiting:
         verb = "waits" if len(waiting) == 1 else "wait"
         text += f"; by 'maxSkew' {name_partitions(waiting)} {verb} for the slowest partition"
@@ -303,9 +308,7 @@ def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
         Kind.BACKLOG,
         name_partitions(parts),
         text,
-        since_us=find_since(
-            history, parts, lambda share: share.end_exclusive > share.start_inclusive
-        ),
+        since_us=find_since(history, parts, lambda p: p.size > 0),
         partitions=frozenset(parts),
         advice=""
         if "maxOffsetsPerTrigger" in history[-1].offset.unpinned

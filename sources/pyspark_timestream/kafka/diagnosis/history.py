@@ -60,7 +60,10 @@ class BatchRecord:
     @property
     def states(self) -> dict[Partition, PartitionState]:
         """The clock of each partition."""
-        return {part: share.state for part, share in self.offset.partitions.items()}
+        return {
+            part: partition_offset.state
+            for part, partition_offset in self.offset.partitions.items()
+        }
 
 
 History = tuple[BatchRecord, ...]
@@ -106,14 +109,14 @@ def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
     kept = {}
     least: dict[str, int] = {}
     for number in sorted(batches, reverse=True):
-        found = {
+        remaining = {
             value["stream"]: int(value["number"])
             for value in batches[number].offsets
             if _is_stream(value) and isinstance(value.get("number"), int)
         }
-        if all(at <= least.get(stream, at) for stream, at in found.items()):
+        if all(at <= least.get(stream, at) for stream, at in remaining.items()):
             kept[number] = batches[number]
-            least.update(found)
+            least.update(remaining)
     return dict(sorted(kept.items()))
 
 
@@ -129,19 +132,19 @@ def read_progress(progress: Mapping[str, Any]) -> Batch:
 
 def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
     """Return the history of each Kafka stream in `batches`, which come in any order, by its id."""
-    found: dict[str, dict[int, BatchRecord]] = {}
+    by_source: dict[str, dict[int, BatchRecord]] = {}
     for batch in batches:
         reports = batch.reports or (None,) * len(batch.offsets)
         for value, report in zip(batch.offsets, reports, strict=True):
             if _is_stream(value):
                 check_offset(value, value["settings"])
                 offset = _read_offset(value)
-                moments = found.setdefault(offset.stream, {})
+                moments = by_source.setdefault(offset.stream, {})
                 seen = moments.get(offset.number)
                 moments[offset.number] = _merge_record(seen, batch.planned_us, offset, report)
     return {
         stream: tuple(moment for _, moment in sorted(moments.items()))
-        for stream, moments in found.items()
+        for stream, moments in by_source.items()
     }
 
 
@@ -150,11 +153,11 @@ def find_silent_writers(state: PartitionState) -> list[str]:
     marks = {name: writer.mark_us for name, writer in state.writers}
     if None in marks.values():
         return [name for name, mark_us in marks.items() if mark_us is None]
-    known = [mark_us for mark_us in marks.values() if mark_us is not None]
-    times_us = [*known, *([] if state.last_us is None else [state.last_us])]
-    if not known or max(times_us) == min(known):
+    noted_us = [mark_us for mark_us in marks.values() if mark_us is not None]
+    times_us = [*noted_us, *([] if state.last_us is None else [state.last_us])]
+    if not noted_us or max(times_us) == min(noted_us):
         return []
-    return [name for name, mark_us in marks.items() if mark_us == min(known)]
+    return [name for name, mark_us in marks.items() if mark_us == min(noted_us)]
 
 
 def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) -> int | None:
@@ -175,7 +178,8 @@ def find_since(
     return find_unchanged_since(
         history,
         lambda moment: any(
-            part in named and holds(share) for part, share in moment.offset.partitions.items()
+            part in named and holds(partition_offset)
+            for part, partition_offset in moment.offset.partitions.items()
         ),
     )
 
@@ -183,9 +187,9 @@ def find_since(
 def find_blocking_partitions(moment: BatchRecord) -> frozenset[Partition]:
     """Return the partitions at the stream's CTI or without one, except idle ones."""
     clocks = {
-        part: share.state.cti_us
-        for part, share in moment.offset.partitions.items()
-        if not share.idle
+        part: partition_offset.state.cti_us
+        for part, partition_offset in moment.offset.partitions.items()
+        if not partition_offset.idle
     }
     least = min_cti(clocks.values())
     return frozenset(part for part, cti_us in clocks.items() if cti_us == least)
@@ -199,10 +203,10 @@ def count_remaining(history: History) -> dict[Partition, int]:
     ends: dict[Partition, int] = {}
     for moment in history:
         ends.update(moment.readable_ends)
-    shares = history[-1].offset.partitions
+    partition_offsets = history[-1].offset.partitions
     return {
-        part: max(ends[part] - share.end_exclusive, 0)
-        for part, share in shares.items()
+        part: max(ends[part] - partition_offset.end_exclusive, 0)
+        for part, partition_offset in partition_offsets.items()
         if part in ends
     }
 

@@ -314,20 +314,20 @@ def sort_by_count(counts: Mapping[Partition, int]) -> list[Partition]:
 
 def update_warnings(
     before: Warnings,
-    found: Iterable[Diagnosis],
+    diagnoses: Iterable[Diagnosis],
     detail: Callable[[Diagnosis], str] = lambda _: "",
 ) -> Warnings:
     """Return the warnings after an update, in the order of kinds.
 
-    Of what holds now, `found`, the first of each kind counts. A warning takes the newest text, with
-    the present counts; `detail` describes it anew by its records if it holds again, has another
-    cause, or has risen in level. Texts depend on the stream and not on the wall clock, so that an
-    unchanged stream has equal offsets.
+    Of `diagnoses`, which hold now, the first of each kind counts. A warning takes the newest text,
+    with the present counts; `detail` describes it anew by its records if it holds again, has
+    another cause, or has risen in level. Texts depend on the stream and not on the wall clock, so
+    that an unchanged stream has equal offsets.
     """
-    known = {each.kind: each for each in before}
-    after = {kind: dataclasses.replace(each, holds=False) for kind, each in known.items()}
-    for kind, diagnosis in {str(each.kind): each for each in reversed(list(found))}.items():
-        given, shown = known.get(kind), diagnosis.detail
+    by_kind = {each.kind: each for each in before}
+    after = {kind: dataclasses.replace(each, holds=False) for kind, each in by_kind.items()}
+    for kind, diagnosis in {str(each.kind): each for each in reversed(list(diagnoses))}.items():
+        given, shown = by_kind.get(kind), diagnosis.detail
         level = max(diagnosis.level, given.level if given else 0)
         now = True, level, diagnosis.cause
         if not shown and given and (given.holds, given.level, given.cause) == now:
@@ -355,12 +355,12 @@ def _recall(given: GivenWarning) -> Diagnosis:
     return Diagnosis(**{**dataclasses.asdict(given), "kind": _KNOWN[given.kind]})
 
 
-def add_details(found: Iterable[Diagnosis], warnings: Warnings) -> list[Diagnosis]:
+def add_details(diagnoses: Iterable[Diagnosis], warnings: Warnings) -> list[Diagnosis]:
     """Add to each diagnosis the detail and advice that its warning was given with."""
-    known = {each.kind: each for each in warnings}
+    by_kind = {each.kind: each for each in warnings}
     told = []
-    for each in found:
-        given = known.get(each.kind)
+    for each in diagnoses:
+        given = by_kind.get(each.kind)
         if given is not None:
             advice = (given.holds and given.advice) or each.advice
             each = dataclasses.replace(each, detail=each.detail or given.detail, advice=advice)

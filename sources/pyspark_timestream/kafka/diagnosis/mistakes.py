@@ -94,8 +94,12 @@ def _needs_times(moment: BatchRecord) -> bool:
 
 def _count(moment: BatchRecord, counted: Count) -> dict[Partition, int]:
     """Return the counts of the partitions, without zeros."""
-    shares = moment.offset.partitions.items()
-    return {part: count for part, share in shares if (count := counted(share))}
+    partition_offsets = moment.offset.partitions.items()
+    return {
+        part: count
+        for part, partition_offset in partition_offsets
+        if (count := counted(partition_offset))
+    }
 
 
 def _report_counts(
@@ -118,7 +122,7 @@ def _report_counts(
         kind,
         name_partitions(parts),
         text,
-        since_us=counted and find_since(history, parts, lambda share: counted(share) > 0),
+        since_us=counted and find_since(history, parts, lambda p: counted(p) > 0),
         partitions=frozenset(parts),
         level=total.bit_length(),
         advice=advice,
@@ -143,7 +147,7 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
         counts,
         f"{malformed} of {events} events have no time that can be read "
         f"({describe_time_options(last.settings)})",
-        counted=lambda share: share.state.malformed,
+        counted=lambda p: p.state.malformed,
         # If most events are malformed, the options are wrong, which the kind's own fix is about.
         advice="" if 2 * malformed >= events else advice,
     )
@@ -187,7 +191,7 @@ def _find_tombstones(history: History) -> Iterator[Diagnosis]:
     return _report_unusable(
         Kind.TOMBSTONES,
         history,
-        lambda share: share.state.tombstones,
+        lambda p: p.state.tombstones,
         f"records have no value, where {describe_time_options(last.settings)}, and {fate}",
         lambda _: kept if is_kept else "",
     )
@@ -243,31 +247,33 @@ def describe_time_options(settings: Mapping[str, str]) -> str:
 
 def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions with at least the fraction `least` of bad values or keys."""
-    shares = history[-1].offset.partitions
+    partition_offsets = history[-1].offset.partitions
     counts = {
         part: count
         for part, count in _count(history[-1], _count_malformed_values).items()
-        if count >= least * shares[part].state.events
+        if count >= least * partition_offsets[part].state.events
     }
     if not counts:
         return
-    found = sum((shares[part].malformed_values for part in counts), NO_MALFORMED_VALUES)
-    events = sum(shares[part].state.events for part in counts)
-    reasons = ", ".join(f"{count} {reason}" for reason, count in found.by_reason)
-    most, _ = max(found.by_reason, key=lambda pair: pair[1], default=("", 0))
+    malformed = sum(
+        (partition_offsets[part].malformed_values for part in counts), NO_MALFORMED_VALUES
+    )
+    events = sum(partition_offsets[part].state.events for part in counts)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in malformed.by_reason)
+    most, _ = max(malformed.by_reason, key=lambda pair: pair[1], default=("", 0))
     yield _report_counts(
         Kind.MALFORMED_VALUES,
         history,
         counts,
-        f"{found.total} of {events} records have a malformed value or key"
+        f"{malformed.total} of {events} records have a malformed value or key"
         + (f" (reasons: {reasons})" if reasons else ""),
         counted=_count_malformed_values,
         advice=NEXT_STEPS.get(most, ""),
     )
 
 
-def _count_malformed_values(share: PartitionOffset) -> int:
-    return share.malformed_values.total
+def _count_malformed_values(partition_offset: PartitionOffset) -> int:
+    return partition_offset.malformed_values.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,14 +299,14 @@ class MalformedReason:
 def count_malformed_reasons(last: BatchRecord) -> tuple[MalformedReason, ...]:
     """Count the malformed values and keys by reason, the most frequent first."""
     counts: dict[str, dict[Partition, int]] = {}
-    for part, share in sorted(last.offset.partitions.items()):
-        for reason, count in share.malformed_values.by_reason:
+    for part, partition_offset in sorted(last.offset.partitions.items()):
+        for reason, count in partition_offset.malformed_values.by_reason:
             counts.setdefault(reason, {})[part] = count
-    found = [
+    reasons = [
         MalformedReason(reason, parts, NEXT_STEPS.get(reason, Kind.MALFORMED_VALUES.fix))
         for reason, parts in counts.items()
     ]
-    return tuple(sorted(found, key=lambda each: (-each.total, each.reason)))
+    return tuple(sorted(reasons, key=lambda each: (-each.total, each.reason)))
 
 
 def _find_future_events(history: History) -> Iterator[Diagnosis]:
@@ -309,7 +315,7 @@ def _find_future_events(history: History) -> Iterator[Diagnosis]:
     return _report_unusable(
         Kind.FUTURE_EVENTS,
         history,
-        lambda share: share.state.future,
+        lambda p: p.state.future,
         "events lie further after their record's timestamp than option 'maxFuture' "
         f"('{settings.get('maxFuture', '')}') and {fate}",
         partial(_advise_future, settings),
@@ -402,7 +408,7 @@ def report_far_future(history: History, far: Set[Partition]) -> Iterator[Diagnos
         Kind.FAR_FUTURE,
         name_partitions(parts),
         text,
-        since_us=find_since(history, parts[:1], lambda share: share.state.cti_us == worst.cti_us),
+        since_us=find_since(history, parts[:1], lambda p: p.state.cti_us == worst.cti_us),
         partitions=frozenset(parts),
         level=late.bit_length(),
         advice=_advise_right_clock(last.settings, by_record),
@@ -458,11 +464,11 @@ def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
 # -- late rows -------------------------------------------------------------------------------------
 
 
-def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of partitions that dropped late events for causes not `known`."""
+def find_late_rows(history: History, settled: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of partitions that dropped late events and are not `settled`."""
     last, states = history[-1], history[-1].states
-    dropped = _count(last, lambda share: min(share.state.dropped, count_late(share.state)))
-    dropped = {part: count for part, count in dropped.items() if part not in known}
+    dropped = _count(last, lambda p: min(p.state.dropped, count_late(p.state)))
+    dropped = {part: count for part, count in dropped.items() if part not in settled}
     if not dropped:
         return
     total, events = sum(dropped.values()), sum(state.events for state in states.values())
@@ -472,7 +478,7 @@ def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Ite
         dropped,
         f"{total} of {events} events came after a CTI that they precede and were dropped: "
         + list_counts(dropped),
-        counted=lambda share: share.state.dropped,
+        counted=lambda p: p.state.dropped,
         advice=_advise_delay(
             last.settings, [states[part] for part in dropped], "if too many are late"
         ),
@@ -503,10 +509,12 @@ def _advise_delay(
     )
 
 
-def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of partitions that lose half of their events for causes not `known`."""
+def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of partitions that lose half of their events and are not `settled`."""
     last = history[-1]
-    parts = sorted(part for part in last.states if part not in known and _loses_rows(history, part))
+    parts = sorted(
+        part for part in last.states if part not in settled and _loses_rows(history, part)
+    )
     if not parts:
         return
     states = [last.states[part] for part in parts]
@@ -526,7 +534,7 @@ def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[D
         Kind.EVERYTHING_DROPPED,
         name_partitions(parts),
         text,
-        since_us=find_since(history, parts, lambda share: _count_lost(share.state) > 0),
+        since_us=find_since(history, parts, lambda p: _count_lost(p.state) > 0),
         partitions=frozenset(parts),
         advice=advice if has_late else "",
     )
@@ -559,9 +567,9 @@ def find_short_replays(history: History) -> Iterator[Diagnosis]:
     if not offset.bounded or any(count_remaining(history).values()):
         return
     ctis_us = {part: state.cti_us for part, state in history[-1].states.items()}
-    known = [cti_us for cti_us in ctis_us.values() if cti_us is not None]
-    if begin is not None and max(known, default=parse_instant(begin) - 1) < parse_instant(begin):
-        text = f"no partition's CTI reaches {begin}: {_name_cti(max(known, default=None))}"
+    ours_us = [cti_us for cti_us in ctis_us.values() if cti_us is not None]
+    if begin is not None and max(ours_us, default=parse_instant(begin) - 1) < parse_instant(begin):
+        text = f"no partition's CTI reaches {begin}: {_name_cti(max(ours_us, default=None))}"
         yield Diagnosis(Kind.SHORT_REPLAY, "option 'startingCti'", text)
         return
     if end is None or has_stream_ended(offset, parse_instant(end)):

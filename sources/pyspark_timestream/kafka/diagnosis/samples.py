@@ -93,22 +93,22 @@ def name_value_form(value: bytes | None) -> ValueForm:
     except UnicodeDecodeError:
         return ValueForm("not text in UTF-8")
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except RecursionError:
         return ValueForm("nested too deeply")
     except ValueError as error:
         return _name_broken(text, error)
-    return _name_json(found)
+    return _name_json(parsed)
 
 
-def _name_json(found: Any) -> ValueForm:
-    if isinstance(found, list):
-        are_objects = bool(found) and all(isinstance(each, dict) for each in found)
+def _name_json(value: Any) -> ValueForm:
+    if isinstance(value, list):
+        are_objects = bool(value) and all(isinstance(each, dict) for each in value)
         inside = " of objects: several events in one record" if are_objects else ""
         return ValueForm(f"a JSON array{inside}", is_near=True)
-    if isinstance(found, str):
+    if isinstance(value, str):
         try:
-            if isinstance(json.loads(found), dict | list):
+            if isinstance(json.loads(value), dict | list):
                 return ValueForm("JSON within a JSON text", is_near=True)
         except (ValueError, RecursionError):
             pass
@@ -262,13 +262,13 @@ def _describe_misfits(
         row = int(np.flatnonzero(wrong)[-1])
         kind = _SPARK_NAMES.get(str(field.type), str(field.type))
         path = parse_path(field.name)
-        found = descend(objects[row] or {}, path)
-        if found.blocked:
-            parent = _describe_parent(objects[row], path[: found.depth])
+        lookup = descend(objects[row] or {}, path)
+        if lookup.blocked:
+            parent = _describe_parent(objects[row], path[: lookup.depth])
             yield f"field '{field.name}' of .schema(...) is inside another, and {parent}"
             continue
-        there = _summarize(field.name, found.value)
-        yield f"field '{field.name}' is {kind} in .schema(...), and one value there is {there}"
+        summary = _summarize(field.name, lookup.value)
+        yield f"field '{field.name}' is {kind} in .schema(...), and one value there is {summary}"
 
 
 def _describe(
@@ -306,13 +306,13 @@ def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, An
     read = parse_object(value)
     if read is None:
         return _describe_non_object(value), None
-    path, found = source.path, descend(read, source.path)
-    if found.depth == len(path):
-        return "", found.value
-    parent = descend(read, path[: found.depth]).value
+    path, lookup = source.path, descend(read, source.path)
+    if lookup.depth == len(path):
+        return "", lookup.value
+    parent = descend(read, path[: lookup.depth]).value
     if isinstance(parent, dict):
-        return _describe_absence(read, path, found.depth) + _compare(source, block), None
-    return _describe_parent(read, path[: found.depth]), None
+        return _describe_absence(read, path, lookup.depth) + _compare(source, block), None
+    return _describe_parent(read, path[: lookup.depth]), None
 
 
 def _compare(source: TimeFrom, block: RecordBlock) -> str:
@@ -343,13 +343,13 @@ def _describe_absence(read: dict[str, Any], path: Path, depth: int) -> str:
 
 def _find_elsewhere(read: dict[str, Any], path: Path) -> str | None:
     """Find the path of a field named like the last name of `path`, or like all of it."""
-    wanted = {path[-1], ".".join(path)}
+    names = {path[-1], ".".join(path)}
     level: list[tuple[Path, dict[str, Any]]] = [((), read)]
     for _ in range(_MAX_DEPTH):
         for parent, inner in level:
             for name in inner:
                 text = format_path((*parent, name))
-                if name in wanted and len(text) <= _MAX_PATH_CHARS and _is_printable(text):
+                if name in names and len(text) <= _MAX_PATH_CHARS and _is_printable(text):
                     return text
         level = [
             ((*parent, name), each)
@@ -472,7 +472,7 @@ def _describe_payloads(
 def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBlock) -> str:
     counts = np.bincount(decoded.reasons, minlength=len(REASONS))
     reason = int(np.argmax(counts[1:])) + 1
-    part, found = rules.side, f"{counts[reason]} of {len(payloads)} {rules.side}s"
+    part, these = rules.side, f"{counts[reason]} of {len(payloads)} {rules.side}s"
     if reason == FRAMING:
         framing = rules.option_name("framing")
         first = payloads[int(np.argmax(decoded.reasons == FRAMING))].as_py()
@@ -480,16 +480,16 @@ def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBl
         if rules.framing != "header":
             shown = first[:_SHOWN_BYTES].hex(" ") or "nothing"
             where = f"one begins with the bytes {shown}"
-        return f"{found} lack the schema id of '{framing}' = '{rules.framing}' ({where})"
+        return f"{these} lack the schema id of '{framing}' = '{rules.framing}' ({where})"
     if reason == NAME:
         return (
-            f"{found} are of other records or messages than '{rules.option_name('message')}' says, "
+            f"{these} are of other records or messages than '{rules.option_name('message')}' says, "
             "or than is read"
         )
     if reason == SYNTAX:
-        return f"{found} are not {rules.format} of the schema that wrote them"
+        return f"{these} are not {rules.format} of the schema that wrote them"
     return (
-        f"{found} have a field that does not fit its column in .schema(...), or the {part}'s type"
+        f"{these} have a field that does not fit its column in .schema(...), or the {part}'s type"
     )
 
 

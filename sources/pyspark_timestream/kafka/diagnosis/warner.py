@@ -78,16 +78,17 @@ class Warner:
     Args:
         options: the query's options.
         projection: the columns that the query requests; None if unknown.
-        reader: creates a reader for a few sample records.
+        create_reader: creates a reader for a few sample records.
     """
 
     def __init__(
         self,
         options: KafkaOptions,
         projection: Projection | None,
-        reader: CreateReader,
+        create_reader: CreateReader,
     ) -> None:
-        self._options, self._projection, self._reader = options, projection, reader
+        self._options, self._projection = options, projection
+        self._create_reader = create_reader
         self._details: dict[tuple[Kind, int], str] = {}
         self._sampled: list[Diagnosis] | None = None
         self._of_options = [*_find_unused_unit(options), *find_improbable_bounds(options)]
@@ -134,7 +135,7 @@ class Warner:
         self._recent = update_counts(self._recent, previous.partitions, now.partitions)
         read = [each.partition for each in previous.ranges() if each.size]
         here = (BatchRecord(now_us, now, readable_ends),)
-        found = [
+        diagnoses = [
             *find_recent_mistakes(self._recent, now),
             *find_warnings(here, now_us),
             *find_short_replays(here),
@@ -147,7 +148,7 @@ class Warner:
         ]
         warnings = update_warnings(
             previous.warnings,
-            [told for each in found if (told := self._adapt(each, now.bounded))],
+            [told for each in diagnoses if (told := self._adapt(each, now.bounded))],
             lambda each: self._get_detail(each, now),
         )
         self._last_update = batch, now_us, warnings
@@ -173,7 +174,11 @@ class Warner:
         """Check once per run whether values also have a field `timestamp`, which is not read."""
         if not self._options.start_time.given or self._options.value_format != "json":
             return []
-        counted = [part for part, share in now.partitions.items() if share.state.events]
+        counted = [
+            part
+            for part, partition_offset in now.partitions.items()
+            if partition_offset.state.events
+        ]
         for part in (read or counted)[:1]:
             if self._two_timestamps is None:
                 self._two_timestamps = self._try(self._compare_timestamps, part, now) or []
@@ -194,10 +199,10 @@ class Warner:
             state, _ = step(self._options.rules, state, payload.events, payload.marks)
             malformed += MalformedValues.from_reasons(payload.count_malformed())
         position = now.partitions[part].start_inclusive
-        share = PartitionOffset(position, position, state, malformed_values=malformed)
-        alone = replace(now, partitions={part: share})
-        found = find_warnings((BatchRecord(0, alone),), 0)
-        return [replace(each, scope="of its newest records") for each in found]
+        partition_offset = PartitionOffset(position, position, state, malformed_values=malformed)
+        alone = replace(now, partitions={part: partition_offset})
+        diagnoses = find_warnings((BatchRecord(0, alone),), 0)
+        return [replace(each, scope="of its newest records") for each in diagnoses]
 
     def _adapt(self, diagnosis: Diagnosis, bounded: bool) -> Diagnosis | None:
         """Adapt a diagnosis to options that offsets do not contain; None: give no warning.
@@ -228,8 +233,8 @@ class Warner:
         self, describe: DescribeBlock, at: int | None, part: Partition, now: StreamOffset
     ) -> str:
         blocks = self._read_newest(part, now, at)
-        found = (describe(self._options, self._projection, block) for block in blocks)
-        return next(filter(None, found), "")
+        descriptions = (describe(self._options, self._projection, block) for block in blocks)
+        return next(filter(None, descriptions), "")
 
     def _try(
         self, look: Callable[[Partition, StreamOffset], T], part: Partition, now: StreamOffset
@@ -249,7 +254,7 @@ class Warner:
         newest = Range(part, max(position - _SAMPLE_RECORDS, 0), position)
         patience_ms = min(self._options.poll_timeout_ms, _MAX_SAMPLE_WAIT_MS)
         options = replace(self._options, poll_timeout_ms=patience_ms, fail_on_data_loss=True)
-        reader = self._reader(options, group_name(options.group_prefix, now.stream))
+        reader = self._create_reader(options, group_name(options.group_prefix, now.stream))
         try:
             keys = options.key_format != "binary"
             return list(reader.read(newest, ColumnSet(True, keys, values=True, headers=True)))
@@ -285,7 +290,7 @@ def _recall_start_at_end(previous: StreamOffset) -> list[Diagnosis]:
 def warn_about_read(
     options: KafkaOptions,
     projection: Projection,
-    reader: CreateReader,
+    create_reader: CreateReader,
     ended: Mapping[Partition, tuple[int, PartitionState, MalformedValues]],
 ) -> None:
     """Log the mistakes in the records that a task of a batch read has read.
@@ -293,19 +298,21 @@ def warn_about_read(
     Args:
         options: the options of the read.
         projection: the columns that the read requests.
-        reader: creates a reader for a few sample records.
+        create_reader: creates a reader for a few sample records.
         ended: partition -> its end offset, the clock there, and its malformed values and keys.
     """
-    shares = {
+    partition_offsets = {
         part: PartitionOffset(at, at, state, malformed_values=malformed)
         for part, (at, state, malformed) in ended.items()
     }
     blank = StreamOffset("", options.settings(), 1, {})
-    now = replace(blank, partitions=shares)
+    now = replace(blank, partitions=partition_offsets)
     # If partitions are cut into parts, the end of a part is not that of its partition.
     read = () if options.is_cut else (BatchRecord(0, replace(now, bounded=True)),)
     short = find_short_replays(read) if read else ()
-    log_new_warnings((), Warner(options, projection, reader).update(blank, now, {}, 0, short))
+    log_new_warnings(
+        (), Warner(options, projection, create_reader).update(blank, now, {}, 0, short)
+    )
 
 
 def log_new_warnings(before: Warnings, after: Warnings) -> None:
@@ -349,7 +356,7 @@ _MIN_EVENTS: Final = 10
 
 _NOTHING: Final = PartitionOffset(0, 0, PartitionState())
 
-Shares = Mapping[Partition, PartitionOffset]
+PartitionOffsets = Mapping[Partition, PartitionOffset]
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,19 +367,21 @@ class RecentCounts:
     enough events, with the counts of only the last ones.
     """
 
-    since: Shares = field(default_factory=dict)
-    counts: Shares = field(default_factory=dict)
+    since: PartitionOffsets = field(default_factory=dict)
+    counts: PartitionOffsets = field(default_factory=dict)
 
 
-def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCounts:
+def update_counts(
+    recent: RecentCounts, before: PartitionOffsets, now: PartitionOffsets
+) -> RecentCounts:
     """Return `recent` after a batch that began with partitions `before` and ended with `now`."""
     since, counts = dict[Partition, PartitionOffset](), dict[Partition, PartitionOffset]()
-    for part, share in now.items():
+    for part, partition_offset in now.items():
         began = recent.since.get(part) or before.get(part) or _NOTHING
-        more = _subtract_counts(began, share)
+        more = _subtract_counts(began, partition_offset)
         is_enough = more.state.events >= _MIN_EVENTS
         # A recreated partition begins to count again, so its difference is negative.
-        since[part] = share if is_enough or more.state.events < 0 else began
+        since[part] = partition_offset if is_enough or more.state.events < 0 else began
         if is_enough or part in recent.counts:
             counts[part] = more if is_enough else recent.counts[part]
     return RecentCounts(since, counts)
@@ -381,10 +390,10 @@ def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCo
 def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagnosis]:
     """Find the mistakes that the last events of the stream at `now` show, whatever came before."""
     last, whole = BatchRecord(0, replace(now, partitions=recent.counts)), BatchRecord(0, now)
-    found = [*find_malformed_events((last,), MOST), *find_malformed_values((last,), MOST)]
+    mistakes = [*find_malformed_events((last,), MOST), *find_malformed_values((last,), MOST)]
     ever = [*find_malformed_events((whole,)), *find_malformed_values((whole,))]
     levels = {each.kind: each.level for each in ever}
-    return [replace(each, scope="lately", level=levels.get(each.kind, 0)) for each in found]
+    return [replace(each, scope="lately", level=levels.get(each.kind, 0)) for each in mistakes]
 
 
 def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> PartitionOffset:

@@ -126,23 +126,23 @@ class RunEnds:
             for partition, bound in self._bounds.items()
         }
 
-    def wait_for(self, wanted: Mapping[Partition, int]) -> Ends:
-        """Return the ends once the logs reach `wanted`, or after `LEADER_CHANGE_GRACE_S`.
+    def wait_for(self, places: Mapping[Partition, int]) -> Ends:
+        """Return the ends once the logs reach `places`, or after `LEADER_CHANGE_GRACE_S`.
 
         The wait matters: a partition that is taken for lost by mistake is read from its beginning
         when it is found again.
         """
         ends = self.get()
         deadline = time.monotonic() + LEADER_CHANGE_GRACE_S
-        while not self.reaches(wanted) and time.monotonic() < deadline:
+        while not self.reaches(places) and time.monotonic() < deadline:
             time.sleep(LEADER_CHANGE_GRACE_S / 10)
             ends = self.get(fresh=True)
         return ends
 
-    def reaches(self, wanted: Mapping[Partition, int]) -> bool:
-        """Return whether the log of every partition of `wanted` reaches its offset."""
+    def reaches(self, places: Mapping[Partition, int]) -> bool:
+        """Return whether the log of every partition of `places` reaches its offset."""
         return all(
-            self.readable_ends.get(partition, -1) >= offset for partition, offset in wanted.items()
+            self.readable_ends.get(partition, -1) >= offset for partition, offset in places.items()
         )
 
     def get_high_watermarks(self) -> Ends:

@@ -77,7 +77,7 @@ class StreamDriver:
         options: the query's options.
         connect: creates the broker for options and a group.
         now_us: the wall clock; the default does not follow its jumps.
-        reader: creates the driver's range reader.
+        create_reader: creates a range reader of the driver's own.
         projection: the requested columns, for checks of schemas and warnings about types.
     """
 
@@ -86,11 +86,11 @@ class StreamDriver:
         options: KafkaOptions,
         connect: Callable[[KafkaOptions, str], Broker] = Broker,
         now_us: Callable[[], int] | None = None,
-        reader: Callable[[KafkaOptions, str], RangeReader] = RangeReader,
+        create_reader: Callable[[KafkaOptions, str], RangeReader] = RangeReader,
         projection: Projection | None = None,
     ) -> None:
         self._options = options
-        self._reader = reader
+        self._create_reader = create_reader
         self._importer: CtiImporter | None = None
         self._now_us = now_us or make_steady_clock()
         self._idle_tracker = IdleTracker(options.idle_timeout_us)
@@ -108,8 +108,8 @@ class StreamDriver:
         self._planned: StreamOffset | None = None
         self._requests = EndRequests(find_directory())
         self._projection = projection
-        self._has_readers = False
-        self._warner = Warner(options, projection, reader)
+        self._has_schemas = False
+        self._warner = Warner(options, projection, create_reader)
 
     def limit_to_current_ends(self, seen: Mapping[Partition, int] | None = None) -> None:
         """Make this a bounded run up to the current ends, or up to `seen` if that is higher."""
@@ -125,7 +125,7 @@ class StreamDriver:
             # A run that goes on keeps the times of its idle partitions.
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
-    def fix_readers(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
+    def fix_schemas(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
         """Fix the readers' schemas, once a run, and return them for `value` and `key`.
 
         Raises:
@@ -133,7 +133,7 @@ class StreamDriver:
             SchemaRefused: a schema lacks requested fields.
             CheckpointMismatch: a schema is no longer the one that was recorded.
         """
-        if not self._has_readers and self._options.has_schemas:
+        if not self._has_schemas and self._options.has_schemas:
             self._options = fix_readers(self._options, recorded)
             check_schemas(self._options, self._projection)
             if recorded:
@@ -144,8 +144,8 @@ class StreamDriver:
                     ),
                     self._fits,
                 )
-            self._warner = Warner(self._options, self._projection, self._reader)
-            self._has_readers = True
+            self._warner = Warner(self._options, self._projection, self._create_reader)
+            self._has_schemas = True
         return self._options.readers
 
     def _fits(self, options: KafkaOptions) -> bool:
@@ -160,7 +160,7 @@ class StreamDriver:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         check_stream_offset(start, self._options.settings(), self._options.topic_settings)
         previous = None if is_initial_offset(start) else StreamOffset.from_json(start)
-        self.fix_readers({} if previous is None else previous.schemas)
+        self.fix_schemas({} if previous is None else previous.schemas)
         self._limit_to_own_ends(previous)
         self._follow_end_request(previous)
         run = self._describe_run(cap)
@@ -317,12 +317,14 @@ class StreamDriver:
         ended = self._find_ended(previous)
         open_at = _find_open(previous, ended)
         ends = limit_ends(self._ends.wait_for(open_at), previous.fixed_ends, ended)
-        readable_ends, known = self._ends.readable_ends, open_at | ended
+        readable_ends, before = self._ends.readable_ends, open_at | ended
         # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
         new = [
-            partition for partition in ends if partition not in known and partition in readable_ends
+            partition
+            for partition in ends
+            if partition not in before and partition in readable_ends
         ]
-        has_caught_up = not new and not run.new_start and ends == known
+        has_caught_up = not new and not run.new_start and ends == before
         topic_ids = self._get_topic_ids(readable_ends, fresh=not has_caught_up)
         recreated = recreated_topics(previous.topic_ids, topic_ids)
         back = {
@@ -334,7 +336,7 @@ class StreamDriver:
             _LOG.warning("%s is there again; going on at offset %d", partition, position)
         is_still = has_caught_up and not recreated
         # A stream that has caught up has no unread records to lose, so it saves the request.
-        earliest = known if is_still else self._broker.earliest(readable_ends)
+        earliest = before if is_still else self._broker.earliest(readable_ends)
         positions, losses = reconcile(
             open_at | back,
             earliest,
@@ -378,7 +380,7 @@ class StreamDriver:
         if options is not None and self._importer is None:
             # The group is not used: the offset holds the positions in the topic.
             group = options.group_prefix
-            reader = self._reader(options, group)
+            reader = self._create_reader(options, group)
             self._importer = CtiImporter(options, self._create_broker(options, group), reader.read)
         return self._importer
 
@@ -421,7 +423,7 @@ class StreamDriver:
         return self._last_end_states[1]
 
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
-        return read_again(self._options, offset, span, self._reader)
+        return read_again(self._options, offset, span, self._create_reader)
 
 
 def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:

@@ -197,57 +197,55 @@ class CtiImporter:
         if self._known is None:
             self._known, self.topic_ids = recorded or ImportedTopic(), dict(topic_ids)
             self._idle_tracker.resume(self._known.partitions)
-        known = self._known
+        last = self._known
         recreated = self._refresh_partitions(now_us)
-        wanted = known.positions
+        last_positions = last.positions
         readable_ends = self._broker.ends(self._listed)
-        if not readable_ends and not wanted:
+        if not readable_ends and not last_positions:
             raise OptionError(
                 "ctiImport",
                 f"topic '{(self._options.subscribe or ('',))[0]}' does not exist",
                 "an existing topic",
                 "create it",
             )
-        known = self._update_idle(known, readable_ends, now_us)
+        last = self._update_idle(last, readable_ends, now_us)
         ends = self._apply_bounds(
-            self._keep_missing(readable_ends, wanted, recreated, now_us), wanted
+            self._keep_missing(readable_ends, last_positions, recreated, now_us), last_positions
         )
-        if ends != wanted or recreated:
-            known = self._read_all(known, wanted, ends, recreated)
-        self._known = replace(
-            known, cti_us=merge_topic_cti(known.partitions.values(), known.cti_us)
-        )
+        if ends != last_positions or recreated:
+            last = self._read_all(last, last_positions, ends, recreated)
+        self._known = replace(last, cti_us=merge_topic_cti(last.partitions.values(), last.cti_us))
         return self._known
 
     def _update_idle(
-        self, known: ImportedTopic, readable_ends: Mapping[Partition, int], now_us: int
+        self, last: ImportedTopic, readable_ends: Mapping[Partition, int], now_us: int
     ) -> ImportedTopic:
         """Update the idle partitions; raise one that is active again to the topic's CTI."""
-        was_idle = {partition for partition, state in known.partitions.items() if state.idle}
+        was_idle = {partition for partition, state in last.partitions.items() if state.idle}
         since_us = self._idle_tracker.update(
-            self._broker, known.positions, readable_ends, was_idle, now_us
+            self._broker, last.positions, readable_ends, was_idle, now_us
         )
         idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
         partitions = {}
-        for partition, state in known.partitions.items():
-            if partition in was_idle - idle and known.cti_us is not None:
-                state = _raise_partition(state, known.cti_us)
+        for partition, state in last.partitions.items():
+            if partition in was_idle - idle and last.cti_us is not None:
+                state = _raise_partition(state, last.cti_us)
             partitions[partition] = replace(
                 state, idle=partition in idle, caught_up_since_us=since_us.get(partition)
             )
-        return replace(known, partitions=partitions)
+        return replace(last, partitions=partitions)
 
     def _read_all(
         self,
-        known: ImportedTopic,
-        wanted: Mapping[Partition, int],
+        last: ImportedTopic,
+        last_positions: Mapping[Partition, int],
         ends: Mapping[Partition, int],
         recreated: frozenset[str],
     ) -> ImportedTopic:
         """Read all partitions, new ones included, up to `ends`."""
         earliest = self._broker.earliest(ends)
         positions, losses = reconcile(
-            wanted,
+            last_positions,
             earliest,
             ends,
             fail_on_data_loss=self._options.fail_on_data_loss,
@@ -257,19 +255,19 @@ class CtiImporter:
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         begun = {
-            partition: replace(known.partitions[partition], position=position)
+            partition: replace(last.partitions[partition], position=position)
             for partition, position in positions.items()
         }
         begun |= {
-            partition: _start_partition(known, earliest[partition])
+            partition: _start_partition(last, earliest[partition])
             for partition in ends
-            if partition not in wanted and partition in earliest
+            if partition not in last_positions and partition in earliest
         }
         read = {
             partition: self._read_partition(partition, state, ends[partition])
             for partition, state in begun.items()
         }
-        return replace(known, partitions=read)
+        return replace(last, partitions=read)
 
     def _refresh_partitions(self, now_us: int) -> frozenset[str]:
         """List the partitions at most once a second; return the topic if it was recreated."""
@@ -284,17 +282,17 @@ class CtiImporter:
     def _keep_missing(
         self,
         ends: dict[Partition, int],
-        wanted: Mapping[Partition, int],
+        last_positions: Mapping[Partition, int],
         recreated: Set[str],
         now_us: int,
     ) -> dict[Partition, int]:
         """Add to `ends` the partitions that may only be missing for a moment."""
-        missing = wanted.keys() - ends.keys()
+        missing = last_positions.keys() - ends.keys()
         # A broker that no longer leads a partition may return an old end of its log.
         missing |= {
             partition
             for partition, end in ends.items()
-            if end < wanted.get(partition, 0) and partition.topic not in recreated
+            if end < last_positions.get(partition, 0) and partition.topic not in recreated
         }
         if not missing:
             self._missing_us = None
@@ -302,16 +300,16 @@ class CtiImporter:
         self._missing_us = now_us if self._missing_us is None else self._missing_us
         if now_us - self._missing_us >= LEADER_CHANGE_GRACE_S * 1_000_000:
             return ends
-        return ends | {partition: wanted[partition] for partition in missing}
+        return ends | {partition: last_positions[partition] for partition in missing}
 
     def _apply_bounds(
-        self, readable_ends: dict[Partition, int], wanted: Mapping[Partition, int]
+        self, readable_ends: dict[Partition, int], last_positions: Mapping[Partition, int]
     ) -> dict[Partition, int]:
         """Limit `readable_ends` to the bounds of this run."""
         if self._bounds is None:
             return readable_ends
         return {
-            partition: min(end, max(self._bounds[partition], wanted.get(partition, 0)))
+            partition: min(end, max(self._bounds[partition], last_positions.get(partition, 0)))
             for partition, end in readable_ends.items()
             if partition in self._bounds
         }
@@ -327,10 +325,10 @@ class CtiImporter:
         return replace(begun, position=end)
 
 
-def _start_partition(known: ImportedTopic, position: int) -> ImportedPartition:
+def _start_partition(last: ImportedTopic, position: int) -> ImportedPartition:
     """Return the state of a new partition, raised to the topic's CTI so that this stays."""
     new = ImportedPartition(position)
-    return new if known.cti_us is None else _raise_partition(new, known.cti_us)
+    return new if last.cti_us is None else _raise_partition(new, last.cti_us)
 
 
 def _raise_partition(partition: ImportedPartition, cti_us: int) -> ImportedPartition:

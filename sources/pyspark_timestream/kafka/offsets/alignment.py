@@ -182,7 +182,7 @@ def _find_pace(state: StreamState, partition: Partition, skew: MaxSkew) -> _Pace
     last = state.last_of(partition)
     if last is None:
         return _Pace(None, None, 0)
-    size = last.end_exclusive - last.start_inclusive
+    size = last.size
     return _Pace(skew.time_of(last.state), skew.time_of(state.clock_of(partition)), size)
 
 

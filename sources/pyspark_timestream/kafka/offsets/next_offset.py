@@ -157,19 +157,25 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
 def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffset:
     """6.3: an imported CTI takes effect once the partition is read to the end it then had."""
     changes: dict[Partition, dict[str, Any]] = {}
-    for partition, offset in planned.partitions.items():
-        pending = _defer_import(state, partition, offset)
+    for partition, partition_offset in planned.partitions.items():
+        pending = _defer_import(state, partition, partition_offset)
         if pending:
-            cti_us, pending = release(pending, offset.start_inclusive)
-            clock = offset.state if cti_us is None else raise_cti(offset.state, cti_us)
+            cti_us, pending = release(pending, partition_offset.start_inclusive)
+            clock = (
+                partition_offset.state
+                if cti_us is None
+                else raise_cti(partition_offset.state, cti_us)
+            )
             changes[partition] = {"pending": pending, "state": clock}
     return _change(planned, changes)
 
 
-def _defer_import(state: StreamState, partition: Partition, offset: PartitionOffset) -> Pending:
+def _defer_import(
+    state: StreamState, partition: Partition, partition_offset: PartitionOffset
+) -> Pending:
     """Return the imported CTIs that wait for a partition's records, including a new one."""
     snapshot, last = state.snapshot, state.last_of(partition)
-    position, pending = offset.start_inclusive, offset.pending
+    position, pending = partition_offset.start_inclusive, partition_offset.pending
     end = snapshot.ends.get(partition, position)
     if pending and last and position != last.end_exclusive:
         # Records are gone or the log is another one, so the offsets of the pairs mean nothing.
@@ -191,10 +197,10 @@ def _set_stream_cti(
     active: list[int | None] = []
     new: list[int | None] = []
     idle: list[int | None] = []
-    for partition, offset in planned.partitions.items():
+    for partition, partition_offset in planned.partitions.items():
         is_back = state.is_new(partition) or state.was_idle(partition)
-        group = idle if offset.idle else new if is_back else active
-        group.append(offset.state.cti_us)
+        group = idle if partition_offset.idle else new if is_back else active
+        group.append(partition_offset.state.cti_us)
     cti_us = compute_stream_cti(active, new, idle, emitted_us)
     if not idle or active or new or state.has_run_ended or state.previous.final:
         return replace(planned, cti_us=cti_us)
@@ -210,9 +216,9 @@ def _raise_new_and_active(state: StreamState, planned: StreamOffset) -> StreamOf
     if cti_us is None:
         return planned
     changes = {
-        partition: {"state": raise_cti(offset.state, cti_us)}
-        for partition, offset in planned.partitions.items()
-        if state.is_new(partition) or (state.was_idle(partition) and not offset.idle)
+        partition: {"state": raise_cti(partition_offset.state, cti_us)}
+        for partition, partition_offset in planned.partitions.items()
+        if state.is_new(partition) or (state.was_idle(partition) and not partition_offset.idle)
     }
     return _change(planned, changes)
 
@@ -227,9 +233,9 @@ def _set_ranges(
     aligned, waiting = align_ends(alignment, positions, reachable, time_index)
     limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets, aligned)
     changes = {}
-    for partition, offset in planned.partitions.items():
-        last, clock = state.last_of(partition), offset.state
-        place = planned.number, offset.start_inclusive, run.committed_batch
+    for partition, partition_offset in planned.partitions.items():
+        last, clock = state.last_of(partition), partition_offset.state
+        place = planned.number, partition_offset.start_inclusive, run.committed_batch
         forced_us = None if clock.cti_us == state.clock_of(partition).cti_us else clock.cti_us
         changes[partition] = {
             "end_exclusive": limited[partition],

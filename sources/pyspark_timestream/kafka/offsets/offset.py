@@ -147,6 +147,11 @@ class PartitionOffset:
     malformed_values: MalformedValues = NO_MALFORMED_VALUES
     waits: bool = False
 
+    @property
+    def size(self) -> int:
+        """The number of offsets that the batch reads."""
+        return self.end_exclusive - self.start_inclusive
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys, without defaults."""
         return _leave_out_none(
@@ -273,10 +278,7 @@ class StreamOffset:
     @property
     def has_records(self) -> bool:
         """Return whether the batch has offsets to read."""
-        return any(
-            partition.end_exclusive > partition.start_inclusive
-            for partition in self.partitions.values()
-        )
+        return any(partition.size > 0 for partition in self.partitions.values())
 
     def groups(self) -> list[list[Range]]:
         """Return the batch's non-empty ranges, one list per task."""

@@ -45,7 +45,7 @@ def unchanged_topics(before: Mapping[str, str], now: Mapping[str, str]) -> froze
 
 
 def reconcile(
-    wanted: Mapping[Partition, int],
+    last_positions: Mapping[Partition, int],
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
     *,
@@ -61,8 +61,8 @@ def reconcile(
     Raises:
         DataLost: something was lost, and `fail_on_data_loss` is true.
     """
-    positions, losses = dict(wanted), []
-    for partition, position in sorted(wanted.items()):
+    positions, losses = dict(last_positions), []
+    for partition, position in sorted(last_positions.items()):
         if partition not in ends:
             losses.append(f"{partition} is gone; it was read up to offset {position}")
             del positions[partition]

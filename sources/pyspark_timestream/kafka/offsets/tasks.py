@@ -113,7 +113,7 @@ def join_batches(
     """
     after = -1 if start is None else start.number
     missing = {} if start is None else start.missing
-    known = {} if start is None else {**missing, **start.partitions}
+    partitions = {} if start is None else {**missing, **start.partitions}
     states = {
         **{partition: partition_offset.state for partition, partition_offset in missing.items()},
         **states,
@@ -122,7 +122,7 @@ def join_batches(
     task_ranges: dict[Partition, TaskRange] = {}
     for partition, partition_offset in {**end.missing, **end.partitions}.items():
         begins = [offset for number, offset in partition_offset.restart_points if number > after]
-        begins += [known[partition].end_exclusive] if partition in known else []
+        begins += [partitions[partition].end_exclusive] if partition in partitions else []
         if not begins:
             raise CheckpointMismatch(
                 f"{partition} was found by a batch that was not noted as done (asynchronous "

@@ -138,11 +138,11 @@ def _inline(
     if isinstance(schema, str):
         # As in Java, a name that the enclosing namespace lacks is looked up without one.
         names = [_full_name(schema, space), schema]
-        known = next((name for name in names if name in defined), None)
-        if schema in _PRIMITIVES or known is not None:
-            return known or schema
-        wanted = next((name for name in names if name in definitions), None)
-        return schema if wanted is None else _inline(*definitions[wanted], definitions, defined)
+        known_name = next((name for name in names if name in defined), None)
+        if schema in _PRIMITIVES or known_name is not None:
+            return known_name or schema
+        place = next((name for name in names if name in definitions), None)
+        return schema if place is None else _inline(*definitions[place], definitions, defined)
     if isinstance(schema, list):
         return [_inline(member, space, definitions, defined) for member in schema]
     if not isinstance(schema, dict):

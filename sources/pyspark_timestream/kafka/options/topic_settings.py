@@ -126,10 +126,10 @@ def read_topic_settings(
     what = f"the description of topic '{topic}' in '{place}'"
     if not isinstance(description, Mapping):
         raise _refusal(f"{what} is not a JSON object")
-    known = {name.lower(): name for name in TOPIC_SETTINGS}
+    names = {name.lower(): name for name in TOPIC_SETTINGS}
     texts: dict[str, str] = {}
     for key, value in description.items():
-        name = known.get(key.lower())
+        name = names.get(key.lower())
         if name is None:
             raise OptionError(
                 _NAME,

@@ -111,16 +111,16 @@ class _Reason(NamedTuple):
 def _explain_status(status: int, code: int, answer: str, hint: _Hint) -> _Reason:
     """Explain an HTTP status other than 2xx; `code` is -1 if the answer had no error code."""
     answer = answer.removeprefix(_UNKNOWN).removesuffix(".")
-    said = f"it answered {status}" + (f" ({answer})" if answer not in ("", "b''") else "")
+    status_line = f"it answered {status}" + (f" ({answer})" if answer not in ("", "b''") else "")
     advice = _choose_advice(status, code)
     if hint.location is not None:
-        said += f", and points to {hint.location}"
+        status_line += f", and points to {hint.location}"
         advice = f"set option {_URL} to the registry's own address: redirects are not followed"
     if hint.wait_s is not None:
-        said += f", and asks to wait {hint.wait_s:.0f} s"
+        status_line += f", and asks to wait {hint.wait_s:.0f} s"
         advice = f"wait as long, and start the query again: {_RESUMES}"
     missing = (_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND, _SCHEMA_NOT_FOUND)
-    return _Reason(said, advice, code in missing)
+    return _Reason(status_line, advice, code in missing)
 
 
 def _choose_advice(status: int, code: int) -> str:
@@ -268,7 +268,7 @@ class _Client:
             lambda: self._client.get_version(subject, version, deleted=deleted, fmt=self._form),
         )
 
-    def _ask(self, wanted: str, request: Callable[[], T]) -> T:
+    def _ask(self, target: str, request: Callable[[], T]) -> T:
         self._watcher.begin()
         answers: list[T] = []
         errors: list[BaseException] = []
@@ -287,7 +287,7 @@ class _Client:
         if not errors:
             self._is_late = True
             late = _Reason(f"no answer was complete in {self._limit_s:.0f} s", _SLOW)
-            raise self.error(wanted, late)
+            raise self.error(target, late)
         error = errors[0]
         if isinstance(error, self._refusal):
             status, code = getattr(error, "http_status_code", 0), getattr(error, "error_code", -1)
@@ -297,25 +297,25 @@ class _Client:
             reason = _Reason("its answer is JSON of another form", _NO_REGISTRY)
         else:
             reason = _explain_no_answer(error)
-        raise self.error(wanted, reason) from None
+        raise self.error(target, reason) from None
 
-    def check_text(self, schema: Any, kind: str, wanted: str) -> None:
+    def check_text(self, schema: Any, kind: str, target: str) -> None:
         """Check that an answer has the text of a schema, in the form that was asked for."""
         text = schema.schema_str
         if not isinstance(text, str):
-            raise self.error(wanted, _Reason("its answer lacks a schema", _NO_REGISTRY))
+            raise self.error(target, _Reason("its answer lacks a schema", _NO_REGISTRY))
         if kind == PROTOBUF and self._form is not None:
             try:
                 base64.b64decode(text, validate=True)
             except ValueError:
-                raise self.error(wanted, _PROTO_TEXT) from None
+                raise self.error(target, _PROTO_TEXT) from None
 
-    def error(self, wanted: str, reason: _Reason) -> SchemaRegistryError:
+    def error(self, target: str, reason: _Reason) -> SchemaRegistryError:
         """Build the error for a request, without secrets."""
         answer = _hide_login(" ".join(reason.answer.split()), self._settings).removesuffix(".")
         answer = answer if len(answer) <= _MAX_ANSWER else f"{answer[:_MAX_ANSWER]}..."
         error = SchemaRegistryError(
-            f"cannot get {wanted} from the schema registry at {self._settings['url']}: {answer}",
+            f"cannot get {target} from the schema registry at {self._settings['url']}: {answer}",
             next_step=reason.next_step,
         )
         error.is_missing = reason.is_missing
@@ -411,8 +411,8 @@ def find_context(subject: str | None) -> str:
     >>> find_context(":.staging:trips-value"), find_context(":.:trips-value"), find_context("a:b")
     (':.staging:', '', '')
     """
-    found = _CONTEXT.match(subject or "")
-    return found[0] if found else ""
+    match = _CONTEXT.match(subject or "")
+    return match[0] if match else ""
 
 
 class SchemaRegistry:
@@ -463,8 +463,8 @@ class SchemaRegistry:
         with _LOCK:
             if place not in _SCHEMAS:
                 with closing(_Client(self._settings, format)) as client:
-                    found = client.get_schema(key, subject if context else None)
-                    _SCHEMAS[place] = _read(client, key, found, _describe_key(key))
+                    registered = client.get_schema(key, subject if context else None)
+                    _SCHEMAS[place] = _read(client, key, registered, _describe_key(key))
             return _SCHEMAS[place]
 
     def fetch_latest(self, subject: str, format: str) -> RegisteredSchema:
@@ -474,18 +474,18 @@ class SchemaRegistry:
             SchemaRegistryError: as for `fetch_schema`, or the registry lacks the subject.
         """
         with closing(_Client(self._settings, format)) as client:
-            found = client.get_version(subject, "latest")
-            wanted = _describe_version(subject, "latest")
-            if not isinstance(found.schema_id, int):
-                raise client.error(wanted, _Reason("its answer lacks an id", _NO_REGISTRY))
-            read = _read(client, found.schema_id, found.schema, wanted)
-        return read._replace(subject=subject, version=found.version)
+            latest = client.get_version(subject, "latest")
+            target = _describe_version(subject, "latest")
+            if not isinstance(latest.schema_id, int):
+                raise client.error(target, _Reason("its answer lacks an id", _NO_REGISTRY))
+            read = _read(client, latest.schema_id, latest.schema, target)
+        return read._replace(subject=subject, version=latest.version)
 
 
-def _read(client: _Client, key: int | bytes, schema: Any, wanted: str) -> RegisteredSchema:
+def _read(client: _Client, key: int | bytes, schema: Any, target: str) -> RegisteredSchema:
     """Check an answer, and fetch its references, each after its own references."""
     kind = schema.schema_type or AVRO
-    client.check_text(schema, kind, wanted)
+    client.check_text(schema, kind, target)
     references: dict[str, SchemaReference] = {}
     visited: set[tuple[str, str, int]] = set()
 
@@ -495,12 +495,12 @@ def _read(client: _Client, key: int | bytes, schema: Any, wanted: str) -> Regist
             if place in visited:
                 continue
             visited.add(place)
-            wanted = _describe_version(reference.subject, reference.version)
+            target = _describe_version(reference.subject, reference.version)
             if len(visited) > _MAX_REFERENCES:
                 problem = f"it is one of more than {_MAX_REFERENCES} references of a schema"
-                raise client.error(wanted, _Reason(problem, _NO_REGISTRY))
+                raise client.error(target, _Reason(problem, _NO_REGISTRY))
             inner = client.get_version(reference.subject, reference.version).schema
-            client.check_text(inner, kind, wanted)
+            client.check_text(inner, kind, target)
             collect(inner)
             references.setdefault(reference.name, SchemaReference(reference.name, inner.schema_str))
 

@@ -105,22 +105,22 @@ def fix_readers(options: T, recorded: Mapping[str, ReaderSchema]) -> T:
     readers: dict[str, ReaderSchema] = {}
     for rules in (options.value_rules, options.key_rules):
         if rules.format in SCHEMA_FORMATS:
-            found = _find_reader(rules, source, recorded.get(rules.side))
-            readers[rules.side] = found
-            check_recorded(rules, found, recorded.get(rules.side))
+            reader = _find_reader(rules, source, recorded.get(rules.side))
+            readers[rules.side] = reader
+            check_recorded(rules, reader, recorded.get(rules.side))
     return with_readers(options, readers)
 
 
 def with_readers(options: T, readers: Mapping[str, ReaderSchema]) -> T:
     """Return `options` with the readers' schemas, and with the registry for writers' schemas."""
-    known = {}
+    registered = {}
     for rules in (options.value_rules, options.key_rules):
         reader = readers.get(rules.side)
         for each in () if reader is None else reader.versions():
             if each.registered is not None:
                 place = rules.format, find_context(each.subject), each.registered.key
-                known[place] = each.registered
-    source = SchemaRegistry(options.registry, known) if options.registry else None
+                registered[place] = each.registered
+    source = SchemaRegistry(options.registry, registered) if options.registry else None
     return replace(options, readers=readers, source=source)
 
 
@@ -133,12 +133,12 @@ def _find_reader(
     assert isinstance(source, SchemaRegistry), "the latest schema is a registry's"
     assert rules.subject is not None, "the options name the subject of the latest schema"
     if recorded is None or recorded.schema_id is None:
-        found = source.fetch_latest(rules.subject, rules.format)
-        place = found.subject, found.version
+        registered = source.fetch_latest(rules.subject, rules.format)
+        place = registered.subject, registered.version
     else:
-        found = source.fetch_schema(recorded.schema_id, rules.format, recorded.subject)
+        registered = source.fetch_schema(recorded.schema_id, rules.format, recorded.subject)
         place = recorded.subject, recorded.version
-    reader = _place_reader(rules, found, *place)
+    reader = _place_reader(rules, registered, *place)
     if recorded is None or recorded.newer is None:
         return reader
     newer = _find_reader(rules, source, recorded.newer)
@@ -147,11 +147,13 @@ def _find_reader(
 
 
 def _place_reader(
-    rules: PayloadRules, found: RegisteredSchema, subject: str | None, version: int | None
+    rules: PayloadRules, schema: RegisteredSchema, subject: str | None, version: int | None
 ) -> ReaderSchema:
-    reader = read_registered(rules, found)
-    assert isinstance(found.key, int), "a subject's schema has an id"
-    return replace(reader, schema_id=found.key, subject=subject, version=version, registered=found)
+    reader = read_registered(rules, schema)
+    assert isinstance(schema.key, int), "a subject's schema has an id"
+    return replace(
+        reader, schema_id=schema.key, subject=subject, version=version, registered=schema
+    )
 
 
 def add_newer_readers(
@@ -197,12 +199,12 @@ def _add_newer_reader(
     reader = options.readers[rules.side]
     *_, last = reader.versions()
     assert last.subject is not None, "the caller leaves out what is of no subject"
-    found = source.fetch_latest(last.subject, rules.format)
-    if found.key == last.schema_id or found.type.lower() != rules.format:
+    newest = source.fetch_latest(last.subject, rules.format)
+    if newest.key == last.schema_id or newest.type.lower() != rules.format:
         return options
-    if can_read(options, rules.side, inline_references(found)):
+    if can_read(options, rules.side, inline_references(newest)):
         return options
-    newer = _place_reader(rules, found, found.subject, found.version)
+    newer = _place_reader(rules, newest, newest.subject, newest.version)
     if not fits(with_readers(options, {**options.readers, rules.side: newer})):
         return options
     _LOG.warning(
@@ -217,20 +219,20 @@ def _append(reader: ReaderSchema, newest: ReaderSchema) -> ReaderSchema:
     return replace(reader, newer=newer)
 
 
-def read_registered(rules: PayloadRules, found: RegisteredSchema) -> ReaderSchema:
+def read_registered(rules: PayloadRules, schema: RegisteredSchema) -> ReaderSchema:
     """Turn a registered schema into a reader's schema."""
-    if found.type.lower() != rules.format:
+    if schema.type.lower() != rules.format:
         name = rules.option_name("format")
         raise SchemaRefused(
-            f"the latest schema of subject '{rules.subject}' is {found.type}, and option '{name}' "
+            f"the latest schema of subject '{rules.subject}' is {schema.type}, and option '{name}' "
             f"is '{rules.format}'",
-            f"'{name}' = '{found.type.lower()}', or a subject with a schema of that format",
+            f"'{name}' = '{schema.type.lower()}', or a subject with a schema of that format",
             f"set '{name}' or '{rules.option_name('subject')}'",
         )
     if rules.format == "avro":
-        return _create_reader(inline_references(found), rules.message or "")
-    main = found.text.encode()
-    references = {each.name: each.text.encode() for each in found.references}
+        return _create_reader(inline_references(schema), rules.message or "")
+    main = schema.text.encode()
+    references = {each.name: each.text.encode() for each in schema.references}
     message = rules.message or find_message_name(main, _FIRST_MESSAGE) or ""
     descriptor_set = normalize(build_descriptor_set(main, references), message)
     return _create_reader(base64.b64encode(descriptor_set).decode(), message)
@@ -240,15 +242,15 @@ def _create_reader(text: str, message: str) -> ReaderSchema:
     return ReaderSchema(text, fingerprint_schema(text), message)
 
 
-def check_recorded(rules: PayloadRules, found: ReaderSchema, recorded: ReaderSchema | None) -> None:
+def check_recorded(rules: PayloadRules, now: ReaderSchema, recorded: ReaderSchema | None) -> None:
     """Check that a schema is the recorded one: another would change rows in mid-stream."""
-    if recorded is None or recorded.fingerprint == found.fingerprint:
+    if recorded is None or recorded.fingerprint == now.fingerprint:
         return
     name = rules.option_name("subject")
     was = f"schema {recorded.schema_id} (version {recorded.version} of '{recorded.subject}')"
     raise CheckpointMismatch(
         f"{was}, by which this checkpoint reads {rules.side}s, had fingerprint "
-        f"{recorded.fingerprint} and has {found.fingerprint} in the registry of today: an id never "
+        f"{recorded.fingerprint} and has {now.fingerprint} in the registry of today: an id never "
         "changes its schema, so this is another registry; set 'schemaRegistry.url' back, or start "
         f"with a new checkpoint, which takes the latest schema of '{name}'"
     )

@@ -74,8 +74,8 @@ class Entry:
         >>> Entry(4, rows=2).encode()
         (5, '{"rows": 2, "version": 1}')
         """
-        known = {"rows": self.rows, "mark_us": self.mark_us, "version": 1}
-        text = {name: value for name, value in known.items() if value is not None}
+        fields = {"rows": self.rows, "mark_us": self.mark_us, "version": 1}
+        text = {name: value for name, value in fields.items() if value is not None}
         return self.batch + 1, json.dumps(text, sort_keys=True)
 
     @classmethod
@@ -87,8 +87,8 @@ class Entry:
             read = json.loads(metadata or "{}")
         except ValueError:
             read = {}
-        known = read if isinstance(read, dict) else {}
-        return cls(offset - 1, known.get("rows"), known.get("mark_us"))
+        fields = read if isinstance(read, dict) else {}
+        return cls(offset - 1, fields.get("rows"), fields.get("mark_us"))
 
 
 def is_written(last: Entry | None, batch: int, place: Place) -> bool:

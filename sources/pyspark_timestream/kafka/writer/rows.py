@@ -73,14 +73,14 @@ def check_columns(schema: pa.Schema, *, has_marks: bool) -> None:
             )
 
 
-def _fits(kind: pa.DataType, wanted: str) -> bool:
-    if wanted == _TEXT:
+def _fits(kind: pa.DataType, name: str) -> bool:
+    if name == _TEXT:
         return kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
-    if wanted == _NAME:
+    if name == _NAME:
         return kind in (pa.string(), pa.large_string())
-    if wanted == _TIME:
+    if name == _TIME:
         return pa.types.is_timestamp(kind) and kind.tz is not None
-    return kind == pa.int32() if wanted == "INT" else _is_headers(kind)
+    return kind == pa.int32() if name == "INT" else _is_headers(kind)
 
 
 def _is_headers(kind: pa.DataType) -> bool:
@@ -157,10 +157,10 @@ def _check_headers(headers: pa.Array, header: str | None) -> None:
     if header is None:
         return
     of_marks = pa.array([header, f"{header}-writer", f"{header}-close"])
-    found = pc.is_in(keys, value_set=of_marks)
-    if found.true_count:
+    is_of_marks = pc.is_in(keys, value_set=of_marks)
+    if is_of_marks.true_count:
         raise SchemaRefused(
-            f"a row has a header {keys.filter(found)[0].as_py()!r}",
+            f"a row has a header {keys.filter(is_of_marks)[0].as_py()!r}",
             f"names other than those of marks ({', '.join(of_marks.to_pylist())})",
             "rename it, or set option 'ctiHeader' to another name, which readers then use too",
         )
@@ -210,10 +210,10 @@ class TaskRows:
 
     def next_block(self) -> Block | None:
         """Return the messages of the next block with rows of data; None at the end."""
-        found = next(self._coming, None)
-        if found is None:
+        block = next(self._coming, None)
+        if block is None:
             return None
-        rows, topic = found
+        rows, topic = block
         self.count += rows.num_rows
         return Block(build_messages(rows, self._header), rows.nbytes, topic)
 

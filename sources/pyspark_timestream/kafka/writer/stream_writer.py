@@ -139,8 +139,8 @@ class BatchCommits:
             task = Place.find_task(options, run.query_id, group)
             return None if task in with_rows else task
 
-        found = repeat(lambda: read_entries(options.client, options.topic, find_task))
-        entries = {task: Entry.decode(*entry) for task, entry in found.items()}
+        readings = repeat(lambda: read_entries(options.client, options.topic, find_task))
+        entries = {task: Entry.decode(*entry) for task, entry in readings.items()}
         noted = {task: entry for task, entry in entries.items() if entry is not None}
         check_other_tasks(noted, batch, with_rows)
         self._checked[key] = run.run_id
@@ -164,7 +164,8 @@ class BatchCommits:
             opened, is_new = self._open(options, run, place)
             if is_written(opened.last, batch, place):
                 return
-            if not _is_old(mark_us, opened.last):
+            last_us = opened.last.mark_us if opened.last else None
+            if last_us is None or mark_us > last_us:
                 assert options.writer is not None
                 writer = Writer(options.writer, options.header)
                 is_final = mark_us == FINAL_US
@@ -223,10 +224,6 @@ def _key(options: KafkaWriteOptions, place: Place) -> tuple[Any, ...]:
 
 def _open_place(options: KafkaWriteOptions, place: Place) -> BatchTransaction:
     return BatchTransaction(options.client, options.topic, place.transactional_id, place.group)
-
-
-def _is_old(mark_us: int, last: Entry | None) -> bool:
-    return last is not None and last.mark_us is not None and mark_us <= last.mark_us
 
 
 def _write_entry(opened: _Opened, headers: Headers | None, entry: Entry) -> None:

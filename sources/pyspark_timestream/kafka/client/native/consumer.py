@@ -148,26 +148,26 @@ def load_native_reader(library: Path = LIBRARY_PATH) -> NativeReader | None:
 
 
 def _load_library(library: Path) -> NativeReader:
-    found = ctypes.CDLL(str(library))
-    wanted = hashlib.sha256(_SOURCE.read_bytes()).hexdigest().encode()
+    loaded = ctypes.CDLL(str(library))
+    expected = hashlib.sha256(_SOURCE.read_bytes()).hexdigest().encode()
     # The first libraries had no digest.
-    digest = getattr(found, "native_source_digest", None)
-    size = _declare(found.native_block_size, c_int64)()
-    if digest is None or _declare(digest, c_char_p)() != wanted or size != ctypes.sizeof(Block):
+    digest = getattr(loaded, "native_source_digest", None)
+    size = _declare(loaded.native_block_size, c_int64)()
+    if digest is None or _declare(digest, c_char_p)() != expected or size != ctypes.sizeof(Block):
         raise ValueError(f"{library} was built from another version of {_SOURCE.name}")
     limits = (c_int64, c_int64, c_int64, c_int64)
     return NativeReader(
-        open=_declare(found.native_open, c_void_p, c_void_p, c_void_p),
-        seek=_declare(found.native_aim, None, c_void_p, c_char_p, c_int32),
+        open=_declare(loaded.native_open, c_void_p, c_void_p, c_void_p),
+        seek=_declare(loaded.native_aim, None, c_void_p, c_char_p, c_int32),
         read=_declare(
-            found.native_read, c_int, c_void_p, *limits, c_int32, c_uint32, POINTER(Block)
+            loaded.native_read, c_int, c_void_p, *limits, c_int32, c_uint32, POINTER(Block)
         ),
-        release=_declare(found.native_release, None, c_void_p),
-        live_buffers=_declare(found.native_live_buffers, c_int64),
-        close=_declare(found.native_close, None, c_void_p),
-        new_counter=_declare(found.native_count, c_void_p, c_void_p, c_void_p, c_void_p),
-        read_counter=_declare(found.native_counted, c_int64, c_void_p),
-        free_counter=_declare(found.native_uncount, None, c_void_p),
+        release=_declare(loaded.native_release, None, c_void_p),
+        live_buffers=_declare(loaded.native_live_buffers, c_int64),
+        close=_declare(loaded.native_close, None, c_void_p),
+        new_counter=_declare(loaded.native_count, c_void_p, c_void_p, c_void_p, c_void_p),
+        read_counter=_declare(loaded.native_counted, c_int64, c_void_p),
+        free_counter=_declare(loaded.native_uncount, None, c_void_p),
     )
 
 
@@ -178,8 +178,8 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 def encode_columns(needs: ColumnSet) -> int:
     """Encode `needs` as the bits that native_reader.c expects."""
-    wanted = (needs.timestamps, needs.keys, needs.values, needs.headers)
-    return sum(1 << bit for bit, is_wanted in enumerate(wanted) if is_wanted)
+    flags = (needs.timestamps, needs.keys, needs.values, needs.headers)
+    return sum(1 << bit for bit, is_wanted in enumerate(flags) if is_wanted)
 
 
 # -- from C's buffers to Arrow's arrays, without a copy -------------------------------------------
@@ -408,9 +408,9 @@ class NativeConsumer:
         # A queue of its own: a late answer must not be taken for that of the next commit.
         answers = self._kafka.rd_kafka_queue_new(client)
         try:
-            with _OffsetList(self._kafka, offsets) as wanted:
+            with _OffsetList(self._kafka, offsets) as positions:
                 commit = self._kafka.rd_kafka_commit_queue
-                code = commit(client, wanted, answers, None, None)
+                code = commit(client, positions, answers, None, None)
             return (
                 self._refuse_all(offsets, code) if code else self._read_refusals(answers, offsets)
             )

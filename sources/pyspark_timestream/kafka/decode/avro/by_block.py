@@ -290,13 +290,13 @@ def _read_union(step: Union, places: Places) -> Converted:
     if len(places) and not places.broken.any() and (chosen == chosen[0]).all():
         return read_block(step.branches[chosen[0]], places)
     chosen[places.broken] = -1
-    found: dict[int, Converted] = {}
+    by_branch: dict[int, Converted] = {}
     for branch in np.unique(chosen[chosen >= 0]).tolist():
         rows = np.flatnonzero(chosen == branch)
         some = places.select(rows)
-        found[branch] = read_block(step.branches[branch], some)
+        by_branch[branch] = read_block(step.branches[branch], some)
         places.update(rows, some)
-    return _SKIPPED if step.type is None else step.join(chosen, found)
+    return _SKIPPED if step.type is None else step.join(chosen, by_branch)
 
 
 def _read_scalar(step: Scalar, places: Places) -> Converted:

@@ -133,12 +133,12 @@ class RowReader:
                 broken[number] = True
                 for column, size in zip(columns, sizes, strict=True):
                     del column[size:]
-        found = _build_column(self._plan.step, iter(columns), int((~broken).sum()))
+        whole = _build_column(self._plan.step, iter(columns), int((~broken).sum()))
         reasons = np.full(len(bodies), SYNTAX, np.uint8)
-        reasons[~broken] = np.where(found.bad, TYPE, FINE)
+        reasons[~broken] = np.where(whole.bad, TYPE, FINE)
         if not broken.any():
-            return found.column, reasons
-        return found.column.take(pa.array(np.cumsum(~broken) - 1, mask=broken)), reasons
+            return whole.column, reasons
+        return whole.column.take(pa.array(np.cumsum(~broken) - 1, mask=broken)), reasons
 
     def _add_list(self) -> int:
         self._lists += 1
@@ -257,8 +257,8 @@ def _build_column(step: Step, lists: Iterator[list[Any]], rows: int) -> Converte
             chosen = np.array(next(lists), np.int64)
             counts = np.bincount(chosen, minlength=len(step.branches)).tolist()
             branches = zip(step.branches, counts, strict=True)
-            found = [_build_column(branch, lists, count) for branch, count in branches]
-            return step.join(chosen, dict(enumerate(found)))
+            columns = [_build_column(branch, lists, count) for branch, count in branches]
+            return step.join(chosen, dict(enumerate(columns)))
         case Repeated():
             lengths = np.array(next(lists), np.int64)
             keys = [keep(pa.array(next(lists), pa.string()))] if step.keyed else []

@@ -86,10 +86,10 @@ def read_avro(
     for text, rows in _group(reader, bodies, writers, schema_ids):
         group = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
         try:
-            found, of_rows = _find_names(reader, requested, text, group)
+            fields, of_rows = _find_names(reader, requested, text, group)
             codes[rows] = np.where(of_rows < 0, -1, of_rows + len(names))
-            names += found
-            is_accepted = np.array([*map(reader.accepts, found), True])[of_rows]
+            names += fields
+            is_accepted = np.array([*map(reader.accepts, fields), True])[of_rows]
             if not is_accepted.all():
                 reasons[rows[~is_accepted]] = NAME
                 rows, group = rows[is_accepted], group.filter(pa.array(is_accepted))

@@ -103,16 +103,16 @@ class _Resolver:
     def skip(self, schema: Schema) -> Step:
         """Build the step that skips values of `schema`."""
         self._count()
-        found = self._writer.look_up(schema)
-        kind = kind_of(found)
+        defined = self._writer.look_up(schema)
+        kind = kind_of(defined)
         if kind != "record":
-            return self._skip_others(kind, found)
-        name = found["name"]
+            return self._skip_others(kind, defined)
+        name = defined["name"]
         if name in self._open:
             self.recursive.setdefault(name, Scalar("null"))  # Replaced below when complete.
             return Again(name)
         self._open.append(name)
-        step = Record(tuple(RecordField(self.skip(f["type"]), None) for f in found["fields"]))
+        step = Record(tuple(RecordField(self.skip(f["type"]), None) for f in defined["fields"]))
         self._open.pop()
         if name in self.recursive:
             self.recursive[name] = step
@@ -131,33 +131,35 @@ class _Resolver:
 
     def read(self, what: str, schema: Schema, requested: Requested) -> TypedStep:
         """Build the step that reads values of `schema` as `requested`, or as a wider number."""
-        found = self._writer.look_up(schema)
-        if kind_of(found) == "union":
+        defined = self._writer.look_up(schema)
+        if kind_of(defined) == "union":
             self._count()
             return self._read_union(
-                what, found, _widen(requested, map(self._writer.look_up, found))
+                what, defined, _widen(requested, map(self._writer.look_up, defined))
             )
-        return self._read_one(what, found, _widen(requested, [found]))
+        return self._read_one(what, defined, _widen(requested, [defined]))
 
-    def _read_one(self, what: str, found: Schema, requested: Requested) -> TypedStep:
+    def _read_one(self, what: str, defined: Schema, requested: Requested) -> TypedStep:
         """Build the step for a schema that is not a union."""
         self._count()
-        kind = kind_of(found)
+        kind = kind_of(defined)
         if kind == "null" and requested.nullable:
             return Scalar(kind, requested.type)
         if kind_of(requested.schema) not in _PROMOTIONS.get(kind, (kind,)):
             if kind in _NUMBERS and kind_of(requested.schema) in _NUMBERS:
                 # To the reader a narrower number is a time, but the writer may mean another unit.
-                return Bad(self.skip(found), requested.type)
-            raise _unresolved(what, found, requested)
+                return Bad(self.skip(defined), requested.type)
+            raise _unresolved(what, defined, requested)
         if kind == "record":
-            return self._read_record(found, requested)
+            return self._read_record(defined, requested)
         if kind in ("array", "map") and requested.item is not None:
-            item = self.read(what, found["items" if kind == "array" else "values"], requested.item)
+            item = self.read(
+                what, defined["items" if kind == "array" else "values"], requested.item
+            )
             assert item.type is not None, "an item that is read has a type"
             inner = pa.list_(item.type) if kind == "array" else pa.map_(pa.string(), item.type)
             return Repeated(item, kind == "map", inner)
-        return _read_scalar(what, kind, found, requested)
+        return _read_scalar(what, kind, defined, requested)
 
     def _read_union(self, what: str, schemas: list[Schema], requested: Requested) -> Union:
         steps: dict[int, TypedStep] = {}
@@ -185,15 +187,15 @@ class _Resolver:
 
     def _is_other(self, branch: Schema, schemas: list[Schema], requested: Requested) -> bool:
         """Return whether a union has several named types and this one is not the requested one."""
-        found = self._writer.look_up(branch)
-        kind = kind_of(found)
+        defined = self._writer.look_up(branch)
+        kind = kind_of(defined)
         alike = [each for each in map(self._writer.look_up, schemas) if kind_of(each) == kind]
         if kind not in ("record", "enum", "fixed") or len(alike) == 1:
             return False
         if kind_of(requested.schema) != kind:
             return False
-        names = {name.split(".")[-1] for name in _names_of(requested.schema)}
-        return found["name"].split(".")[-1] not in names
+        names = [requested.schema["name"], *requested.schema.get("aliases", ())]
+        return defined["name"].split(".")[-1] not in {name.split(".")[-1] for name in names}
 
     def _read_record(self, schema: Schema, requested: Requested) -> Record:
         written = {each["name"] for each in schema["fields"]}
@@ -204,9 +206,9 @@ class _Resolver:
         missing: list[int] = []
         for place, field_ in enumerate(requested.fields):
             names = [field_.name, *(name for name, of in aliases.items() if of == field_.name)]
-            known = [name for name in names if name in written]
-            if known:
-                places[known[0]] = place
+            shared = [name for name in names if name in written]
+            if shared:
+                places[shared[0]] = place
             elif (default := _read_default(field_)) is not None:
                 defaults[place] = default
             else:
@@ -260,24 +262,20 @@ def _unresolved(what: str, writer: Schema, requested: Requested) -> _Unresolved:
 def _list_aliases(record: Schema) -> dict[str, str]:
     """Map the aliases of a record's fields to the fields; an alias that is also a name is out."""
     names = {field["name"] for field in record["fields"]}
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for field_ in record["fields"]:
         for alias in field_.get("aliases", ()):
             if alias not in names:
-                found.setdefault(alias, field_["name"])
-    return found
-
-
-def _names_of(schema: Schema) -> list[str]:
-    return [schema["name"], *schema.get("aliases", ())]
+                aliases.setdefault(alias, field_["name"])
+    return aliases
 
 
 def _read_scalar(what: str, kind: str, schema: Schema, requested: Requested) -> Scalar:
     if kind == "enum":
-        known = set(requested.schema["symbols"])
+        accepted = set(requested.schema["symbols"])
         other = requested.schema.get(DEFAULT)
-        other = other if other in known else None
-        symbols = tuple(each if each in known else other for each in schema["symbols"])
+        other = other if other in accepted else None
+        symbols = tuple(each if each in accepted else other for each in schema["symbols"])
         return Scalar(kind, requested.type, symbols=symbols)
     if kind == "fixed" and schema["size"] != requested.schema["size"]:
         raise _unresolved(what, schema, requested)

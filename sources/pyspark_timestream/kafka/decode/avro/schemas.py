@@ -291,14 +291,14 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
     """Refuse columns, times and edges that the reader's schema lacks or has with other types."""
     parsed = reader.parse()
     for column in columns:
-        found = _find(parsed, f"column '{column.name}'", column.name)
-        _check_type(parsed, f"column '{column.name}'", found, column.type)
+        schema = _find(parsed, f"column '{column.name}'", column.name)
+        _check_type(parsed, f"column '{column.name}'", schema, column.type)
     for name in raw:
-        found = _find(parsed, f"field '{name}'", name)
-        kind = kind_of(_strip_null(parsed, f"field '{name}'", found)[0])
+        schema = _find(parsed, f"field '{name}'", name)
+        kind = kind_of(_strip_null(parsed, f"field '{name}'", schema)[0])
         if kind not in ("string", "enum", "int", "long", "float", "double"):
             raise SchemaRefused(
-                f"field '{name}' is of Avro type {describe(found)}, and is neither a time nor an "
+                f"field '{name}' is of Avro type {describe(schema)}, and is neither a time nor an "
                 "edge",
                 "a string, a number, a date or a timestamp",
                 "name another field, or the record's 'timestamp'",
@@ -332,10 +332,10 @@ def _find(parsed: ParsedSchema, what: str, path: str) -> Schema:
                 "a path of names from record to record, such as after.id",
                 "read the field itself, and take it apart in Spark",
             )
-        found = [field for field in record["fields"] if field["name"] == part]
-        if not found:
+        matches = [field for field in record["fields"] if field["name"] == part]
+        if not matches:
             raise _missing_field(what, part, record)
-        schema = found[0]["type"]
+        schema = matches[0]["type"]
     return schema
 
 
@@ -349,39 +349,40 @@ def _missing_field(what: str, name: str, record: Schema) -> SchemaRefused:
 
 def _strip_null(parsed: ParsedSchema, what: str, schema: Schema) -> tuple[Schema, bool]:
     """Return the only type of a union beside null, and whether the union has a null."""
-    found = parsed.look_up(schema)
-    if not isinstance(found, list):
-        return found, kind_of(found) == "null"
-    types = [parsed.look_up(branch) for branch in found if branch != "null"]
+    defined = parsed.look_up(schema)
+    if not isinstance(defined, list):
+        return defined, kind_of(defined) == "null"
+    types = [parsed.look_up(branch) for branch in defined if branch != "null"]
     if len(types) > 1:
         raise SchemaRefused(
-            f"{what} is of Avro type {describe(found)}: of which type a value is, is not known "
+            f"{what} is of Avro type {describe(defined)}: of which type a value is, is not known "
             "before it is read",
             "a type, or a union of a type and null; a union of records where 'valueMessage' or "
             "'keyMessage' names the one to read",
             "leave the column out, or name the record",
         )
-    return (types[0] if types else "null"), len(types) < len(found)
+    return (types[0] if types else "null"), len(types) < len(defined)
 
 
 def _check_type(parsed: ParsedSchema, what: str, schema: Schema, target: pa.DataType) -> None:
-    found = _strip_null(parsed, what, schema)[0]
-    kind = kind_of(found)
+    defined = _strip_null(parsed, what, schema)[0]
+    kind = kind_of(defined)
     if kind == "record" and pa.types.is_struct(target):
-        by_name = {field["name"]: field["type"] for field in found["fields"]}
+        by_name = {field["name"]: field["type"] for field in defined["fields"]}
         for child in target:
             if child.name not in by_name:
-                raise _missing_field(f"{what}, field '{child.name}',", child.name, found)
+                raise _missing_field(f"{what}, field '{child.name}',", child.name, defined)
             part = f"{what}, field '{child.name}',"
             _check_type(parsed, part, by_name[child.name], child.type)
     elif kind == "array" and pa.types.is_list(target):
-        _check_type(parsed, f"{what}, item,", found["items"], target.value_type)
+        _check_type(parsed, f"{what}, item,", defined["items"], target.value_type)
     elif kind == "map" and pa.types.is_map(target) and pa.types.is_string(target.key_type):
-        _check_type(parsed, f"{what}, value,", found["values"], target.item_type)
-    elif kind in _NESTED or not can_cast(read_as(found), target):
-        accepts = _NESTED.get(kind) or str(read_as(found))
+        _check_type(parsed, f"{what}, value,", defined["values"], target.item_type)
+    elif kind in _NESTED or not can_cast(read_as(defined), target):
+        accepts = _NESTED.get(kind) or str(read_as(defined))
         raise SchemaRefused(
-            f"{what} is {target}, but in the reader's schema it is of Avro type {describe(found)}",
+            f"{what} is {target}, but in the reader's schema it is of Avro type "
+            f"{describe(defined)}",
             accepts,
             "declare it so, and convert it in Spark",
         )
@@ -418,10 +419,10 @@ def _shape_of(target: pa.DataType) -> Tree:
 
 
 def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> Requested:
-    found, nullable = _strip_null(parsed, "a column", schema)
-    kind = kind_of(found)
+    defined, nullable = _strip_null(parsed, "a column", schema)
+    kind = kind_of(defined)
     if kind == "record":
-        by_name = {field["name"]: field for field in found["fields"]}
+        by_name = {field["name"]: field for field in defined["fields"]}
         fields = tuple(
             RequestedField(
                 name,
@@ -431,11 +432,11 @@ def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> Re
             for name, below in shape.items()
         )
         inner = pa.struct([(field.name, field.inner.type) for field in fields])
-        return Requested(found, inner, nullable, fields)
+        return Requested(defined, inner, nullable, fields)
     if kind == "array":
-        item = _build(parsed, found["items"], shape)
-        return Requested(found, pa.list_(item.type), nullable, item=item)
+        item = _build(parsed, defined["items"], shape)
+        return Requested(defined, pa.list_(item.type), nullable, item=item)
     if kind == "map":
-        item = _build(parsed, found["values"], shape)
-        return Requested(found, pa.map_(pa.string(), item.type), nullable, item=item)
-    return Requested(found, read_as(found), nullable)
+        item = _build(parsed, defined["values"], shape)
+        return Requested(defined, pa.map_(pa.string(), item.type), nullable, item=item)
+    return Requested(defined, read_as(defined), nullable)

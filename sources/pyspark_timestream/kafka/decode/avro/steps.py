@@ -164,10 +164,10 @@ class Repeated:
 
     def build(self, lengths: Longs, items: Sequence[Converted]) -> Converted:
         """Build arrays of `lengths` from their items, or maps from their keys and values."""
-        made = build_repeated(self.type, items, lengths, np.zeros(len(lengths), np.bool_))
+        built = build_repeated(self.type, items, lengths, np.zeros(len(lengths), np.bool_))
         if not self.keyed or lengths.max(initial=0) < 2:
-            return made
-        return _drop_repeated_keys(made, self.type, items, lengths)
+            return built
+        return _drop_repeated_keys(built, self.type, items, lengths)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,7 +250,7 @@ def _format_uuids(values: pa.Array) -> pa.Array:
 
 
 def _drop_repeated_keys(
-    made: Converted, target: pa.DataType, parts: Sequence[Converted], lengths: Longs
+    built: Converted, target: pa.DataType, parts: Sequence[Converted], lengths: Longs
 ) -> Converted:
     """Keep the last of a map's entries with equal keys, at the place of the first (13.9)."""
     # Only broken payloads have keys that are null.
@@ -258,11 +258,11 @@ def _drop_repeated_keys(
     owners = np.repeat(np.arange(len(lengths)), lengths)
     pairs = owners * (len(owners) + 1) + codes.to_numpy(zero_copy_only=False)
     if len(np.unique(pairs)) == len(pairs):
-        return made
+        return built
     first = np.unique(pairs, return_index=True)[1]
     last = len(pairs) - 1 - np.unique(pairs[::-1], return_index=True)[1]
     kept = last[np.argsort(first)]
     rest = [keep(part.column.take(pa.array(kept))) for part in parts]
     left = np.bincount(owners[kept], minlength=len(lengths))
-    absent = to_mask(made.column.is_null())
-    return Converted(build_repeated(target, rest, left, absent).column, made.bad)
+    absent = to_mask(built.column.is_null())
+    return Converted(build_repeated(target, rest, left, absent).column, built.bad)

@@ -118,11 +118,11 @@ def _find_extreme(texts: pa.Array) -> Mask:
 
 def _find_brackets(content: Bytes) -> npt.NDArray[np.int64]:
     """Return the places of opening brackets in increasing order."""
-    found = []
+    brackets = []
     for start in range(0, len(content), PIECE_BYTES):
         piece = content[start : start + PIECE_BYTES]
-        found.append(start + np.flatnonzero((piece | _LOWER_CASE) == _OPENING))
-    return np.concatenate(found)
+        brackets.append(start + np.flatnonzero((piece | _LOWER_CASE) == _OPENING))
+    return np.concatenate(brackets)
 
 
 def _may_hold_long_number(content: Bytes) -> bool:

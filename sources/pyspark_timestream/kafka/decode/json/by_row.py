@@ -90,8 +90,8 @@ def parse_rows(fields: RequestedFields, values: list[bytes | None]) -> DecodedBl
     reasons = np.array([reason for _, reason in loaded], np.uint8)
     columns = []
     for path, field in zip(fields.column_paths(), fields.columns, strict=True):
-        found, blocked = _take(objects, path)
-        column, bad = _convert(found, field.type)
+        taken, blocked = _take(objects, path)
+        column, bad = _convert(taken, field.type)
         columns.append(Converted(column, bad | blocked))
     raw = {
         text: _group_by_type([_to_raw(value) for value in _take(objects, path)[0]])
@@ -105,8 +105,8 @@ def _take(objects: list[dict[str, Any]], path: Path) -> tuple[list[Any], Mask]:
     if len(path) == 1:
         (name,) = path
         return [each.get(name) for each in objects], np.zeros(len(objects), np.bool_)
-    found = [descend(each, path) for each in objects]
-    return [each.value for each in found], np.array([each.blocked for each in found], np.bool_)
+    taken = [descend(each, path) for each in objects]
+    return [each.value for each in taken], np.array([each.blocked for each in taken], np.bool_)
 
 
 def _load(text: bytes | None) -> tuple[dict[str, Any], int]:
@@ -144,20 +144,20 @@ def _group_by_type(values: list[Any]) -> list[pa.Array]:
 def _convert(values: list[Any], target: pa.DataType) -> Converted:
     """Convert n parsed values to `target`; a value is bad if the conversion makes it null."""
     if pa.types.is_struct(target):
-        found = _convert_objects(values, target)
+        converted = _convert_objects(values, target)
     elif pa.types.is_list(target):
-        found = _convert_lists(values, target)
+        converted = _convert_lists(values, target)
     elif pa.types.is_map(target):
-        found = _convert_maps(values, target)
+        converted = _convert_maps(values, target)
     elif pa.types.is_timestamp(target) or pa.types.is_date32(target):
-        found = keep(_convert_times(values, target))
+        converted = keep(_convert_times(values, target))
     else:
         read = _choose_scalar(target)
-        found = keep(pa.array([null_on_error(read, value) for value in values], target))
-    if not found.column.null_count:
-        return found
-    lost = to_mask(found.column.is_null()) & np.array([v is not None for v in values], np.bool_)
-    return Converted(found.column, found.bad | lost)
+        converted = keep(pa.array([null_on_error(read, value) for value in values], target))
+    if not converted.column.null_count:
+        return converted
+    lost = to_mask(converted.column.is_null()) & np.array([v is not None for v in values], np.bool_)
+    return Converted(converted.column, converted.bad | lost)
 
 
 def _convert_objects(values: list[Any], target: pa.DataType) -> Converted:

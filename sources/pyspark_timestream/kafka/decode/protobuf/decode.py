@@ -206,16 +206,18 @@ def parse_block(reader: BlockReader, messages: pa.Array) -> tuple[pa.Array | Non
     Return the requested fields of the well-formed messages as structs, None if none is requested;
     and n booleans: the message is well-formed.
     """
-    found: list[pa.Array] = []
+    rows_read: list[pa.Array] = []
     pieces = split_pieces(messages, _MAX_ROWS, _MAX_BYTES)
-    fine = np.concatenate([np.ones(0, np.bool_), *(_parse_piece(reader, p, found) for p in pieces)])
+    fine = np.concatenate(
+        [np.ones(0, np.bool_), *(_parse_piece(reader, p, rows_read) for p in pieces)]
+    )
     if reader.handler is None:
         return None, fine
-    return pa.concat_arrays(found or [_to_rows(reader.handler, b"", 0)]), fine
+    return pa.concat_arrays(rows_read or [_to_rows(reader.handler, b"", 0)]), fine
 
 
-def _parse_piece(reader: BlockReader, messages: pa.Array, found: list[pa.Array]) -> Mask:
-    """Parse messages, add their rows to `found`, and return which are well-formed."""
+def _parse_piece(reader: BlockReader, messages: pa.Array, columns: list[pa.Array]) -> Mask:
+    """Parse messages, add their rows to `columns`, and return which are well-formed."""
     data, bounds = _join(messages)
     fine = np.ones(len(messages), np.bool_)
 
@@ -237,7 +239,7 @@ def _parse_piece(reader: BlockReader, messages: pa.Array, found: list[pa.Array])
 
     # A panic of ptars is a BaseException; no message is known to cause one here.
     rows, failed = _isolate(len(good), convert, BaseException)
-    found += rows
+    columns += rows
     fine[good[failed]] = False
     return fine
 
@@ -307,10 +309,10 @@ def _to_rows(handler: Any, data: bytes | memoryview, rows: int) -> pa.Array:
     """Convert the block of `data` to an array of its rows."""
     bounds = pa.py_buffer(np.array([0, len(data)], dtype=np.int32))
     blocks = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, bounds, pa.py_buffer(data)])
-    found = handler.array_to_record_batch(blocks).column(0).flatten()
-    if len(found) != rows:
-        raise ValueError(f"{len(found)} rows instead of {rows}")
-    return found
+    records = handler.array_to_record_batch(blocks).column(0).flatten()
+    if len(records) != rows:
+        raise ValueError(f"{len(records)} rows instead of {rows}")
+    return records
 
 
 def read_protobuf(

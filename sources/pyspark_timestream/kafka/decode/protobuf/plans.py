@@ -227,15 +227,15 @@ def _plan_field(field: Any, target: pa.DataType) -> Plan:
 def _plan_raw(field: Any) -> Plan:
     """Plan the reading of `field` for an event time or an edge; failures become nulls."""
     _check_readable(field)
-    found = field
+    last = field
     if not field.is_repeated and field.type == field.TYPE_MESSAGE:
         name = field.message_type.full_name
         if name in (_TIMESTAMP, _DATE):
             return _plan_field(field, _TIMES[name].type)
         if name in _WRAPPERS:
-            found = field.message_type.fields_by_name["value"]
-    kind = _SCALARS[found.type - 1][1]
-    if found.type in (found.TYPE_STRING, found.TYPE_ENUM):
+            last = field.message_type.fields_by_name["value"]
+    kind = _SCALARS[last.type - 1][1]
+    if last.type in (last.TYPE_STRING, last.TYPE_ENUM):
         target = pa.string()
     elif pa.types.is_integer(kind):
         target = pa.int64()
@@ -351,12 +351,12 @@ def _join_pieces(pieces: pa.Array) -> pa.Array:
 
 def _plan_struct(field: Any, target: pa.StructType) -> Plan:
     fields = [_get_field(field.message_type, child.name) for child in target]
-    plans = [_plan_field(found, child.type) for found, child in zip(fields, target, strict=True)]
+    plans = [_plan_field(source, child.type) for source, child in zip(fields, target, strict=True)]
 
     def convert(array: pa.Array) -> Converted:
         children = [
-            plan.convert(pc.struct_field(array, name_field(found)))
-            for found, plan in zip(fields, plans, strict=True)
+            plan.convert(pc.struct_field(array, name_field(source)))
+            for source, plan in zip(fields, plans, strict=True)
         ]
         return build_struct(target, children, to_mask(array.is_null()))
 
