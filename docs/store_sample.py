@@ -16,6 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pyspark_tseries.store.log_writer import wait_for_checkpoints
+
 PAGE = Path(__file__).parent / "explanation/store-format.md"
 PLACE = "/data/format"
 """The store's path on the page."""
@@ -57,6 +59,7 @@ def make(place: Path, page: str) -> dict[str, str]:
     (edits,) = (place / "kind=edit").iterdir()
     made["data file"] = describe_data(edits)
     exec(go_on, session)
+    wait_for_checkpoints()
     made["last checkpoint"] = f"{(place / '_delta_log/_last_checkpoint').read_text()}\n"
     return {name: text.replace(str(place), PLACE) for name, text in made.items()}
 

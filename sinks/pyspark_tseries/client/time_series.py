@@ -708,8 +708,7 @@ class TimeSeries(Questions):
                 f"series {show_value(series)} is not the name of a series", "a text", "correct it"
             )
         cells = self._check_values(value)
-        time = pa.array([stamp], pa.int64()).cast(INSTANT)
-        metadata = (pa.array([series]), time, pa.nulls(1, pa.string()))
+        metadata = (pa.array([series]), pa.array([stamp], INSTANT), pa.nulls(1, pa.string()))
         fields = list(self._staged)[4:]
         columns = [
             *metadata,

@@ -109,14 +109,22 @@ def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
     would skip a group with a NaN that passes their filter. `events` are the first rows of a file,
     or all of them if `is_whole`.
     """
-    leaves = [leaf for field in events.schema for leaf in _leaves(field.name, field.type)]
+    leaves = _schema_leaves(events.schema)
+    if not any(is_float for _, is_float in leaves):
+        return True
     chosen = [
         path
-        for path, kind in leaves
-        if not pa.types.is_floating(kind)
-        or (is_whole and path in events.column_names and not _has_nan(events[path]))
+        for path, is_float in leaves
+        if not is_float or (is_whole and path in events.column_names and not _has_nan(events[path]))
     ]
     return len(chosen) == len(leaves) or chosen
+
+
+@functools.lru_cache(maxsize=64)
+def _schema_leaves(schema: pa.Schema) -> list[tuple[str, bool]]:
+    """Return the path of each leaf, and True for floating-point numbers."""
+    leaves = (leaf for field in schema for leaf in _leaves(field.name, field.type))
+    return [(path, pa.types.is_floating(kind)) for path, kind in leaves]
 
 
 def _leaves(path: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
@@ -139,21 +147,31 @@ def _has_nan(column: pa.ChunkedArray) -> bool:
 
 def writer_options(events: pa.Table, *, is_whole: bool) -> dict[str, Any]:
     """Return the options to write events like these, the first of a file, or all if `is_whole`."""
-    schema = events.schema
+    # One row is one batch of any size, and computing the size takes longer than writing the row.
+    batch_rows = ROWS_PER_GROUP
+    if events.num_rows > 1 or not is_whole:
+        batch_rows = rows_for_bytes(events, ENCODING_BATCH_BYTES, ROWS_PER_GROUP)
+    return {
+        "compression": "zstd",
+        "write_batch_size": batch_rows,
+        **_encodings(events.schema),
+        "write_statistics": choose_bounds(events, is_whole),
+        # Readers must see Delta's types; a stored Arrow schema would make `series` a dictionary.
+        "store_schema": False,
+        "write_page_checksum": True,
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _encodings(schema: pa.Schema) -> dict[str, Any]:
     deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
     encoding = deltas | dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
     if not pa.types.is_dictionary(schema.field("series").type):
         encoding["series"] = "PLAIN"
     return {
-        "compression": "zstd",
-        "write_batch_size": rows_for_bytes(events, ENCODING_BATCH_BYTES, ROWS_PER_GROUP),
         "use_dictionary": [name for name in schema.names if name not in encoding],
         "column_encoding": encoding,
-        "write_statistics": choose_bounds(events, is_whole),
-        # Readers must see Delta's types; a stored Arrow schema would make `series` a dictionary.
-        "store_schema": False,
-        "write_page_checksum": True,
     }
 
 
@@ -183,6 +201,7 @@ def count_leaves(kind: pa.DataType) -> int:
     return 1
 
 
+@functools.lru_cache(maxsize=64)
 def checksum_placeholder(schema: pa.Schema, groups: int) -> dict[str, str]:
     """Return the key for a file of `groups` row groups, with zeros instead of checksums."""
     chunks = groups * sum(count_leaves(field.type) for field in schema)
@@ -338,6 +357,9 @@ class FileStats:
 def compute_stats(table: pa.Table) -> FileStats:
     """Return the bounds of at least one event; the events are sorted by (series, sequence)."""
     ends = table["series"][0].as_py(), table["series"][table.num_rows - 1].as_py()
+    if table.num_rows == 1:
+        sequence, us = table["sequence"][0].as_py(), table["timestamp"][0].value
+        return FileStats(1, ends, (sequence, sequence), (us, us))
     sequence, us = (_bounds(table[name]) for name in ("sequence", "timestamp"))
     return FileStats(table.num_rows, ends, sequence, us)
 
@@ -619,8 +641,7 @@ def drop_empty_erasure(table: pa.Table) -> pa.Table:
 def _write_sealed(location: Location, full: str, content: bytearray, metadata: Any) -> int:
     """Write a small file at once, with its checksums; return its size."""
     fill_in_content(content, metadata)
-    with location.write(full) as file:
-        file.write(content)
+    location.write_whole(full, content)
     return len(content)
 
 

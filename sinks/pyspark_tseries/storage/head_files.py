@@ -61,8 +61,7 @@ def write_head(location: Location, head_id: int, table: pa.Table) -> str:
     content = io.BytesIO()
     with pa.ipc.new_stream(content, table.schema, options=options) as writer:
         writer.write_table(table)
-    with location.write(path) as file:
-        file.write(seal(content.getvalue()))
+    location.write_whole(path, seal(content.getvalue()))
     return path
 
 

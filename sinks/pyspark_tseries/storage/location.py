@@ -366,6 +366,26 @@ class Location:
         self.make_directories(os.path.dirname(path))
         return pa.OSFile(path, "wb")
 
+    def write_whole(self, path: str, content: bytes | bytearray, *, new: bool = False) -> None:
+        """Write a small file at once, and make its directory; with `new` none may be there yet."""
+        if not self.is_local:
+            with self.write(path) as file:
+                file.write(content)
+            return
+        # Python's files and Arrow's take two to four times as long as these calls.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
+        try:
+            descriptor = os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            self.make_directories(os.path.dirname(path))
+            descriptor = os.open(path, flags, 0o666)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
+
     def make_directories(self, path: str) -> None:
         """Make a directory below the store's directory, but never that one itself.
 
@@ -408,6 +428,8 @@ class Location:
         with contextlib.suppress(OSError):
             path = self.lock_path(name)
             try:
+                with contextlib.suppress(FileNotFoundError):
+                    return os.open(path, os.O_RDWR)
                 try:
                     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
                 except FileExistsError:
@@ -586,12 +608,12 @@ def lock_commits(location: Location) -> Iterator[None]:
     if descriptor is None:
         yield  # The commit itself reports a broken disk or a missing store.
         return
-    with open(descriptor, "rb") as file:
+    try:
         seen, patience = None, 0.0
-        while not try_lock(file.fileno()):
+        while not try_lock(descriptor):
             # Wait as long as the holder beats: small batches that did not wait would win every race
             # against a large one.
-            if seen != (seen := os.fstat(file.fileno()).st_mtime_ns):
+            if seen != (seen := os.fstat(descriptor).st_mtime_ns):
                 patience = time.monotonic() + MAX_SILENCE_S
             if time.monotonic() >= patience:
                 break
@@ -602,7 +624,9 @@ def lock_commits(location: Location) -> Iterator[None]:
             # Unlock explicitly: after a fork, the child has the file open too, so that closing it
             # here would not release the lock.
             with contextlib.suppress(OSError):
-                fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ from pyspark_tseries.store.log_entries import (
     read_last_checkpoint,
     seal_info,
 )
-from pyspark_tseries.store.log_writer import capture_entry, copy_log, write_checkpoint
+from pyspark_tseries.store.log_writer import capture_entry, checkpoint_later, copy_log
 
 PROBE_WRITERS: Final = 4
 PROBE_ROUNDS: Final = 3
@@ -307,11 +307,9 @@ def publish(
         OSError: a file could not be written, or is missing.
     """
     log, staging = location.file("_delta_log"), location.file("_tseries", "staging")
-    location.make_directories(staging)
     draft = os.path.join(staging, f"{secrets.token_hex(8)}.json")
     try:
-        with open(draft, "xb") as file:
-            file.write(entry)
+        location.write_whole(draft, entry, new=True)
         if synced:
             directories = {*list_directories(location.root, [*files, os.path.join(log, "")])}
             new = directories - known
@@ -373,6 +371,7 @@ class Log:
         self._own_entry: tuple[int, Mapping[str, int]] | None = None
         self._properties: dict[str, str] | None = None
         self._is_writable = False
+        self._last_checkpoint: int | None = None  # The newest one that this object knows of.
         self.proven: dict[int, int] = {}
         """The ids of commits in this log, by number; cleared if the log is replaced."""
         self._identity = self._entry_identity(self._version)
@@ -439,7 +438,7 @@ class Log:
                 return False
             self._table = table
             self._checked = self._synced = self._verified = self._transactions_version = -1
-            self._own_entry = self._properties = None
+            self._own_entry = self._properties = self._last_checkpoint = None
             self.proven.clear()
         if self._version != self._table.version():
             self._version = int(self._table.version())
@@ -605,11 +604,15 @@ class Log:
         return True
 
     def _checkpoint(self, version: int) -> None:
-        interval = int(
-            self.properties().get("delta.checkpointInterval", DEFAULT_CHECKPOINT_INTERVAL)
-        )
-        if (version + 1) % interval == 0:
-            write_checkpoint(self.location, version)
+        """Have a checkpoint written, by another thread, if one is due after the entry `version`."""
+        wanted = self.properties().get("delta.checkpointInterval")
+        interval = DEFAULT_CHECKPOINT_INTERVAL if wanted is None else int(wanted)
+        if self._last_checkpoint is None:
+            # A process that commits once must write one, too, if those before it have not.
+            self._last_checkpoint = read_last_checkpoint(self.location).version
+        if version - self._last_checkpoint >= interval:
+            self._last_checkpoint = version
+            checkpoint_later(self.location, version, interval)
 
     def paths(self) -> list[str]:
         """Return the paths of the table's files, relative to it."""

@@ -1,5 +1,8 @@
 """Write checkpoints on a local path, so that they survive a power loss.
 
+A checkpoint only saves readers time, so the commit that makes one due does not wait for it: a
+thread of the process writes it (`checkpoint_later`), and the process ends after it.
+
 Delta writes checkpoints, and some entries, into a *shadow*, a copy of the end of the log; then they
 are moved or published.
 
@@ -9,6 +12,7 @@ package writes a checkpoint again.
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import re
@@ -17,18 +21,24 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
-from pyspark_tseries.storage.location import Location, sync
+from pyspark_tseries.storage.location import Location, exclusive, sync
 from pyspark_tseries.store.log_entries import (
     LAST_CHECKPOINT,
+    entry_path,
     format_last_checkpoint,
     read_last_checkpoint,
 )
 
 _LOG_DIRECTORY: Final = "_delta_log"
+LOCK_FILE: Final = "checkpoint.lock"
+"""The process that writes a checkpoint holds this lock, so that no older one replaces it."""
+
 _NUMBERED: Final = re.compile(r"(\d{20})\.(json|checkpoint.*)")
 
 
@@ -56,6 +66,62 @@ def write_checkpoint(location: Location, version: int) -> None:
             for name in names:
                 os.replace(os.path.join(made, name), os.path.join(log, name))
             sync([log])
+
+
+def checkpoint_later(location: Location, version: int, interval: int) -> None:
+    """Write a checkpoint in another thread, if the last one is `interval` entries before `version`.
+
+    The entry `version` is in the log. Errors are left out: the entries are there without it, and
+    the next checkpoint is written as if this one had not been due. One process at a time writes
+    checkpoints of a store.
+    """
+    _checkpointer(os.getpid()).add(location, version, interval)
+
+
+def wait_for_checkpoints() -> None:
+    """Return once all checkpoints are written that are due in this process."""
+    _checkpointer(os.getpid()).wait()
+
+
+class _Checkpointer:
+    """Writes the checkpoints of this process's stores, one after the other, in one thread.
+
+    If a store's next one is due before its last one was begun, only the next one is written. The
+    interpreter waits for the thread when it ends, so at most for one checkpoint of each store.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tseries-checkpoint")
+        self._due: dict[Location, tuple[int, int, tuple[int, int] | None]] = {}
+
+    def add(self, location: Location, version: int, interval: int) -> None:
+        entry = location.identity(entry_path(location, version))
+        self._due[location] = version, interval, entry
+        try:
+            self._pool.submit(self._write_next, location)
+        except RuntimeError:  # No thread is left, or the interpreter is ending.
+            self._write_next(location)
+
+    def wait(self) -> None:
+        self._pool.submit(int).result()
+
+    def _write_next(self, location: Location) -> None:
+        due = self._due.pop(location, None)
+        if due is None:
+            return  # It was written together with one that was due earlier.
+        version, interval, entry = due
+        with contextlib.suppress(DeltaError, OSError), exclusive(location, LOCK_FILE) as lock:
+            last = read_last_checkpoint(location).version
+            # The store may have been removed meanwhile, and another one may be at its path.
+            is_there = location.identity(entry_path(location, version)) == entry
+            if lock is not None and is_there and version - last >= interval:
+                write_checkpoint(location, version)
+
+
+@functools.lru_cache(maxsize=1)
+def _checkpointer(pid: int) -> _Checkpointer:
+    """Return the one of this process, which is `pid`: a fork lacks its parent's thread."""
+    return _Checkpointer()
 
 
 def _mark_checkpoint(location: Location, made: str, parts: Sequence[str]) -> None:

@@ -429,6 +429,12 @@ class _Commit:
 
     def number(self, rows: pa.Table) -> NumberedRows:
         """Number appends that are in memory."""
+        if rows.num_rows == 1:
+            series, us = rows["series"][0].as_py(), rows["timestamp"][0].value
+            before = self._index.lookup_one(series)
+            event = self._rules.number_event(series, us, before, self._lookup.cti_us)
+            if event is not None:
+                return event
         series, stamps = (rows[name].combine_chunks() for name in ("series", "timestamp"))
         return self._rules.number(series, stamps, self._lookup)
 
@@ -470,7 +476,7 @@ class _Commit:
             return False
         if self._optimistic is None or future is None:
             return self._optimistic is not None
-        return to_data_file(output.file, 0).max_us <= future.commit_us + future.allowed_us
+        return to_data_file(output.file, 0).max_us <= future.last_us
 
     def _write_group(self, number: int, group: Sequence[TaskOutput]) -> WriteResult:
         path, schema = self._path("event", number), self._batch.rows.schema
@@ -483,8 +489,11 @@ class _Commit:
             return WriteResult(replace(file, path=path), change, Counts())
         memory = self._batch.limits.memory
         if sum(output.size for output in group) <= memory:
-            parts = [appends for output in group for appends in self._appends(output)]
-            rows = pa.Table.from_batches(parts, schema).combine_chunks()
+            if not self._batch.tasks and not self._batch.has_edits:
+                rows = self._batch.rows
+            else:
+                parts = [appends for output in group for appends in self._appends(output)]
+                rows = pa.Table.from_batches(parts, schema).combine_chunks()
             events = self.number(rows)
             self._numbered.append(events)
             return write_numbered(self._location, path, rows, events, self._rules)

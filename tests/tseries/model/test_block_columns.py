@@ -42,6 +42,8 @@ def test_columns_in_blocks_are_what_dictionaries_of_rows_would_be(steps, block, 
             found = seen.take(longs(asked), ABSENT)
             for name, low in ABSENT.items():
                 assert found[name].tolist() == [held.get((name, row), low) for row in asked]
+            for at, row in enumerate(asked):
+                assert seen.row(row, ABSENT) == {name: found[name][at] for name in ABSENT}
 
 
 def test_a_change_of_one_row_copies_one_block_of_each_column():

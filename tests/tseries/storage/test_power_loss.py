@@ -19,6 +19,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.spark.source import DefaultSource
+from pyspark_tseries.store import log_writer
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 
@@ -33,6 +34,7 @@ def path(tmp_path):
     )
     for number in range(10):
         series.append("ab"[number % 2], number)
+    log_writer.wait_for_checkpoints()
     Store.forget_all()
     return tmp_path / "s"
 
@@ -49,6 +51,9 @@ class Machine:
         self.path, self.left = tmp_path / "home" / "s", tmp_path / "left"
         self.path.parent.mkdir()
         self.disk = Disk(self.path, monkeypatch, self.lose_power)
+        # Checkpoints that are due, and how many moments of later commits they wait for.
+        self.due, self.wait = [], 0
+        monkeypatch.setattr(log_writer._checkpointer(os.getpid()), "_pool", self)
         self.told = self.facts = None
         self.losses = self.moments = 0
 
@@ -69,6 +74,17 @@ class Machine:
             if self.facts is not None:
                 assert facts(self.left) == self.facts, case
             assert verify(str(self.left)) == []
+        self.write_due()
+
+    def submit(self, write, *given):
+        """Takes the place of the thread that writes checkpoints."""
+        self.due.append((self.moments + self.wait, write, given))
+        self.write_due()
+
+    def write_due(self):
+        while self.due and self.due[0][0] <= self.moments:
+            _, write, given = self.due.pop(0)
+            write(*given)
 
     def acknowledge(self):
         self.told, self.facts = set(contents(self.path)), facts(self.path)
@@ -92,8 +108,10 @@ def contents(path):
     ]
 
 
-def test_acknowledged_commit_survives_a_power_loss(tmp_path, monkeypatch):
+@pytest.mark.parametrize("wait", [0, 3])
+def test_acknowledged_commit_survives_a_power_loss(tmp_path, monkeypatch, wait):
     machine = Machine(tmp_path, monkeypatch)
+    machine.wait = wait  # With 3, checkpoints are written in the middle of later commits.
     series = TimeSeries.create(machine.path, VALUES, "limit 50", "me", auto_compact=False)
     machine.acknowledge()
     for number in range(9):  # A checkpoint is among what these write.

@@ -14,6 +14,7 @@ from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.storage.location import Location, bears_tag, parse_location, tagged_id
 from pyspark_tseries.store.log import _missing_checkpoint, create_table
+from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
 DAYS_LATER = 2_000_000_000_000_000
@@ -159,5 +160,6 @@ def test_checkpoint_of_a_store_with_brackets_in_its_path_is_found(tmp_path):
     store = TimeSeries.create(tmp_path / "b[1]x", {"value": pa.float64()}, "unlimited")
     for number in range(25):
         store.append("a", float(number))
+    wait_for_checkpoints()
     assert list((tmp_path / "b[1]x/_delta_log").glob("*.checkpoint.parquet"))
     assert _missing_checkpoint(parse_location(tmp_path / "b[1]x")) == -1

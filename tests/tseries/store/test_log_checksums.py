@@ -18,6 +18,7 @@ from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_entries import parse_entry
+from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
 NOW = 1_900_000_000_000_000
@@ -27,6 +28,7 @@ def fill(path, commits):
     series = TimeSeries.create(path, {"v": pa.int64()}, "unlimited", "me", auto_compact=False)
     for number in range(commits):
         series.append("abc"[number % 3], number)
+    wait_for_checkpoints()
     Store.forget_all()
     return path
 
