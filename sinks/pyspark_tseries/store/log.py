@@ -5,7 +5,6 @@ it names. Only then is it linked to its own name, which fails if another client 
 """
 
 import contextlib
-import glob
 import os
 import pathlib
 import re
@@ -61,7 +60,12 @@ from pyspark_tseries.store.log_entries import (
     read_last_checkpoint,
     seal_info,
 )
-from pyspark_tseries.store.log_writer import capture_entry, checkpoint_later, copy_log
+from pyspark_tseries.store.log_writer import (
+    capture_entry,
+    checkpoint_later,
+    copy_log,
+    has_checkpoint,
+)
 
 PROBE_WRITERS: Final = 4
 PROBE_ROUNDS: Final = 3
@@ -115,8 +119,7 @@ def load_table(location: Location) -> DeltaTable:
 def _missing_checkpoint(location: Location) -> int:
     """Return the version of the last checkpoint if that is missing; else -1."""
     version = read_last_checkpoint(location).version if location.is_local else -1
-    there = os.path.join(glob.escape(location.file("_delta_log")), f"{version:020d}.checkpoint*")
-    return -1 if glob.glob(there) else version
+    return -1 if has_checkpoint(location, version) else version
 
 
 def load_table_at(location: Location, version: int) -> DeltaTable:
@@ -610,7 +613,7 @@ class Log:
         if self._last_checkpoint is None:
             # A process that commits once must write one, too, if those before it have not.
             self._last_checkpoint = read_last_checkpoint(self.location).version
-        if version - self._last_checkpoint >= interval:
+        if not 0 <= version - self._last_checkpoint < interval:  # A wrong one may be later.
             self._last_checkpoint = version
             checkpoint_later(self.location, version, interval)
 

@@ -13,6 +13,7 @@ package writes a checkpoint again.
 
 import contextlib
 import functools
+import glob
 import os
 import pathlib
 import re
@@ -112,9 +113,10 @@ class _Checkpointer:
         version, interval, entry = due
         with contextlib.suppress(DeltaError, OSError), exclusive(location, LOCK_FILE) as lock:
             last = read_last_checkpoint(location).version
+            is_due = version - last >= interval or not has_checkpoint(location, last)
             # The store may have been removed meanwhile, and another one may be at its path.
             is_there = location.identity(entry_path(location, version)) == entry
-            if lock is not None and is_there and version - last >= interval:
+            if lock is not None and is_due and is_there:
                 write_checkpoint(location, version)
 
 
@@ -122,6 +124,12 @@ class _Checkpointer:
 def _checkpointer(pid: int) -> _Checkpointer:
     """Return the one of this process, which is `pid`: a fork lacks its parent's thread."""
     return _Checkpointer()
+
+
+def has_checkpoint(location: Location, version: int) -> bool:
+    """Return whether there is a checkpoint of `version`, in one part or several."""
+    there = os.path.join(glob.escape(location.file(_LOG_DIRECTORY)), f"{version:020d}.checkpoint*")
+    return bool(glob.glob(there))
 
 
 def _mark_checkpoint(location: Location, made: str, parts: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.store.log import load_table_at
-from pyspark_tseries.store.log_entries import parse_entry
+from pyspark_tseries.store.log_entries import parse_entry, read_last_checkpoint
 from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
@@ -169,8 +169,9 @@ def test_a_flipped_bit_of_a_checkpoint_is_named_and_hides_no_event(with_checkpoi
 
 @pytest.mark.parametrize("named", ["missing", "other", "garbage", "later"])
 def test_a_last_checkpoint_that_names_a_missing_one_falls_back_to_the_log(
-    with_checkpoint, tmp_path, named
+    with_checkpoint, tmp_path, named, monkeypatch
 ):
+    monkeypatch.setattr("pyspark_tseries.store.log.checkpoint_later", lambda *_: None)
     path = Path(shutil.copytree(with_checkpoint, tmp_path / "s"))
     right, pointer = answers(path), path / "_delta_log" / "_last_checkpoint"
     if named == "missing":
@@ -191,6 +192,23 @@ def test_a_last_checkpoint_that_names_a_missing_one_falls_back_to_the_log(
     assert verify(str(path)) == []
     assert [len(events) for events in answers(path)] == [18, 19, 17]
     assert DeltaTable(path).version() >= 54
+
+
+@pytest.mark.parametrize("named", ["missing", '{"version":20,"size":2}', "\0{", '{"version":990}'])
+def test_the_next_commit_replaces_a_last_checkpoint_that_is_none(with_checkpoint, tmp_path, named):
+    path = Path(shutil.copytree(with_checkpoint, tmp_path / "s"))
+    pointer = path / "_delta_log" / "_last_checkpoint"
+    if named == "missing":
+        os.remove(path / "_delta_log" / f"{49:020d}.checkpoint.parquet")
+    else:
+        pointer.write_text(named)
+    Store.forget_all()
+    series = TimeSeries.open(path, "me", auto_compact=False)
+    for number in range(10 if named == "missing" else 1):
+        series.append("b", number)
+    wait_for_checkpoints()
+    assert 54 <= read_last_checkpoint(series._store.location).version <= 63
+    assert verify(str(path)) == []
 
 
 def test_maintenance_goes_on_without_a_readable_last_checkpoint(with_checkpoint, tmp_path):

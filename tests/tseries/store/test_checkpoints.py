@@ -1,0 +1,159 @@
+"""Checkpoints are written beside the commits, of what is committed, and by whoever comes next."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pyspark_tseries import TimeSeries
+from pyspark_tseries.store import log_writer
+from pyspark_tseries.store.log_entries import read_last_checkpoint
+from pyspark_tseries.store.log_writer import LOCK_FILE, wait_for_checkpoints, write_checkpoint
+from pyspark_tseries.store.store import Store
+
+VALUES = {"value": pa.int64()}
+INTERVAL = 10
+"""Commits to a checkpoint, by this folder's conftest."""
+
+
+@pytest.fixture
+def series(tmp_path):
+    return TimeSeries.create(tmp_path / "s", VALUES, "unlimited", "me", auto_compact=False)
+
+
+def last_checkpoint(series):
+    wait_for_checkpoints()
+    return read_last_checkpoint(series._store.location).version
+
+
+def append(series, count, name="a"):
+    for number in range(count):
+        series.append(name, number)
+
+
+class Held:
+    """A thread of checkpoints that waits until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.go, self.began, self.written = threading.Event(), threading.Event(), []
+
+        def write(location, version):
+            self.began.set()
+            assert self.go.wait(60)
+            self.written.append(version)
+            write_checkpoint(location, version)
+
+        monkeypatch.setattr(log_writer, "write_checkpoint", write)
+
+
+def test_no_commit_waits_for_a_checkpoint_and_the_newest_that_is_due_is_written(
+    series, monkeypatch
+):
+    held = Held(monkeypatch)
+    append(series, 5 * INTERVAL)
+    assert held.began.wait(60)
+    held.go.set()
+    assert last_checkpoint(series) == 5 * INTERVAL - 1
+    assert held.written == [INTERVAL - 1, 5 * INTERVAL - 1]
+    Store.forget_all()
+    assert len(TimeSeries.open(series._store.root).range_query().select_from("a")) == 5 * INTERVAL
+    assert series.verify() == []
+
+
+def test_a_checkpoint_never_has_a_commit_that_came_after_it_was_due(series, monkeypatch):
+    held = Held(monkeypatch)
+    append(series, INTERVAL)
+    assert held.began.wait(60)
+    append(series, 3)
+    held.go.set()
+    assert last_checkpoint(series) == INTERVAL - 1
+    path = Path(series._store.root)
+    for version in range(INTERVAL, INTERVAL + 4):  # What is left is the checkpoint alone.
+        (path / f"_delta_log/{version:020d}.json").unlink(missing_ok=True)
+    assert DeltaTable(path).version() == INTERVAL - 1
+    assert len(DeltaTable(path).file_uris()) == INTERVAL - 1
+
+
+def test_processes_that_commit_once_each_write_a_checkpoint_too(series):
+    program = (
+        "import sys\nfrom pyspark_tseries import TimeSeries\n"
+        "TimeSeries.open(sys.argv[1], 'me', auto_compact=False).append('a', 1)"
+    )
+    append(series, INTERVAL - 2)
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", program, series._store.root], check=True)
+    assert last_checkpoint(series) >= INTERVAL - 1
+
+
+def test_a_checkpoint_that_a_killed_process_left_out_is_made_up_for_by_the_next_commit(
+    series, monkeypatch
+):
+    with monkeypatch.context() as killed:
+        killed.setattr("pyspark_tseries.store.log.checkpoint_later", lambda *_: None)
+        append(series, INTERVAL + 3)
+    assert last_checkpoint(series) == -1
+    Store.forget_all()
+    TimeSeries.open(series._store.root, "me", auto_compact=False).append("a", 1)
+    assert last_checkpoint(series) == INTERVAL + 4
+
+
+def test_a_store_at_the_path_of_one_that_was_removed_gets_no_checkpoint_of_that(
+    series, monkeypatch, tmp_path
+):
+    held = Held(monkeypatch)
+    append(series, INTERVAL)
+    assert held.began.wait(60)
+    append(series, INTERVAL)
+    shutil.rmtree(tmp_path / "s")
+    Store.forget_all()
+    other = TimeSeries.create(tmp_path / "s", VALUES, "unlimited", "me", auto_compact=False)
+    append(other, 3)
+    held.go.set()
+    assert last_checkpoint(other) in (-1, 3), "of its own entries, if there is one"
+    assert len(DeltaTable(tmp_path / "s").file_uris()) == 3
+    assert other.verify() == []
+
+
+def test_a_disk_that_takes_no_checkpoint_fails_no_commit(series, monkeypatch):
+    def write(location, version):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(log_writer, "write_checkpoint", write)
+        append(series, INTERVAL + 2)
+        assert last_checkpoint(series) == -1
+    append(series, INTERVAL)
+    assert last_checkpoint(series) == 2 * INTERVAL - 1
+
+
+def test_one_process_at_a_time_writes_checkpoints_of_a_store(series):
+    location = series._store.location
+    with log_writer.exclusive(location, LOCK_FILE):
+        append(series, INTERVAL)
+        assert last_checkpoint(series) == -1
+    append(series, INTERVAL)
+    assert last_checkpoint(series) == 2 * INTERVAL - 1
+
+
+def test_a_fork_commits_though_it_can_write_no_checkpoint(series):
+    """Delta refuses to work in a fork; another process makes up for it."""
+    append(series, INTERVAL)
+    assert last_checkpoint(series) == INTERVAL - 1
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            append(series, INTERVAL, "b")
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    append(series, 1)
+    assert last_checkpoint(series) == 2 * INTERVAL + 1
+    assert series.verify() == []
