@@ -43,14 +43,23 @@ from pyspark_tseries.storage.head_files import (
     write_head,
     write_record,
 )
-from pyspark_tseries.storage.location import Location, list_event_files, parse_location
+from pyspark_tseries.storage.location import (
+    Location,
+    exclusive,
+    list_event_files,
+    parse_location,
+)
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns, require_owner
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import LogFile, list_log_files
 from pyspark_tseries.store.log_entries import read_last_checkpoint
-from pyspark_tseries.store.log_writer import write_checkpoint
+from pyspark_tseries.store.log_writer import (
+    CHECKPOINT_LOCK,
+    wait_for_checkpoints,
+    write_checkpoint,
+)
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit
 
@@ -226,16 +235,20 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
         for act in {record.act.id for record in records} - flagged_acts(location, "log"):
             flag_act(location, act, "log")
         return
-    if read_last_checkpoint(location).version <= upto:
-        if location.is_local:
-            write_checkpoint(location, store.version())
-        else:
-            load_table(location).create_checkpoint()
-    if read_last_checkpoint(location).version <= upto:
-        return  # The last one is another writer's; the next round tries again.
-    last = held[-1].version
-    # Oldest first, so that a reader that still finds an entry finds all later ones, too.
-    location.remove(file.full for file in list_log_files(location) if file.version <= last)
+    wait_for_checkpoints()
+    with exclusive(location, CHECKPOINT_LOCK) as lock:
+        if lock is None:
+            return  # A writer may be about to add an older checkpoint; the next round tries again.
+        if read_last_checkpoint(location).version <= upto:
+            if location.is_local:
+                write_checkpoint(location, store.version())
+            else:
+                load_table(location).create_checkpoint()
+        if read_last_checkpoint(location).version <= upto:
+            return  # The last one is another writer's; the next round tries again.
+        last = held[-1].version
+        # Oldest first, so that a reader that still finds an entry finds all later ones, too.
+        location.remove(file.full for file in list_log_files(location) if file.version <= last)
 
 
 def erase(

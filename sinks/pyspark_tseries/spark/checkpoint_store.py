@@ -95,7 +95,7 @@ def check_in_commit(
         if is_empty:
             with store.commit_lock() as log:
                 # Batches are numbered from 0: -1 marks the query before its first batch.
-                log.commit(Change((), {name: -1}), synced=synced)
+                log.add(Change((), {name: -1}), synced=synced)
 
 
 def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]) -> None:

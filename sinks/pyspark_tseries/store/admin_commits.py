@@ -93,7 +93,7 @@ def replace_index(
             write_head(store.location, new_id, written)
             try:
                 # If it fails, it may have succeeded nevertheless: leave its file to maintenance.
-                store.publish(PreparedCommit(new_id, index, [], []), {}, synced=True)
+                store.commit_prepared(PreparedCommit(new_id, index, [], []), {}, synced=True)
             except OSError:
                 # The commit has succeeded if only the checkpoint after it failed.
                 if not (store.refresh() and store.head_id() == new_id):
@@ -127,7 +127,7 @@ def replace_files(
         transactions = (
             {} if horizon is None else {HORIZON_TRANSACTION: max(horizon, store.horizon()) + 1}
         )
-        log.commit(Change(actions, transactions), files)
+        log.add(Change(actions, transactions), files)
     return True
 
 

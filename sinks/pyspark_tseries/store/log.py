@@ -283,10 +283,10 @@ def _create_local(location: Location, schema: pa.Schema, properties: dict[str, s
         with open(os.path.join(elsewhere, "_delta_log", f"{0:020d}.json"), "rb") as file:
             entry = adopt_entry(file.read(), -1, f"{location.uri}/")
     make_directories(location.file("_delta_log"))
-    publish(location, 0, entry, [], synced=True, known=set())
+    write_entry(location, 0, entry, [], synced=True, known=set())
 
 
-def publish(
+def write_entry(
     location: Location,
     version: int,
     entry: bytes,
@@ -540,11 +540,11 @@ class Log:
             self._properties = dict(self._table.metadata().configuration)
         return dict(self._properties)
 
-    def commit(self, change: Change, files: Sequence[str] = (), *, synced: bool = True) -> None:
-        """Commit `change` atomically, unless another client has set one of its transactions.
+    def add(self, change: Change, files: Sequence[str] = (), *, synced: bool = True) -> None:
+        """Add `change` as an entry, unless another client has set one of its transactions.
 
         Args:
-            change: the commit.
+            change: the contents of the entry.
             files: the full paths of all files that it depends on.
             synced: True if a commit on a local path must survive a power loss once this returns.
 
@@ -553,11 +553,11 @@ class Log:
             OSError: the storage failed.
         """
         if self.location.is_local:
-            self._commit_local(change, files, synced)
+            self._add_local(change, files, synced)
         else:
-            self._commit_remote(change)
+            self._add_remote(change)
 
-    def _commit_remote(self, change: Change) -> None:
+    def _add_remote(self, change: Change) -> None:
         # Keep Delta's own retries: only appends conflict, over the head; commits without a head
         # succeed in a retry.
         self.table.create_write_transaction(
@@ -572,7 +572,7 @@ class Log:
             post_commithook_properties=PostCommitHookProperties(True, False),
         )
 
-    def _commit_local(self, change: Change, files: Sequence[str], synced: bool) -> None:
+    def _add_local(self, change: Change, files: Sequence[str], synced: bool) -> None:
         if not self._is_writable:
             _check_writable(self._table, self.location)
             self._is_writable = True
@@ -584,7 +584,7 @@ class Log:
                 self._sync_before(version)
             info = change.info(version, synced=synced)
             entry = format_entry(change, info, time.time_ns() // 1_000_000)
-            if self._publish(version + 1, entry, files, synced):
+            if self._try_version(version + 1, entry, files, synced):
                 self._own_entry = version + 1, change.transactions
                 break
             # Appends conflict over the head. A commit without a head may try again, unless another
@@ -595,10 +595,12 @@ class Log:
                 raise CommitFailedError("a competing commit was first")
         self._checkpoint(version + 1)
 
-    def _publish(self, version: int, entry: bytes, files: Sequence[str], synced: bool) -> bool:
+    def _try_version(self, version: int, entry: bytes, files: Sequence[str], synced: bool) -> bool:
         """Make `entry` the next one; if there is one, bring the log up to date and return False."""
         try:
-            publish(self.location, version, entry, files, synced=synced, known=self._directories)
+            write_entry(
+                self.location, version, entry, files, synced=synced, known=self._directories
+            )
         except FileExistsError:
             if not self._refresh_table() or self._version < version:
                 raise
@@ -638,7 +640,7 @@ class Log:
         self._sync_before(version)
         captured = capture_entry(self.location, version, change)
         entry = adopt_entry(captured, version, self.location.uri)
-        if not self._publish(version + 1, entry, [], synced=True):
+        if not self._try_version(version + 1, entry, [], synced=True):
             raise CommitFailedError("a competing commit was first")
         self._checkpoint(version + 1)
 

@@ -136,7 +136,7 @@ class Entry:
 
     @property
     def synced(self) -> bool:
-        """True if the entry and everything before it was synced before it was published."""
+        """True if the entry and everything before it was synced before it was visible."""
         return self.own is not None and bool(self.own["synced"])
 
 

@@ -4,7 +4,7 @@ A checkpoint only saves readers time, so the commit that makes one due does not 
 thread of the process writes it (`checkpoint_later`), and the process ends after it.
 
 Delta writes checkpoints, and some entries, into a *shadow*, a copy of the end of the log; then they
-are moved or published.
+are moved, or written as any entry is.
 
 `_last_checkpoint` gets an object `tseries` with the checksums of the file and of the checkpoints.
 Another tool that writes a checkpoint drops this object; then the checksums are unknown until this
@@ -37,8 +37,9 @@ from pyspark_tseries.store.log_entries import (
 )
 
 _LOG_DIRECTORY: Final = "_delta_log"
-LOCK_FILE: Final = "checkpoint.lock"
-"""The process that writes a checkpoint holds this lock, so that no older one replaces it."""
+CHECKPOINT_LOCK: Final = "checkpoint.lock"
+"""Who adds a checkpoint beside commits, or removes the log before one, holds this lock: so none is
+added that is older than what was removed."""
 
 _NUMBERED: Final = re.compile(r"(\d{20})\.(json|checkpoint.*)")
 
@@ -104,14 +105,15 @@ class _Checkpointer:
             self._write_next(location)
 
     def wait(self) -> None:
-        self._pool.submit(int).result()
+        with contextlib.suppress(RuntimeError):  # The interpreter is ending.
+            self._pool.submit(int).result()
 
     def _write_next(self, location: Location) -> None:
         due = self._due.pop(location, None)
         if due is None:
             return  # It was written together with one that was due earlier.
         version, interval, entry = due
-        with contextlib.suppress(DeltaError, OSError), exclusive(location, LOCK_FILE) as lock:
+        with contextlib.suppress(DeltaError, OSError), exclusive(location, CHECKPOINT_LOCK) as lock:
             last = read_last_checkpoint(location).version
             is_due = version - last >= interval or not has_checkpoint(location, last)
             # The store may have been removed meanwhile, and another one may be at its path.

@@ -453,7 +453,7 @@ class Store:
                     faults = 0 if attempts and self._discard_lost(attempts) else faults
                     if faults == policy.storage_failures or number == policy.commits:
                         break
-                    return self._attempt(batch, clock, attempts, synced)
+                    return self._try_append(batch, clock, attempts, synced)
             except (DeltaError, OSError) as error:
                 # The next attempt first checks whether the batch is stored nevertheless.
                 lost, faults = error, faults + 1
@@ -474,14 +474,14 @@ class Store:
         stored = None if last is None else self.log.transaction(digest_transaction(token[0]))
         return is_replay(self.root, token, digest, last, stored)
 
-    def _attempt(
+    def _try_append(
         self,
         batch: Appendable,
         clock: Callable[[], int],
         attempts: list[PreparedCommit],
         synced: bool,
     ) -> PreparedCommit:
-        """Make one attempt to commit; add it to `attempts` before it is published."""
+        """Make one attempt to commit; add it to `attempts` before it is in the log."""
         head_id, index = self.head_id(), self.index()
         snapshot = self.last_snapshot() if batch.has_edits else None
         working = heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
@@ -495,7 +495,7 @@ class Store:
             if self.head_id() != head_id:
                 # A signal handler in this very thread may have committed in the meantime.
                 raise CommitFailedError("a competing commit was first")
-            self.publish(attempt, batch_transactions(batch.token, batch.digest), synced)
+            self.commit_prepared(attempt, batch_transactions(batch.token, batch.digest), synced)
         return attempt
 
     def _discard_lost(self, attempts: list[PreparedCommit]) -> bool:
@@ -512,7 +512,7 @@ class Store:
         return bool(beaten)
 
     def _is_committed(self, attempt: PreparedCommit) -> bool:
-        """Return whether a commit is in the log although publishing it failed."""
+        """Return whether a commit is in the log although adding it failed."""
         head_id = self.head_id()
         while head_id is not None and head_id != attempt.head_id:
             metadata = read_head_metadata(self.location, head_id)
@@ -525,7 +525,7 @@ class Store:
         live = {file.path for file in self.data_files()}
         return any(file.path in live for file in attempt.written)
 
-    def publish(
+    def commit_prepared(
         self, attempt: PreparedCommit, transactions: Mapping[str, int], synced: bool
     ) -> None:
         """Add a prepared commit to the log, unless a competing one was first.
@@ -549,7 +549,7 @@ class Store:
         )
         head = head_path(self.location, attempt.head_id)
         files = [head, *map(self.location.file, files), *attempt.beside]
-        self.log.commit(change, files, synced=synced)
+        self.log.add(change, files, synced=synced)
         self._last.remember(attempt.head_id, attempt.index)
 
 

@@ -170,7 +170,7 @@ class Appendable(Protocol):
         """True if `prepare` needs a heartbeat, so that other clients of the host go on waiting."""
 
     def prepare(self, context: "CommitContext") -> "PreparedCommit":
-        """Write the files of a commit, which stay invisible until it is published."""
+        """Write the files of a commit, which stay invisible until it is in the log."""
 
 
 @dataclass(frozen=True, slots=True)

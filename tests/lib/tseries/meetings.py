@@ -42,10 +42,10 @@ class Meeting(Store):
             retrying=RetryPolicy(commits, pause=without_pause),
         )
 
-    def publish(self, *given: Any, **named: Any) -> None:
+    def commit_prepared(self, *given: Any, **named: Any) -> None:
         """As a store does, with the others around it."""
         _next(self._before)
-        super().publish(*given, **named)
+        super().commit_prepared(*given, **named)
         try:
             _next(self._after)
         except Exception:

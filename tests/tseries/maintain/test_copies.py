@@ -17,6 +17,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.store import log
 from pyspark_tseries.store.admin_commits import set_retained_range
+from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
 Tree = dict[str, bytes]
@@ -34,15 +35,16 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Tree], list[
     root = tmp_path_factory.mktemp("written") / "s"
     trees: list[Tree] = []
     with pytest.MonkeyPatch.context() as patch:
-        real = log.publish
+        real = log.write_entry
 
-        def publish(*arguments, **named):
+        def write_entry(*arguments, **named):
+            wait_for_checkpoints()
             trees.append(read_tree(root))
             real(*arguments, **named)
             trees.append(read_tree(root))
 
         store = make(root)
-        patch.setattr(log, "publish", publish)
+        patch.setattr(log, "write_entry", write_entry)
         rng = random.Random(3)
         for number in range(46):
             rows = [(name, number) for name in rng.sample("abcd", rng.randrange(1, 4))]

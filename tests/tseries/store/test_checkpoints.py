@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.store import log_writer
 from pyspark_tseries.store.log_entries import read_last_checkpoint
-from pyspark_tseries.store.log_writer import LOCK_FILE, wait_for_checkpoints, write_checkpoint
+from pyspark_tseries.store.log_writer import CHECKPOINT_LOCK, wait_for_checkpoints, write_checkpoint
 from pyspark_tseries.store.store import Store
 
 VALUES = {"value": pa.int64()}
@@ -134,7 +134,7 @@ def test_a_disk_that_takes_no_checkpoint_fails_no_commit(series, monkeypatch):
 
 def test_one_process_at_a_time_writes_checkpoints_of_a_store(series):
     location = series._store.location
-    with log_writer.exclusive(location, LOCK_FILE):
+    with log_writer.exclusive(location, CHECKPOINT_LOCK):
         append(series, INTERVAL)
         assert last_checkpoint(series) == -1
     append(series, INTERVAL)

@@ -245,7 +245,7 @@ def correct_future_commits(store: Store, future: FutureCommits) -> None:
         )
         files = [location.file(file.path) for file in written]
         log.mark_checked()
-        log.commit(change, [head_path(location, new_id), *files])
+        log.add(change, [head_path(location, new_id), *files])
 
 
 def _rewrite_file(

@@ -138,7 +138,7 @@ def revert_changes(store: Store, revert: Revert, kept: Sequence[tuple[str, str]]
     ]
     with store.commit_lock() as log:
         log.mark_checked()
-        log.commit(Change(actions), [location.file(file.path) for file in revert.again])
+        log.add(Change(actions), [location.file(file.path) for file in revert.again])
 
 
 def _format_statistics(file: DataFile) -> str:
