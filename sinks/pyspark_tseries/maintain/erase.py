@@ -85,6 +85,7 @@ def open_acts(store: Store) -> list[ErasureRecord]:
 
 def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> list[str]:
     """Find the files that may still have an erased value; paths are relative to the store."""
+    wait_for_checkpoints()  # One that was due before the act may have it, too.
     if not records:
         return []
     keys = _keys_of(records)
@@ -229,16 +230,16 @@ def _read_statistics(location: Location, path: str) -> Iterator[str | None]:
 def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
     """Remove the log up to the last entry or checkpoint that may have a value, oldest first."""
     location, upto = store.location, max(record.log_version for record in records)
-    held = _find_log_files(location, records)
-    if not held:
-        # The log gains nothing from before an act, so read it only once.
-        for act in {record.act.id for record in records} - flagged_acts(location, "log"):
-            flag_act(location, act, "log")
-        return
     wait_for_checkpoints()
     with exclusive(location, CHECKPOINT_LOCK) as lock:
         if lock is None:
             return  # A writer may be about to add an older checkpoint; the next round tries again.
+        held = _find_log_files(location, records)
+        if not held:
+            # The log gains nothing from before an act, so read it only once.
+            for act in {record.act.id for record in records} - flagged_acts(location, "log"):
+                flag_act(location, act, "log")
+            return
         if read_last_checkpoint(location).version <= upto:
             if location.is_local:
                 write_checkpoint(location, store.version())

@@ -52,6 +52,7 @@ from pyspark_tseries.store.log import (
 )
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
 from pyspark_tseries.store.log_entries import Change, add_files, remove_files
+from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.shared_commits import AppendedEvent, SharedCommits
 from pyspark_tseries.write.batch import (
     Appendable,
@@ -164,7 +165,11 @@ class Store:
 
     @staticmethod
     def forget_all() -> None:
-        """Forget all open stores, so that the next opening reads a store as a new process does."""
+        """Forget all open stores, so that the next opening reads a store as a new process does.
+
+        Return once all checkpoints are written that are due, as they are when a process has ended.
+        """
+        wait_for_checkpoints()
         with _opening_lock:
             _open_stores.clear()
 

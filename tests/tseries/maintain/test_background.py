@@ -31,6 +31,7 @@ from pyspark_tseries.storage import location as host_locks
 from pyspark_tseries.storage.head_files import head_path, load_index
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.log import load_table
+from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
 HOUR_US = 3_600_000_000
@@ -350,6 +351,7 @@ def test_cleaning_keeps_every_head_where_one_is_broken_and_names_it(store):
 
 
 def log_entries(store):
+    wait_for_checkpoints()
     return sorted(os.listdir(os.path.join(store.root, "_delta_log")))
 
 

@@ -26,6 +26,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.history import describe_change, find_commit_id, last_commit_id
+from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
 EVENT = ("series", "sequence", "timestamp", "commit")
@@ -44,7 +45,9 @@ def files_under(root):
 
 @pytest.fixture
 def store(tmp_path):
-    return fill(make(tmp_path / "s"), *range(25))
+    filled = fill(make(tmp_path / "s"), *range(25))
+    wait_for_checkpoints()
+    return filled
 
 
 def test_backup_is_the_store_with_its_history_and_nothing_else(tmp_path, store):

@@ -41,8 +41,9 @@ from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import NO_EVENTS, UNLIMITED, Query
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import replace_files
+from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.store import Store, now_us
 
 SECRET = "the secret of Ann"
@@ -301,6 +302,7 @@ def test_bytes_go_from_checkpoints_of_the_log_too(path, monkeypatch):
     DeltaTable(path).optimize.compact()
     for number in range(12, 24):
         series.append("a", f"plain {number}", at(number))
+    wait_for_checkpoints()
     assert (path / "_delta_log" / "_last_checkpoint").exists()
     checkpoint = max((path / "_delta_log").glob("*.checkpoint.parquet"))
     assert SECRET.encode() in checkpoint.read_bytes()
@@ -639,15 +641,16 @@ def test_a_power_loss_at_any_point_erases_all_of_it_or_nothing(tmp_path, monkeyp
 
 def test_a_full_disk_at_any_point_erases_nothing_or_all(series, path, monkeypatch):
     writes = 0
-    real = type(Store.open(str(path)).location).write
 
-    def failing(limit):
-        def write(self, target):
+    def failing(limit, name):
+        real = getattr(Location, name)
+
+        def write(*given, **named):
             nonlocal writes
             writes += 1
             if writes > limit:
                 raise OSError(28, "No space left on device")
-            return real(self, target)
+            return real(*given, **named)
 
         return write
 
@@ -655,7 +658,8 @@ def test_a_full_disk_at_any_point_erases_nothing_or_all(series, path, monkeypatc
     for limit in range(12):
         writes = 0
         with monkeypatch.context() as patch:
-            patch.setattr("pyspark_tseries.storage.location.Location.write", failing(limit))
+            for name in ("write", "write_whole"):
+                patch.setattr(Location, name, failing(limit, name))
             try:
                 series.erase("a", 1, "asked for")
             except OSError:
