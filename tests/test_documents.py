@@ -10,6 +10,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from types import ModuleType
 
+import draw_chart
 import pytest
 from documents import PASTED, ROOT, blocks, pages, read, section, table
 from generate import (
@@ -205,6 +206,10 @@ def test_the_worked_example_is_what_the_rules_do() -> None:
         raised = [time for kind, time, *_ in out if kind == "cti"]
         cti = f"{raised[-1] // 60:02}:{raised[-1] % 60:02}"
         assert after == cti
+
+
+def test_the_chart_of_the_page_is_what_its_block_draws() -> None:
+    assert draw_chart.PICTURE.read_text("utf-8") == draw_chart.draw(), "python docs/draw_chart.py"
 
 
 def test_the_extras_are_those_that_pip_installs() -> None:

@@ -45,7 +45,7 @@ def test_the_public_names_of_tseries() -> None:
         "WrongClock",
     }
     results = {"Erasure", "Event", "EventMetadata", "Finding", "Follower", "QueryResult"}
-    results |= {"CompactionResult", "RollupResult"}
+    results |= {"Chart", "CompactionResult", "RollupResult"}
     queries = {"BucketQuery", "BucketResult", "GapQuery", "RangeQuery", "StoreAsOf"}
     names = {"DefaultSource", "TimeSeries", "__version__", "correct_late", *queries}
     names |= {"describe", "withdraw_corrections", *errors, *results}

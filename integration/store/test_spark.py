@@ -48,6 +48,18 @@ def numbers(spark: SparkSession) -> DataFrame:
 # -- batch ---------------------------------------------------------------------------------------
 
 
+def test_units_in_the_metadata_of_columns_go_into_the_store_and_come_back(
+    spark: SparkSession, numbers: DataFrame, store: Path
+) -> None:
+    measured = numbers.withMetadata("value", {"unit": "hPa", "other": 1})
+    measured.write.format("tseries").option("retainedRange", "unlimited").mode("append").save(
+        str(store)
+    )
+    assert read(spark, store).schema["value"].metadata == {"unit": "hPa"}
+    (field,) = (f for f in DeltaTable(str(store)).schema().fields if f.name == "value")
+    assert field.metadata == {"unit": "hPa"}
+
+
 def test_a_deleted_checkpoint_over_an_old_store_is_said_to_be_a_new_query(
     spark: SparkSession, tmp_path: Path
 ) -> None:

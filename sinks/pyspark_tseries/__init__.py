@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_tseries.client.bucket_query import BucketQuery, BucketResult, GapQuery
+    from pyspark_tseries.client.chart import Chart
     from pyspark_tseries.client.follow import Follower
     from pyspark_tseries.client.questions import StoreAsOf
     from pyspark_tseries.client.range_query import RangeQuery
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BucketQuery",
     "BucketResult",
+    "Chart",
     "CompactionResult",
     "ConditionFailed",
     "DefaultSource",
@@ -90,6 +92,7 @@ __version__ = "0.2.0"
 _MODULES = {
     **dict.fromkeys(["BucketQuery", "BucketResult", "GapQuery"], "client.bucket_query"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "client.results"),
+    "Chart": "client.chart",
     "CompactionResult": "maintain.compactor",
     "DefaultSource": "spark.source",
     "Erasure": "model.erasures",

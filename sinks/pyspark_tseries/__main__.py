@@ -1,7 +1,7 @@
 """The command line: `python -m pyspark_tseries COMMAND PATH`.
 
-The commands are `describe`, `verify`, `repair`, `rebuild`, `compact`, `maintain`, `erase`,
-`erasures`, `forget-writer`, `backup` and `rollup`.
+The commands are `show`, `describe`, `verify`, `repair`, `rebuild`, `compact`, `maintain`,
+`erase`, `erasures`, `forget-writer`, `backup` and `rollup`.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from typing import Any
 from pyspark_timestream.core.instants import parse_instant, to_datetime
 from pyspark_timestream.core.why import end_with_its_reader
 from pyspark_tseries import __version__
+from pyspark_tseries.client import show
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.background import (
     LOCK_VARIABLE,
@@ -66,14 +67,18 @@ def main(arguments: list[str] | None = None) -> int:
             )
         for argument, settings in ARGUMENTS.get(name, {}).items():
             command.add_argument(argument, **settings)
-    asked = parser.parse_args(arguments)
+    asked, more = parser.parse_known_args(arguments)
+    if asked.command == "show" and not any(text.startswith("-") for text in more):
+        asked.series += more  # argparse takes no names after an option.
+    elif more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
     try:
         options = _parse_storage_options(asked.storage_option)
         parse = parse_end if asked.command == "backup" else parse_location
         location = parse(asked.path, options)
         with named_failures(location):
             return COMMANDS[asked.command][1](location, asked)
-    except (TseriesError, ValueError, OSError) as error:
+    except (TseriesError, ValueError, OSError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1
 
@@ -240,6 +245,7 @@ OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain", "erase", "forget-w
 """Commands that need the right `own` if the store has a policy."""
 
 ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
+    "show": show.ARGUMENTS,
     "backup": {"target": {"help": "where to: a directory or prefix that is empty"}},
     "rollup": {
         "--into": {
@@ -293,6 +299,7 @@ ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
 """The arguments of single commands."""
 
 COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] = {
+    "show": ("draws series in the terminal, or lists the newest values", show.show),
     "describe": ("prints the facts of a store", _describe),
     "verify": ("checks every invariant; exits 1 and lists the violations", _verify),
     "repair": (

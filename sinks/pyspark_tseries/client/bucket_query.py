@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import parse_duration
+from pyspark_tseries.chart.figure import Shape
+from pyspark_tseries.client.chart import MAX_SERIES, Chart, make_chart
 from pyspark_tseries.client.results import (
     format_span,
     is_same_column,
@@ -23,7 +25,7 @@ from pyspark_tseries.client.results import (
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.buckets import Buckets, parse_buckets
-from pyspark_tseries.model.downsampling import Downsampling, plan_downsampling
+from pyspark_tseries.model.downsampling import Downsampling, find_bands, plan_downsampling
 from pyspark_tseries.model.ranges import Query, show_value, timedelta_to_us
 from pyspark_tseries.model.series_choice import parse_choice
 from pyspark_tseries.read.downsample import check_values
@@ -104,7 +106,7 @@ class BucketQuery:
             PermissionDenied: the author may not ask this.
         """
         fields, rows = self._ask(series, prefix, pattern)
-        return BucketResult(pa.concat_tables([fields.empty_table(), *rows]))
+        return BucketResult(pa.concat_tables([fields.empty_table(), *rows]), self)
 
     def stream_from(
         self,
@@ -231,9 +233,11 @@ class BucketResult:
     Attributes:
         table: `series`, or the tag's column; `timestamp`, the start of the bucket; and the
             aggregates. It is sorted by the first two.
+        query: the query that was asked.
     """
 
     table: pa.Table
+    query: BucketQuery
 
     def to_arrow(self) -> pa.Table:
         """Return the buckets as a table."""
@@ -272,5 +276,55 @@ class BucketResult:
             facts.append(format_span(int(us.min()), int(us.max())))
         return f"BucketResult({', '.join(facts)})"
 
+    def chart(
+        self,
+        columns: str | Iterable[str] | None = None,
+        *,
+        max_series: int = MAX_SERIES,
+        timezone: str | None = None,
+        units: Mapping[str, str] | None = None,
+        title: str | None = None,
+        width: int = 720,
+        height: int = 160,
+        theme: str = "auto",
+    ) -> Chart:
+        """Return a chart, in which a value lasts as long as its bucket; a missing bucket is a gap.
+
+        Where both `min` and `max` of a column are there, they are an area around its `mean`, or
+        another aggregate of the column.
+
+        Args:
+            columns: the aggregates; None: the first four that can be drawn.
+            max_series: how many series are drawn, by the order of the result.
+            timezone: an IANA name such as `Europe/Berlin`, or `local`; None: that of the buckets.
+            units: the units of columns; by default those of the store, see `TimeSeries.create`.
+            title: the title; None: the name of the series, if there is one.
+            width: the width in pixels.
+            height: the height of each panel of numbers in pixels.
+            theme: `light`, `dark`, or `auto`, which follows the page, or the reader's settings.
+
+        Raises:
+            InvalidQuery: the result lacks a column, a column has a type that cannot be drawn, or an
+                argument is not valid.
+        """
+        return make_chart(
+            self.table,
+            self._shape,
+            columns=columns,
+            max_series=max_series,
+            timezone=self.query.buckets.zone if timezone is None else timezone,
+            units=units,
+            title=title,
+            width=width,
+            height=height,
+            theme=theme,
+        )
+
+    @property
+    def _shape(self) -> Shape:
+        names = self.table.column_names
+        bands = find_bands(self.query.named)
+        return Shape(names[0], tuple(names[2:]), self.query.buckets.ends, bands)
+
     def _repr_html_(self) -> str:
-        return render_html(self.table, len(self), "bucket")
+        return render_html(self.table, len(self), self._shape, "bucket")

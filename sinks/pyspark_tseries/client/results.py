@@ -1,16 +1,9 @@
-"""The results of the client: metadata, events and receipts, also as data frames and as a chart.
-
-The chart is SVG in the colour of the page's text. It draws the column's values over the timestamp
-in UTC, and labels both axes at their ends and in the middle. An edit stands at the time of its
-original, whatever the query shows (semantics 21.12).
-"""
+"""The results of the client: metadata, events and receipts, also as data frames and as a page."""
 
 import functools
-import html
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,22 +11,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, format_instant
+from pyspark_timestream.core.report import html_table
 from pyspark_timestream.errors import compose_message
+from pyspark_tseries.chart.figure import USUAL, Shape, is_line, shown_times
+from pyspark_tseries.client.chart import MAX_SERIES, Chart, make_chart
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.arrays import is_same, to_int64
-from pyspark_tseries.model.columns import EDIT_TIME, EVENT_FIELDS, INSTANT, ORIGINAL_FIELDS
+from pyspark_tseries.model.columns import (
+    EDIT_TIME,
+    EVENT_FIELDS,
+    INSTANT,
+    ORIGINAL_FIELDS,
+    find_unit,
+)
 from pyspark_tseries.write.numbering import NumberedRows
-
-WIDTH: Final = 640
-HEIGHT: Final = 200
-LEFT: Final = 96
-RIGHT: Final = 24
-TOP: Final = 24
-BOTTOM: Final = 44
-"""The margins in pixels; labels stand in them."""
-
-MAX_POINTS: Final = WIDTH - LEFT - RIGHT
-"""Draw at most one point per pixel; longer results are thinned evenly."""
 
 MAX_ROWS_SHOWN: Final = 10
 
@@ -42,121 +33,24 @@ _METADATA: Final = [*(field.name for field in EVENT_FIELDS), *_EDITED]
 """The columns of a result that are not values."""
 
 
-def render_html(table: pa.Table, selected: int, noun: str = "event") -> str:
+def render_html(table: pa.Table, selected: int, shape: Shape, noun: str = "event") -> str:
     """Return an HTML fragment without scripts or outside references."""
     left_out = selected - table.num_rows
     more = f", {left_out} more beyond the limit" if left_out else ""
     noun = noun if table.num_rows == 1 else f"{noun}s"
     head = f"<p>{table.num_rows} {noun}{more}</p>"
-    return f"<div>{head}{_render_chart(table)}{_render_rows(table)}</div>"
+    return f"<div>{head}{_render_chart(table, shape)}{_render_rows(table)}</div>"
 
 
-def _render_chart(table: pa.Table) -> str:
-    column = _first_number(table)
-    if column is None or "timestamp" not in table.column_names or table.num_rows < 2:
+def _render_chart(table: pa.Table, shape: Shape) -> str:
+    """Return the chart of a result, or nothing where a chart would show less than the rows do."""
+    if "timestamp" not in table.column_names or table.num_rows < 2:
         return ""
-    us = to_int64(shown_times(table))
-    # The step is rounded up, so at most MAX_POINTS remain.
-    in_time = np.argsort(us, kind="stable")[:: -(-table.num_rows // MAX_POINTS)]
-    stamps, values = us[in_time].tolist(), table[column].take(pa.array(in_time)).to_pylist()
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    if not finite:
+    kinds = {name: table.schema.field(name).type for name in shape.values}
+    drawn = [n for n, kind in kinds.items() if is_line(kind) or pa.types.is_boolean(kind)]
+    if all(table[name].null_count == table.num_rows for name in drawn):
         return ""
-    times, heights = (min(stamps), max(stamps)), (min(finite), max(finite))
-    label = html.escape(column)
-    drawn = "".join(
-        f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
-        for line in _polylines(stamps, values, times, heights)
-    )
-    return (
-        f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'fill="currentColor" font-family="sans-serif" font-size="11" '
-        f'aria-label="{label} over time"><title>{label} over time</title>'
-        f"{_render_axes(label, times, heights)}{drawn}</svg>"
-    )
-
-
-def shown_times(table: pa.Table) -> pa.ChunkedArray:
-    """Return the times of the events in a result; an edit has the time of its original."""
-    if "original_timestamp" in table.column_names:
-        return pc.coalesce(table["original_timestamp"], table["timestamp"])
-    return table["timestamp"]
-
-
-def _first_number(table: pa.Table) -> str | None:
-    for field in table.schema:
-        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        if number and field.name not in _METADATA:
-            return str(field.name)
-    return None
-
-
-def _render_axes(label: str, times: tuple[int, int], heights: tuple[float, float]) -> str:
-    """Draw both axes with ticks and labels, the column's name above and the time's below."""
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    shapes = [
-        f'<path d="M{LEFT},{TOP}V{bottom}H{right}" fill="none" stroke="currentColor" '
-        'stroke-opacity="0.5"/>',
-        f'<text x="{LEFT}" y="{TOP - 10}" text-anchor="middle">{label}</text>',
-        f'<text x="{(LEFT + right) // 2}" y="{HEIGHT - 8}" text-anchor="middle">'
-        "timestamp (UTC)</text>",
-    ]
-    for value in _ticks(*heights):
-        y = _y(value, heights)
-        shapes.append(
-            f'<path d="M{LEFT - 4},{y:.1f}H{LEFT}" stroke="currentColor"/>'
-            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.6g}</text>'
-        )
-    ticks = [int(us) for us in _ticks(*times)]
-    for us, anchor in zip(ticks, ("start", "middle", "end"), strict=False):
-        x = _x(us, times)
-        shapes.append(
-            f'<path d="M{x:.1f},{bottom}v4" stroke="currentColor"/>'
-            f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{_format_time(us)}</text>'
-        )
-    return "".join(shapes)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    if low == high:
-        return [low]
-    # Integers stay exact. Doubles are halved first: the sum of the largest would overflow.
-    exact = isinstance(low, int) and isinstance(high, int)
-    return [low, low + (high - low) // 2 if exact else low / 2 + high / 2, high]
-
-
-def _format_time(us: int) -> str:
-    text = format_instant(min(max(us, MIN_US), FINAL_US))
-    return text.removesuffix("Z").replace("T", " ")
-
-
-def _x(us: float, times: tuple[int, int]) -> float:
-    return LEFT + (WIDTH - LEFT - RIGHT) * _fraction(us, *times)
-
-
-def _y(value: float, heights: tuple[float, float]) -> float:
-    return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * _fraction(value, *heights)
-
-
-def _fraction(value: float, low: float, high: float) -> float:
-    # Halved, so that the range of the largest doubles does not overflow.
-    return 0.5 if high == low else (value / 2 - low / 2) / (high / 2 - low / 2)
-
-
-def _polylines(
-    stamps: list[int],
-    values: list[float | None],
-    times: tuple[int, int],
-    heights: tuple[float, float],
-) -> list[str]:
-    """Return the points of the lines; a null, NaN or infinity ends one line."""
-    lines: list[list[str]] = [[]]
-    for us, value in zip(stamps, values, strict=True):
-        if value is None or not math.isfinite(value):
-            lines.append([])
-            continue
-        lines[-1].append(f"{_x(us, times):.1f},{_y(value, heights):.1f}")
-    return [" ".join(line) for line in lines if line]
+    return make_chart(table, replace(shape, left_out=0))._repr_html_()
 
 
 def _render_rows(table: pa.Table) -> str:
@@ -165,13 +59,10 @@ def _render_rows(table: pa.Table) -> str:
     if "series" in table.column_names and len(table["series"].unique()) < 2:
         hidden.add("series")
     names = [name for name in shown.column_names if name not in hidden]
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    cells = [map(_cell_text, shown[name]) for name in names]
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
-        for row in zip(*cells, strict=True)
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    units = [find_unit(table.schema.field(name)) for name in names]
+    heads = [f"{name} ({unit})" if unit else name for name, unit in zip(names, units, strict=True)]
+    cells = (map(_cell_text, shown[name]) for name in names)
+    return html_table(heads, list(zip(*cells, strict=True)))
 
 
 def _is_null(table: pa.Table, name: str) -> bool:
@@ -355,6 +246,62 @@ class QueryResult:
         """
         return to_polars(self.table)
 
+    def chart(
+        self,
+        columns: str | Iterable[str] | None = None,
+        *,
+        max_series: int = MAX_SERIES,
+        timezone: str | None = None,
+        units: Mapping[str, str] | None = None,
+        longest_gap: str | timedelta | None = USUAL,
+        title: str | None = None,
+        width: int = 720,
+        height: int = 160,
+        theme: str = "auto",
+    ) -> Chart:
+        """Return a chart: a panel for each column, with a line or a row of states for each series.
+
+        Notes below the chart say what it leaves out. Edited values are marked.
+
+        Args:
+            columns: numbers are drawn as lines, Booleans and texts as states that last until the
+                next event. None: the first four with numbers or Booleans, else with texts.
+            max_series: how many series are drawn, by the order of the result.
+            timezone: an IANA name such as `Europe/Berlin`, or `local`; None: UTC.
+            units: the units of columns; by default those of the store, see `TimeSeries.create`.
+            longest_gap: a line ends where two events are further apart than this: a duration such
+                as `5 minutes`; `usual`: three times as long as 95 % of the distances of the
+                series; None: lines have no gaps but those of missing values.
+            title: the title; None: the name of the series, if there is one.
+            width: the width in pixels.
+            height: the height of each panel of numbers in pixels.
+            theme: `light`, `dark`, or `auto`, which follows the page, or the reader's settings.
+
+        Raises:
+            InvalidQuery: the result lacks `timestamp` or a column, a column has a type that cannot
+                be drawn, or an argument is not valid.
+        """
+        return make_chart(
+            self.table,
+            self._shape,
+            columns=columns,
+            max_series=max_series,
+            timezone=timezone,
+            units=units,
+            longest_gap=longest_gap,
+            title=title,
+            width=width,
+            height=height,
+            theme=theme,
+        )
+
+    @property
+    def _shape(self) -> Shape:
+        names = self.table.column_names
+        group = "series" if "series" in names else None
+        values = tuple(name for name in names if name not in _METADATA)
+        return Shape(group, values, left_out=self.selected_count - len(self))
+
     def merge(self, other: "QueryResult") -> "QueryResult":
         """Bring this result up to date with `other`, a later one of the same series.
 
@@ -419,7 +366,7 @@ class QueryResult:
         return f"'{names[0].as_py()}'" if len(names) == 1 else f"{len(names):,} series"
 
     def _repr_html_(self) -> str:
-        return render_html(self.table, self.selected_count)
+        return render_html(self.table, self.selected_count, self._shape)
 
     def _need(self, columns: Sequence[str], what: str) -> None:
         lacking = [name for name in columns if name not in self.table.column_names]

@@ -72,6 +72,7 @@ from pyspark_tseries.store.admin_commits import (
     require_owner,
     set_policy,
     set_retained_range,
+    set_units,
 )
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import Batch, Expected, PreparedCommit, condition_error
@@ -151,7 +152,7 @@ class TimeSeries(Questions):
 
         Args:
             path: a local path, a `file:` URI, or an `s3:` URI.
-            schema: the value columns.
+            schema: the value columns; a key `unit` in a field's metadata is its unit.
             retained_range: how much a series keeps: `limit N`, `last DURATION`, both, or
                 `unlimited`; None: `limit 10`.
             author: the author of events written, and the principal under a policy; None: the OS
@@ -606,6 +607,36 @@ class TimeSeries(Questions):
         add_columns(self._store, wanted)
         _check_columns(self._store, wanted)  # Another client may have added one at the same time.
         self._staged = staged_schema(self._store.values)
+
+    def set_units(self, units: Mapping[str, str]) -> None:
+        """Set the units of value columns, such as `{"celsius": "°C"}`; an empty text removes one.
+
+        Charts and tables show them; Spark and Delta keep them in a column's metadata, as `unit`. A
+        store can also be created with them: `pa.field("celsius", pa.float64(), metadata={"unit":
+        "°C"})` in its schema, and columns can be added so.
+
+        Raises:
+            IncompatibleValue: the store lacks a column, or a unit is not a text.
+            PermissionDenied: the store has a policy, and the author is not an owner.
+            StoreBusy: other writers won every attempt.
+        """
+        self._store.refresh()
+        require_owner(self._store, self._author, "set units")
+        known = [field.name for field in self._store.values]
+        for name, unit in units.items():
+            if name not in known:
+                raise IncompatibleValue(
+                    f"the store has no value column {show_value(name)} to have a unit",
+                    ", ".join(known) or "none: its events have no values",
+                    "name one of these, or add the column with add_columns",
+                )
+            if not is_valid_text(unit):
+                raise IncompatibleValue(
+                    f"column '{name}' cannot have the unit {show_value(unit)}",
+                    "a text such as '°C', or '' for none",
+                    "correct it",
+                )
+        set_units(self._store, units)
 
     def compact(self) -> CompactionResult:
         """Cluster the files by series and remove events out of the retained range.

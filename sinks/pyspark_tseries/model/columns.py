@@ -188,16 +188,49 @@ def show_columns(rows: pa.Table, names: Sequence[str], *, at_originals: bool) ->
     if EDIT_TIME.name in names:
         none, edited = pa.scalar(None, EDIT_TIME.type), rows["original_sequence"].is_valid()
         made[EDIT_TIME.name] = pc.if_else(edited, rows["timestamp"], none)
-    return pa.table({name: made[name] if name in made else rows[name] for name in names})
+    known = rows.schema.append(EDIT_TIME)
+    fields = [known.field(name).with_nullable(True) for name in names]
+    columns = [made[name] if name in made else rows[name] for name in names]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
 def value_fields(table: pa.Schema) -> list[pa.Field]:
     """Return the value columns of the Delta schema `table`."""
     return [
-        field.with_type(value_type(field))
+        pa.field(field.name, value_type(field), field.nullable, metadata=_keep_unit(field))
         for field in table
         if field.name not in set(RESERVED_NAMES)
     ]
+
+
+UNIT_KEY: Final = b"unit"
+"""The metadata key of a column's unit."""
+
+
+def find_unit(field: pa.Field) -> str | None:
+    """Return the unit of a value column, such as `°C`; None if it has none (semantics 15.5)."""
+    unit = (field.metadata or {}).get(UNIT_KEY)
+    return None if not unit else unit.decode(errors="replace")
+
+
+def _keep_unit(field: pa.Field) -> dict[bytes, bytes] | None:
+    """Return the metadata of a column that a store keeps: its unit.
+
+    Raises:
+        IncompatibleValue: the unit is not UTF-8.
+    """
+    unit = (field.metadata or {}).get(UNIT_KEY)
+    if not unit:
+        return None
+    try:
+        unit.decode()
+    except UnicodeDecodeError:
+        raise IncompatibleValue(
+            f"column '{field.name}' has the unit {unit!r}, which is not UTF-8",
+            "a text such as '°C'",
+            "correct the key 'unit' of its metadata",
+        ) from None
+    return {UNIT_KEY: unit}
 
 
 def find_later_columns(known: Set[str], values: Sequence[pa.Field]) -> Sequence[pa.Field]:
@@ -235,7 +268,7 @@ def new_value_field(field: pa.Field) -> pa.Field:
         IncompatibleValue: Delta cannot store its type or its name.
     """
     _check_name(field, field.name)
-    return pa.field(field.name, value_type(field))
+    return pa.field(field.name, value_type(field), metadata=_keep_unit(field))
 
 
 def unstorable_type_error(

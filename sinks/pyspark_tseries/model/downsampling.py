@@ -224,8 +224,35 @@ def result_type(schema: pa.Schema, aggregate: Aggregate) -> pa.DataType:
 def result_fields(schema: pa.Schema, wanted: Downsampling) -> pa.Schema:
     """Return the columns of the result: the group, `timestamp`, and the aggregates."""
     group = pa.field("series", pa.string()) if wanted.tag is None else schema.field(wanted.tag)
-    fields = [pa.field(a.name, result_type(schema, a)) for a in wanted.aggregates]
+    fields = [
+        pa.field(a.name, result_type(schema, a), metadata=_unit_of(schema, a))
+        for a in wanted.aggregates
+    ]
     return pa.schema([group, pa.field("timestamp", INSTANT), *fields])
+
+
+def _unit_of(schema: pa.Schema, aggregate: Aggregate) -> dict[bytes, bytes] | None:
+    """Return the unit of an aggregate's column, which is the aggregate's too, but for a count."""
+    return None if aggregate.function == "count" else schema.field(aggregate.column).metadata
+
+
+def find_bands(named: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return which aggregate lies between the minimum and the maximum of its column.
+
+    >>> find_bands({"a": "mean", "low": ("a", "min"), "high": ("a", "max"), "n": ("a", "count")})
+    {'a': ('low', 'high')}
+    """
+    wanted = {
+        name: what if isinstance(what, tuple) else (name, what) for name, what in named.items()
+    }
+    bands = {}
+    for column in dict.fromkeys(column for column, _ in wanted.values()):
+        own = {name: function for name, (of, function) in wanted.items() if of == column}
+        edges = [next((n for n, f in own.items() if f == edge), None) for edge in ("min", "max")]
+        between = [n for n, f in own.items() if f not in ("min", "max", "sum", "count")]
+        if None not in edges and between:
+            bands[between[0]] = (str(edges[0]), str(edges[1]))
+    return bands
 
 
 _AGGREGATE: Final = re.compile(

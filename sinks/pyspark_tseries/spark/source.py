@@ -29,7 +29,9 @@ from pyspark_timestream.errors import OptionError, wrap_methods
 from pyspark_tseries.errors import IncompatibleValue, TseriesError
 from pyspark_tseries.model.columns import (
     INSTANT,
+    UNIT_KEY,
     find_later_columns,
+    find_unit,
     result_schema,
     type_name,
     unstorable_type_error,
@@ -94,8 +96,8 @@ class DefaultSource(DataSource):
         values = pa.schema(Store.open(options.location).values)
         there = result_schema(values)
         if isinstance(options, ReadOptions):
-            return from_arrow_schema(_read_schema(values, options, options.plan_buckets(values)))
-        return from_arrow_schema(_add_cti_column(there, options))
+            return _to_spark(_read_schema(values, options, options.plan_buckets(values)))
+        return _to_spark(_add_cti_column(there, options))
 
     def reader(self, schema: StructType) -> RangeReader:
         """Return the reader of a batch read."""
@@ -163,6 +165,15 @@ class DefaultSource(DataSource):
             options.starting_sequence or {},
         )
         return SubscriptionReader(options, initial, schema, check)
+
+
+def _to_spark(schema: pa.Schema) -> StructType:
+    """Return the columns of a read, with their units in the metadata."""
+    fields = from_arrow_schema(schema).fields
+    for field, column in zip(fields, schema, strict=True):
+        if unit := find_unit(column):
+            field.metadata = {**(field.metadata or {}), UNIT_KEY.decode(): unit}
+    return StructType(fields)
 
 
 def _read_schema(values: pa.Schema, options: ReadOptions, wanted: Downsampling | None) -> pa.Schema:
@@ -272,7 +283,13 @@ def _optimistic_number(store: Store) -> OptimisticNumber:
 def _arrow_schema(schema: StructType) -> pa.Schema:
     for field in schema:
         _check_type(field.name, field.dataType)
-    return pa.schema([(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in schema])
+    columns = []
+    for field in schema:
+        unit = (field.metadata or {}).get(UNIT_KEY.decode())
+        kept = {UNIT_KEY: unit.encode()} if isinstance(unit, str) else None
+        kind = to_arrow_type(field.dataType, timezone="UTC")
+        columns.append(pa.field(field.name, kind, metadata=kept))
+    return pa.schema(columns)
 
 
 def _check_type(name: str, kind: DataType) -> None:

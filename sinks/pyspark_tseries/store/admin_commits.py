@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import BlockColumns, Int64Array
+from pyspark_tseries.model.columns import find_unit
 from pyspark_tseries.model.policy import AccessCheck, Policy, format_policy
 from pyspark_tseries.model.properties import read_settings
 from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained
@@ -145,6 +146,25 @@ def add_columns(store: Store, requested: Sequence[pa.Field]) -> None:
             if new:
                 log.add_columns(pa.schema(new))
                 store.refresh()
+        return True
+
+    store.retry(attempt, store.retrying.commits)
+
+
+def set_units(store: Store, units: Mapping[str, str]) -> None:
+    """Set the units of value columns that the store has; an empty text removes one.
+
+    Raises:
+        StoreBusy: other clients won all attempts.
+    """
+
+    def attempt() -> bool:
+        with store.commit_lock() as log:
+            for field in store.values:
+                unit = units.get(field.name)
+                if unit is not None and unit != (find_unit(field) or ""):
+                    log.set_unit(field.name, unit)
+                    store.refresh()
         return True
 
     store.retry(attempt, store.retrying.commits)

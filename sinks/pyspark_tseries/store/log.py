@@ -29,7 +29,7 @@ from deltalake.transaction import (
 )
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.columns import table_schema
+from pyspark_tseries.model.columns import UNIT_KEY, table_schema
 from pyspark_tseries.model.properties import check_version
 from pyspark_tseries.storage.head_files import head_path
 from pyspark_tseries.storage.location import (
@@ -631,6 +631,11 @@ class Log:
     def add_columns(self, fields: pa.Schema) -> None:
         """Add value columns; raise DeltaError if a competing commit was first."""
         self._change_table(lambda table: table.alter.add_columns(Schema.from_arrow(fields).fields))
+
+    def set_unit(self, column: str, unit: str) -> None:
+        """Set the unit of a value column, empty for none; raise as `add_columns` does."""
+        metadata = {UNIT_KEY.decode(): unit}
+        self._change_table(lambda table: table.alter.set_column_metadata(column, metadata))
 
     def _change_table(self, change: Callable[[DeltaTable], object]) -> None:
         if not self.location.is_local:

@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark_timestream.commands.report import (
+from pyspark_timestream.commands.waiting_state import (
+    OperatorState,
+    describe_state,
+    read_state_store,
+)
+from pyspark_timestream.core.checkpoint import resolve_directory
+from pyspark_timestream.core.instants import format_duration
+from pyspark_timestream.core.report import (
     Axis,
     align,
     format_time,
@@ -20,13 +27,6 @@ from pyspark_timestream.commands.report import (
     paragraph,
     svg,
 )
-from pyspark_timestream.commands.waiting_state import (
-    OperatorState,
-    describe_state,
-    read_state_store,
-)
-from pyspark_timestream.core.checkpoint import resolve_directory
-from pyspark_timestream.core.instants import format_duration
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.history import (
     History,

@@ -195,21 +195,13 @@ def test_repr_of_a_store_names_path_columns_length_and_range(tmp_path):
     assert repr(rooms) == f"TimeSeries('{tmp_path}/rooms', values: celsius double)"
 
 
-def test_chart_labels_both_axes_at_their_ends(series):
+def test_page_of_a_result_has_a_chart_with_round_ticks_on_both_axes(series):
     for second, count in ((120, 7), (180, -5)):
         series.append("kitchen", {"count": count}, at(second))
     shown = series.range_query().from_(2).select_from("kitchen")._repr_html_()
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", shown)
-    assert texts == [
-        "count",
-        "timestamp (UTC)",
-        "-5",
-        "1",
-        "7",
-        "2026-01-01 00:02:00",
-        "2026-01-01 00:02:30",
-        "2026-01-01 00:03:00",
-    ]
+    assert {"-4", "0", "6", "00:02:00", "00:02:30", "1 Jan 2026"} <= set(texts)
+    assert "times in UTC" in texts[-1]
 
 
 def test_html_of_a_result_without_edits_shows_no_columns_of_originals(series):

@@ -18,14 +18,14 @@ from pyspark_timestream.commands.peek.command import (
     run_command,
     terminal_width,
 )
-from pyspark_timestream.commands.report import (
+from pyspark_timestream.core.instants import format_duration, format_instant
+from pyspark_timestream.core.report import (
     GAP,
     align,
     format_count,
     join_sections,
     shorten_duration,
 )
-from pyspark_timestream.core.instants import format_duration, format_instant
 
 _MAX_BAR: Final = 30
 _MIN_BAR: Final = 8

@@ -18,14 +18,14 @@ import pyarrow as pa
 from pyspark_timestream.commands.peek.columns import Candidate
 from pyspark_timestream.commands.peek.detect import Detection, NoSample, Sample, format_key
 from pyspark_timestream.commands.peek.examine import TopicReport, examine
-from pyspark_timestream.commands.report import (
+from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.options import is_secret, option_specs
+from pyspark_timestream.core.report import (
     align_within,
     format_count,
     join_sections,
     shorten_duration,
 )
-from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.core.options import is_secret, option_specs
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.diagnosis.samples import suggests_secret

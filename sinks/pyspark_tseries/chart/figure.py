@@ -1,0 +1,641 @@
+"""Decide what a chart of a result shows; drawing it is left to `svg` and `terminal`.
+
+A figure has a panel for each column, because columns differ in units. A panel of numbers has a line
+for each series; one of Booleans or texts has a row for each, in which a state lasts until the next
+event. A figure never leaves anything out without a note.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.core.instants import FINAL_US, MIN_US
+from pyspark_timestream.core.report import format_count
+from pyspark_tseries.chart.ticks import format_moment
+from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.model.arrays import BoolArray, Int64Array, to_int64
+from pyspark_tseries.model.columns import find_unit
+from pyspark_tseries.model.downsampling import is_number
+
+MAX_PANELS: Final = 4
+"""As many columns are drawn if none are named."""
+
+USUAL: Final = "usual"
+"""The default of `longest_gap`: three times as long as 95 % of the distances in a series."""
+
+_FEW: Final = 10
+"""Fewer distances do not show what is usual."""
+
+SEVERAL: Final = "\0"
+"""The state of a pixel that has several: no text of a store begins so."""
+
+EDITED: Final = "\N{BLACK DIAMOND} "
+OVERRIDDEN: Final = "\N{WHITE CIRCLE} "
+"""Notes on marks begin with their shape."""
+
+_POINTS_A_PIXEL: Final = 4
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marks:
+    """Points beside a line; `now` is where the line is at their times."""
+
+    us: Int64Array
+    values: FloatArray
+    now: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.us)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Band:
+    """The area between two columns; `is_first` is true where a new piece begins."""
+
+    us: Int64Array
+    ends: Int64Array
+    lower: FloatArray
+    upper: FloatArray
+    is_first: BoolArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A series in a panel of numbers.
+
+    Attributes:
+        name: the name of the series; empty if there is one without a name.
+        place: its place among the series of the figure.
+        us: the times of the points, ascending.
+        values: their values, finite.
+        ends: where each bucket ends; None for events.
+        is_first: True where a new piece of the line begins.
+        edited: the points that an edit has overridden.
+        overridden: values that are no longer current.
+        band: the area from minimum to maximum, if both are there.
+        last: the last value; None if there is none.
+    """
+
+    name: str
+    place: int
+    us: Int64Array
+    values: FloatArray
+    ends: Int64Array | None
+    is_first: BoolArray
+    edited: Marks
+    overridden: Marks
+    band: Band | None
+    last: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A state from `start` to `end`, in microseconds."""
+
+    start: int
+    end: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A series in a panel of states."""
+
+    name: str
+    place: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panel:
+    """A column, with its unit, and `low` to `high`, its lowest and highest value of all series.
+
+    `is_whole` is true for integers. A panel has either lines or rows.
+    """
+
+    title: str
+    unit: str
+    lines: tuple[Line, ...] = ()
+    rows: tuple[Row, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    is_whole: bool = False
+    is_boolean: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no series has a value."""
+        return not any(len(line.us) for line in self.lines) and not any(r.spans for r in self.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Figure:
+    """What a chart shows: panels above one axis of time, from `low` to `high` microseconds.
+
+    Attributes:
+        title: the name of the only series, or what the caller says; else empty.
+        series: the names of the series that are drawn.
+        panels: a panel for each column.
+        low: the first time.
+        high: the last time, of a bucket its end.
+        zone: the IANA name of the time zone; None for UTC.
+        notes: what is drawn in another way than the data have it, and what is left out.
+    """
+
+    title: str
+    series: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    low: int
+    high: int
+    zone: str | None
+    notes: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Say in sentences what the chart shows, for those who do not see it."""
+        if not self.panels:
+            return "No events."
+        times = " to ".join(format_moment(us, self.zone) for us in (self.low, self.high))
+        told = [f"{times}, {self.zone or 'UTC'}."]
+        for panel in self.panels:
+            unit = f" {panel.unit}" if panel.unit else ""
+            lines = [
+                f"{line.name or 'values'}{_describe_line(line, unit)}" for line in panel.lines[:8]
+            ]
+            rows = [f"{row.name or 'states'} {_describe_row(row)}" for row in panel.rows[:8]]
+            told.append(f"{panel.title}: {'; '.join(lines + rows)}.")
+        return " ".join(told)
+
+
+def _describe_line(line: Line, unit: str) -> str:
+    if line.last is None:
+        return " without values"
+    low, high = float(line.values.min()), float(line.values.max())
+    return f" from {show_number(low)} to {show_number(high)}{unit}, last {show_number(line.last)}"
+
+
+def _describe_row(row: Row) -> str:
+    return f"last {row.spans[-1].state.lstrip(SEVERAL)}" if row.spans else "without values"
+
+
+def show_number(value: float) -> str:
+    """Format a value for people.
+
+    >>> show_number(21.5), show_number(1234567.0), show_number(-0.0)
+    ('21.5', '1.23457e+06', '0')
+    """
+    return f"{value + 0.0:,.6g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a result is beside its table.
+
+    Attributes:
+        group: the column with the names of the series or with a tag; None if it is left out.
+        values: the columns that may be drawn.
+        ends: returns the ends of buckets from their starts; None for events.
+        bands: the columns whose line lies between two others: their minimum and maximum.
+        left_out: the number of events beyond the query's limit.
+    """
+
+    group: str | None
+    values: tuple[str, ...]
+    ends: Callable[[Int64Array], Int64Array] | None = None
+    bands: Mapping[str, tuple[str, str]] | None = None
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the caller of a chart asks for.
+
+    Attributes:
+        columns: the columns; None for the first that can be drawn.
+        most_series: how many series are drawn.
+        zone: the time zone; None for UTC.
+        units: the units of columns that say none, or say another.
+        longest_gap: the longest time in microseconds that a line bridges; `USUAL`, or None for any.
+        title: the title; None: the name of the only series.
+        pixels: how many pixels of width there are.
+    """
+
+    columns: tuple[str, ...] | None
+    most_series: int
+    zone: str | None
+    units: Mapping[str, str]
+    longest_gap: int | str | None
+    title: str | None
+    pixels: int
+
+
+def build_figure(table: pa.Table, shape: Shape, wanted: Wanted) -> Figure:
+    """Return what a chart of the result `table` shows.
+
+    Raises:
+        InvalidQuery: the result lacks `timestamp` or one of the columns, or one cannot be drawn.
+    """
+    if "timestamp" not in table.column_names:
+        raise InvalidQuery(
+            "a chart needs the column timestamp, which the query left out",
+            "a result with it",
+            "name it in columns()",
+        )
+    columns, left = _choose_columns(table.schema, shape, wanted)
+    notes = []
+    if left and len(table):
+        notes.append(f"{format_count(len(left), 'more column')}, not drawn: {_list(left)}")
+    rows, names = _Rows.of(table, shape, wanted, notes)
+    if shape.left_out:
+        notes.append(f"{format_count(shape.left_out, 'more event')} beyond the query's limit")
+    title = wanted.title
+    if title is None:
+        title = names[0] if len(names) == 1 else ""
+    if not len(rows.us):
+        return Figure(title, (), (), 0, 0, wanted.zone, tuple(notes))
+    made = [_build_panel(rows, column, shape, wanted, notes) for column in columns]
+    return Figure(title, names, tuple(made), rows.low, rows.high, wanted.zone, tuple(notes))
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+
+def _is_drawn(kind: pa.DataType) -> bool:
+    return is_line(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
+
+
+def is_line(kind: pa.DataType) -> bool:
+    """Return whether a type is drawn as a line."""
+    return is_number(kind) or bool(pa.types.is_decimal(kind))
+
+
+def _choose_columns(
+    schema: pa.Schema, shape: Shape, wanted: Wanted
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the columns to draw, and those that could be drawn but are not."""
+    drawn = [name for name in shape.values if _is_drawn(schema.field(name).type)]
+    if wanted.columns is not None:
+        for name in wanted.columns:
+            _check_column(schema, shape, name, drawn)
+        return wanted.columns, ()
+    edges = {edge for ends in (shape.bands or {}).values() for edge in ends}
+    first = [n for n in drawn if n not in edges and not pa.types.is_string(schema.field(n).type)]
+    first = first or [name for name in drawn if name not in edges]
+    if not first and shape.values:
+        _check_column(schema, shape, shape.values[0], drawn)
+    return first[:MAX_PANELS], [n for n in drawn if n not in (*first[:MAX_PANELS], *edges)]
+
+
+def _check_column(schema: pa.Schema, shape: Shape, name: str, drawn: Sequence[str]) -> None:
+    accepted = ", ".join(drawn) or "none: no column has numbers, Booleans or texts"
+    if name not in shape.values:
+        raise InvalidQuery(
+            f"the result has no value column '{name}' to draw", accepted, "name one of these"
+        )
+    if name not in drawn:
+        raise InvalidQuery(
+            f"column '{name}' is of type {schema.field(name).type}, which a chart cannot draw",
+            accepted,
+            "name one of these, or draw numbers made of it in SQL",
+        )
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows that are drawn, sorted by series and time; `bounds` are where the series begin."""
+
+    table: pa.Table
+    names: tuple[str, ...]
+    bounds: Int64Array
+    us: Int64Array
+    ends: Int64Array | None
+    is_edited: BoolArray
+    current: Int64Array
+    """For each row the row that has the current value of its event; itself in most results."""
+
+    low: int
+    high: int
+
+    @staticmethod
+    def of(
+        table: pa.Table, shape: Shape, wanted: Wanted, notes: list[str]
+    ) -> "tuple[_Rows, tuple[str, ...]]":
+        names, codes = _encode_groups(table, shape.group)
+        if len(names) > wanted.most_series:
+            notes.append(
+                f"the first {wanted.most_series:,} of {len(names):,} series; max_series draws more"
+            )
+            names = names[: wanted.most_series]
+        us = to_int64(shown_times(table))
+        inside = (us >= MIN_US) & (us <= FINAL_US)
+        outside = len(us) - int(inside.sum())
+        if outside:
+            notes.append(f"{format_count(outside, 'event')} outside the years 1 to 9999, not drawn")
+        keep = inside & (codes < len(names))
+        if not keep.all():
+            at = np.flatnonzero(keep)
+            table, codes, us = table.take(pa.array(at)), codes[at], us[at]
+        steps = np.diff(codes)
+        if ((steps < 0) | ((steps == 0) & (np.diff(us) < 0))).any():
+            order = np.lexsort((us, codes))
+            table, codes, us = table.take(pa.array(order)), codes[order], us[order]
+        ends = None if shape.ends is None or not len(us) else shape.ends(us)
+        bounds = np.searchsorted(codes, np.arange(len(names) + 1))
+        current = _find_current(table, codes)
+        low, high = (
+            (int(us.min()), int((us if ends is None else ends).max())) if len(us) else (0, 0)
+        )
+        rows = _Rows(table, names, bounds, us, ends, _find_edited(table), current, low, high)
+        return rows, names
+
+    def parts(self) -> Iterator[tuple[int, str, slice]]:
+        """Yield place, name and rows of each series."""
+        for place, name in enumerate(self.names):
+            yield place, name, slice(int(self.bounds[place]), int(self.bounds[place + 1]))
+
+
+def shown_times(table: pa.Table) -> pa.ChunkedArray:
+    """Return the times of the events in a result; an edit has the time of its original."""
+    if "original_timestamp" in table.column_names:
+        return pc.coalesce(table["original_timestamp"], table["timestamp"])
+    return table["timestamp"]
+
+
+def _encode_groups(table: pa.Table, group: str | None) -> tuple[tuple[str, ...], Int64Array]:
+    """Return the names of the series in the order of their first rows, and each row's number."""
+    if group is None:
+        return ("",), np.zeros(len(table), np.int64)
+    column = table[group]
+    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    names = tuple(
+        "(null)" if value is None else str(value) for value in encoded.dictionary.to_pylist()
+    )
+    codes: Int64Array = encoded.indices.to_numpy().astype(np.int64)
+    return names, codes
+
+
+def _find_edited(table: pa.Table) -> BoolArray:
+    for name in ("original_sequence", "edit_timestamp", "original_timestamp"):
+        if name in table.column_names:
+            edited: BoolArray = table[name].is_valid().to_numpy()
+            return edited
+    return np.zeros(len(table), bool)
+
+
+def _find_current(table: pa.Table, codes: Int64Array) -> Int64Array:
+    """Return for each row the row with the highest sequence among its original and its edits."""
+    rows = np.arange(len(table))
+    if not {"sequence", "original_sequence"} <= set(table.column_names):
+        return rows
+    if table["original_sequence"].null_count == len(table):
+        return rows
+    sequence = to_int64(table["sequence"])
+    original = to_int64(pc.coalesce(table["original_sequence"], table["sequence"]))
+    order = np.lexsort((sequence, original, codes))
+    is_last = np.ones(len(order), bool)
+    same = (np.diff(original[order]) == 0) & (np.diff(codes[order]) == 0)
+    is_last[:-1] = ~same
+    last = order[is_last]
+    current = np.empty(len(order), np.int64)
+    current[order] = last[np.concatenate([[0], np.cumsum(is_last)[:-1]])]
+    return current
+
+
+# -- panels ----------------------------------------------------------------------------------------
+
+
+def _build_panel(rows: _Rows, column: str, shape: Shape, wanted: Wanted, notes: list[str]) -> Panel:
+    field = rows.table.schema.field(column)
+    unit = wanted.units.get(column) or find_unit(field) or ""
+    if not is_line(field.type):
+        made = tuple(_state_rows(rows, column, wanted.pixels, notes))
+        return Panel(column, unit, rows=made, is_boolean=pa.types.is_boolean(field.type))
+    edges = (shape.bands or {}).get(column)
+    values = _to_floats(rows.table[column])
+    odd = int((~np.isfinite(values)).sum()) - rows.table[column].null_count
+    if odd:
+        notes.append(f"{column}: {format_count(odd, 'NaN or infinite value')}, not drawn")
+    band = None
+    if edges is not None:
+        band = _to_floats(rows.table[edges[0]]), _to_floats(rows.table[edges[1]])
+    lines = tuple(_lines(rows, values, band, wanted))
+    _note_points(column, lines, values, rows, notes)
+    numbers = [part for line in lines for part in _extremes(line)]
+    low, high = (min(numbers), max(numbers)) if numbers else (0.0, 0.0)
+    title = column if edges is None else f"{column}, min to max"
+    is_whole = pa.types.is_integer(field.type)
+    return Panel(title, unit, lines=lines, low=low, high=high, is_whole=is_whole)
+
+
+def _extremes(line: Line) -> Iterator[float]:
+    parts = [line.values, line.overridden.values]
+    if line.band is not None:
+        parts += [line.band.lower, line.band.upper]
+    for part in parts:
+        if len(part):
+            yield float(part.min())
+            yield float(part.max())
+
+
+def _to_floats(column: pa.ChunkedArray) -> FloatArray:
+    """Return values as doubles, NaN for null."""
+    floats: FloatArray = column.cast(pa.float64(), safe=False).to_numpy()
+    return floats
+
+
+def _note_points(
+    column: str, lines: Sequence[Line], values: FloatArray, rows: _Rows, notes: list[str]
+) -> None:
+    drawn = sum(len(line.us) for line in lines)
+    there = int((np.isfinite(values) & (rows.current == np.arange(len(values)))).sum())
+    if drawn < there:
+        notes.append(
+            f"{column}: {format_count(there, 'point')}, of which each pixel shows the first, the "
+            "lowest, the highest and the last"
+        )
+    edited = int((rows.is_edited & (rows.current == np.arange(len(values)))).sum())
+    if edited:
+        notes.append(f"{EDITED}{column}: {format_count(edited, 'edited value')}")
+    old = int((rows.current != np.arange(len(values))).sum())
+    if old:
+        notes.append(f"{OVERRIDDEN}{column}: {format_count(old, 'overridden value')}")
+
+
+def _lines(
+    rows: _Rows,
+    values: FloatArray,
+    edges: tuple[FloatArray, FloatArray] | None,
+    wanted: Wanted,
+) -> Iterator[Line]:
+    for place, name, part in rows.parts():
+        own = np.arange(part.start, part.stop)
+        is_now = rows.current[part] == own
+        now = own[is_now]
+        first = _find_breaks(rows, now, values[now], wanted.longest_gap)
+        good = np.isfinite(values[now])
+        points = now[good]
+        keep = _thin(rows.us[points], values[points], first, rows.low, rows.high, wanted.pixels)
+        shown = points[keep]
+        old = own[~is_now]
+        old = old[np.isfinite(values[old]) & np.isfinite(values[rows.current[old]])]
+        yield Line(
+            name,
+            place,
+            rows.us[shown],
+            values[shown],
+            None if rows.ends is None else rows.ends[shown],
+            first[keep],
+            _mark(rows, values, points[rows.is_edited[points]], wanted.pixels),
+            _mark(rows, values, old, wanted.pixels),
+            None if edges is None else _band(rows, now, *edges, wanted.pixels),
+            float(values[points[-1]]) if len(points) else None,
+        )
+
+
+def _find_breaks(
+    rows: _Rows, at: Int64Array, values: FloatArray, longest: int | str | None
+) -> BoolArray:
+    """Return for each finite value whether the line begins anew at it."""
+    good = np.flatnonzero(np.isfinite(values))
+    first = np.ones(len(good), bool)
+    if len(good) < 2:
+        return first
+    first[1:] = np.diff(good) > 1
+    us = rows.us[at]
+    if rows.ends is not None:
+        # A bucket that is missing is a gap; those of a day of 25 hours are as long as they are.
+        first[1:] |= us[good][1:] > rows.ends[at][good][:-1]
+    elif longest is not None:
+        limit = _usual_gap(us) if isinstance(longest, str) else longest
+        if limit is not None:
+            first[1:] |= np.diff(us[good]) > limit
+    return first
+
+
+def _usual_gap(us: Int64Array) -> int | None:
+    if len(us) <= _FEW:
+        return None
+    usual = float(np.quantile(np.diff(us), 0.95, method="lower"))
+    return int(3 * usual) if usual else None
+
+
+def _thin(
+    us: Int64Array, values: FloatArray, first: BoolArray, low: int, high: int, pixels: int
+) -> Int64Array:
+    """Return the rows that look the same: of each pixel first, lowest, highest and last point."""
+    if len(us) <= _POINTS_A_PIXEL * pixels:
+        return np.arange(len(us))
+    pixel = ((us - low) / max(high - low, 1) * (pixels - 1)).astype(np.int64)
+    is_start = first.copy()
+    is_start[1:] |= np.diff(pixel) > 0
+    starts = np.flatnonzero(is_start)
+    ends = np.append(starts[1:], len(us))
+    sizes = ends - starts
+    kept = [starts, ends - 1]
+    for reduce in (np.minimum, np.maximum):
+        best = np.repeat(reduce.reduceat(values, starts), sizes)
+        hits = np.flatnonzero(values == best)
+        _, once = np.unique(np.repeat(np.arange(len(starts)), sizes)[hits], return_index=True)
+        kept.append(hits[once])
+    return np.unique(np.concatenate(kept))
+
+
+def _mark(rows: _Rows, values: FloatArray, at: Int64Array, pixels: int) -> Marks:
+    """Return marks at rows; of those that would cover each other one."""
+    if len(at) > pixels:
+        pixel = ((rows.us[at] - rows.low) / max(rows.high - rows.low, 1) * pixels).astype(np.int64)
+        size = float(np.ptp(values[at])) or 1.0
+        height = ((values[at] - values[at].min()) / size * 50).astype(np.int64)
+        _, once = np.unique(pixel // 4 * 64 + height, return_index=True)
+        at = at[np.sort(once)]
+    return Marks(rows.us[at], values[at], values[rows.current[at]])
+
+
+def _band(
+    rows: _Rows, at: Int64Array, lower: FloatArray, upper: FloatArray, pixels: int
+) -> Band | None:
+    good = np.isfinite(lower[at]) & np.isfinite(upper[at])
+    first = _find_breaks(rows, at, np.where(good, 0.0, np.nan), None)
+    at = at[good]
+    us, low, high = rows.us[at], lower[at], upper[at]
+    ends = us if rows.ends is None else rows.ends[at]
+    if len(us) > _POINTS_A_PIXEL * pixels:
+        pixel = ((us - rows.low) / max(rows.high - rows.low, 1) * (pixels - 1)).astype(np.int64)
+        is_start = first.copy()
+        is_start[1:] |= np.diff(pixel) > 0
+        starts = np.flatnonzero(is_start)
+        low, high = np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)
+        ends = ends[np.append(starts[1:], len(us)) - 1]
+        us, first = us[starts], first[starts]
+    return Band(us, ends, low, high, first)
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+def _state_rows(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Iterator[Row]:
+    is_thinned = False
+    states = rows.table[column].combine_chunks().dictionary_encode(null_encoding="encode")
+    names = [
+        None if value is None else _show_state(value) for value in states.dictionary.to_pylist()
+    ]
+    codes = states.indices.to_numpy().astype(np.int64)
+    for place, name, part in rows.parts():
+        now = np.arange(part.start, part.stop)
+        now = now[rows.current[part] == now]
+        spans = _spans(rows, codes[now], names, now, (rows.high - rows.low) / pixels)
+        is_thinned = is_thinned or any(span.state == SEVERAL for span in spans)
+        yield Row(name, place, spans)
+    if is_thinned:
+        notes.append(f"{column}: grey where a pixel has several states")
+
+
+def _show_state(state: Any) -> str:
+    return str(state).lower() if isinstance(state, bool) else str(state).lstrip(SEVERAL)
+
+
+def _spans(
+    rows: _Rows, codes: Int64Array, names: Sequence[str | None], at: Int64Array, pixel_us: float
+) -> tuple[Span, ...]:
+    """Return how long each state lasts: until the next event, or the end of its bucket.
+
+    Neighbours that are all narrower than a pixel become one span of several states.
+    """
+    if not len(at):
+        return ()
+    us = rows.us[at]
+    until = np.append(us[1:], rows.high) if rows.ends is None else rows.ends[at]
+    is_new = np.ones(len(at), bool)
+    is_new[1:] = (np.diff(codes) != 0) | (us[1:] > until[:-1])
+    starts = np.flatnonzero(is_new)
+    lasts = np.append(starts[1:], len(at)) - 1
+    there = np.array([names[code] is not None for code in codes[starts].tolist()], bool)
+    starts, lasts = starts[there], lasts[there]
+    if not len(starts):
+        return ()
+    begin, end, state = us[starts], until[lasts], codes[starts]
+    is_short = end - begin < pixel_us
+    is_head = np.ones(len(starts), bool)
+    is_head[1:] = ~(is_short[1:] & is_short[:-1] & (begin[1:] - end[:-1] < pixel_us))
+    heads = np.flatnonzero(is_head)
+    tails = np.append(heads[1:], len(starts)) - 1
+    return tuple(
+        Span(int(begin[head]), int(end[tail]), SEVERAL if tail > head else str(names[state[head]]))
+        for head, tail in zip(heads.tolist(), tails.tolist(), strict=True)
+    )

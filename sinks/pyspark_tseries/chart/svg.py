@@ -1,0 +1,645 @@
+"""Draw a figure as SVG: without scripts, style sheets of others, or references to anything outside.
+
+Text, axes and grid have the colour of the page around them, and the lines have colours of middle
+lightness, so an inline picture reads on a light page and on a dark one. A picture of its own brings
+its page with it.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+import numpy as np
+
+from pyspark_timestream.core.report import cut_text, svg
+from pyspark_tseries.chart.figure import (
+    EDITED,
+    OVERRIDDEN,
+    SEVERAL,
+    Band,
+    Figure,
+    Line,
+    Marks,
+    Panel,
+    Row,
+    Span,
+    show_number,
+)
+from pyspark_tseries.chart.ticks import NumberAxis, TimeAxis, format_moment, number_axis, time_axis
+from pyspark_tseries.model.arrays import Int64Array
+
+COLOURS: Final = (
+    *("#2478d8", "#ec6a00", "#0f7d6e", "#c0399f", "#9084fc", "#29a06a", "#cc3018", "#c77f9a"),
+)
+"""Each has a contrast of 3 and more to both pages, and differs from the others to people who see
+two primary colours."""
+
+_DASHES: Final = ("", "7 3", "2 3", "9 3 2 3")
+"""The second eight series have the colours of the first, and dashes."""
+
+PAGES: Final = {"light": ("#ffffff", "#1f2328"), "dark": ("#14171c", "#e6e8eb")}
+"""The colours of a page and of its text."""
+
+_FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+_SIZE: Final = 12
+_FAINT: Final = 0.7
+_GAP: Final = 18
+_HEAD: Final = 22
+_ROW: Final = 20
+_EDGE: Final = 12
+_LETTER: Final = 0.6
+"""About how wide a letter is, as a part of its height."""
+
+_SPARSE: Final = 14
+"""Points further apart than these pixels are drawn as dots."""
+
+_MAX_TOOLTIPS: Final = 300
+_DIAMOND: Final = "m0,-5l5,5l-5,5l-5,-5z"
+
+
+_ToY = Callable[[np.ndarray], np.ndarray]
+"""Returns the y of values."""
+
+
+def draw_svg(figure: Figure, width: int, height: int, theme: str | None) -> str:
+    """Return the picture of a figure.
+
+    Args:
+        figure: what to draw.
+        width: the width of the picture, in pixels.
+        height: the height of a panel of numbers.
+        theme: a key of `PAGES`; `auto` follows the reader's settings; None for an inline picture in
+            the colours of the page around it.
+    """
+    layout = _lay_out(figure, width, height)
+    body = [*_draw_title(figure, layout)]
+    for panel, top, bottom in layout.places():
+        if panel.rows:
+            body += _draw_states(panel, layout, top)
+        else:
+            body += _draw_lines(panel, layout, top, bottom)
+    body += _draw_times(layout) if figure.panels else _draw_nothing(layout)
+    body += _draw_notes(layout)
+    return _frame(figure, layout, theme, "".join(body))
+
+
+def _frame(figure: Figure, layout: "_Layout", theme: str | None, body: str) -> str:
+    name = figure.title or "Chart"
+    columns = ", ".join(panel.title for panel in figure.panels)
+    label = f"{name}: {columns} over time" if columns else f"{name}: no events"
+    size = f'width="{layout.width}" height="{layout.height}"'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {layout.width} '
+        f'{layout.height}" role="img" aria-label="{_text(label)}" font-family="{_FONT}" '
+        f'font-size="{_SIZE}"'
+    )
+    told = f"<title>{_text(label)}</title><desc>{_text(figure.describe())}</desc>"
+    if theme is None:
+        # A narrow page shrinks it as a whole.
+        style = ' fill="currentColor" style="max-width:100%;height:auto"'
+        return f"{head}{style}>{told}{body}</svg>"
+    page, ink = PAGES["light" if theme == "auto" else theme]
+    other = ""
+    if theme == "auto":
+        dark_page, dark_ink = PAGES["dark"]
+        other = (
+            f"<style>@media (prefers-color-scheme:dark){{svg{{color:{dark_ink}}}"
+            f".page{{fill:{dark_page}}}}}</style>"
+        )
+    ground = f'<rect class="page" width="100%" height="100%" fill="{page}"/>'
+    return f'{head} color="{ink}" fill="currentColor">{told}{other}{ground}{body}</svg>'
+
+
+def _text(text: str) -> str:
+    return escape(_label(text))
+
+
+def _label(text: str) -> str:
+    """Replace what XML cannot write: control characters, surrogates and non-characters."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+def text_width(text: str, size: float = _SIZE) -> float:
+    """Return about how wide a text is; letters of East Asia are as wide as they are high."""
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return size * (_LETTER * (len(text) - wide) + 1.0 * wide)
+
+
+# -- layout ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    figure: Figure
+    width: int
+    heights: tuple[int, ...]
+    axes: tuple[NumberAxis | None, ...]
+    left: float
+    right: float
+    top: int
+    times: TimeAxis
+    notes: tuple[str, ...]
+
+    def places(self) -> Iterator[tuple[Panel, float, float]]:
+        """Yield each panel with the y of its upper and lower end."""
+        top = float(self.top)
+        for panel, height in zip(self.figure.panels, self.heights, strict=True):
+            yield panel, top + _HEAD, top + _HEAD + height
+            top += _HEAD + height + _GAP
+
+    @property
+    def bottom(self) -> float:
+        """The y of the axis of time."""
+        return self.top + sum(self.heights) + len(self.heights) * (_HEAD + _GAP) - _GAP
+
+    @property
+    def height(self) -> int:
+        axis = 42 if self.figure.panels else 40
+        return int(self.bottom + axis + 17 * len(self.notes) + 8)
+
+    def axis(self, panel: Panel) -> NumberAxis:
+        axis = self.axes[self.figure.panels.index(panel)]
+        assert axis is not None
+        return axis
+
+    def x(self, us: Int64Array) -> np.ndarray:
+        places: np.ndarray = self.left + self.times.fraction(us) * (self.right - self.left)
+        return places
+
+
+def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
+    labels, names, heights = [""], [""], []
+    axes: list[NumberAxis | None] = []
+    for panel in figure.panels:
+        if panel.rows:
+            labels += [_row_name(row, width) for row in panel.rows]
+            heights.append(_ROW * len(panel.rows) + (_ROW if not panel.is_boolean else 0))
+            axes.append(None)
+        else:
+            shown = [line for line in panel.lines if line.last is not None]
+            tall = max(height, 15 * len(shown))
+            most = max(2, min(tall // 22, 10))
+            axis = number_axis(panel.low, panel.high, most, is_whole=panel.is_whole)
+            labels += axis.labels
+            names += [_line_name(line, width) for line in shown if _needs_label(figure)]
+            heights.append(tall)
+            axes.append(axis)
+    left = min(max(map(text_width, labels)) + 16, width / 3)
+    right = width - min(max(map(text_width, names)) + (22 if max(names) else _EDGE), width / 3)
+    times = _fit_times(figure, right - left)
+    top = _EDGE + (24 if figure.title else 0)
+    told = [f"times in {times.zone}"] if figure.panels else []
+    notes = _wrap([*told, *figure.notes], width - 2 * _EDGE)
+    return _Layout(figure, width, tuple(heights), tuple(axes), left, right, top, times, notes)
+
+
+def _fit_times(figure: Figure, width: float) -> TimeAxis:
+    """Return an axis with as many ticks as there is room for their labels."""
+    for room in (64, 84, 110, 150, 10_000):
+        most = max(1, int(width // room))
+        times = time_axis(figure.low, figure.high, figure.zone, most)
+        if all(text_width(tick.label) + 14 <= width / most for tick in times.ticks):
+            break
+    return times
+
+
+def _needs_label(figure: Figure) -> bool:
+    return len(figure.series) > 1 or (bool(figure.series[0]) and figure.title != figure.series[0])
+
+
+def _line_name(line: Line, width: int) -> str:
+    return cut_text(_label(line.name), min(24, _fitting(width / 3 - 12)))
+
+
+def _row_name(row: Row, width: int) -> str:
+    return cut_text(_label(row.name), min(18, _fitting(width / 3 - 6)))
+
+
+def _fitting(width: float, size: float = _SIZE) -> int:
+    """Return how many letters fit into a width, with a margin at both sides."""
+    return int((width - 2 * _EDGE) / (_LETTER * size))
+
+
+def _wrap(notes: Sequence[str], width: float) -> tuple[str, ...]:
+    """Put notes into lines; one on a mark has a line of its own, with the mark before it."""
+    lines: list[str] = []
+    for note in notes:
+        joined = f"{lines[-1]} \N{MIDDLE DOT} {note}" if lines else note
+        has_mark = any(line.startswith((EDITED, OVERRIDDEN)) for line in (note, *lines[-1:]))
+        if lines and not has_mark and text_width(joined, 11) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(cut_text(note, _fitting(width + 2 * _EDGE, 11)))
+    return tuple(lines)
+
+
+def colour(place: int) -> str:
+    """Return the colour of a series."""
+    return COLOURS[place % len(COLOURS)]
+
+
+def _dash(place: int) -> dict[str, str]:
+    dash = _DASHES[place // len(COLOURS) % len(_DASHES)]
+    return {"stroke_dasharray": dash} if dash else {}
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+# -- frame -----------------------------------------------------------------------------------------
+
+
+def _draw_title(figure: Figure, layout: _Layout) -> Iterator[str]:
+    if figure.title:
+        title = cut_text(_label(figure.title), _fitting(layout.width, 15))
+        yield svg("text", title, x=_EDGE, y=_EDGE + 12, font_size=15, font_weight=600)
+
+
+def _draw_head(panel: Panel, top: float, axis: NumberAxis | None = None) -> Iterator[str]:
+    """Draw the title of a panel: column, unit, and what the labels of its axis leave out."""
+    hints = [f"({_label(panel.unit)})"] if panel.unit else []
+    power = ""
+    if axis is not None and axis.base:
+        hints.append(f"from {axis.base:,.15g}")
+    if axis is not None and axis.exponent:
+        hints.append("\N{MULTIPLICATION SIGN}10")
+        # Few fonts have superscripts.
+        power = svg("tspan", str(axis.exponent), dy=-4, font_size=9)
+    hint = ""
+    if hints:
+        text = " ".join(hints)
+        hint = svg("tspan", text, power, dx=5, fill_opacity=_FAINT, font_weight=400)
+    name = cut_text(_label(panel.title), 40)
+    yield svg("text", name, hint, x=_EDGE, y=_number(top - 9), font_weight=600)
+
+
+def _draw_times(layout: _Layout) -> Iterator[str]:
+    bottom, end = layout.bottom, -1.0
+    ends = f"M{_number(layout.left)},{_number(bottom)}H{_number(layout.right)}"
+    yield svg("path", d=ends, stroke="currentColor", stroke_opacity=0.5)
+    ticks = layout.times.ticks
+    places = layout.x(np.array([tick.us for tick in ticks], np.int64)).tolist()
+    contexts = [x for x, tick in zip(places, ticks, strict=True) if tick.context]
+    for x, tick in zip(places, ticks, strict=True):
+        yield svg(
+            "path",
+            d=f"M{_number(x)},{_number(bottom)}v4",
+            stroke="currentColor",
+            stroke_opacity=0.5,
+        )
+        half = text_width(tick.label) / 2
+        x_label = min(max(x, half), layout.width - half)
+        yield svg(
+            "text", tick.label, x=_number(x_label), y=_number(bottom + 17), text_anchor="middle"
+        )
+        if not tick.context:
+            continue
+        half = text_width(tick.context) / 2
+        after = [other for other in contexts if other > x]
+        # The first context yields to the next one, where a day or a year begins.
+        if x == contexts[0] and after and after[0] - x < 2 * half + 8:
+            continue
+        at = min(max(x, half), layout.width - half)
+        if at - half > end:
+            yield svg(
+                "text",
+                tick.context,
+                x=_number(at),
+                y=_number(bottom + 32),
+                text_anchor="middle",
+                fill_opacity=_FAINT,
+            )
+            end = at + half + 8
+
+
+def _draw_nothing(layout: _Layout) -> Iterator[str]:
+    yield svg(
+        "text",
+        "no events",
+        x=layout.width // 2,
+        y=layout.top + 24,
+        text_anchor="middle",
+        fill_opacity=_FAINT,
+    )
+
+
+def _draw_notes(layout: _Layout) -> Iterator[str]:
+    top = layout.height - 17 * len(layout.notes) - 1
+    for place, note in enumerate(layout.notes):
+        x, y = _EDGE, top + 17 * place
+        if note.startswith(EDITED):
+            yield svg("path", d=f"M{x + 5},{y - 4}{_DIAMOND}", fill_opacity=_FAINT)
+        elif note.startswith(OVERRIDDEN):
+            ring = svg("circle", cx=x + 5, cy=y - 4, r=3, fill="none", stroke="currentColor")
+            yield svg("g", "", ring, stroke_opacity=_FAINT)
+        text = note.removeprefix(EDITED).removeprefix(OVERRIDDEN)
+        x += 14 if text != note else 0
+        yield svg("text", _label(text), x=x, y=y, font_size=11, fill_opacity=_FAINT)
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def _draw_lines(panel: Panel, layout: _Layout, top: float, bottom: float) -> Iterator[str]:
+    axis = layout.axis(panel)
+
+    def y(values: np.ndarray) -> np.ndarray:
+        places: np.ndarray = bottom - axis.fraction(values) * (bottom - top)
+        return places
+
+    yield from _draw_head(panel, top, None if panel.is_empty else axis)
+    if panel.is_empty:
+        middle = (layout.left + layout.right) / 2, (top + bottom) / 2
+        yield svg(
+            "text",
+            "no values",
+            x=_number(middle[0]),
+            y=_number(middle[1]),
+            text_anchor="middle",
+            fill_opacity=_FAINT,
+        )
+        return
+    for tick, label in zip(axis.ticks, axis.labels, strict=True):
+        at = bottom - (tick - axis.low) / (axis.high - axis.low) * (bottom - top)
+        grid = f"M{_number(layout.left)},{_number(at)}H{_number(layout.right)}"
+        yield svg("path", d=grid, stroke="currentColor", stroke_opacity=0.13)
+        yield svg(
+            "text",
+            label,
+            x=_number(layout.left - 8),
+            y=_number(at + 4),
+            text_anchor="end",
+            fill_opacity=_FAINT,
+        )
+    for line in panel.lines:
+        if line.band is not None and len(line.band.us):
+            d = _band_path(line.band, layout, y)
+            yield svg("path", d=d, fill=colour(line.place), fill_opacity=0.16)
+    for line in panel.lines:
+        if len(line.us):
+            yield from _draw_line(line, layout, y, panel.unit)
+    for line in panel.lines:
+        yield from _draw_marks(line, layout, y, panel.unit)
+    if _needs_label(layout.figure):
+        yield from _draw_names(panel.lines, layout, y, top, bottom)
+
+
+def _draw_line(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str]:
+    xs, ys = layout.x(line.us), y(line.values)
+    ends = None if line.ends is None else layout.x(line.ends)
+    path = _line_path(xs, ys, ends, line.is_first)
+    name = svg("title", _label(line.name)) if line.name else ""
+    yield svg(
+        "path",
+        "",
+        name,
+        d=path,
+        fill="none",
+        stroke=colour(line.place),
+        stroke_width=1.6,
+        stroke_linejoin="round",
+        stroke_linecap="round",
+        **_dash(line.place),
+    )
+    if ends is not None:
+        return
+    is_alone = line.is_first & np.append(line.is_first[1:], True)
+    is_sparse = len(xs) * _SPARSE < layout.right - layout.left
+    for i in range(len(xs)) if is_sparse else np.flatnonzero(is_alone).tolist():
+        told = _tooltip(line.name, int(line.us[i]), float(line.values[i]), unit, layout)
+        yield svg(
+            "circle", "", told, cx=_number(xs[i]), cy=_number(ys[i]), r=2.4, fill=colour(line.place)
+        )
+
+
+def _line_path(
+    xs: np.ndarray, ys: np.ndarray, ends: np.ndarray | None, is_first: np.ndarray
+) -> str:
+    """Return the path through points, or along the steps of buckets; a new piece begins with M."""
+    points = [(_number(x), _number(y)) for x, y in zip(xs.tolist(), ys.tolist(), strict=True)]
+    firsts = is_first.tolist()
+    if ends is None:
+        return "".join(
+            f"{'M' if f else 'L'}{x},{y}" for f, (x, y) in zip(firsts, points, strict=True)
+        )
+    stops = [_number(x) for x in ends.tolist()]
+    parts = []
+    for i, (x, height) in enumerate(points):
+        goes_on = i + 1 < len(points) and not firsts[i + 1]
+        stop = points[i + 1][0] if goes_on else stops[i]
+        parts.append(f"{f'M{x},{height}' if firsts[i] else f'V{height}'}H{stop}")
+    return "".join(parts)
+
+
+def _band_path(band: Band, layout: _Layout, y: _ToY) -> str:
+    xs, stops = layout.x(band.us), layout.x(band.ends)
+    low, high = y(band.lower), y(band.upper)
+    starts = np.flatnonzero(band.is_first).tolist()
+    parts = []
+    for start, end in zip(starts, [*starts[1:], len(xs)], strict=True):
+        rows = range(start, end)
+        edges = [*xs[start + 1 : end].tolist(), float(stops[end - 1])]
+        there = "".join(
+            f"{'M' if i == start else 'L'}{_number(xs[i])},{_number(high[i])}H{_number(x)}"
+            for i, x in zip(rows, edges, strict=True)
+        )
+        back = "".join(
+            f"L{_number(x)},{_number(low[i])}H{_number(xs[i])}"
+            for i, x in reversed(list(zip(rows, edges, strict=True)))
+        )
+        parts.append(f"{there}{back}Z")
+    return "".join(parts)
+
+
+def _draw_marks(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str]:
+    old, new = line.overridden, line.edited
+    for i, (x, at, now) in enumerate(_points(old, layout, y)):
+        stem = f"M{x},{at}V{now}"
+        yield svg(
+            "path", d=stem, stroke=colour(line.place), stroke_opacity=0.6, stroke_dasharray="2 2"
+        )
+        told = _tooltip(line.name, int(old.us[i]), float(old.values[i]), unit, layout, "overridden")
+        yield svg(
+            "circle",
+            "",
+            told if i < _MAX_TOOLTIPS else "",
+            cx=x,
+            cy=at,
+            r=3,
+            fill="none",
+            stroke=colour(line.place),
+            stroke_opacity=0.8,
+        )
+    for i, (x, at, _) in enumerate(_points(new, layout, y)):
+        told = _tooltip(line.name, int(new.us[i]), float(new.values[i]), unit, layout, "edited")
+        yield svg(
+            "path",
+            "",
+            told if i < _MAX_TOOLTIPS else "",
+            d=f"M{x},{at}{_DIAMOND}",
+            fill=colour(line.place),
+            stroke="currentColor",
+            stroke_width=0.8,
+        )
+
+
+def _points(marks: Marks, layout: _Layout, y: _ToY) -> Iterator[tuple[str, str, str]]:
+    places = zip(
+        layout.x(marks.us).tolist(), y(marks.values).tolist(), y(marks.now).tolist(), strict=True
+    )
+    for x, at, now in places:
+        yield _number(x), _number(at), _number(now)
+
+
+def _tooltip(name: str, us: int, value: float, unit: str, layout: _Layout, what: str = "") -> str:
+    time = format_moment(us, layout.figure.zone)
+    parts = [name, f"{time}: {show_number(value)} {unit}".rstrip(), what]
+    return svg("title", _label(", ".join(filter(None, parts))))
+
+
+def _draw_names(
+    lines: Sequence[Line], layout: _Layout, y: _ToY, top: float, bottom: float
+) -> Iterator[str]:
+    """Draw the names at the ends of their lines, moved apart where they would cover each other."""
+    named = [(float(y(line.values[-1:])[0]), line) for line in lines if line.last is not None]
+    named.sort(key=lambda item: (item[0], item[1].place))
+    places = _move_apart([at for at, _ in named], 14, top, bottom)
+    x = layout.right
+    for (at, line), place in zip(named, places, strict=True):
+        last = float(layout.x((line.us if line.ends is None else line.ends)[-1:])[0])
+        ends = f"M{_number(last + 3)},{_number(at)}H{_number(x + 4)}"
+        leader = f"{ends}L{_number(x + 12)},{_number(place)}"
+        yield svg(
+            "path",
+            d=leader,
+            fill="none",
+            stroke=colour(line.place),
+            stroke_opacity=0.5,
+            stroke_dasharray="1 2",
+        )
+        yield svg(
+            "text",
+            _line_name(line, layout.width),
+            svg("title", _label(line.name)),
+            x=_number(x + 15),
+            y=_number(place + 4),
+            fill=colour(line.place),
+        )
+
+
+def _move_apart(places: Sequence[float], room: float, low: float, high: float) -> list[float]:
+    """Return places in the same order that are at least `room` apart, near the given ones.
+
+    >>> _move_apart([10, 12, 13, 90], 10, 0, 100)
+    [1.666666666666666, 11.666666666666666, 21.666666666666664, 90.0]
+    """
+    groups: list[tuple[float, int]] = []
+    for place in places:
+        middle, count = float(place), 1
+        middle = min(max(middle, low), high)
+        groups.append((middle, count))
+        while len(groups) > 1:
+            (one, n), (other, m) = groups[-2:]
+            if other - one >= (n + m) / 2 * room:
+                break
+            joined = (one * n + other * m) / (n + m)
+            half = (n + m - 1) / 2 * room
+            joined = min(max(joined, low + half), max(high - half, low + half))
+            groups[-2:] = [(joined, n + m)]
+    return [middle + (i - (count - 1) / 2) * room for middle, count in groups for i in range(count)]
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
+    yield from _draw_head(panel, top)
+    colours = {} if panel.is_boolean else _state_colours(panel)
+    if not panel.is_boolean:
+        yield from _draw_state_names(colours, layout, top)
+        top += _ROW
+    for place, row in enumerate(panel.rows):
+        y = top + _ROW * place
+        yield svg(
+            "text",
+            _row_name(row, layout.width),
+            svg("title", _label(row.name)),
+            x=_number(layout.left - 8),
+            y=_number(y + 14),
+            text_anchor="end",
+            fill_opacity=_FAINT,
+        )
+        base = f"M{_number(layout.left)},{_number(y + 17)}H{_number(layout.right)}"
+        yield svg("path", d=base, stroke="currentColor", stroke_opacity=0.13)
+        for span in row.spans:
+            yield _draw_span(span, row.place, colours, panel.is_boolean, layout, y)
+
+
+def _draw_span(
+    span: Span, place: int, colours: dict[str, str], is_boolean: bool, layout: _Layout, y: float
+) -> str:
+    ends = layout.x(np.array([span.start, span.end], np.int64))
+    x, width = float(ends[0]), max(float(ends[1] - ends[0]), 0.8)
+    several = span.state == SEVERAL
+    is_false = is_boolean and span.state == "false"
+    fill = (
+        "currentColor"
+        if several
+        else colour(place)
+        if is_boolean
+        else colours.get(span.state, "currentColor")
+    )
+    name = "several states" if several else span.state
+    told = svg("title", _label(f"{name}, from {format_moment(span.start, layout.figure.zone)}"))
+    height = 2 if is_false else 14
+    text = ""
+    if not is_boolean and not several and text_width(span.state, 11) + 8 <= width:
+        text = svg(
+            "text",
+            _label(span.state),
+            x=_number(x + 4),
+            y=_number(y + 14),
+            font_size=11,
+            fill="#ffffff",
+        )
+    opacity = 0.35 if fill == "currentColor" else 0.9
+    return (
+        svg(
+            "rect",
+            "",
+            told,
+            x=_number(x),
+            y=_number(y + 17 - height),
+            width=_number(width),
+            height=height,
+            fill=fill,
+            fill_opacity=opacity,
+        )
+        + text
+    )
+
+
+def _state_colours(panel: Panel) -> dict[str, str]:
+    """Return the colours of the most frequent states, by name; the others are grey."""
+    counts = Counter(span.state for row in panel.rows for span in row.spans)
+    counts.pop(SEVERAL, None)
+    frequent = sorted(counts, key=lambda state: (-counts[state], state))[: len(COLOURS)]
+    return {state: colour(place) for place, state in enumerate(sorted(frequent))}
+
+
+def _draw_state_names(colours: dict[str, str], layout: _Layout, top: float) -> Iterator[str]:
+    x = layout.left
+    for state, fill in colours.items():
+        name = cut_text(_label(state), 20)
+        width = text_width(name, 11) + 26
+        if x + width > layout.right:
+            return
+        yield svg("rect", x=_number(x), y=_number(top + 2), width=10, height=10, fill=fill)
+        yield svg(
+            "text", name, x=_number(x + 14), y=_number(top + 11), font_size=11, fill_opacity=_FAINT
+        )
+        x += width

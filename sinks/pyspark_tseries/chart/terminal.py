@@ -1,0 +1,310 @@
+"""Draw a figure as text: dots of Braille, or ASCII where a terminal has no more.
+
+A cell of Braille has two dots beside each other and four below each other, one of ASCII has two
+below each other. Colours tell series apart; without them each series has a panel of its own.
+"""
+
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+
+from pyspark_timestream.core.report import cut_text, escape_controls
+from pyspark_tseries.chart.figure import (
+    EDITED,
+    SEVERAL,
+    Figure,
+    FloatArray,
+    Line,
+    Panel,
+    Row,
+    show_number,
+)
+from pyspark_tseries.chart.ticks import TimeAxis, number_axis, time_axis
+from pyspark_tseries.model.arrays import Int64Array
+
+_BRAILLE: Final = 0x2800
+_DOTS: Final = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], np.uint8)
+"""The bit of each dot of a cell, by row and column."""
+
+_COLOURS: Final = (33, 208, 36, 170, 141, 78, 203, 175)
+"""Of 256, near those of a picture."""
+
+_ToFraction = Callable[[np.ndarray], np.ndarray]
+"""Returns where values are on an axis, from 0 to 1."""
+
+_MOST_LABEL: Final = 18
+_MIN_COLUMNS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How text is drawn: `width` in columns, `height` of a panel in rows."""
+
+    width: int
+    height: int
+    has_colours: bool
+    is_ascii: bool
+
+    @property
+    def pixels(self) -> int:
+        """As many dots are beside each other at most."""
+        return self.width * (1 if self.is_ascii else 2)
+
+
+def draw_text(figure: Figure, style: Style) -> str:
+    """Return the lines of a picture, each at most `style.width` columns wide."""
+    title = [escape_controls(figure.title)] if figure.title else []
+    if not figure.panels:
+        return "\n".join([*title, "no events", *map(escape_controls, figure.notes)])
+    panels = list(figure.panels if style.has_colours else _divide(figure))
+    left = min(max(_label_width(panel, style) for panel in panels), style.width // 3)
+    columns = max(style.width - left - 2, _MIN_COLUMNS)
+    times = _fit_times(figure, columns)
+    lines = title
+    for panel in panels:
+        lines += _draw_panel(panel, times, style, left, columns)
+    lines += _draw_times(times, style, left, columns)
+    notes = [note.replace(EDITED, f"{_mark(style)} ") for note in figure.notes]
+    lines += ["", *map(escape_controls, [f"times in {times.zone}", *notes])]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _mark(style: Style) -> str:
+    """Return the mark of an edited value."""
+    return "#" if style.is_ascii else EDITED.strip()
+
+
+def _divide(figure: Figure) -> Iterator[Panel]:
+    """Yield a panel for each line of a panel, with the same axis."""
+    for panel in figure.panels:
+        if len(panel.lines) < 2:
+            yield panel
+            continue
+        for line in panel.lines:
+            yield replace(panel, title=f"{panel.title}, {line.name}", lines=(line,))
+
+
+def _colour(text: str, place: int, style: Style) -> str:
+    if not style.has_colours:
+        return text
+    return f"\x1b[38;5;{_COLOURS[place % len(_COLOURS)]}m{text}\x1b[0m"
+
+
+def cell_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes.
+
+    >>> cell_width("abc"), cell_width("温度")
+    (3, 4)
+    """
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(unicodedata.combining(char) > 0 for char in text)
+
+
+def _to_right(text: str, width: int) -> str:
+    while cell_width(text) > width:
+        text = text[:-1]
+    return " " * (width - cell_width(text)) + text
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def _axis_rows(style: Style) -> int:
+    return max(2, style.height // 2)
+
+
+def _label_width(panel: Panel, style: Style) -> int:
+    if panel.rows:
+        return max(min(cell_width(escape_controls(row.name)), _MOST_LABEL) for row in panel.rows)
+    axis = number_axis(panel.low, panel.high, _axis_rows(style), is_whole=panel.is_whole)
+    return max(map(len, axis.labels), default=0)
+
+
+def _draw_panel(
+    panel: Panel, times: TimeAxis, style: Style, left: int, columns: int
+) -> Iterator[str]:
+    axis = number_axis(panel.low, panel.high, _axis_rows(style), is_whole=panel.is_whole)
+    unit = f" ({panel.unit})" if panel.unit else ""
+    hint = f" from {axis.base:,.15g}" if axis.base and not panel.rows else ""
+    hint += f" x10^{axis.exponent}" if axis.exponent and not panel.rows else ""
+    yield cut_text(escape_controls(f"{panel.title}{unit}{hint}"), style.width)
+    if panel.rows:
+        yield from _draw_states(panel, times, style, left, columns)
+        return
+    if panel.is_empty:
+        yield f"{' ' * left}  no values"
+        return
+    yield from _draw_legend(panel.lines, style)
+    canvas = _Canvas(columns, style)
+    for line in panel.lines:
+        if len(line.us):
+            canvas.draw(line, times.fraction, axis.fraction)
+    labels = {}
+    for tick, label in zip(axis.ticks, axis.labels, strict=True):
+        place = (tick - axis.low) / (axis.high - axis.low)
+        labels[round((1 - place) * (style.height - 1))] = label
+    bar, tick_bar = ("|", "+") if style.is_ascii else ("\N{BOX DRAWINGS LIGHT VERTICAL}", "┤")
+    for row, text in enumerate(canvas.lines()):
+        label = labels.get(row, "")
+        yield f"{_to_right(label, left)} {tick_bar if label else bar}{text}"
+
+
+def _draw_legend(lines: Sequence[Line], style: Style) -> Iterator[str]:
+    """Draw the names of several series in their colours, with their last values."""
+    if not style.has_colours or len(lines) < 2:
+        return
+    width, shown = 0, ""
+    for line in lines:
+        last = "no values" if line.last is None else show_number(line.last)
+        text = f"{cut_text(escape_controls(line.name), 30)} {last}"
+        if shown and width + cell_width(text) + 2 > style.width:
+            yield shown
+            width, shown = 0, ""
+        shown += ("  " if shown else "") + _colour(text, line.place, style)
+        width += cell_width(text) + 2
+    yield shown
+
+
+class _Canvas:
+    """Dots, and marks over them; the last line that has a dot in a cell gives it its colour."""
+
+    def __init__(self, columns: int, style: Style) -> None:
+        self._style = style
+        self._across, self._down = (1, 2) if style.is_ascii else (2, 4)
+        self._dots = np.zeros((style.height * self._down, columns * self._across), bool)
+        self._places = np.full((style.height, columns), -1)
+        self._marks: dict[tuple[int, int], str] = {}
+
+    def draw(self, line: Line, to_x: _ToFraction, to_y: _ToFraction) -> None:
+        """Draw a line, and mark its edited values."""
+        height, width = self._dots.shape
+
+        def columns(us: Int64Array) -> list[int]:
+            places = np.rint(to_x(us) * (width - 1))
+            return [int(x) for x in np.clip(places, 0, width - 1)]
+
+        def rows(values: FloatArray) -> list[int]:
+            places = np.rint((1 - to_y(values)) * (height - 1))
+            return [int(y) for y in np.clip(places, 0, height - 1)]
+
+        xs, ys, firsts = columns(line.us), rows(line.values), line.is_first.tolist()
+        ends = None if line.ends is None else columns(line.ends)
+        for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+            goes_on = i + 1 < len(xs) and not firsts[i + 1]
+            if ends is None:
+                self._join(x, y, *((xs[i + 1], ys[i + 1]) if goes_on else (x, y)), line.place)
+                continue
+            stop = xs[i + 1] if goes_on else ends[i]
+            self._join(x, y, stop, y, line.place)
+            if goes_on:
+                self._join(stop, y, stop, ys[i + 1], line.place)
+        mark = _mark(self._style)
+        marks = zip(rows(line.edited.values), columns(line.edited.us), strict=True)
+        for y, x in marks:
+            cell = y // self._down, x // self._across
+            self._marks[cell], self._places[cell] = mark, line.place
+
+    def _join(self, x: int, y: int, to_x: int, to_y: int, place: int) -> None:
+        steps = max(abs(to_x - x), abs(to_y - y))
+        xs = np.rint(np.linspace(x, to_x, steps + 1)).astype(int)
+        ys = np.rint(np.linspace(y, to_y, steps + 1)).astype(int)
+        self._dots[ys, xs] = True
+        self._places[ys // self._down, xs // self._across] = place
+
+    def lines(self) -> Iterator[str]:
+        """Yield the rows as text."""
+        rows, columns = self._places.shape
+        cells = self._dots.reshape(rows, self._down, columns, self._across).transpose(0, 2, 1, 3)
+        for row in range(rows):
+            chars = [self._cell(row, column, cells[row, column]) for column in range(columns)]
+            # One pair of codes for neighbours of a colour.
+            runs = groupby(zip(self._places[row].tolist(), chars, strict=True), lambda c: c[0])
+            parts = ((place, "".join(char for _, char in run)) for place, run in runs)
+            yield "".join(
+                text if place < 0 else _colour(text, place, self._style) for place, text in parts
+            )
+
+    def _cell(self, row: int, column: int, dots: np.ndarray) -> str:
+        char = self._marks.get((row, column))
+        if char is not None:
+            return char
+        if not dots.any():
+            return " "
+        if self._style.is_ascii:
+            return " .':"[int(dots[1, 0]) + 2 * int(dots[0, 0])]
+        return chr(_BRAILLE + int(_DOTS[dots].sum()))
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+def _draw_states(
+    panel: Panel, times: TimeAxis, style: Style, left: int, columns: int
+) -> Iterator[str]:
+    bar = "|" if style.is_ascii else "\N{BOX DRAWINGS LIGHT VERTICAL}"
+    for row in panel.rows:
+        name = cut_text(escape_controls(row.name), min(left, _MOST_LABEL))
+        cells = _state_cells(row, times, style, columns, panel.is_boolean)
+        yield f"{_to_right(name, left)} {bar}{_colour(cells, row.place, style)}"
+
+
+def _state_cells(row: Row, times: TimeAxis, style: Style, columns: int, is_boolean: bool) -> str:
+    true, false, several, dash = "#_?-" if style.is_ascii else "█▁▒─"
+    cells = [" "] * columns
+    for span in row.spans:
+        ends = times.fraction(np.array([span.start, span.end], np.int64)) * columns
+        first = min(int(ends[0]), columns - 1)
+        size = max(min(round(float(ends[1])), columns) - first, 1)
+        if span.state == SEVERAL:
+            text = several * size
+        elif is_boolean:
+            text = (true if span.state == "true" else false) * size
+        else:
+            name = cut_text(escape_controls(span.state), size - 1) if size > 4 else ""
+            text = f"|{name}"[:size].ljust(size, dash)
+        cells[first : first + size] = text[:size]
+    return "".join(cells[:columns])
+
+
+# -- times -----------------------------------------------------------------------------------------
+
+
+def _fit_times(figure: Figure, columns: int) -> TimeAxis:
+    for room in (8, 12, 17, 10_000):
+        most = max(1, columns // room)
+        times = time_axis(figure.low, figure.high, figure.zone, most)
+        if all(len(tick.label) + 2 <= columns / most for tick in times.ticks):
+            break
+    return times
+
+
+def _draw_times(times: TimeAxis, style: Style, left: int, columns: int) -> Iterator[str]:
+    corner, line, mark = "+-+" if style.is_ascii else "└─┬"
+    places = times.fraction(np.array([tick.us for tick in times.ticks], np.int64))
+    at = [min(round(place * (columns - 1)), columns - 1) for place in places.tolist()]
+    ruler = [line] * columns
+    for column in at:
+        ruler[column] = mark
+    yield f"{' ' * left} {corner}{''.join(ruler)}"
+    margin = " " * (left + 2)
+    yield margin + _place([tick.label for tick in times.ticks], at, columns)
+    contexts = [(tick.context, x) for tick, x in zip(times.ticks, at, strict=True) if tick.context]
+    # The first context yields to the next one, where a day or a year begins.
+    if len(contexts) > 1 and contexts[1][1] - contexts[0][1] < len(contexts[0][0]) + 2:
+        contexts = contexts[1:]
+    if contexts:
+        yield margin + _place([text for text, _ in contexts], [x for _, x in contexts], columns)
+
+
+def _place(texts: Sequence[str], at: Sequence[int], columns: int) -> str:
+    """Write texts around their columns, one after the other; leave out what has no room."""
+    line = ""
+    for text, column in zip(texts, at, strict=True):
+        start = max(min(column - len(text) // 2, columns - len(text)), 0)
+        if start >= len(line) + (1 if line else 0):
+            line = line.ljust(start) + text
+    return line

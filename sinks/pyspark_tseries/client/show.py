@@ -1,0 +1,306 @@
+"""The command `show`: charts of series in a terminal, or a table of the newest values.
+
+It asks the client, so its answers and refusals are those of `TimeSeries`.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, TextIO
+
+import pyarrow as pa
+
+from pyspark_timestream.core.instants import parse_duration, parse_instant, to_datetime
+from pyspark_timestream.core.report import align_within, escape_controls
+from pyspark_tseries.chart.figure import is_line, show_number
+from pyspark_tseries.chart.terminal import Style, draw_text
+from pyspark_tseries.chart.ticks import format_moment
+from pyspark_tseries.client.bucket_query import BucketResult
+from pyspark_tseries.client.chart import LOCAL, MAX_SERIES, Chart, parse_zone
+from pyspark_tseries.client.questions import Questions
+from pyspark_tseries.client.results import QueryResult
+from pyspark_tseries.client.time_series import TimeSeries
+from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.model.arrays import to_int64
+from pyspark_tseries.model.columns import EVENT_FIELDS, RESERVED_NAMES, find_unit
+from pyspark_tseries.model.downsampling import FUNCTIONS
+from pyspark_tseries.options import author_or_user
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.store.store import Store
+
+_PIPED_WIDTH: Final = 100
+_WIDTHS: Final = 30, 1000
+_HEIGHTS: Final = 3, 200
+_PROBE: Final = "⠿◆│┤└─┬█▁▒"
+"""What a terminal must have for more than ASCII."""
+
+ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
+    "series": {"nargs": "*", "help": "names; without any, a table of the newest values"},
+    "--prefix": {"help": "series whose names begin so"},
+    "--pattern": {"help": "series whose names look so: * is any text, ? one letter"},
+    "--column": {
+        "action": "append",
+        "help": "a column to draw; may be repeated; default: the first four with numbers or "
+        "Booleans, else with texts",
+    },
+    "--last": {
+        "metavar": "7D|100",
+        "help": "only the last time before the newest event, or number",
+    },
+    "--every": {"metavar": "1h", "help": "buckets, such as '1 hour', '1 day', '1 month'"},
+    "--aggregate": {
+        "metavar": "FUNCTION",
+        "help": f"what of each bucket: {', '.join(FUNCTIONS)}, or a quantile from 0 to 1; "
+        "default: mean; last of Booleans and texts",
+    },
+    "--as-of": {
+        "metavar": "TIME|COMMIT",
+        "help": "the store as it was at an ISO-8601 time, or right after a commit",
+    },
+    "--timezone": {
+        "default": LOCAL,
+        "metavar": "ZONE",
+        "help": "an IANA name, or UTC; default: that of this machine",
+    },
+    "--max-series": {
+        "type": int,
+        "default": None,
+        "help": f"how many series are shown; default: {MAX_SERIES} in a chart, 40 in the table",
+    },
+    "--save": {"metavar": "FILE", "help": "write the chart to FILE.svg or FILE.png instead"},
+    "--width": {
+        "type": int,
+        "help": "in columns; default: the terminal's, 100 in a pipe",
+    },
+    "--height": {"type": int, "default": 10, "help": "rows of a panel; default: 10"},
+    "--color": {
+        "choices": ["auto", "always", "never"],
+        "default": "auto",
+        "help": "auto: in a terminal, unless NO_COLOR is set",
+    },
+    "--ascii": {"action": "store_true", "help": "draw with ASCII alone"},
+    "--principal": {"help": "who asks, if the store has a policy; default: the OS user"},
+}
+"""The arguments of the command."""
+
+_MOST_ROWS: Final = 40
+
+
+def show(location: Location, asked: argparse.Namespace) -> int:
+    """Print what the command asks for.
+
+    Raises:
+        InvalidQuery, PermissionDenied: as `TimeSeries` does.
+        ValueError: an argument cannot be read.
+    """
+    style = _choose_style(asked, sys.stdout)
+    store: Questions = TimeSeries(Store.open(location), author_or_user(asked.principal))
+    if asked.as_of is not None:
+        store = store.as_of(_parse_moment(asked.as_of))
+    zone = parse_zone(asked.timezone)
+    if not asked.series and asked.prefix is None and asked.pattern is None:
+        _refuse_without_series(asked)
+        _print(_list_newest(store, asked, zone, style), style)
+        return 0
+    result = _ask(store, asked, zone)
+    most = MAX_SERIES if asked.max_series is None else asked.max_series
+    if asked.save is not None:
+        _save(result.chart(asked.column, max_series=most, timezone=zone or "UTC"), asked.save)
+        print(f"wrote {asked.save}")
+        return 0
+    pixels = min(max(style.pixels, 240), 4000)
+    chart = result.chart(asked.column, max_series=most, timezone=zone or "UTC", width=pixels)
+    silent = _find_silent(asked.series, result.table)
+    lines = [draw_text(chart.figure, style)]
+    if silent:
+        lines.append(f"no events of {', '.join(map(escape_controls, silent))}")
+    _print("\n".join(lines), style)
+    return 0
+
+
+def _save(chart: Chart, path: str) -> None:
+    try:
+        chart.save(path)
+    except OSError as error:
+        # It is not the store that fails.
+        raise InvalidQuery(
+            f"the chart cannot be written to '{path}': {error.strerror or error}",
+            "a file in a directory that is there, and may be written",
+            "correct the path, or make the directory",
+        ) from error
+
+
+def _choose_style(asked: argparse.Namespace, out: TextIO) -> Style:
+    """Return how to draw for the terminal or the pipe that `out` is."""
+    in_terminal = out.isatty()
+    width = asked.width
+    if width is None:
+        width = shutil.get_terminal_size((_PIPED_WIDTH, 24)).columns if in_terminal else 0
+        width = min(max(width or _PIPED_WIDTH, _WIDTHS[0]), _WIDTHS[1])
+    for name, given, (low, high) in (
+        ("--width", width, _WIDTHS),
+        ("--height", asked.height, _HEIGHTS),
+    ):
+        if not low <= given <= high:
+            raise InvalidQuery(f"{name} {given} has no room", f"{low} to {high}", "correct it")
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    wanted = asked.color == "always" or (asked.color == "auto" and in_terminal and not plain)
+    return Style(width, asked.height, wanted, asked.ascii or not _can_write(_PROBE, out))
+
+
+def _can_write(text: str, out: TextIO) -> bool:
+    try:
+        text.encode(out.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _print(text: str, style: Style) -> None:
+    """Print lines; what the terminal cannot write, such as a unit in ASCII, is escaped."""
+    encoding = "ascii" if style.is_ascii else sys.stdout.encoding or "ascii"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _refuse_without_series(asked: argparse.Namespace) -> None:
+    given = [f"--{name}" for name in ("last", "every", "aggregate", "save") if getattr(asked, name)]
+    if given:
+        raise InvalidQuery(
+            f"{given[0]} is about a chart, and no series is named",
+            "names of series, --prefix or --pattern",
+            f"name them, or --pattern '*' for all; leave {given[0]} out for the newest values",
+        )
+
+
+# -- charts ----------------------------------------------------------------------------------------
+
+
+def _ask(
+    store: Questions, asked: argparse.Namespace, zone: str | None
+) -> QueryResult | BucketResult:
+    query = store.range_query()
+    if asked.last is not None:
+        query = query.from_last(_parse_last(asked.last))
+    series: dict[str, Any] = {"prefix": asked.prefix, "pattern": asked.pattern}
+    names = asked.series or None
+    if asked.every is None:
+        if asked.aggregate is not None:
+            raise InvalidQuery(
+                "--aggregate is about buckets, and --every is missing",
+                "--every with the width of the buckets",
+                "add --every, or leave --aggregate out",
+            )
+        return query.select_from(names, **series)
+    named = _choose_aggregates(store, asked)
+    return query.every(asked.every, timezone=zone).aggregate(**named).select_from(names, **series)
+
+
+def _parse_last(text: str) -> int | timedelta:
+    if text.strip().isdecimal():
+        return int(text)
+    try:
+        return timedelta(microseconds=parse_duration(text))
+    except ValueError:
+        raise InvalidQuery(
+            f"--last {text!r} is neither a duration nor a number of events",
+            "such as 7D, '12 hours' or 100",
+            "correct it",
+        ) from None
+
+
+def _parse_moment(text: str) -> datetime | int:
+    if text.strip().isdecimal():
+        return int(text)
+    try:
+        return to_datetime(parse_instant(text))
+    except ValueError:
+        raise InvalidQuery(
+            f"--as-of {text!r} is neither a time nor the number of a commit",
+            "an ISO-8601 time with its zone, such as 2026-01-31T12:00:00Z, or a number",
+            "correct it",
+        ) from None
+
+
+def _choose_aggregates(store: Questions, asked: argparse.Namespace) -> dict[str, Any]:
+    """Return what of each bucket: of a number the mean, in a file from minimum to maximum."""
+    function = _parse_function(asked.aggregate)
+    # An answer without rows tells the columns and their types.
+    fields = [f for f in store.latest([]).table.schema if f.name not in RESERVED_NAMES]
+    by_name = {field.name: field for field in fields}
+    columns = asked.column or [f.name for f in fields if is_line(f.type)]
+    if not columns:
+        columns = [f.name for f in fields if pa.types.is_boolean(f.type)][:4]
+    named: dict[str, Any] = {}
+    for name in columns[:4] if asked.column is None else columns:
+        is_number = name not in by_name or is_line(by_name[name].type)
+        named[name] = function or ("mean" if is_number else "last")
+        # A terminal draws no areas.
+        if asked.save and is_number and named[name] not in ("min", "max", "sum", "count"):
+            named |= {f"{name} min": (name, "min"), f"{name} max": (name, "max")}
+    return named or {"count": ("*", "count")}
+
+
+def _parse_function(text: str | None) -> str | float | None:
+    if text is None or text in FUNCTIONS:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        return text  # The query refuses it, and names those that there are.
+
+
+def _find_silent(names: Sequence[str], table: pa.Table) -> list[str]:
+    there = set(table["series"].unique().to_pylist())
+    return [name for name in dict.fromkeys(names) if name not in there]
+
+
+# -- the newest values -----------------------------------------------------------------------------
+
+
+def _list_newest(
+    store: Questions, asked: argparse.Namespace, zone: str | None, style: Style
+) -> str:
+    most = _MOST_ROWS if asked.max_series is None else asked.max_series
+    if most < 1:
+        raise InvalidQuery(f"--max-series {most} is below 1", "1 or more", "correct it")
+    names = store.series()["series"].to_pylist()
+    if not names:
+        return "the store has no events"
+    columns = None
+    if asked.column is not None:
+        columns = ["series", "timestamp", *asked.column]
+    table = store.latest(names[:most], columns=columns).table
+    wanted = [name for name in table.column_names if name not in _HIDDEN]
+    heads = [f"timestamp ({zone or 'UTC'})" if n == "timestamp" else n for n in wanted]
+    units = [find_unit(table.schema.field(name)) for name in wanted]
+    heads = [f"{head} ({unit})" if unit else head for head, unit in zip(heads, units, strict=True)]
+    cells = [_show_cells(table[name], zone) for name in wanted]
+    lines = align_within([heads, *map(list, zip(*cells, strict=True))], style.width)
+    if len(names) > most:
+        lines.append(f"and {len(names) - most:,} more series; name them, or use --max-series")
+    silent = min(most, len(names)) - len(table)
+    if silent:
+        lines.append(f"{silent:,} of them without an event in the retained range")
+    return "\n".join(lines)
+
+
+_HIDDEN: Final = {"sequence", "author", *RESERVED_NAMES} - {"series", "timestamp"}
+
+
+def _show_cells(column: pa.ChunkedArray, zone: str | None) -> list[str]:
+    if column.type == EVENT_FIELDS[2].type:
+        return [format_moment(us, zone) for us in to_int64(column.fill_null(0)).tolist()]
+    return [_show_cell(cell) for cell in column]
+
+
+def _show_cell(cell: pa.Scalar) -> str:
+    try:
+        value = cell.as_py()
+    except OverflowError:
+        return "(a time outside the years 1 to 9999)"
+    if value is None:
+        return "-"
+    return show_number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,237 @@
+"""The command `show` answers in a terminal what the client answers, and refuses as it does."""
+
+import re
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from pyspark_tseries import TimeSeries
+from pyspark_tseries.__main__ import main
+from pyspark_tseries.chart.terminal import Style, draw_text
+
+T0 = datetime(2026, 3, 1, tzinfo=UTC)
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("shown") / "s"
+    schema = pa.schema(
+        [
+            pa.field("celsius", pa.float64(), metadata={"unit": "°C"}),
+            pa.field("open", pa.bool_()),
+            pa.field("mode", pa.string()),
+        ]
+    )
+    store = TimeSeries.create(path, schema, retained_range="unlimited", author="me")
+    rows = [
+        {
+            "series": name,
+            "timestamp": T0 + timedelta(minutes=minute),
+            "celsius": 20.0 + place + minute % 60 / 10,
+            "open": minute % 120 < 60,
+            "mode": ["idle", "heat"][minute // 60 % 2],
+        }
+        for place, name in enumerate(["hall", "kitchen", "\x1b[31mred"])
+        for minute in range(0, 600, 10)
+    ]
+    store.append_many(rows)
+    store.edit("hall", 3, {"celsius": 29.0, "open": True, "mode": "idle"})
+    return str(path)
+
+
+@pytest.fixture
+def show(path, capsys):
+    def run(*arguments, code=0):
+        assert main(["show", path, "--timezone", "UTC", *arguments]) == code
+        captured = capsys.readouterr()
+        return captured.out if code == 0 else captured.err
+
+    return run
+
+
+# -- the newest values ---------------------------------------------------------------------------
+
+
+def test_without_series_the_newest_value_of_each_is_a_row_with_its_unit(show):
+    lines = show().splitlines()
+    heads = ["series", "timestamp (UTC)", "celsius (°C)", "open", "mode"]
+    assert re.split(r" {2,}", lines[0]) == heads
+    assert [re.split(r" {2,}", line) for line in lines[1:]] == [
+        ["\\x1b[31mred", "1 Mar 2026 09:50", "27", "False", "heat"],
+        ["hall", "1 Mar 2026 09:50", "25", "False", "heat"],
+        ["kitchen", "1 Mar 2026 09:50", "26", "False", "heat"],
+    ]
+
+
+def test_of_many_series_the_first_have_rows_and_the_others_are_counted(show):
+    lines = show("--max-series", "1", "--column", "celsius").splitlines()
+    assert len(lines) == 3
+    assert lines[2] == "and 2 more series; name them, or use --max-series"
+
+
+def test_an_empty_store_says_so(tmp_path, capsys):
+    TimeSeries.create(tmp_path / "s", {"v": pa.float64()}, retained_range="unlimited")
+    assert main(["show", str(tmp_path / "s")]) == 0
+    assert capsys.readouterr().out == "the store has no events\n"
+
+
+def test_the_store_as_it_was_is_shown(show):
+    assert "no events" in show("hall", "--as-of", "2001-01-01T00:00:00Z")
+    assert "edited" not in show("hall", "--as-of", "0")
+    assert "edited" in show("hall")
+
+
+# -- charts --------------------------------------------------------------------------------------
+
+
+def test_a_series_is_drawn_with_its_ticks_its_unit_and_its_edit(show):
+    drawn = show("hall", "--column", "celsius", "--width", "60", "--height", "6")
+    lines = drawn.splitlines()
+    assert lines[:2] == ["hall", "celsius (°C)"]
+    assert sum("◆" in line for line in lines) == 2  # The point, and the note.
+    assert re.search(r"^ *20 ┤", drawn, re.MULTILINE)
+    assert "02:00" in drawn
+    assert "1 Mar 2026" in drawn
+    assert all(len(line) <= 60 for line in lines)
+    assert lines[-2:] == ["times in UTC", "◆ celsius: 1 edited value"]
+
+
+def test_a_gap_is_empty_in_the_terminal(tmp_path, capsys):
+    store = TimeSeries.create(tmp_path / "s", {"v": pa.float64()}, retained_range="unlimited")
+    minutes = [*range(20), *range(80, 100)]
+    store.append_many(
+        [{"series": "a", "timestamp": T0 + timedelta(minutes=m), "v": 1.0} for m in minutes]
+    )
+    main(["show", str(tmp_path / "s"), "a", "--timezone", "UTC", "--height", "3"])
+    dots = [line for line in capsys.readouterr().out.splitlines() if "⠤" in line or "⠒" in line]
+    (drawn,) = (re.sub("^.*[┤│]", "", line) for line in dots)
+    middle = drawn[len(drawn) // 4 : 3 * len(drawn) // 4]
+    assert middle.strip() == ""
+
+
+def test_without_colours_each_series_has_a_panel_and_with_them_a_colour(show):
+    plain = show("hall", "kitchen", "--column", "celsius")
+    assert "celsius, hall (°C)" in plain
+    assert "celsius, kitchen (°C)" in plain
+    assert "\x1b" not in plain
+    coloured = show("hall", "kitchen", "--column", "celsius", "--color", "always")
+    assert "\x1b[38;5;33mhall 25\x1b[0m  \x1b[38;5;208mkitchen 26\x1b[0m" in coloured
+    assert all(len(ESCAPE.sub("", line)) <= 100 for line in coloured.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment", "coloured"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_want_them(
+    show, capsys, monkeypatch, terminal, environment, coloured
+):
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    assert ("\x1b" in show("hall", "kitchen", "--column", "celsius")) is coloured
+
+
+def test_a_terminal_of_ascii_gets_ascii_alone(show):
+    drawn = show("hall", "\x1b[31mred", "--ascii", "--column", "celsius", "--column", "open")
+    assert drawn.isascii()
+    assert "\x1b" not in drawn
+    assert "celsius, hall (\\xb0C)" in drawn
+    assert "# celsius: 1 edited value" in drawn
+
+
+def test_what_the_output_cannot_write_makes_it_ascii(path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(
+        isatty=lambda: False, encoding="latin-1", write=__import__("sys").stdout.write,
+        flush=lambda: None))  # fmt: skip
+    assert main(["show", path, "hall", "--timezone", "UTC"]) == 0
+    assert capsys.readouterr().out.isascii()
+
+
+def test_states_are_bars_with_their_names(show):
+    drawn = show("hall", "--column", "mode", "--column", "open", "--width", "80")
+    assert re.search(r"hall │\|idle─+\|heat─+\|idle─", drawn)
+    assert re.search(r"hall │█+▁+█+▁", drawn)
+
+
+def test_every_makes_buckets_and_last_takes_the_newest(show):
+    hours = show("hall", "--column", "celsius", "--every", "1h", "--last", "3H", "--height", "4")
+    assert "07:00" in hours
+    assert "02:00" not in hours
+    assert "celsius (°C)" in show("hall", "--every", "1h", "--aggregate", "0.9", "--last", "12")
+    assert "last" not in show("hall", "--column", "mode", "--every", "2h")
+
+
+def test_series_by_prefix_and_pattern(show):
+    assert show("--prefix", "ha").startswith("hall\n")
+    assert show("--pattern", "*all").startswith("hall\n")
+
+
+def test_a_series_without_events_is_named(show):
+    assert show("hall", "nobody").endswith("no events of nobody\n")
+    assert "no events" in show("nobody")
+
+
+def test_save_writes_the_chart_to_a_file(show, tmp_path):
+    target = tmp_path / "a.svg"
+    drawn = show("hall", "kitchen", "--every", "1h", "--save", str(target))
+    assert drawn == f"wrote {target}\n"
+    assert "celsius, min to max" in "".join(ET.parse(target).getroot().itertext())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--every", "1h"], "--every is about a chart, and no series is named"),
+        (["--save", "a.svg"], "--save is about a chart, and no series is named"),
+        (["hall", "--aggregate", "mean"], "--aggregate is about buckets, and --every is missing"),
+        (["hall", "--every", "7x"], "'7x' is not the width of buckets"),
+        (["hall", "--every", "1h", "--aggregate", "foo"], "'foo' is not an aggregate"),
+        (["hall", "--last", "soon"], "--last 'soon' is neither a duration nor a number of events"),
+        (["hall", "--as-of", "soon"], "--as-of 'soon' is neither a time nor the number"),
+        (["hall", "--as-of", "99"], "there is no commit 99; accepted: 0 to 1"),
+        (["hall", "--column", "nix"], "no value column 'nix' to draw; accepted: celsius, open"),
+        (["--column", "nix"], "column 'nix' is not in the store"),
+        (["hall", "--prefix", "h"], "series and prefix choose series at the same time"),
+        (["hall", "--save", "a.gif"], "a name that ends with .svg or .png"),
+        (["hall", "--width", "3"], "--width 3 has no room; accepted: 30 to 1000"),
+        (["hall", "--height", "0"], "--height 0 has no room"),
+        (["--max-series", "0"], "--max-series 0 is below 1"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_a_sentence(show, arguments, message):
+    said = show(*arguments, code=1)
+    assert message in said
+    assert "next step" in said
+    assert said.count("\n") == 1
+
+
+def test_a_store_that_is_not_there_and_a_reader_without_the_right_are_refused(tmp_path, capsys):
+    assert main(["show", str(tmp_path / "none")]) == 1
+    assert "none" in capsys.readouterr().err
+    policy = {"me": ["own", "read"], "you": []}
+    TimeSeries.create(tmp_path / "s", {}, author="me", policy=policy, retained_range="unlimited")
+    assert main(["show", str(tmp_path / "s"), "--principal", "you"]) == 1
+    assert "'you'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [30, 41, 200])
+@pytest.mark.parametrize("is_ascii", [False, True])
+def test_no_line_is_wider_than_the_terminal(path, width, is_ascii):
+    result = TimeSeries.open(path).range_query().select_from()
+    for has_colours in (False, True):
+        style = Style(width, 4, has_colours, is_ascii)
+        drawn = draw_text(result.chart(["celsius", "open", "mode"]).figure, style)
+        lines = [line for line in drawn.splitlines() if not line.startswith(("◆", "#"))]
+        assert max(len(ESCAPE.sub("", line)) for line in lines) <= width
