@@ -101,16 +101,14 @@ def _find_plan_mistakes(
     offsets = batches[-1].offsets if batches else ()
     streams = [each.get("stream") if isinstance(each, dict) else None for each in offsets]
     by_java = _ask_java(query, lambda java: find_plan_mistakes(ClassicStep(java.logicalPlan())))
-    mistakes: Sequence[Diagnosis | None] = by_java or []
+    causes: Sequence[Diagnosis | None] = by_java or []
     if by_java is None and len(streams) == 1 and reports and batches[-1].reports:
-        mistakes = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})]
+        causes = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})]
     # A query that is over may have ended its streams; then the rows that they release are out.
     is_over = not query.isActive and query.exception() is None
-    if not any(mistakes) and loses_ctis(reports, has_ended=is_over and has_ended(query)):
-        mistakes = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(
-            streams
-        )
-    pairs = zip(streams, mistakes, strict=False)
+    if not any(causes) and loses_ctis(reports, has_ended=is_over and has_ended(query)):
+        causes = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
+    pairs = zip(streams, causes, strict=False)
     return {stream: [each] for stream, each in pairs if stream is not None and each is not None}
 
 

@@ -294,11 +294,8 @@ def _name_diagnosis(diagnosis: Diagnosis) -> str:
 
 
 def _describe_diagnosis(diagnosis: Diagnosis) -> list[str]:
-    return [
-        _name_diagnosis(diagnosis),
-        f"   {diagnosis.full_text}.",
-        f"   Fix: {diagnosis.fix}.",
-    ]
+    texts = f"   {diagnosis.full_text}.", f"   Fix: {diagnosis.fix}."
+    return [_name_diagnosis(diagnosis), *texts]
 
 
 def _describe_malformed(counted: MalformedReason) -> tuple[str, str]:
@@ -335,7 +332,10 @@ def _make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
     ]
     writers, more = fact.writers, len(fact.writers) - _MAX_WRITERS
     if more > 0:
-        writers = tuple(sorted(writers, key=_rank_writer)[:_MAX_WRITERS])
+        first = sorted(
+            writers, key=lambda w: (not w.is_cause, w.mark_us is not None, w.mark_us or 0)
+        )
+        writers = tuple(first[:_MAX_WRITERS])
     for writer in writers:
         name = f"  writer {writer.name!r}" if writer.name else "  marks without a writer"
         rows.append(_pad("*" if writer.is_cause else "", name, format_time(writer.mark_us)))
@@ -352,10 +352,6 @@ def _format_behind(us: int | None) -> str:
 
 def _pad(mark: str, name: str, cti: str) -> tuple[str, ...]:
     return (mark, name, "", "", cti, *("",) * (len(_COLUMNS) - 5))
-
-
-def _rank_writer(writer: WriterFacts) -> tuple[bool, bool, int]:
-    return not writer.is_cause, writer.mark_us is not None, writer.mark_us or 0
 
 
 # -- notebooks -------------------------------------------------------------------------------------

@@ -144,14 +144,11 @@ class Requests:
         """Return the topic's partitions; none if there is no such topic."""
         action, timeout_s = "list the partitions", min(self.step_s, limit_s)
         listed = self.run(lambda: client.list_topics(topic, timeout=timeout_s), action, limit_s)
-        metadata = listed.topics.get(topic)
-        if metadata is None or metadata.partitions:
-            return range(len(metadata.partitions) if metadata is not None else 0)
-        if (
-            metadata.error is not None
-            and classify_failure(metadata.error) is not FailureKind.MISSING
-        ):
-            raise self.failure(metadata.error, action)
+        entry = listed.topics.get(topic)
+        if entry is None or entry.partitions:
+            return range(len(entry.partitions) if entry is not None else 0)
+        if entry.error is not None and classify_failure(entry.error) is not FailureKind.MISSING:
+            raise self.failure(entry.error, action)
         return range(0)
 
 

@@ -93,19 +93,15 @@ class Broker:
         """List the existing partitions among those that the options name."""
         if self._options.subscribe_pattern is not None:
             return self._list_matching(self._options.subscribe_pattern)
-        assigned = None if self._options.assign is None else set(self._options.assign)
+        chosen = None if self._options.assign is None else set(self._options.assign)
         topics = (
-            {partition.topic for partition in assigned}
-            if assigned
+            {partition.topic for partition in chosen}
+            if chosen
             else set(self._options.subscribe or ())
         )
-        all_listed = [
-            partition for topic in sorted(topics) for partition in self._list_topic(topic)
-        ]
+        every = [partition for topic in sorted(topics) for partition in self._list_topic(topic)]
         return (
-            all_listed
-            if assigned is None
-            else [partition for partition in all_listed if partition in assigned]
+            every if chosen is None else [partition for partition in every if partition in chosen]
         )
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:

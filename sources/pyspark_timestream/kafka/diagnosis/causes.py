@@ -129,9 +129,7 @@ def _find_quiet_partitions(history: History, now_us: int) -> list[Diagnosis]:
     partition_offsets = last.offset.partitions
     if not makes_ctis(last) or (last.offset.bounded and any(left.values())):
         return []
-    ahead_us = max_known(
-        *(partition_offset.state.cti_us for partition_offset in partition_offsets.values())
-    )
+    ahead_us = max_known(*(state.cti_us for state in last.states.values()))
     parts = {
         part
         for part in find_blocking_partitions(last)
@@ -298,9 +296,7 @@ def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
         if count
         else f"the last batch was to read {size} records; how many are left is not known here"
     )
-    waiting = [
-        part for part, partition_offset in partition_offsets.items() if partition_offset.waits
-    ]
+    waiting = [part for part, p in partition_offsets.items() if p.waits]
     if waiting:
         verb = "waits" if len(waiting) == 1 else "wait"
         text += f"; by 'maxSkew' {name_partitions(waiting)} {verb} for the slowest partition"

@@ -60,10 +60,7 @@ class BatchRecord:
     @property
     def states(self) -> dict[Partition, PartitionState]:
         """The clock of each partition."""
-        return {
-            part: partition_offset.state
-            for part, partition_offset in self.offset.partitions.items()
-        }
+        return {part: p.state for part, p in self.offset.partitions.items()}
 
 
 History = tuple[BatchRecord, ...]

@@ -95,11 +95,7 @@ def _needs_times(moment: BatchRecord) -> bool:
 def _count(moment: BatchRecord, counted: Count) -> dict[Partition, int]:
     """Return the counts of the partitions, without zeros."""
     partition_offsets = moment.offset.partitions.items()
-    return {
-        part: count
-        for part, partition_offset in partition_offsets
-        if (count := counted(partition_offset))
-    }
+    return {part: count for part, p in partition_offsets if (count := counted(p))}
 
 
 def _report_counts(

@@ -174,11 +174,7 @@ class Warner:
         """Check once per run whether values also have a field `timestamp`, which is not read."""
         if not self._options.start_time.given or self._options.value_format != "json":
             return []
-        counted = [
-            part
-            for part, partition_offset in now.partitions.items()
-            if partition_offset.state.events
-        ]
+        counted = [part for part, p in now.partitions.items() if p.state.events]
         for part in (read or counted)[:1]:
             if self._two_timestamps is None:
                 self._two_timestamps = self._try(self._compare_timestamps, part, now) or []

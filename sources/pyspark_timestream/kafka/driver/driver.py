@@ -319,11 +319,7 @@ class StreamDriver:
         ends = limit_ends(self._ends.wait_for(open_at), previous.fixed_ends, ended)
         readable_ends, before = self._ends.readable_ends, open_at | ended
         # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
-        new = [
-            partition
-            for partition in ends
-            if partition not in before and partition in readable_ends
-        ]
+        new = [each for each in ends if each not in before and each in readable_ends]
         has_caught_up = not new and not run.new_start and ends == before
         topic_ids = self._get_topic_ids(readable_ends, fresh=not has_caught_up)
         recreated = recreated_topics(previous.topic_ids, topic_ids)

@@ -161,11 +161,8 @@ def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffs
         pending = _defer_import(state, partition, partition_offset)
         if pending:
             cti_us, pending = release(pending, partition_offset.start_inclusive)
-            clock = (
-                partition_offset.state
-                if cti_us is None
-                else raise_cti(partition_offset.state, cti_us)
-            )
+            clock = partition_offset.state
+            clock = clock if cti_us is None else raise_cti(clock, cti_us)
             changes[partition] = {"pending": pending, "state": clock}
     return _change(planned, changes)
 
