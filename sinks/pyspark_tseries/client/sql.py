@@ -37,7 +37,7 @@ from pyspark_tseries.model.columns import (
 )
 from pyspark_tseries.model.ranges import Query, min_retained, show_value
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
-from pyspark_tseries.read.scan import may_hide, select_visible
+from pyspark_tseries.read.scan import may_hide, select_visible, take_latest_edits
 from pyspark_tseries.read.series_list import list_series
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
@@ -618,12 +618,7 @@ def _find_edits_in_force(rows: pa.Table, snapshot: Snapshot, index: SeriesIndex)
     """
     if may_hide(snapshot.settings.retained, index):
         rows = rows.filter(pa.array(select_visible(rows, index, snapshot.settings.retained)))
-    _, codes = encode_runs(rows["series"])
-    original, sequence = to_int64(rows["original_sequence"]), to_int64(rows["sequence"])
-    order = np.lexsort((sequence, original, codes))
-    is_last = np.ones(len(order), bool)
-    is_last[:-1] = (np.diff(codes[order]) != 0) | (np.diff(original[order]) != 0)
-    rows = rows.take(pa.array(order[is_last]))
+    rows = take_latest_edits(rows)
     return show_columns(rows, result_schema(snapshot.values).names, at_originals=True)
 
 

@@ -1,28 +1,42 @@
 """Answer a query by buckets: each series, or tag, has a row for each bucket (semantics 32).
 
-The events are those of a `values` query. Series are asked in groups of limited size, one after the
-other, so memory holds one group and the result. Values of a tag may be in all series, so their
-events are held together.
+The events are those of a `values` query. Where each original decides for itself whether it is in
+the result, files are read in pieces, and each piece is folded to states of buckets as it is read,
+so memory holds the states. Other queries count events, and hold whole series. Series are asked in
+groups of limited size, one after the other; values of a tag may be in all series, so their states
+are held together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import (
     ALL_KEYS,
+    BoolArray,
+    Int64Array,
     KeyRange,
-    are_sorted_keys,
     encode_runs,
+    find_runs_of,
     split_keys,
     to_int64,
 )
 from pyspark_tseries.model.downsampling import Downsampling
-from pyspark_tseries.model.ranges import FULL_RANGE, Query, Range
+from pyspark_tseries.model.ranges import Query, Range
 from pyspark_tseries.model.series_index import SeriesIndex
-from pyspark_tseries.read.aggregate import GAP_FIELDS, aggregate, find_gaps
-from pyspark_tseries.read.scan import Scan, may_hide, run_query, sample_series
+from pyspark_tseries.read.aggregate import GAP_FIELDS, find_gaps, finish
+from pyspark_tseries.read.scan import (
+    Ranges,
+    Scan,
+    run_query,
+    sample_series,
+    take_latest_edits,
+)
+from pyspark_tseries.read.select import make_plain
+from pyspark_tseries.read.states import Folding, Merger
 from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_GROUP_BYTES = 64 * 1024 * 1024
@@ -65,47 +79,93 @@ def downsample(
         InvalidQuery: as `run_query` and `aggregate`.
     """
     schema = pa.schema(snapshot.values)
+    folding = Folding(schema, wanted)
     ends = find_fill_ends(query.view)
     groups = [key_range]
     if wanted.tag is None:
         groups = _divide_series(snapshot, head, query, names, key_range)
+    plain = make_plain(query, has_erasures=snapshot.has_erasures)
     for group in groups:
-        events = _read_in_order(snapshot, head, query, names, group, wanted.columns)
-        if events is None:
-            found = run_query(snapshot, head, query, names, group, columns=wanted.columns)
-            events = found.table
-        yield aggregate(events, schema, wanted, ends)
+        merger = Merger(folding)
+        if plain is None:
+            merger.add(folding.fold(_run_query(snapshot, head, query, names, group, folding)))
+        else:
+            _fold_plain(Scan(snapshot, head, plain, names, group), snapshot, head, folding, merger)
+        if (states := merger.merged()) is not None:
+            yield finish(states, schema, wanted, ends)
 
 
-def _read_in_order(
+def _run_query(
     snapshot: Snapshot,
     head: SeriesIndex,
     query: Query,
     names: Sequence[str] | None,
     key_range: KeyRange,
-    columns: Sequence[str],
-) -> pa.Table | None:
-    """Return the result of a query of originals that lie in order, as after a compaction.
+    folding: Folding,
+) -> pa.Table:
+    """Return the events of a query, each at the sequence of its original."""
+    columns = dict.fromkeys([*folding.columns, "sequence", "original_sequence"])
+    rows = run_query(snapshot, head, query, names, key_range, columns=list(columns)).table
+    return _place_at_originals(rows)
 
-    Return None if edits, erasures, the retained range or a count may change what is in the result,
-    or if the rows lie in another order.
-    """
-    low, high = find_fill_ends(query.view)
-    has_ends = query.view == FULL_RANGE or (low is not None and high is not None)
-    plain = query == Query(view=query.view) and has_ends
-    hides = may_hide(snapshot.settings.retained, head)
-    if not plain or hides or snapshot.has_erasures or snapshot.as_of is not None:
-        return None
-    scan = Scan(snapshot, head, query, names, key_range)
-    if scan.edits or any(file.is_foreign for file in scan.originals):
-        return None
-    rows = scan.read([*columns, "sequence"])
-    if low is not None and high is not None:
-        us = to_int64(rows["timestamp"])
-        inside = (us >= low) & (us <= high)
-        rows = rows if inside.all() else rows.filter(pa.array(inside))
-    _, codes = encode_runs(rows["series"])
-    return rows if are_sorted_keys(codes, to_int64(rows["sequence"])) else None
+
+def _place_at_originals(rows: pa.Table) -> pa.Table:
+    sequence = pc.coalesce(rows["original_sequence"], rows["sequence"])
+    return rows.set_column(rows.column_names.index("sequence"), "sequence", sequence)
+
+
+def _fold_plain(
+    scan: Scan, snapshot: Snapshot, head: SeriesIndex, folding: Folding, merger: Merger
+) -> None:
+    """Fold the originals of a plain query as they are read, and the edits in force."""
+    ranges = Ranges(scan, snapshot.settings.retained, head)
+    edits = _find_edits(scan, ranges, folding.columns)
+    edited = _group_originals(edits)
+    more = ["sequence"] if ranges.has_sequences or edited else []
+
+    def fold(rows: pa.Table) -> None:
+        if more:
+            needed = ranges.flag_sequences(rows) & ~_flag_originals(rows, edited)
+            rows = rows if needed.all() else rows.filter(pa.array(needed))
+        merger.add(folding.fold(rows, ranges.times))
+
+    columns = list(dict.fromkeys([*folding.columns, *more]))
+    scan.fold(columns, fold, by_runs=not more and not folding.needs_series)
+    if edits.num_rows:
+        merger.add(folding.fold(edits))
+
+
+def _find_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
+    """Return the latest edit of each original that is shown, at its place; sorted by it."""
+    of_original = ["original_sequence", "original_timestamp"]
+    edits = scan.read_edits(list(dict.fromkeys([*columns, "sequence", *of_original])))
+    names, codes = encode_runs(edits["series"])
+    bounds = ranges.of(names.to_pylist())
+    sequence, us = (to_int64(edits[name]) for name in of_original)
+    shown = (sequence >= bounds.min_sequence[codes]) & (sequence <= bounds.max_sequence[codes])
+    shown &= (us >= bounds.min_us[codes]) & (us <= bounds.max_us[codes])
+    latest = take_latest_edits(edits.filter(pa.array(shown)))
+    place = latest.column_names.index("timestamp")
+    latest = latest.set_column(place, "timestamp", latest["original_timestamp"])
+    return _place_at_originals(latest)
+
+
+def _group_originals(edits: pa.Table) -> dict[str, Int64Array]:
+    """Return the sequences of the edited originals of each series."""
+    names, begins = find_runs_of(edits["series"])
+    sequences = np.split(to_int64(edits["original_sequence"]), begins[1:])
+    return dict(zip(names.to_pylist(), sequences, strict=False))
+
+
+def _flag_originals(rows: pa.Table, edited: Mapping[str, Int64Array]) -> BoolArray:
+    """Flag the rows of edited originals."""
+    flags = np.zeros(rows.num_rows, bool)
+    names, begins = find_runs_of(rows["series"])
+    sequence, ends = to_int64(rows["sequence"]), np.append(begins[1:], rows.num_rows)
+    for name, begin, end in zip(names.to_pylist(), begins.tolist(), ends.tolist(), strict=True):
+        if name in edited:
+            flags[begin:end] = np.isin(sequence[begin:end], edited[name])
+    return flags
 
 
 def gaps(

@@ -94,6 +94,47 @@ def _raise_bound(bound: Int64Array | None, other: Int64Array) -> Int64Array:
     return other if bound is None else np.maximum(bound, other)
 
 
+_BEYOND: Final = 2**61 - 1
+"""No sequence and no time, in microseconds, lies beyond this, or below its negative."""
+
+
+def fix_view(view: Range) -> Range | None:
+    """Return a view range with the same ends, in numbers that hold for each series.
+
+    None if they do not: then other events of a series decide whether one is in the range.
+    """
+    anchor, span = view.anchor, view.span
+    if view == FULL_RANGE:
+        return view
+    if anchor.kind == "start" and span.kind in _FIXED:
+        return Range(Point(span.kind, -_BEYOND if span.kind == "time" else 0), span)
+    if anchor.kind not in _FIXED:
+        return None
+    if span == Point("last_count"):
+        return Range(anchor, Point(anchor.kind, _BEYOND))
+    if anchor.kind == "time" and span.kind in ("next_us", "previous_us"):
+        amount = span.value if span.kind == "next_us" else -span.value
+        return Range(anchor, Point("time", anchor.value + amount))
+    return view if anchor.kind == span.kind else None
+
+
+_FIXED: Final = ("time", "sequence")
+
+
+def make_plain(query: Query, *, has_erasures: bool) -> Query | None:
+    """Return the same query if each original decides for itself whether it is in the result.
+
+    Return None if other events of its series decide, too, or if the query is not one of values.
+    """
+    view = fix_view(query.view)
+    if query.view.anchor.kind == "last_us" and query.view.span == Point("last_count"):
+        # Where all originals are erased, the time counts from one of them.
+        view = None if has_erasures else query.view
+    if view is None or query != Query(view=query.view):
+        return None
+    return Query(view=view)
+
+
 LowHigh = tuple[Int64Array | None, Int64Array | None]
 
 

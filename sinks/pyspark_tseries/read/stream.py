@@ -19,7 +19,7 @@ from pyspark_tseries.model.columns import result_schema
 from pyspark_tseries.model.ranges import FULL_RANGE, NO_LIMIT, Point, Query, Range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import ALL_SEQUENCES, Scan, pick_columns, run_query
-from pyspark_tseries.read.select import compute_bounds
+from pyspark_tseries.read.select import compute_bounds, fix_view
 from pyspark_tseries.storage.snapshot import Snapshot
 
 PART_BYTES: Final = 32 * 1024 * 1024
@@ -33,8 +33,6 @@ _COMPRESSION: Final = 8
 
 _FIRST_ROWS: Final = 16 * 1024
 """The first part shows how much a row takes; compression may hide a multiple of that."""
-
-_MAX_END: Final = 2**61 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +167,10 @@ def _fix_view(query: Query, index: SeriesIndex, name: str) -> Range | None:
     ends = query.edits.anchor.kind, query.edits.span.kind
     if query.edits != FULL_RANGE and ends not in (("time", "time"), ("sequence", "sequence")):
         return None
-    anchor, span = query.view.anchor, query.view.span
-    if query.view == FULL_RANGE:
-        return query.view
-    if anchor.kind == "last_us":
+    view = query.view
+    if view.anchor.kind == "last_us":
         newest_us = int(index.lookup([name])["original_us"][0])
         if newest_us == NEVER_US:
             return None
-        anchor = Point("time", newest_us - anchor.value)
-    if anchor.kind in ("time", "sequence") and span == Point("last_count"):
-        return Range(anchor, Point(anchor.kind, _MAX_END))
-    if anchor.kind == "start" and span.kind in ("time", "sequence"):
-        return Range(Point(span.kind, -_MAX_END if span.kind == "time" else 0), span)
-    return Range(anchor, span) if anchor.kind == span.kind in ("time", "sequence") else None
+        view = Range(Point("time", newest_us - view.anchor.value), view.span)
+    return fix_view(view)

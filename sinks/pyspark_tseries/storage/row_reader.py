@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -30,6 +30,7 @@ from pyspark_tseries.model.arrays import (
     Int64Array,
     KeyRange,
     Sample,
+    flag_names,
     to_int64,
 )
 from pyspark_tseries.model.columns import file_schema
@@ -306,7 +307,8 @@ class RowFilter:
         if self.lows is not None:
             needed &= to_int64(within["sequence"]) >= self._find_lows(within["series"])
         elif self.names is not None and (len(self.names) > 1 or not is_sorted):
-            needed &= pc.is_in(within["series"], pa.array(self.names, pa.string())).to_numpy()
+            asked = pa.array(self.names, pa.string())
+            needed &= flag_names(within["series"], lambda names: pc.is_in(names, asked))
         if self.keys != ALL_KEYS:
             needed &= self.keys.contains(within["series"], to_int64(within["sequence"]))
         for name, (low, high) in (
@@ -376,6 +378,12 @@ def _overlaps(wanted: tuple[int, int], low: int, high: int) -> bool:
 ROWS_PER_PIECE: Final = 100_000
 """Read about this many rows at once, before unneeded ones are dropped."""
 
+MAX_RUNS_PER_GROUP: Final = 64
+"""Look for the series of a row group by their times if there are at most so many."""
+
+NARROW_PIECES: Final = 4
+"""A piece of columns of numbers and times alone may have so many times the rows."""
+
 JOBS_PER_THREAD: Final = 4
 """A long read has this many jobs for each thread, so that none waits long for the last one."""
 
@@ -408,23 +416,80 @@ def read_files(
         UnusableStore: a file is missing or damaged; the error names it and its contents.
         OSError: an object store cannot be reached.
     """
+    pieces_rows = _map_pieces(location, files, schema, row_filter, row_filter, lambda rows: rows)
+    alike = groupby(pieces_rows, key=lambda rows: rows.fixed)
+    tables = [_assemble(fixed, list(parts), schema) for fixed, parts in alike]
+    return pa.concat_tables([schema.empty_table(), *tables])
+
+
+def fold_files(
+    location: Location,
+    files: Sequence[DataFile],
+    schema: pa.Schema,
+    row_filter: RowFilter,
+    fold: Callable[[pa.Table], _To],
+    series: Sequence[str] = (),
+) -> list[_To]:
+    """Return `fold` of the rows of each piece that has any, in the order of files.
+
+    The threads that read also fold, so memory holds a piece for each of them, and what `fold`
+    returned. Row groups are chosen by all of `row_filter`, but rows may be outside its `times`.
+
+    Args:
+        location: the location of the store.
+        files: the files.
+        schema: the columns, with `series` as a dictionary.
+        row_filter: which rows.
+        fold: gets the rows of a piece.
+        series: all series of the store, sorted, if times never fall in any; then most pieces need
+            not read `series`, and have it encoded by runs. Empty: read it.
+
+    Raises:
+        UnusableStore, OSError: as `read_files`.
+    """
+    of_rows = replace(row_filter, times=ANY_VALUE)
+    known = () if of_rows.columns else series
+
+    def fold_piece(rows: _PieceRows) -> _To:
+        if rows.series is None:
+            return fold(_assemble(rows.fixed, [rows], schema))
+        rest = schema.remove(schema.get_field_index("series"))
+        table = _assemble(rows.fixed, [rows], rest)
+        return fold(table.append_column("series", rows.series))
+
+    wide = any(not pa.types.is_primitive(field.type) for field in schema if field.name != "series")
+    size = ROWS_PER_PIECE * (1 if wide else NARROW_PIECES)
+    return _map_pieces(location, files, schema, row_filter, of_rows, fold_piece, known, size)
+
+
+def _map_pieces(
+    location: Location,
+    files: Sequence[DataFile],
+    schema: pa.Schema,
+    of_groups: RowFilter,
+    of_rows: RowFilter,
+    function: "Callable[[_PieceRows], _To]",
+    series: Sequence[str] = (),
+    piece_rows: int | None = None,
+) -> list[_To]:
+    """Return `function` of the needed rows of each piece; several threads call it."""
     width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
     cold = any((location, file) not in FOOTER_CACHE for file in files)
     known = map_parallel(lambda file: _footer(location, file), files, width if cold else 1)
     pieces = [
         piece
         for file, footer in zip(files, known, strict=True)
-        for piece in plan_pieces(file, footer, row_filter)
+        for piece in plan_pieces(file, footer, of_groups, piece_rows)
     ]
     alone = len(pieces) == 1
-    pieces_rows = map_parallel(
-        lambda job: _read_pieces(location, job, schema, row_filter, alone),
+    results = map_parallel(
+        lambda job: [
+            function(rows) for rows in _read_pieces(location, job, schema, of_rows, alone, series)
+        ],
         _divide_pieces(pieces, width),
         width,
     )
-    alike = groupby(chain.from_iterable(pieces_rows), key=lambda rows: rows.fixed)
-    tables = [_assemble(fixed, list(parts), schema) for fixed, parts in alike]
-    return pa.concat_tables([schema.empty_table(), *tables])
+    return list(chain.from_iterable(results))
 
 
 def stream_file(
@@ -441,15 +506,18 @@ def _footer(location: Location, file: DataFile) -> Footer:
         return FOOTER_CACHE.get(location, file)
 
 
-def plan_pieces(file: DataFile, footer: Footer, row_filter: RowFilter) -> list[FilePiece]:
-    """Return the row groups of `file` to read, in pieces of limited size."""
+def plan_pieces(
+    file: DataFile, footer: Footer, row_filter: RowFilter, most: int | None = None
+) -> list[FilePiece]:
+    """Return the row groups of `file` to read, in pieces of about `most` rows."""
+    most = ROWS_PER_PIECE if most is None else most
     pieces: list[FilePiece] = []
     room = 0
     for group in row_filter.match_groups(footer.groups, footer.bounds):
         rows = footer.rows(group)
         if rows > room:
             pieces.append(FilePiece(file, footer, []))
-            room = ROWS_PER_PIECE
+            room = most
         pieces[-1].groups.append(group)
         room -= rows
     return pieces
@@ -477,11 +545,15 @@ def map_parallel(function: Callable[[_From], _To], items: Sequence[_From], width
 
 
 class _PieceRows(NamedTuple):
-    """The needed rows of a piece: `fixed` has the values of constant columns."""
+    """The needed rows of a piece: `fixed` has the values of constant columns.
+
+    `series` is the column encoded by runs, if it was not read.
+    """
 
     fixed: dict[str, Any]
     columns: pa.Table
     rows: int
+    series: pa.Array | None = None
 
 
 def _read_pieces(
@@ -490,23 +562,75 @@ def _read_pieces(
     schema: pa.Schema,
     row_filter: RowFilter,
     alone: bool,
-) -> list[_PieceRows]:
-    """Return the needed rows of some pieces of one file; open the file once."""
+    series: Sequence[str] = (),
+) -> Iterator[_PieceRows]:
+    """Yield the needed rows of some pieces of one file; open the file once."""
     first = pieces[0]
     with (
         explain_read_errors(location, first.file),
         location.read(location.file(first.file.path)) as file,
     ):
         source = OpenFile(location, file, first.footer)
-        pieces_rows = [_read_piece(source, piece, schema, row_filter, alone) for piece in pieces]
-    return [rows for rows in pieces_rows if rows is not None]
+        for piece in pieces:
+            rows = _read_by_runs(source, piece, schema, alone, series) if series else None
+            rows = rows or _read_piece(source, piece, schema, row_filter, alone)
+            if rows is not None:
+                yield rows
+
+
+def _read_by_runs(
+    source: "OpenFile", piece: FilePiece, schema: pa.Schema, alone: bool, series: Sequence[str]
+) -> _PieceRows | None:
+    """Return all rows of a piece without reading `series`; None if they must be read.
+
+    A row group that begins with one series and ends with another has the one or two or more of
+    all `series` that lie between them. If their times fall as often as the series may change, each
+    fall is the beginning of the next one.
+    """
+    names = _names_of_groups(piece, series)
+    if names is None:
+        return None
+    rest = schema.remove(schema.get_field_index("series"))
+    rows = _read_piece(source, piece, rest, ALL_ROWS, alone)
+    if rows is None or "timestamp" not in rows.columns.column_names:
+        return None
+    us = to_int64(rows.columns["timestamp"])
+    falls = np.flatnonzero(us[1:] < us[:-1]) + 1
+    ends = np.cumsum([piece.footer.rows(group) for group in piece.groups])
+    begins = np.append(0, ends[:-1])
+    inside = falls[~np.isin(falls, begins)]
+    places = np.searchsorted(inside, np.append(begins, rows.rows))
+    if np.diff(places).tolist() != [len(mine) - 1 for mine in names]:
+        return None
+    runs: list[tuple[int, str]] = []
+    for begin, first, mine in zip(begins.tolist(), places.tolist(), names, strict=False):
+        starts = [begin, *inside[first : first + len(mine) - 1].tolist()]
+        runs += [run for run in zip(starts, mine, strict=True) if not runs or runs[-1][1] != run[1]]
+    run_ends = pa.array([start for start, _ in runs[1:]] + [rows.rows], pa.int32())
+    encoded = pa.RunEndEncodedArray.from_arrays(run_ends, pa.array([name for _, name in runs]))
+    return rows._replace(series=encoded)
+
+
+def _names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[Sequence[str]] | None:
+    """Return the series that each row group may have; None if they are many, or unknown."""
+    if piece.file.is_foreign:
+        return None
+    bounds, found = piece.footer.bounds("series"), []
+    for group in piece.groups:
+        ends = bounds[group]
+        if ends is None:
+            return None
+        mine = series[bisect_left(series, ends[0]) : bisect_right(series, ends[1])]
+        if not 0 < len(mine) <= MAX_RUNS_PER_GROUP or (mine[0], mine[-1]) != ends:
+            return None
+        found.append(mine)
+    return found
 
 
 def _read_piece(
     source: "OpenFile", piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, alone: bool
 ) -> _PieceRows | None:
-    encoded = ["series"] if row_filter.lows is not None else []
-    tested = source.columns(piece.groups, row_filter.columns, alone, encoded)
+    tested = source.columns(piece.groups, row_filter.columns, alone, ["series"])
     sizes = np.array([piece.footer.rows(group) for group in piece.groups])
     needed = np.ones(int(sizes.sum()), bool)
     if tested:
@@ -521,7 +645,7 @@ def _read_piece(
         groups, needed_there = _select_groups(piece.groups, sizes, needed)
     fixed = _constant_columns(piece.footer, groups, schema.names)
     rest = [name for name in schema.names if name not in tested and name not in fixed]
-    texts = _texts(schema) if count * FEW_ROWS < len(needed) else ["series"]
+    texts = ["series", *(_texts(schema) if count * FEW_ROWS < len(needed) else [])]
     columns = {
         **_filter_columns({name: tested[name] for name in tested if name in schema.names}, needed),
         **_filter_columns(source.columns(groups, rest, alone, texts), needed_there),
@@ -541,7 +665,7 @@ def _select_groups(
 
 def _texts(schema: pa.Schema) -> list[str]:
     kinds = pa.string(), pa.binary()
-    return [field.name for field in schema if field.type in kinds]
+    return [field.name for field in schema if field.type in kinds and field.name != "series"]
 
 
 def _filter_columns(columns: dict[str, Any], needed: BoolArray) -> dict[str, Any]:
@@ -626,11 +750,16 @@ def _cast_columns(columns_read: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast the columns that are in `schema` to its types; usually the file already has these."""
     names = [name for name in columns_read.column_names if name in schema.names]
     kinds = [schema.field(name).type for name in names]
-    columns = [
-        columns_read[name] if columns_read[name].type == kind else columns_read[name].cast(kind)
-        for name, kind in zip(names, kinds, strict=True)
-    ]
+    columns = [_cast(columns_read[name], kind) for name, kind in zip(names, kinds, strict=True)]
     return pa.table(columns, names)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    if pa.types.is_dictionary(kind):
+        return column.dictionary_encode()
+    return column.cast(kind)
 
 
 def _assemble(
