@@ -74,7 +74,7 @@ class BucketQuery:
     def by(self, tag: str) -> "BucketQuery":
         """Group by the values of a column in place of the series; a null is a value, too.
 
-        The columns that are aggregated, of all events in the range, are held in memory.
+        Memory holds the buckets of all values at once.
         """
         return dataclasses.replace(self, tag=tag)
 
@@ -115,10 +115,12 @@ class BucketQuery:
         prefix: str | None = None,
         pattern: str | None = None,
     ) -> pa.RecordBatchReader:
-        """Return the rows of `select_from` in batches; memory holds some series at a time.
+        """Return the rows of `select_from` in batches, the buckets of some series at a time.
 
-        The arguments are as for `select_from`. All batches are of the commit at which this was
-        called.
+        The arguments are as for `select_from`. Memory holds these buckets and a few pieces of
+        files, however long a series is. A median, a quantile and a time-weighted mean also hold the
+        values that they are of, and a query that counts events, or has a `limit` or an edit range,
+        whole series. All batches are of the commit at which this was called.
 
         Raises:
             InvalidQuery, PermissionDenied: as `select_from`; those about values come with a batch.

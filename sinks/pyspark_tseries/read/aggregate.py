@@ -32,6 +32,9 @@ from pyspark_tseries.read.states import Folding, States, encode_groups, parts_of
 
 FloatArray = npt.NDArray[np.float64]
 
+_WEIGHT: Final = 2.0**-60
+"""A microsecond in the unit of weights."""
+
 
 def aggregate(
     events: pa.Table,
@@ -187,7 +190,8 @@ class _Kept:
         until[last] = ends[bucket[last]]
         size, held = len(starts), until - us
         # What holds for no time has no weight, not even a NaN.
-        weights = np.where(held > 0, values, 0.0) * held
+        # In a unit so long that no product overflows.
+        weights = np.where(held > 0, values, 0.0) * (held * _WEIGHT)
         weighted = np.bincount(bucket, weights, minlength=size)
         covered = np.bincount(bucket, held, minlength=size)
         # At the start of a bucket the last value before it holds, if the group has one.
@@ -199,10 +203,10 @@ class _Kept:
             first_us = np.where(mine, us[following], ends)
             head = np.where(holds, first_us - starts, 0)
             with np.errstate(invalid="ignore"):
-                weighted += np.where(head > 0, values[before] * head, 0.0)
+                weighted += np.where(head > 0, values[before] * (head * _WEIGHT), 0.0)
             covered += head
         with np.errstate(invalid="ignore", divide="ignore"):
-            means = weighted / covered
+            means = weighted / (covered * _WEIGHT)
         return pa.array(means, mask=covered == 0)
 
 
@@ -216,7 +220,7 @@ def _quantile(
     high = np.minimum(low + 1, sizes - 1)
     below, above = ordered[first + low], ordered[first + high]
     part = place - low
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         between = below + (above - below) * part
     # Without this an infinity minus itself would make a NaN.
     result: FloatArray = np.where((part == 0) | (below == above), below, between)

@@ -302,7 +302,8 @@ class Scan:
             read_files(self._location, self.originals, schema, self._original_filter()),
             self._pick_edits(self.read_edits(columns)),
         ]
-        return pa.concat_tables(tables)
+        # An empty chunk would become an empty batch.
+        return pa.concat_tables([rows for rows in tables if rows.num_rows] or tables)
 
     def fold(
         self,

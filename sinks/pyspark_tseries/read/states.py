@@ -54,7 +54,9 @@ _LOW_HALF: Final = (1 << _HALF) - 1
 """A sum of integers is held in two halves, neither of which overflows."""
 
 _ROWS_PER_SEARCH: Final = 250
-"""Find buckets by searching times if a series has at least so many neighbouring rows."""
+_BUCKETS_PER_SEARCH: Final = 0.25
+"""Find buckets by searching times if a series has at least so many neighbouring rows, and there are
+at most so many buckets a row."""
 
 Limits = Callable[[pa.Array], tuple[Int64Array, Int64Array]]
 """Series -> the first and last time, both inclusive, that is asked of each."""
@@ -317,7 +319,7 @@ def _search_runs(
         return none, none, Runs(none, none)
     first, last = int(lows[asked].min()), int(highs[asked].max())
     width = buckets.us or buckets.months * 28 * DAY_US
-    if (last - first) // width * len(begins) > len(us) // 4:
+    if (last - first) // width * len(begins) > _BUCKETS_PER_SEARCH * len(us):
         return None
     starts = buckets.between(first, last)
     cuts = np.append(starts, last + 1)

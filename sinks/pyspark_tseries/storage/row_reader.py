@@ -419,7 +419,7 @@ def read_files(
     pieces_rows = _map_pieces(location, files, schema, row_filter, row_filter, lambda rows: rows)
     alike = groupby(pieces_rows, key=lambda rows: rows.fixed)
     tables = [_assemble(fixed, list(parts), schema) for fixed, parts in alike]
-    return pa.concat_tables([schema.empty_table(), *tables])
+    return pa.concat_tables(tables or [schema.empty_table()])
 
 
 def fold_files(

@@ -156,7 +156,7 @@ class Deliveries:
                 SELECT DISTINCT ON (series, original) *
                 FROM (SELECT *, coalesce(of, sequence) AS original FROM deliveries)
                 ORDER BY series, original, sequence DESC)
-            SELECT o.series, o.sequence, o.timestamp, l.celsius, l.n, l.room
+            SELECT o.series, o.sequence, o.timestamp, o.erased, l.celsius, l.n, l.room
             FROM deliveries o JOIN ends USING (series)
             JOIN latest l ON l.series = o.series AND l.original = o.sequence
             ANTI JOIN gone g ON g.series = o.series AND g.sequence = o.sequence

@@ -2,6 +2,7 @@
 
 import math
 from datetime import timedelta
+from itertools import pairwise
 
 import duckdb
 import pyarrow as pa
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tseries.deliveries import AUTUMN, BEGIN, Deliveries, programs, start_of
 from tseries.limits import set_limits
 
-from pyspark_tseries import InvalidQuery
+from pyspark_tseries import InvalidQuery, TimeSeries
 
 AGGREGATES = {
     "mean": ("celsius", "mean"),
@@ -44,6 +45,19 @@ VIEWS = {
     "next": (
         lambda query: query.from_(BEGIN + HOUR).next(2 * HOUR),
         "timestamp BETWEEN begin + INTERVAL 1 HOUR AND begin + INTERVAL 3 HOUR",
+    ),
+    "from a sequence": (lambda query: query.from_(2), "sequence >= 2"),
+    "to a sequence": (lambda query: query.to(3), "sequence <= 3"),
+    "sequences": (lambda query: query.from_(4).to(1), "sequence BETWEEN 1 AND 4"),
+    "last": (
+        lambda query: query.from_last(2 * HOUR),
+        "timestamp >= (SELECT coalesce(max(e.timestamp) FILTER (NOT e.erased), max(e.timestamp)) "
+        "FROM events e WHERE e.series = events.series) - INTERVAL 2 HOUR",
+    ),
+    "last events": (
+        lambda query: query.from_last(2),
+        "sequence >= (SELECT list_min(max(e.sequence, 2)) FROM events e "
+        "WHERE e.series = events.series)",
     ),
 }
 ZONES = st.sampled_from([None, "Europe/Berlin", "America/New_York"])
@@ -120,6 +134,35 @@ def check_gaps(store):
 def store(tmp_path):
     rows = [(name, 40, {"celsius": n / 2, "n": n, "room": "x"}) for n in range(6) for name in "ab"]
     return Deliveries(str(tmp_path / "s")).run([("append", rows)])
+
+
+@settings(max_examples=8)
+@given(st.data())
+def test_buckets_are_the_same_however_events_lie_in_files(tmp_path_factory, data):
+    place = tmp_path_factory.mktemp("split")
+    drawn = st.tuples(st.sampled_from("abc"), st.floats(-1e6, 1e6) | st.none())
+    rows = [
+        {"series": name, "timestamp": BEGIN + n * timedelta(minutes=7), "celsius": celsius}
+        for n, (name, celsius) in enumerate(data.draw(st.lists(drawn, min_size=4, max_size=40)))
+    ]
+    rows = [{**row, "room": row["series"] < "b"} for row in rows]
+    cuts = sorted({0, len(rows)} | data.draw(st.sets(st.integers(1, len(rows) - 1), max_size=4)))
+    functions = ("mean", "sum", "min", "max", "first", "last", "median", "time_weighted_mean")
+    named = {function: ("celsius", function) for function in functions}
+    found = []
+    for number, ends in enumerate([[0, len(rows)], cuts]):
+        values = {"celsius": pa.float64(), "room": pa.bool_()}
+        store = TimeSeries.create(
+            place / str(number), values, "unlimited", "me", auto_compact=False, durability="os"
+        )
+        for first, end in pairwise(ends):
+            store.append_many(rows[first:end])
+        if data.draw(st.booleans()):
+            store.compact()
+        query = store.range_query().every("1 hour").aggregate(n=("*", "count"), **named)
+        tables = [query.select_from().to_arrow(), query.by("room").select_from().to_arrow()]
+        found.append([table.to_pylist() for table in tables])
+    assert found[0] == found[1]
 
 
 def test_a_stream_of_buckets_has_the_rows_of_the_whole(store):

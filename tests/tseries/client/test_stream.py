@@ -4,6 +4,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -100,3 +101,35 @@ def test_a_stream_of_one_large_series_needs_a_part_of_its_memory(tmp_path):
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert int(said[0]) == rows
     assert int(said[1]) * 1024 < notes.nbytes / 2
+
+
+BUCKETS = """
+import resource, sys
+from pyspark_tseries import TimeSeries
+from pyspark_tseries.storage import row_reader
+row_reader.ROWS_PER_PIECE = 20_000
+store = TimeSeries.open(sys.argv[1])
+named = {f"c{n}": "mean" for n in range(16)}
+query = store.range_query().every("1 day").aggregate(n=("*", "count"), **named)
+query.fill().select_from("b")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(sum(query.select_from("a").to_arrow()["n"].to_pylist()))
+print(sum(query.by("room").select_from().to_arrow()["n"].to_pylist()))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_buckets_of_one_large_series_need_a_part_of_its_memory(tmp_path):
+    rows, named = 300_000, [f"c{n}" for n in range(16)]
+    values = {"room": pa.string(), **dict.fromkeys(named, pa.float64())}
+    store = TimeSeries.create(tmp_path / "s", values, "unlimited", "me")
+    times = pa.array(np.arange(rows) * 10**6).cast(pa.timestamp("us", "UTC"))
+    texts = {"series": pa.repeat(pa.scalar("a"), rows), "room": pa.repeat(pa.scalar("x"), rows)}
+    numbers = dict.fromkeys(named, pa.array(np.arange(rows) / 7))
+    events = pa.table({"timestamp": times, **texts, **numbers})
+    store.append_many(events)
+    store.append("b", {"c0": 1.0})
+    command = [sys.executable, "-c", BUCKETS, str(tmp_path / "s")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert said[:2] == [str(rows), str(rows + 1)]
+    assert int(said[2]) * 1024 < events.select(named).nbytes / 2
