@@ -7,7 +7,7 @@ groups of limited size, one after the other; values of a tag may be in all serie
 are held together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,6 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import (
     ALL_KEYS,
     BoolArray,
-    Int64Array,
     KeyRange,
     encode_runs,
     find_runs_of,
@@ -33,6 +32,7 @@ from pyspark_tseries.read.scan import (
     Scan,
     run_query,
     sample_series,
+    sort_rows,
     take_latest_edits,
 )
 from pyspark_tseries.read.select import make_plain
@@ -119,20 +119,55 @@ def _fold_plain(
 ) -> None:
     """Fold the originals of a plain query as they are read, and the edits in force."""
     ranges = Ranges(scan, snapshot.settings.retained, head)
-    edits = _find_edits(scan, ranges, folding.columns)
-    edited = _group_originals(edits)
-    more = ["sequence"] if ranges.has_sequences or edited else []
+    edited = _Edited(_find_edits(scan, ranges, folding.columns))
+    is_sorted = not any(file.is_foreign for file in scan.originals)
+    more = [] if is_sorted and not ranges.has_sequences and not edited else ["sequence"]
 
     def fold(rows: pa.Table) -> None:
         if more:
-            needed = ranges.flag_sequences(rows) & ~_flag_originals(rows, edited)
+            needed = ranges.flag_sequences(rows) & ~edited.flag(rows)
             rows = rows if needed.all() else rows.filter(pa.array(needed))
-        merger.add(folding.fold(rows, ranges.times))
+        merger.add(folding.fold(rows if is_sorted else sort_rows(rows), ranges.times))
 
     columns = list(dict.fromkeys([*folding.columns, *more]))
     scan.fold(columns, fold, by_runs=not more and not folding.needs_series)
-    if edits.num_rows:
-        merger.add(folding.fold(edits))
+    if edited:
+        merger.add(folding.fold(edited.rows()))
+
+
+class _Edited:
+    """The latest edits, sorted by their originals, and which of these are there."""
+
+    def __init__(self, edits: pa.Table) -> None:
+        self._edits = edits
+        self._sequence = to_int64(edits["original_sequence"])
+        self._is_there = np.zeros(len(self._sequence), bool)
+        names, begins = find_runs_of(edits["series"])
+        ends = np.append(begins[1:], len(self._sequence)).tolist()
+        places = zip(begins.tolist(), ends, strict=False)
+        self._places = dict(zip(names.to_pylist(), places, strict=False))
+
+    def __bool__(self) -> bool:
+        return len(self._sequence) > 0
+
+    def flag(self, rows: pa.Table) -> BoolArray:
+        """Flag the originals that have an edit, and remember that they are there."""
+        flags = np.zeros(rows.num_rows, bool)
+        names, begins = find_runs_of(rows["series"])
+        sequence, ends = to_int64(rows["sequence"]), np.append(begins[1:], rows.num_rows)
+        for name, begin, end in zip(names.to_pylist(), begins.tolist(), ends.tolist(), strict=True):
+            if name in self._places:
+                first, last = self._places[name]
+                mine = self._sequence[first:last]
+                at = np.minimum(np.searchsorted(mine, sequence[begin:end]), len(mine) - 1)
+                flags[begin:end] = is_edited = mine[at] == sequence[begin:end]
+                # Threads set different originals, or the same to the same.
+                self._is_there[first + at[is_edited]] = True
+        return flags
+
+    def rows(self) -> pa.Table:
+        """Return the edits whose originals are there: compaction may have removed some."""
+        return self._edits.filter(pa.array(self._is_there))
 
 
 def _find_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
@@ -148,24 +183,6 @@ def _find_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
     place = latest.column_names.index("timestamp")
     latest = latest.set_column(place, "timestamp", latest["original_timestamp"])
     return _place_at_originals(latest)
-
-
-def _group_originals(edits: pa.Table) -> dict[str, Int64Array]:
-    """Return the sequences of the edited originals of each series."""
-    names, begins = find_runs_of(edits["series"])
-    sequences = np.split(to_int64(edits["original_sequence"]), begins[1:])
-    return dict(zip(names.to_pylist(), sequences, strict=False))
-
-
-def _flag_originals(rows: pa.Table, edited: Mapping[str, Int64Array]) -> BoolArray:
-    """Flag the rows of edited originals."""
-    flags = np.zeros(rows.num_rows, bool)
-    names, begins = find_runs_of(rows["series"])
-    sequence, ends = to_int64(rows["sequence"]), np.append(begins[1:], rows.num_rows)
-    for name, begin, end in zip(names.to_pylist(), begins.tolist(), ends.tolist(), strict=True):
-        if name in edited:
-            flags[begin:end] = np.isin(sequence[begin:end], edited[name])
-    return flags
 
 
 def gaps(

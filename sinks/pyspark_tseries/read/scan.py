@@ -117,7 +117,7 @@ def run_query(
     scan = Scan(snapshot, head, plain or query, series, key_range, sequences)
     if plain is not None and not scan.edits:
         ranges = Ranges(scan, snapshot.settings.retained, head)
-        rows = _sort_rows(ranges.filter(scan.read(stored_columns(names))))
+        rows = sort_rows(ranges.filter(scan.read(stored_columns(names))))
         return Answer(_show(rows, names, query), rows.num_rows)
     erasure = [ERASURE_FIELD.name] if snapshot.has_erasures else []
     rows = scan.read([*stored_columns(names), *erasure])
@@ -147,7 +147,7 @@ def _show(rows: pa.Table, names: Sequence[str], query: Query) -> pa.Table:
     return shown.set_column(place, "series", shown["series"].cast(pa.string()))
 
 
-def _sort_rows(rows: pa.Table) -> pa.Table:
+def sort_rows(rows: pa.Table) -> pa.Table:
     """Return rows in the order of (series, sequence); do not copy them if they are in it."""
     names, begins = find_runs_of(rows["series"])
     sequence = to_int64(rows["sequence"])
@@ -382,14 +382,12 @@ class Ranges:
 
     def __init__(self, scan: Scan, retained: RetainedRange, head: SeriesIndex) -> None:
         self._query, self._retained, self._head = scan.query, retained, head
-        ends = dataclasses.astuple(scan.bounds)
+        bounds = scan.bounds
         # A scan reads no originals whose sequences are outside of the bounds of all series.
-        self._joint = scan.bounds if all(len(set(end.tolist())) < 2 for end in ends) else None
-        beyond = (
-            scan.bounds.min_sequence.max(initial=0),
-            scan.bounds.max_sequence.min(initial=MAX_NUMBER),
-        )
-        self.has_sequences = self._joint is None and beyond != (0, MAX_NUMBER)
+        is_joint = all((ends == ends[:1]).all() for ends in dataclasses.astuple(bounds))
+        self._joint = bounds if is_joint and len(bounds.min_us) else None
+        low, high = bounds.min_sequence.max(initial=0), bounds.max_sequence.min(initial=MAX_NUMBER)
+        self.has_sequences = self._joint is None and bool(low > 0 or high < MAX_NUMBER)
 
     def of(self, names: Sequence[str]) -> Bounds:
         """Return the ranges of some series."""
