@@ -5,24 +5,27 @@ On the same files, those of the store: DuckDB over its live Parquet files, delta
 themselves (`stores`). DuckDB and deltalake merge no edits, which is right here, where there are
 none, and is their best case.
 
-`tseries` answers lastpoint with `TimeSeries.latest`, and the others with `TimeSeries.sql`, over the
-view of current values: each time it asks the log for newer commits, and it would merge edits and
-hide what is out of range.
+`tseries` answers lastpoint with `TimeSeries.latest`, single-groupby-1-1-1 and double-groupby-1 with
+`every`, whose buckets are those of a series, and the others with `TimeSeries.sql`, over the view of
+current values: each time it asks the log for newer commits, and it would merge edits and hide what
+is out of range.
 
 Each is opened once and kept open, as services have it.
 """
 
 import sqlite3
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 
 from pyspark_tseries import TimeSeries
-from tsbs.queries import DATAFUSION, DUCKDB, SQLITE, Query, sql_of
+from tsbs.queries import DATAFUSION, DUCKDB, SQLITE, Query, instant_of, sql_of
 
 __all__ = ["READERS", "Ask"]
 
@@ -62,11 +65,35 @@ def from_tseries(place: Path) -> Ask:
     begin = "WITH readings AS NOT MATERIALIZED (FROM events)"
 
     def ask(query: Query) -> pa.Table:
+        if query.kind.name in _BUCKETS:
+            return _ask_buckets(store, query)
         if query.kind.name == "lastpoint":
             return store.latest(columns=["series", "timestamp", *query.kind.fields]).to_arrow()
         return store.sql(f"{begin} {sql_of(query, DUCKDB)}").to_arrow_table()
 
     return ask
+
+
+_BUCKETS: Final = {
+    "single-groupby-1-1-1": ("minute", 60_000_000, ["minute", "usage_user"]),
+    "double-groupby-1": ("hour", 3_600_000_000, ["hour", "series", "mean"]),
+}
+"""Kinds that ask for buckets of series: the width, in us, and the columns of the answer."""
+
+
+def _ask_buckets(store: TimeSeries, query: Query) -> pa.Table:
+    """Ask for the greatest values each minute, or the means each hour."""
+    width, width_us, columns = _BUCKETS[query.kind.name]
+    first, end = instant_of(query.start_us), instant_of(query.end_us)
+    fields = query.kind.fields
+    named = {name: (name, "max") for name in fields}
+    if width == "hour":
+        named = {"mean": (fields[0], "mean")}
+    asked = store.range_query().from_(first).to(end - timedelta(microseconds=1))
+    buckets = asked.every(f"1 {width}").aggregate(**named).select_from(query.hosts or None)
+    found = buckets.to_arrow()
+    number = pc.divide(found["timestamp"].cast(pa.int64()), width_us)
+    return found.append_column(width, number).select(columns)
 
 
 READERS: Final[dict[str, tuple[str, Callable[[Path], Ask]]]] = {

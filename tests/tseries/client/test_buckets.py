@@ -7,6 +7,7 @@ from itertools import pairwise
 import duckdb
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.deliveries import AUTUMN, BEGIN, Deliveries, programs, start_of
@@ -136,7 +137,7 @@ def store(tmp_path):
     return Deliveries(str(tmp_path / "s")).run([("append", rows)])
 
 
-@settings(max_examples=8)
+@settings(max_examples=12)
 @given(st.data())
 def test_buckets_are_the_same_however_events_lie_in_files(tmp_path_factory, data):
     place = tmp_path_factory.mktemp("split")
@@ -157,8 +158,11 @@ def test_buckets_are_the_same_however_events_lie_in_files(tmp_path_factory, data
         )
         for first, end in pairwise(ends):
             store.append_many(rows[first:end])
-        if data.draw(st.booleans()):
+        care = data.draw(st.sampled_from(["none", "compact", "z-order"]))
+        if care == "compact":
             store.compact()
+        elif care == "z-order":
+            DeltaTable(place / str(number)).optimize.z_order(["celsius"])
         query = store.range_query().every("1 hour").aggregate(n=("*", "count"), **named)
         tables = [query.select_from().to_arrow(), query.by("room").select_from().to_arrow()]
         found.append([table.to_pylist() for table in tables])
