@@ -84,14 +84,14 @@ from pyspark_tseries.write.rows import EDIT_OF, staged_schema
 MAX_BUCKETS_PER_COMMIT: Final = 100_000
 """A run with more buckets makes several commits."""
 
-MAX_EVENTS_AT_ONCE: Final = 4_000_000
-"""Read about this many events of a group of series at once, fewer if they have few buckets."""
+MAX_EVENTS_AT_ONCE: Final = 1_000_000
+"""Read about this many events of a group of series at once."""
 
 MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
 """The stored size of the files of about as many series as are read at once."""
 
 MAX_RANGES: Final = 32
-"""Read the buckets of a run in at most this many ranges of time."""
+"""Read the buckets that have changed in at most this many ranges of time."""
 
 _CHANGED_COLUMNS: Final = (
     *("series", "sequence", "timestamp", "author"),
@@ -348,6 +348,23 @@ class _Due:
     starts: Int64Array
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A range of time of what is due: new buckets of some series, or changed ones.
+
+    Attributes:
+        low: its start.
+        high: its end, exclusive.
+        new: the positions in `_Due.names` of series with new buckets.
+        changed: the positions of changes.
+    """
+
+    low: int
+    high: int
+    new: Int64Array
+    changed: Int64Array
+
+
 class _Run:
     """One attempt to bring a rollup up to date.
 
@@ -395,8 +412,8 @@ class _Run:
             return -1
         due = self._find_due()
         self.left = due.changes.num_rows
-        for low, high in self._find_ranges(due):
-            self._roll(due, low, high)
+        for part in self._divide_due(due):
+            self._roll(due, part)
         self._commit(is_last=True)
         return commit
 
@@ -550,28 +567,43 @@ class _Run:
             erased.append(self._find_changes(rows))
         return pa.concat_tables(erased)
 
-    def _find_ranges(self, due: _Due) -> list[tuple[int, int]]:
-        pending = due.highs > due.lows
-        lows = np.concatenate([due.lows[pending], due.starts])
-        highs = np.concatenate([due.highs[pending], self._buckets.ends(due.starts)])
-        return merge_ranges(lows, highs, MAX_RANGES)
+    def _divide_due(self, due: _Due) -> Iterator[_Part]:
+        """Divide what is due by time, so that a series with a long range widens no other one."""
+        nothing = np.empty(0, np.int64)
+        rows = np.flatnonzero(due.highs > due.lows)
+        lows, highs = due.lows[rows], due.highs[rows]
+        widths = np.frexp(highs - lows)[1]
+        for width in np.unique(widths).tolist():
+            alike = widths == width
+            for low, high in merge_ranges(lows[alike], highs[alike], MAX_RANGES):
+                inside = alike & (lows >= low) & (highs <= high)
+                yield _Part(low, high, rows[inside], nothing)
+        for low, high in merge_ranges(due.starts, self._buckets.ends(due.starts), MAX_RANGES):
+            changed = np.flatnonzero((due.starts >= low) & (due.starts < high))
+            yield _Part(low, high, nothing, changed)
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def _roll(self, due: _Due, low: int, high: int) -> None:
-        """Take the buckets between two times, the end exclusive."""
-        changed = np.flatnonzero((due.starts >= low) & (due.starts < high))
-        named = (due.lows >= low) & (due.highs <= high) & (due.highs > due.lows)
-        named[due.codes[changed]] = True
-        names = due.names.filter(pa.array(named)).to_pylist()
-        there = self._read_there(due, changed, low, high)
+    def _roll(self, due: _Due, part: _Part) -> None:
+        """Take the buckets of a part."""
+        low, high = part.low, part.high
+        codes = np.union1d(part.new, due.codes[part.changed])
+        names = due.names.take(pa.array(codes)).to_pylist()
+        there = self._read_there(names, part)
+        changes = due.changes.take(pa.array(part.changed))
         for group in self._divide_series(names, low, high):
             first = self._find_first_buckets(names, group)
             for begin, end in self._divide_time(group, low, high):
                 query = Query(view=Range(Point("time", begin), Point("time", end - 1)))
                 found = downsample(self._snapshot, self._index, query, self._wanted, names, group)
                 for table in found:
-                    self._take(due, table, there, first)
+                    whole = self._filter_whole(table, first)
+                    if len(part.new):
+                        self._add(whole, due, there)
+                    else:
+                        self._edit(whole, changes, there)
+                    if self._held.added + self._held.edited >= MAX_BUCKETS_PER_COMMIT:
+                        self._commit(is_last=False)
 
     def _divide_series(self, names: Sequence[str], low: int, high: int) -> list[KeyRange]:
         files = [f for f in self._snapshot.files if f.max_us >= low and f.min_us < high]
@@ -595,16 +627,13 @@ class _Run:
         inner = inner[(inner > low) & (inner < high)]
         return list(zip([low, *inner.tolist()], [*inner.tolist(), high], strict=True))
 
-    def _read_there(self, due: _Due, changed: Int64Array, low: int, high: int) -> pa.Table:
-        """Return the rollup's buckets between two times that have changed, or that are erased."""
+    def _read_there(self, names: Sequence[str], part: _Part) -> pa.Table:
+        """Return the rollup's buckets that may be edited, or are not to be added again."""
         columns = ["series", "timestamp", "sequence", "original_sequence", *self._value_names]
-        names = due.names.take(pa.array(np.unique(due.codes[changed])))
-        if self._there.has_erasures:
-            names = due.names
-        if self._there.metadata.commit < 0 or not len(names):
+        # Behind its newest bucket a series has others only if they were erased in the rollup.
+        if not len(part.changed) and not self._there.has_erasures:
             return self._there_schema(columns).empty_table()
-        query = Query(view=Range(Point("time", low), Point("time", high - 1)))
-        names = names.to_pylist()
+        query = Query(view=Range(Point("time", part.low), Point("time", part.high - 1)))
         return run_query(self._there, self._target_index, query, names, columns=columns).table
 
     def _there_schema(self, columns: Sequence[str]) -> pa.Schema:
@@ -637,51 +666,33 @@ class _Run:
         keeps_all = (first_us != NEVER_US) & (first_us >= low_us)
         return low, np.where(keeps_all, NEVER_US, low_us)
 
-    def _are_whole(
-        self, names: Sequence[str], codes: Int64Array, starts: Int64Array, first: dict[str, int]
-    ) -> BoolArray:
-        """Flag the buckets of which the source shows every event that it ever had."""
-        low, low_us = self._find_bounds(names)
-        first_us = np.array([first.get(name, MAX_NUMBER) for name in names], np.int64)
+    def _filter_whole(self, found: pa.Table, first: dict[str, int]) -> pa.Table:
+        """Return the buckets of which the source shows every event that it ever had."""
+        names, codes = encode_runs(found["series"])
+        starts, known = to_int64(found["timestamp"]), names.to_pylist()
+        low, low_us = self._find_bounds(known)
+        first_us = np.array([first.get(name, MAX_NUMBER) for name in known], np.int64)
         first_us = np.where(low <= 0, NEVER_US, first_us)
-        whole: BoolArray = (starts >= low_us[codes]) & (starts > first_us[codes])
-        return whole
+        whole = (starts >= low_us[codes]) & (starts > first_us[codes])
+        return found if whole.all() else found.filter(pa.array(whole))
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def _take(self, due: _Due, found: pa.Table, there: pa.Table, first: dict[str, int]) -> None:
-        """Take what is due of the buckets that were found."""
-        names, codes = encode_runs(found["series"])
+    def _add(self, found: pa.Table, due: _Due, there: pa.Table) -> None:
+        """Take the buckets that are new."""
         starts = to_int64(found["timestamp"])
-        whole = self._are_whole(names.to_pylist(), codes, starts, first)
-        rows = np.flatnonzero(whole)
-        found, starts = found.take(pa.array(rows)), starts[rows]
-        places = pc.index_in(names, due.names).to_numpy(zero_copy_only=False)[codes[rows]]
-        places = places.astype(np.int64)
-        is_new = (starts >= due.lows[places]) & (starts < due.highs[places])
-        known = _join_keys(found, there)
-        is_new[known[0]] = False  # Only a bucket that was erased in the rollup.
-        self._add(found.filter(pa.array(is_new)))
-        self._edit(found, due.changes, there, known)
-        if self._held.added + self._held.edited >= MAX_BUCKETS_PER_COMMIT:
-            self._commit(is_last=False)
+        codes = pc.index_in(found["series"].cast(pa.string()), due.names).to_numpy()
+        is_new = (starts >= due.lows[codes]) & (starts < due.highs[codes])
+        is_new[_join_keys(found, there)[0]] = False
+        found = found.filter(pa.array(is_new))
+        if found.num_rows:
+            columns = {name: found[name] for name in ("series", "timestamp", *self._value_names)}
+            self._hold(columns, found.num_rows)
+            self._held.added += found.num_rows
 
-    def _add(self, found: pa.Table) -> None:
-        if not found.num_rows:
-            return
-        columns = {name: found[name] for name in ("series", "timestamp", *self._value_names)}
-        self._hold(columns, found.num_rows)
-        self._held.added += found.num_rows
-
-    def _edit(
-        self,
-        found: pa.Table,
-        changes: pa.Table,
-        there: pa.Table,
-        known: tuple[Int64Array, Int64Array],
-    ) -> None:
+    def _edit(self, found: pa.Table, changes: pa.Table, there: pa.Table) -> None:
         """Take the edits of those buckets that have changed."""
-        rows, kept_rows = known
+        rows, kept_rows = _join_keys(found, there)
         found, there = found.take(pa.array(rows)), there.take(pa.array(kept_rows))
         if self._there.has_erasures:
             kept = pa.array(~self._flag_erased(there))
@@ -692,15 +703,15 @@ class _Run:
         names = self._value_names
         differs = pa.array(flag_changed(there.select(names), found.select(names)))
         found, there = found.filter(differs), there.filter(differs)
-        why = changes.take(pa.array(why)).filter(differs)
+        changes = changes.take(pa.array(why)).filter(differs)
         if not found.num_rows:
             return
         # Under a policy the author of every event is the principal (28.3); the reason names theirs.
         allowed = self._there.settings.policy is None
         columns = {name: found[name] for name in ("series", *names)}
         columns[EDIT_OF.name] = pc.coalesce(there["original_sequence"], there["sequence"])
-        columns["author"] = why["author"] if allowed else pa.nulls(found.num_rows, pa.string())
-        columns[REASON.name] = tell_reasons(why)
+        columns["author"] = changes["author"] if allowed else pa.nulls(found.num_rows, pa.string())
+        columns[REASON.name] = tell_reasons(changes)
         self._hold(columns, found.num_rows)
         self._held.edited += found.num_rows
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.deliveries import AUTUMN, BEGIN, RETAINED, Deliveries, programs
+from tseries.deliveries import AUTUMN, BEGIN, CELLS, MINUTES, SERIES, Deliveries
 from tseries.limits import set_limits
 from tseries.meetings import Meeting
 
@@ -64,7 +64,13 @@ class Source(Deliveries):
                 row["series"], row["timestamp"], "carl", f"carl added event {row['sequence']}"
             )
 
-    def edit(self, name, sequence, cells):
+    def pick(self, name, number):
+        """An event of the series, so that most steps find one."""
+        events = [row for row in self.rows if row["series"] == name]
+        return events[number % len(events)]["sequence"] if events else number
+
+    def edit(self, name, number, cells):
+        sequence = self.pick(name, number)
         author = "ann" if sequence % 2 else "bob"
         self.as_author(author)
         before = len(self.rows)
@@ -74,7 +80,8 @@ class Source(Deliveries):
             reason = f"{author} edited event {sequence} by event {row['sequence']}"
             self.note(name, original["timestamp"], author, reason)
 
-    def erase(self, name, sequence):
+    def erase(self, name, number):
+        sequence = self.pick(name, number)
         found = self.find(name, sequence)
         was = bool(found) and found[0]["erased"]
         self.as_author("eve")
@@ -182,7 +189,21 @@ class Checked:
         return 1
 
 
-STEPS = {erases: programs(erases=erases) for erases in (False, True)}
+ROWS = st.lists(st.tuples(SERIES, MINUTES, CELLS), min_size=4, max_size=12)
+RETAINED = st.sampled_from(["unlimited", "unlimited", "limit 12", "limit 20 last 4H", "last 1D"])
+EDITS = st.tuples(st.just("edit"), SERIES, st.integers(0, 30), CELLS)
+STEPS = [
+    *[st.tuples(st.just("append"), ROWS)] * 2,
+    *[EDITS] * 3,
+    st.tuples(st.sampled_from(["compact", "merge"])),
+]
+ERASURES = st.tuples(st.just("erase"), SERIES, st.integers(0, 30))
+PROGRAMS = {
+    True: st.lists(st.one_of(*STEPS, ERASURES), min_size=2, max_size=8),
+    False: st.lists(
+        st.one_of(*STEPS, st.tuples(st.just("retain"), RETAINED)), min_size=2, max_size=8
+    ),
+}
 
 
 @pytest.mark.parametrize("erases", [False, True])
@@ -202,10 +223,10 @@ def test_after_each_run_a_rollup_has_the_complete_buckets_of_any_source(
         retained = "unlimited" if erases else data.draw(RETAINED)
         source = Source(str(place / "s"), retained, begin)
         zone = data.draw(st.sampled_from([None, "Europe/Berlin"]))
-        width = data.draw(st.sampled_from(["15 minutes", "1 hour", "1 day"]))
+        width = data.draw(st.sampled_from(["15 minutes", "1 hour", "1 hour", "1 day"]))
         rollup = Checked(source, str(place / "r"), width, zone)
-        for _ in range(data.draw(st.integers(1, 4))):
-            source.run(data.draw(STEPS[erases]))
+        for _ in range(data.draw(st.integers(2, 4))):
+            source.run(data.draw(PROGRAMS[erases]))
             rollup.run()
     assert TimeSeries.open(rollup.path).verify() == []
 
