@@ -361,10 +361,13 @@ def _filter(snapshot: Snapshot, series: Series, lows: Int64Array) -> RowFilter:
 
 
 def _find_files(snapshot: Snapshot, kind: str, wanted: RowFilter) -> list[DataFile]:
+    assert wanted.lows is not None
+    lowest = int(wanted.lows.min(initial=MAX_NUMBER))
     return [
         file
         for file in snapshot.files
-        if (file.kind == "edit") == (kind == "edit")
+        if file.max_sequence >= lowest
+        and (file.kind == "edit") == (kind == "edit")
         and file.min_us <= wanted.times[1]
         and file.max_us >= wanted.times[0]
         and wanted.reaches(file.first, file.last, file.max_sequence)
