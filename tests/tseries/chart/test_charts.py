@@ -357,6 +357,10 @@ def test_what_cannot_be_drawn_is_refused_with_what_can():
         ({"timezone": "Mars"}, "'Mars' is not a time zone"),
         ({"longest_gap": "soon"}, "longest_gap 'soon' is not the length of a gap"),
         ({"longest_gap": timedelta(-1)}, "is not the length of a gap"),
+        ({"columns": []}, "columns [] are no names of columns"),
+        ({"columns": [1]}, "columns [1] are no names of columns"),
+        ({"units": {"w": "m"}}, "units: 'w' has no unit 'm' in this result; accepted: texts for"),
+        ({"units": {"v": 1}}, "units: 'v' has no unit 1 in this result"),
         ({"width": 3}, "width 3 is no width of a chart; accepted: 240 to 4000 pixels"),
         ({"height": 10**9}, "height 1000000000 is no height"),
     ],
@@ -366,14 +370,33 @@ def test_a_wrong_argument_is_refused(arguments, message):
         result([1.0]).chart(**arguments)
 
 
-def test_times_of_this_machines_zone(monkeypatch):
-    monkeypatch.setenv("TZ", "Asia/Tokyo")
-    assert "times in Asia/Tokyo" in texts(result([1.0, 2.0]).chart(timezone="local"))
+@pytest.mark.parametrize(
+    ("given", "zone"), [("Asia/Tokyo", "Asia/Tokyo"), ("UTC", "UTC"), ("CET-1CEST", "UTC")]
+)
+def test_times_of_this_machines_zone(monkeypatch, given, zone):
+    monkeypatch.setenv("TZ", given)
+    assert f"times in {zone}" in texts(result([1.0, 2.0]).chart(timezone="local"))
 
 
 # -- texts and pages -----------------------------------------------------------------------------
 
 HOSTILE = "<script>alert('x')</script> & \x00\x1b[31m\ud7ff\u202e\"'"
+
+
+@pytest.mark.parametrize("width", [240, 720])
+def test_long_names_stay_inside_the_picture(width):
+    long = "a/very/long/name/of/a/sensor/" * 9
+    made = result([1.0, 2.0, 3.0], series=[f"{i}{long}" for i in range(3)])
+    for chart in (
+        made.chart(width=width, title=long),
+        result(["x", "y"], series=[f"1{long}", f"2{long}"]).chart(width=width),
+    ):
+        for node in parse(chart).iter(f"{SVG}text"):
+            text, x = node.text or "", float(node.get("x"))
+            size = 0.6 * len(text) * float(node.get("font-size", 12))
+            start = x - {"end": size, "middle": size / 2}.get(node.get("text-anchor"), 0)
+            assert start >= -6
+            assert start + size <= width + 6
 
 
 @given(st.text(max_size=40))

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pyspark_tseries import TimeSeries
+from pyspark_tseries import QueryResult, TimeSeries
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.chart.terminal import Style, draw_text
 
@@ -217,6 +219,15 @@ def test_a_wrong_argument_is_refused_in_a_sentence(show, arguments, message):
     assert said.count("\n") == 1
 
 
+def test_a_chart_that_cannot_be_written_is_no_failure_of_the_store(show, tmp_path, monkeypatch):
+    said = show("hall", "--save", str(tmp_path / "none" / "a.svg"), code=1)
+    assert "the chart cannot be written to" in said
+    assert "No such file or directory" in said
+    monkeypatch.setitem(__import__("sys").modules, "resvg_py", None)
+    said = show("hall", "--save", str(tmp_path / "a.png"), code=1)
+    assert "pip install 'pyspark-timestream[png]'" in said
+
+
 def test_a_store_that_is_not_there_and_a_reader_without_the_right_are_refused(tmp_path, capsys):
     assert main(["show", str(tmp_path / "none")]) == 1
     assert "none" in capsys.readouterr().err
@@ -224,6 +235,21 @@ def test_a_store_that_is_not_there_and_a_reader_without_the_right_are_refused(tm
     TimeSeries.create(tmp_path / "s", {}, author="me", policy=policy, retained_range="unlimited")
     assert main(["show", str(tmp_path / "s"), "--principal", "you"]) == 1
     assert "'you'" in capsys.readouterr().err
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**13), st.none() | st.floats()), min_size=1, max_size=40),
+    st.integers(30, 120),
+    st.booleans(),
+)
+def test_any_values_are_drawn_within_the_terminal(rows, width, is_ascii):
+    times = pa.array([us for us, _ in rows], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    values = pa.array([value for _, value in rows], pa.float64())
+    result = QueryResult(pa.table({"timestamp": times, "v": values}), len(rows))
+    drawn = draw_text(result.chart().figure, Style(width, 5, False, is_ascii))
+    canvas = [line for line in drawn.splitlines() if re.search("[│┤|+└]", line)]
+    assert len(canvas) in (1, 6)  # The axis of time, and the rows of values if there are some.
+    assert max(map(len, canvas)) <= width
 
 
 @pytest.mark.parametrize("width", [30, 41, 200])
