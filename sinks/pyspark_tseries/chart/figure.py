@@ -292,8 +292,12 @@ def _choose_columns(
     edges = {edge for ends in (shape.bands or {}).values() for edge in ends}
     first = [n for n in drawn if n not in edges and not pa.types.is_string(schema.field(n).type)]
     first = first or [name for name in drawn if name not in edges]
-    if not first and shape.values:
-        _check_column(schema, shape, shape.values[0], drawn)
+    if not first:
+        raise InvalidQuery(
+            "the result has no column that a chart can draw",
+            "a value column with numbers, Booleans or texts",
+            "ask for such a column, or draw numbers made of others in SQL",
+        )
     return first[:MAX_PANELS], [n for n in drawn if n not in (*first[:MAX_PANELS], *edges)]
 
 

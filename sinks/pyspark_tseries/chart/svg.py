@@ -5,6 +5,7 @@ lightness, so an inline picture reads on a light page and on a dark one. A pictu
 its page with it.
 """
 
+import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,13 @@ from pyspark_tseries.chart.figure import (
     Span,
     show_number,
 )
-from pyspark_tseries.chart.ticks import NumberAxis, TimeAxis, format_moment, number_axis, time_axis
+from pyspark_tseries.chart.ticks import (
+    NumberAxis,
+    TimeAxis,
+    fit_time_axis,
+    format_moment,
+    number_axis,
+)
 from pyspark_tseries.model.arrays import Int64Array
 
 COLOURS: Final = (
@@ -171,39 +178,32 @@ class _Layout:
 
 
 def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
-    labels, names, heights = [""], [""], []
+    labels, names = [""], [""]
     axes: list[NumberAxis | None] = []
-    for panel in figure.panels:
+    named = [sum(line.last is not None for line in panel.lines) for panel in figure.panels]
+    talls = [max(height, 15 * count) for count in named]
+    for panel, tall in zip(figure.panels, talls, strict=True):
         if panel.rows:
             labels += [_row_name(row, width) for row in panel.rows]
-            heights.append(_ROW * len(panel.rows) + (_ROW if not panel.is_boolean else 0))
             axes.append(None)
-        else:
-            shown = [line for line in panel.lines if line.last is not None]
-            tall = max(height, 15 * len(shown))
-            most = max(2, min(tall // 22, 10))
-            axis = number_axis(panel.low, panel.high, most, is_whole=panel.is_whole)
-            labels += axis.labels
-            names += [_line_name(line, width) for line in shown if _needs_label(figure)]
-            heights.append(tall)
-            axes.append(axis)
+            continue
+        most = max(2, min(tall // 22, 10))
+        axis = number_axis(panel.low, panel.high, most, is_whole=panel.is_whole)
+        labels += axis.labels
+        names += [_line_name(line, width) for line in panel.lines if _needs_label(figure)]
+        axes.append(axis)
     left = min(max(map(text_width, labels)) + 16, width / 3)
     right = width - min(max(map(text_width, names)) + (22 if max(names) else _EDGE), width / 3)
-    times = _fit_times(figure, right - left)
+    heights = tuple(
+        _ROW * (len(panel.rows) + len(_legend(panel, right - left))) if panel.rows else tall
+        for panel, tall in zip(figure.panels, talls, strict=True)
+    )
+    times = fit_time_axis(figure.low, figure.high, figure.zone, right - left, text_width)
     top = _EDGE + (24 if figure.title else 0)
     told = [f"times in {times.zone}"] if figure.panels else []
+    told += [note for panel in figure.panels for note in _note_grey(panel)]
     notes = _wrap([*told, *figure.notes], width - 2 * _EDGE)
-    return _Layout(figure, width, tuple(heights), tuple(axes), left, right, top, times, notes)
-
-
-def _fit_times(figure: Figure, width: float) -> TimeAxis:
-    """Return an axis with as many ticks as there is room for their labels."""
-    for room in (64, 84, 110, 150, 10_000):
-        most = max(1, int(width // room))
-        times = time_axis(figure.low, figure.high, figure.zone, most)
-        if all(text_width(tick.label) + 14 <= width / most for tick in times.ticks):
-            break
-    return times
+    return _Layout(figure, width, heights, tuple(axes), left, right, top, times, notes)
 
 
 def _needs_label(figure: Figure) -> bool:
@@ -232,7 +232,7 @@ def _wrap(notes: Sequence[str], width: float) -> tuple[str, ...]:
         if lines and not has_mark and text_width(joined, 11) <= width:
             lines[-1] = joined
         else:
-            lines.append(cut_text(note, _fitting(width + 2 * _EDGE, 11)))
+            lines += textwrap.wrap(note, _fitting(width + 2 * _EDGE, 11))
     return tuple(lines)
 
 
@@ -558,9 +558,14 @@ def _move_apart(places: Sequence[float], room: float, low: float, high: float) -
 
 def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
     yield from _draw_head(panel, top)
-    colours = {} if panel.is_boolean else _state_colours(panel)
-    if not panel.is_boolean:
-        yield from _draw_state_names(colours, layout, top)
+    colours = _state_colours(panel)
+    for line in _legend(panel, layout.right - layout.left):
+        for x, state in line:
+            at = layout.left + x
+            yield svg("rect", x=_number(at), y=top + 2, width=10, height=10, fill=colours[state])
+            name = _state_name(state)
+            x_name, y = _number(at + 14), top + 11
+            yield svg("text", name, x=x_name, y=y, font_size=11, fill_opacity=_FAINT)
         top += _ROW
     for place, row in enumerate(panel.rows):
         y = top + _ROW * place
@@ -576,70 +581,71 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
         base = f"M{_number(layout.left)},{_number(y + 17)}H{_number(layout.right)}"
         yield svg("path", d=base, stroke="currentColor", stroke_opacity=0.13)
         for span in row.spans:
-            yield _draw_span(span, row.place, colours, panel.is_boolean, layout, y)
+            if panel.is_boolean:
+                fill = None if span.state == SEVERAL else colour(row.place)
+            else:
+                fill = colours.get(span.state)
+            yield from _draw_span(span, fill, panel.is_boolean, layout, y)
 
 
 def _draw_span(
-    span: Span, place: int, colours: dict[str, str], is_boolean: bool, layout: _Layout, y: float
-) -> str:
+    span: Span, fill: str | None, is_boolean: bool, layout: _Layout, y: float
+) -> Iterator[str]:
+    """Draw a state; one without a colour is grey."""
     ends = layout.x(np.array([span.start, span.end], np.int64))
     x, width = float(ends[0]), max(float(ends[1] - ends[0]), 0.8)
-    several = span.state == SEVERAL
-    is_false = is_boolean and span.state == "false"
-    fill = (
-        "currentColor"
-        if several
-        else colour(place)
-        if is_boolean
-        else colours.get(span.state, "currentColor")
+    name = "several states" if span.state == SEVERAL else _label(span.state)
+    height = 2 if is_boolean and span.state == "false" else 14
+    yield svg(
+        "rect",
+        "",
+        svg("title", f"{name}, from {format_moment(span.start, layout.figure.zone)}"),
+        x=_number(x),
+        y=_number(y + 17 - height),
+        width=_number(width),
+        height=height,
+        fill=fill or "currentColor",
+        fill_opacity=0.9 if fill else 0.3,
     )
-    name = "several states" if several else span.state
-    told = svg("title", _label(f"{name}, from {format_moment(span.start, layout.figure.zone)}"))
-    height = 2 if is_false else 14
-    text = ""
-    if not is_boolean and not several and text_width(span.state, 11) + 8 <= width:
-        text = svg(
-            "text",
-            _label(span.state),
-            x=_number(x + 4),
-            y=_number(y + 14),
-            font_size=11,
-            fill="#ffffff",
-        )
-    opacity = 0.35 if fill == "currentColor" else 0.9
-    return (
-        svg(
-            "rect",
-            "",
-            told,
-            x=_number(x),
-            y=_number(y + 17 - height),
-            width=_number(width),
-            height=height,
-            fill=fill,
-            fill_opacity=opacity,
-        )
-        + text
-    )
+    if not is_boolean and span.state != SEVERAL and text_width(name, 11) + 8 <= width:
+        ink = "#ffffff" if fill else "currentColor"
+        yield svg("text", name, x=_number(x + 4), y=_number(y + 14), font_size=11, fill=ink)
+
+
+def _count_states(panel: Panel) -> Counter[str]:
+    counts = Counter(span.state for row in panel.rows for span in row.spans)
+    counts.pop(SEVERAL, None)
+    return counts
 
 
 def _state_colours(panel: Panel) -> dict[str, str]:
     """Return the colours of the most frequent states, by name; the others are grey."""
-    counts = Counter(span.state for row in panel.rows for span in row.spans)
-    counts.pop(SEVERAL, None)
+    if panel.is_boolean:
+        return {}
+    counts = _count_states(panel)
     frequent = sorted(counts, key=lambda state: (-counts[state], state))[: len(COLOURS)]
     return {state: colour(place) for place, state in enumerate(sorted(frequent))}
 
 
-def _draw_state_names(colours: dict[str, str], layout: _Layout, top: float) -> Iterator[str]:
-    x = layout.left
-    for state, fill in colours.items():
-        name = cut_text(_label(state), 20)
-        width = text_width(name, 11) + 26
-        if x + width > layout.right:
-            return
-        yield svg("rect", x=_number(x), y=_number(top + 2), width=10, height=10, fill=fill)
-        yield svg(
-            "text", name, x=_number(x + 14), y=_number(top + 11), font_size=11, fill_opacity=_FAINT
-        )
-        x += width
+def _note_grey(panel: Panel) -> Iterator[str]:
+    known = len(_count_states(panel))
+    if known > len(COLOURS) and not panel.is_boolean:
+        yield f"{panel.title}: the {len(COLOURS)} most frequent of {known:,} states have colours"
+
+
+def _state_name(state: str) -> str:
+    return cut_text(_label(state), 20)
+
+
+def _legend(panel: Panel, width: float) -> list[list[tuple[float, str]]]:
+    """Return the lines of a legend: where each state with a colour is in its line."""
+    lines: list[list[tuple[float, str]]] = []
+    x = width
+    for state in _state_colours(panel):
+        size = text_width(_state_name(state), 11) + 26
+        if x + size > width:
+            lines.append([])
+            x = 0.0
+        lines[-1].append((x, state))
+        x += size
+    return lines

@@ -23,7 +23,7 @@ from pyspark_tseries.chart.figure import (
     Row,
     show_number,
 )
-from pyspark_tseries.chart.ticks import TimeAxis, number_axis, time_axis
+from pyspark_tseries.chart.ticks import TimeAxis, fit_time_axis, number_axis
 from pyspark_tseries.model.arrays import Int64Array
 
 _BRAILLE: Final = 0x2800
@@ -63,7 +63,7 @@ def draw_text(figure: Figure, style: Style) -> str:
     panels = list(figure.panels if style.has_colours else _divide(figure))
     left = min(max(_label_width(panel, style) for panel in panels), style.width // 3)
     columns = max(style.width - left - 2, _MIN_COLUMNS)
-    times = _fit_times(figure, columns)
+    times = fit_time_axis(figure.low, figure.high, figure.zone, columns, len)
     lines = title
     for panel in panels:
         lines += _draw_panel(panel, times, style, left, columns)
@@ -271,15 +271,6 @@ def _state_cells(row: Row, times: TimeAxis, style: Style, columns: int, is_boole
 
 
 # -- times -----------------------------------------------------------------------------------------
-
-
-def _fit_times(figure: Figure, columns: int) -> TimeAxis:
-    for room in (8, 12, 17, 10_000):
-        most = max(1, columns // room)
-        times = time_axis(figure.low, figure.high, figure.zone, most)
-        if all(len(tick.label) + 2 <= columns / most for tick in times.ticks):
-            break
-    return times
 
 
 def _draw_times(times: TimeAxis, style: Style, left: int, columns: int) -> Iterator[str]:

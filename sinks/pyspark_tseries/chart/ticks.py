@@ -6,7 +6,7 @@ two odd days of a year they are where they belong.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -192,6 +192,19 @@ def time_axis(low: int, high: int, zone: str | None, most: int) -> TimeAxis:
     starts = [us for us in buckets.between(low, high).tolist() if low <= us <= high]
     ticks = tuple(_label(starts, buckets, clock))
     return TimeAxis(low, high, ticks, "UTC" if clock is None else str(zone))
+
+
+def fit_time_axis(
+    low: int, high: int, zone: str | None, room: float, width_of: Callable[[str], float]
+) -> TimeAxis:
+    """Return the axis with as many ticks as there is room for their labels beside each other."""
+    most = max(1, int(room // width_of("00:00   ")))
+    while True:
+        axis = time_axis(low, high, zone, most)
+        widest = max((width_of(f"{tick.label}  ") for tick in axis.ticks), default=0)
+        if most == 1 or widest * most <= room:
+            return axis
+        most -= 1
 
 
 def _find_buckets(low: int, high: int, zone: str | None, most: int) -> Buckets:

@@ -281,6 +281,16 @@ def test_a_state_lasts_until_the_next_event_and_a_null_is_none():
     assert {"on", "off"} <= set(texts(chart))
 
 
+def test_of_many_states_eight_have_colours_and_a_name_above_and_a_note_says_so():
+    names = [f"state {i}" for i in (*range(12), *range(8))]
+    chart = result(names).chart(width=300)
+    assert "v: the 8 most frequent of 12 states have colours" in " ".join(texts(chart))
+    boxes = [r.get("fill") for r in parse(chart).iter(f"{SVG}rect") if r.get("width") == "10"]
+    assert boxes == list(COLOURS)
+    places = {(n.get("x"), n.get("y")) for n in parse(chart).iter(f"{SVG}text")}
+    assert len(places) == len(texts(chart))
+
+
 def test_of_many_short_states_a_pixel_says_that_it_has_several():
     chart = result([i % 2 == 0 for i in range(20_000)]).chart()
     assert len(chart.figure.panels[0].rows[0].spans) < 3
@@ -344,8 +354,9 @@ def test_what_cannot_be_drawn_is_refused_with_what_can():
     alone = QueryResult(made.table.select(["v"]), 1)
     with pytest.raises(InvalidQuery, match="a chart needs the column timestamp"):
         alone.chart()
-    with pytest.raises(InvalidQuery, match="accepted: none: no column has numbers"):
-        QueryResult(made.table.select(["timestamp", "many"]), 1).chart()
+    for names in (["timestamp", "many"], ["timestamp"]):
+        with pytest.raises(InvalidQuery, match="the result has no column that a chart can draw"):
+            QueryResult(made.table.select(names), 1).chart()
 
 
 @pytest.mark.parametrize(
