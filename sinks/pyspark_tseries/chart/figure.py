@@ -203,6 +203,7 @@ class Shape:
         ends: returns the ends of buckets from their starts; None for events.
         bands: the columns whose line lies between two others: their minimum and maximum.
         left_out: the number of events beyond the query's limit.
+        zone: the time zone of a chart that names none; None for UTC.
     """
 
     group: str | None
@@ -210,6 +211,7 @@ class Shape:
     ends: Callable[[Int64Array], Int64Array] | None = None
     bands: Mapping[str, tuple[str, str]] | None = None
     left_out: int = 0
+    zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,7 +314,7 @@ class BucketResult:
             self._shape,
             columns=columns,
             max_series=max_series,
-            timezone=self.query.buckets.zone if timezone is None else timezone,
+            timezone=timezone,
             units=units,
             title=title,
             width=width,
@@ -326,7 +326,8 @@ class BucketResult:
     def _shape(self) -> Shape:
         names = self.table.column_names
         bands = find_bands(self.query.named)
-        return Shape(names[0], tuple(names[2:]), self.query.buckets.ends, bands)
+        buckets = self.query.buckets
+        return Shape(names[0], tuple(names[2:]), buckets.ends, bands, zone=buckets.zone)
 
     def _repr_html_(self) -> str:
         return render_html(self.table, len(self), self._shape, "bucket")

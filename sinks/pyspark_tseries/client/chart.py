@@ -116,7 +116,7 @@ def make_chart(
     wanted = Wanted(
         columns=_parse_columns(columns),
         most_series=most,
-        zone=parse_zone(timezone),
+        zone=shape.zone if timezone is None else parse_zone(timezone),
         units=_check_units(units or {}, shape),
         longest_gap=_parse_gap(longest_gap),
         title=title,
