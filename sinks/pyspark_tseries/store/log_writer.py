@@ -55,15 +55,22 @@ def capture_entry(
 
 
 def write_checkpoint(location: Location, version: int) -> None:
-    """Write a checkpoint of `version`; sync it before it becomes visible."""
+    """Write a checkpoint of `version`; sync it before it becomes visible.
+
+    If another store is put at the path meanwhile, such as an older copy of this one, it gets none.
+    """
     log = location.file(_LOG_DIRECTORY)
-    with shadow_log(location, version) as copy:
+    entry = location.identity(entry_path(location, version))
+    # The shadow is in the store: it goes, or moves, with the store's directory.
+    with shadow_log(location, version, elsewhere=False) as copy:
         DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
         made = os.path.join(copy, _LOG_DIRECTORY)
         names = [name for name in os.listdir(made) if not os.path.exists(os.path.join(log, name))]
         parts = [name for name in names if _NUMBERED.fullmatch(name)]
         _mark_checkpoint(location, made, parts)
         sync(os.path.join(made, name) for name in [*parts, LAST_CHECKPOINT])
+        if location.identity(entry_path(location, version)) != entry:
+            return
         for names in (parts, [LAST_CHECKPOINT]):
             for name in names:
                 os.replace(os.path.join(made, name), os.path.join(log, name))
@@ -171,10 +178,13 @@ def remove_shadows(location: Location, before_us: int) -> None:
 
 
 @contextlib.contextmanager
-def shadow_log(location: Location, version: int, without: Collection[str] = ()) -> Iterator[str]:
+def shadow_log(
+    location: Location, version: int, without: Collection[str] = (), *, elsewhere: bool = True
+) -> Iterator[str]:
     """Yield a directory with a copy of the log from its last checkpoint to `version`.
 
-    Leave out log files with the names `without`.
+    Leave out log files with the names `without`. If the store cannot be written, the directory is
+    outside of it, unless `elsewhere` is False.
     """
     name = f"{secrets.token_hex(8)}.shadow"
     copy = location.file("_tseries", "staging", name)
@@ -182,6 +192,8 @@ def shadow_log(location: Location, version: int, without: Collection[str] = ()) 
         location.make_directories(copy)
     except OSError:
         # The store is read-only, or missing; if it is missing, listing its log fails below.
+        if not elsewhere:
+            raise
         copy = os.path.join(tempfile.gettempdir(), f"tseries-{name}")
         os.makedirs(copy)
     try:

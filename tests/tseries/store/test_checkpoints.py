@@ -120,6 +120,35 @@ def test_a_store_at_the_path_of_one_that_was_removed_gets_no_checkpoint_of_that(
     assert other.verify() == []
 
 
+@pytest.mark.parametrize("away", [shutil.rmtree, lambda path: path.rename(f"{path}.away")])
+def test_an_older_copy_that_is_put_back_meanwhile_gets_no_checkpoint_of_what_it_lacks(
+    series, monkeypatch, tmp_path, away
+):
+    path, ready, go = tmp_path / "s", threading.Event(), threading.Event()
+    mark = log_writer._mark_checkpoint
+
+    def wait(location, made, parts):
+        mark(location, made, parts)
+        ready.set()
+        assert go.wait(60)
+
+    append(series, 4)
+    shutil.copytree(path, tmp_path / "backup")
+    monkeypatch.setattr(log_writer, "_mark_checkpoint", wait)
+    append(series, INTERVAL - 4)
+    assert ready.wait(60)
+    away(path)
+    shutil.copytree(tmp_path / "backup", path)
+    go.set()
+    wait_for_checkpoints()
+    assert DeltaTable(path).version() == 4
+    Store.forget_all()
+    again = TimeSeries.open(path, "me", auto_compact=False)
+    assert last_checkpoint(again) == -1
+    assert len(again.range_query().select_from("a")) == 4
+    assert again.verify() == []
+
+
 def test_a_disk_that_takes_no_checkpoint_fails_no_commit(series, monkeypatch):
     def write(location, version):
         raise OSError(28, "No space left on device")
