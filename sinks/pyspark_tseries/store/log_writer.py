@@ -63,9 +63,10 @@ def write_checkpoint(location: Location, version: int) -> None:
     entry = location.identity(entry_path(location, version))
     # The shadow is in the store: it goes, or moves, with the store's directory.
     with shadow_log(location, version, elsewhere=False) as copy:
-        DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
         made = os.path.join(copy, _LOG_DIRECTORY)
-        names = [name for name in os.listdir(made) if not os.path.exists(os.path.join(log, name))]
+        copied = set(os.listdir(made))  # Maintenance may remove these from the log meanwhile.
+        DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
+        names = [name for name in os.listdir(made) if name not in copied]
         parts = [name for name in names if _NUMBERED.fullmatch(name)]
         _mark_checkpoint(location, made, parts)
         sync(os.path.join(made, name) for name in [*parts, LAST_CHECKPOINT])

@@ -120,6 +120,21 @@ def test_a_store_at_the_path_of_one_that_was_removed_gets_no_checkpoint_of_that(
     assert other.verify() == []
 
 
+def test_entries_that_are_removed_meanwhile_do_not_come_back(series, monkeypatch):
+    log, mark = Path(series._store.root) / "_delta_log", log_writer._mark_checkpoint
+
+    def remove(location, made, parts):
+        for version in range(INTERVAL - 1):
+            (log / f"{version:020d}.json").unlink(missing_ok=True)
+        mark(location, made, parts)
+
+    append(series, INTERVAL - 1)
+    monkeypatch.setattr(log_writer, "_mark_checkpoint", remove)
+    write_checkpoint(series._store.location, INTERVAL - 1)
+    assert [file.name for file in log.glob("*.json")] == [f"{INTERVAL - 1:020d}.json"]
+    assert len(list(log.glob("*.checkpoint.parquet"))) == 1
+
+
 @pytest.mark.parametrize("away", [shutil.rmtree, lambda path: path.rename(f"{path}.away")])
 def test_an_older_copy_that_is_put_back_meanwhile_gets_no_checkpoint_of_what_it_lacks(
     series, monkeypatch, tmp_path, away
