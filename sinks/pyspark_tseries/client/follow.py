@@ -52,7 +52,7 @@ from pyspark_tseries.store.store import Store
 MAX_EVENTS: Final = 50_000
 """The most events that a follower holds; the initial events of one series may be more."""
 
-CATCH_UP_BYTES: Final = 64 * 1024 * 1024
+CATCH_UP_BYTES: Final = 32 * 1024 * 1024
 CATCH_UP_BATCHES: Final = 20
 """A follower that catches up holds this much, or `MAX_EVENTS` this many times if that is less.
 

@@ -61,6 +61,7 @@ STEPS = st.one_of(
     st.tuples(st.just("erase"), SERIES, st.sets(st.integers(0, 9), min_size=1, max_size=3)),
     st.tuples(st.just("retain"), st.sampled_from(RETAINED)),
     *[st.tuples(st.just("remember"))] * 2,
+    *[st.tuples(st.just("look"))] * 2,
     st.tuples(st.sampled_from(["compact", "merge", "vacuum", "optimize", "reopen"])),
 )
 PROGRAMS = st.lists(STEPS, min_size=2, max_size=12)
@@ -281,6 +282,14 @@ class RawStore:
         time.sleep(0.001)
         self.moments.append(Moment(micros(datetime.now(UTC)), self.commit(), self.losses))
         time.sleep(0.001)
+
+    def look(self):
+        """Asks, so that the client keeps something of this commit."""
+        client = self.client
+        client.latest(count=2)
+        client.latest("a")
+        client.range_query().every("1 hour").aggregate(n="sum").select_from()
+        client.sql("SELECT count(*) FROM events").fetchall()
 
     # -- what is there -----------------------------------------------------------------------------
 

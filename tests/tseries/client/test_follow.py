@@ -455,59 +455,79 @@ FOLLOW = textwrap.dedent("""
 """)
 
 
+APPEND = textwrap.dedent("""
+    import sys, time
+    from pyspark_tseries import TimeSeries
+    store = TimeSeries.open(sys.argv[1], "me", auto_compact=False)
+    for n in range(40, 1_000_000):
+        rows = [{"series": name, "x": n} for name in "ab" for _ in range(1 + n % 4)]
+        store.append_many(rows)
+        if n % 7 == 0:
+            store.edit("a", n // 2, n)
+        if n % 20 == 0:
+            store.compact()
+        time.sleep(0.02)
+""")
+
+
+def kill_after_progress(command, progress, chance):
+    """Starts a process, and kills it some time after `progress()` has changed."""
+    before, until = progress(), time.monotonic() + 90
+    child = subprocess.Popen(command)
+    try:
+        while progress() == before:
+            assert time.monotonic() < until
+            assert child.poll() is None
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.3)
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+
+
 def run_with_kills(store, tmp_path, kills, chance):
-    """A follower in another process, killed `kills` times while this one appends."""
+    """A follower and an appender in other processes, each killed `kills` times."""
     path, saved = store._store.root, tmp_path / "saved.json"
     for n in range(40):
         store.append_many([{"series": name, "x": n} for name in "abc"])
     last = 1_000_000
-    ended = threading.Event()
+    followed = [sys.executable, "-c", FOLLOW, path, str(saved), str(last)]
+    appended = [sys.executable, "-c", APPEND, path]
 
-    def write():
-        n = 40
-        while not ended.is_set():
-            store.append_many([{"series": name, "x": n} for name in "ab" for _ in range(1 + n % 4)])
-            if n % 20 == 0:
-                store.edit("a", n // 2, n)
-                compact(path)
-            n += 1
-            time.sleep(0.02)
-        store.append("b", last)
+    def size():
+        return saved.stat().st_size if saved.exists() else 0
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    command = [sys.executable, "-c", FOLLOW, path, str(saved), str(last)]
-    try:
-        for _ in range(kills):
-            size = saved.stat().st_size if saved.exists() else 0
-            child = subprocess.Popen(command)
-            until = time.monotonic() + 60
-            while not saved.exists() or saved.stat().st_size == size:
-                assert time.monotonic() < until
-                assert child.poll() is None
-                time.sleep(0.01)
-            time.sleep(chance.random() * 0.2)
-            os.kill(child.pid, signal.SIGKILL)
-            child.wait()
-    finally:
-        ended.set()
-        writer.join()
-    subprocess.run(command, check=True, timeout=120)
+    def commit():
+        return Store.open(path).snapshot().metadata.commit
+
+    appender = threading.Thread(
+        target=lambda: [
+            kill_after_progress(appended, commit, random.Random(n)) for n in range(kills)
+        ]
+    )
+    appender.start()
+    for _ in range(kills):
+        kill_after_progress(followed, size, chance)
+    appender.join()
+    store.append("b", last)
+    subprocess.run(followed, check=True, timeout=120)
     got = [tuple(key) for key in json.loads(saved.read_text())["got"]]
     table = store.range_query().for_edits().select_from(["a", "b"]).to_arrow()
     pairs = zip(*(table[name].to_pylist() for name in ("series", "sequence")), strict=True)
     stored = list(pairs)
+    assert len(stored) > 82
     assert len(got) == len(set(got))
     assert set(got) == set(stored)
     for name in "ab":
         mine = [key for key in got if key[0] == name]
         assert mine == sorted(mine)
+    assert store.verify() == []
 
 
-def test_follower_that_is_killed_loses_and_doubles_nothing(store, tmp_path):
+def test_follower_and_appender_that_are_killed_lose_and_double_nothing(store, tmp_path):
     run_with_kills(store, tmp_path, 2, random.Random(7))
 
 
 @pytest.mark.soak
-def test_follower_that_is_killed_often_loses_and_doubles_nothing(store, tmp_path):
+def test_follower_and_appender_that_are_killed_often_lose_and_double_nothing(store, tmp_path):
     run_with_kills(store, tmp_path, 40, random.Random(11))
