@@ -308,8 +308,21 @@ def _read_live(task: Delivery) -> pa.Table:
     # The range may end within the next commit.
     commits = task.start.commit + 1, task.end.commit + 1
     wanted = filter_after(task.start) & filter_up_to(task.end)
-    row_filter = RowFilter(task.choice.names, task.key_range, commits=commits)
+    row_filter = RowFilter(task.choice.names, _find_live_keys(task), commits=commits)
     return keep_chosen(_read_rows(task, task.files, row_filter, wanted), task.choice)
+
+
+def _find_live_keys(task: Delivery) -> KeyRange:
+    """Return the keys that a task may have: of a part of one large commit, those of that part."""
+    start, end, keys = task.start, task.end, task.key_range
+    if end.after is None or start.commit != end.commit:
+        return keys
+    last = _next_key(end.after)
+    last = last if keys.end is None else min(last, keys.end)
+    if start.after is None:
+        return KeyRange(keys.first, last)
+    first = _next_key(start.after)
+    return KeyRange(first if keys.first is None else max(first, keys.first), last)
 
 
 def keep_chosen(rows: pa.Table, choice: SeriesChoice) -> pa.Table:

@@ -529,5 +529,6 @@ def test_follower_and_appender_that_are_killed_lose_and_double_nothing(store, tm
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_follower_and_appender_that_are_killed_often_lose_and_double_nothing(store, tmp_path):
-    run_with_kills(store, tmp_path, 40, random.Random(11))
+    run_with_kills(store, tmp_path, 20, random.Random(11))
