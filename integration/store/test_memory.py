@@ -14,7 +14,7 @@ from pyspark_tseries import TimeSeries
 ROWS, SERIES, NOTE = 1_000_000, 500, 600
 """Of the huge series, and of all others together; the bytes of a note."""
 
-LIMIT = 600 * 1024 * 1024
+LIMIT = 800 * 1024 * 1024
 """What a question may take beyond the client that was opened; the events take 1.4 GB."""
 
 BEGIN = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
