@@ -3,7 +3,7 @@
 A row alone decides what a policy does, counts and fills: nothing else compares a policy's name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
@@ -156,3 +156,8 @@ LEAVE_OUT_POLICIES: Final = {
     name: action for name, action in STORE_POLICIES.items() if action.moves is None
 }
 """The same for rows that no other time or place makes right: too far ahead, without an original."""
+
+
+def name_any(names: Iterable[str]) -> str:
+    """Return names for a message: each in quotes, with "or" between them."""
+    return " or ".join(f"'{name}'" for name in names)

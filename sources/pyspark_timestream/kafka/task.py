@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import TICK_US, Instants, Mask, format_instant
-from pyspark_timestream.core.policies import POLICIES
+from pyspark_timestream.core.policies import FUTURE_POLICIES, POLICIES, Action, name_any
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError, ViolationFound
 from pyspark_timestream.kafka.decode.payload import (
     ProcessedBlock,
@@ -280,11 +280,12 @@ def _fail_on_violation(options: KafkaOptions, processed: ProcessedBlock) -> None
     where = processed.locate(failure.index)
     cti = "none yet" if failure.cti_us is None else format_instant(failure.cti_us)
     if failure.kind == "future":
+        others = (name for name, policy in FUTURE_POLICIES.items() if policy.action != Action.FAIL)
         raise ViolationFound(
             f"{where}: the event has event time {format_instant(failure.event_us)}, which is "
             "further after its record's timestamp than option 'maxFuture' allows, and option "
-            "'futurePolicy' is 'fail'; correct the clock of its writer, or use 'drop' or 'keep' "
-            "to go on"
+            f"'futurePolicy' is '{options.future_policy}'; correct the clock of its writer, or use "
+            f"{name_any(others)} to go on"
         )
     if failure.kind == "mark":
         what = f"mark in header '{options.cti_header}' cannot be read"
@@ -292,10 +293,10 @@ def _fail_on_violation(options: KafkaOptions, processed: ProcessedBlock) -> None
         what = f"event is malformed ({_describe_expected(options)})"
     else:
         what = f"event has event time {format_instant(failure.event_us)}, before"
-    going_on = " or ".join(f"'{name}'" for name, policy in POLICIES.items() if not policy.fails)
+    others = (name for name, policy in POLICIES.items() if not policy.fails)
     raise ViolationFound(
         f"{where}: the {what}; the CTI in force is {cti}, and option 'violationPolicy' is "
-        f"'{options.policy}'; use {going_on} to go on, or a larger 'ctiDelay'"
+        f"'{options.policy}'; use {name_any(others)} to go on, or a larger 'ctiDelay'"
     )
 
 

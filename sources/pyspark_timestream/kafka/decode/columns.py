@@ -3,12 +3,12 @@
 The rules are semantics 1.2, 13.1, 13.2, 13.11 and 13.12.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
 
-from pyspark_timestream.core.policies import KINDS, POLICIES
+from pyspark_timestream.core.policies import KINDS, POLICIES, name_any
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.decode.records import METADATA, Projection, list_time_sources
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -227,16 +227,10 @@ def _name_policies(column: str, shape: str) -> str:
         for other in KINDS
     }
     if by_shape[shape]:
-        return f"option 'violationPolicy' = {_name_any(by_shape[shape])}"
+        return f"option 'violationPolicy' = {name_any(by_shape[shape])}"
     shapes = [other for other, names in by_shape.items() if names]
     policies = dict.fromkeys(name for other in shapes for name in by_shape[other])
-    return (
-        f"options 'violationPolicy' = {_name_any(policies)} and 'eventShape' = {_name_any(shapes)}"
-    )
-
-
-def _name_any(texts: Iterable[str]) -> str:
-    return " or ".join(f"'{text}'" for text in texts)
+    return f"options 'violationPolicy' = {name_any(policies)} and 'eventShape' = {name_any(shapes)}"
 
 
 def _check_metadata(options: KafkaOptions, column: pa.Field, name: str) -> str:
