@@ -217,8 +217,7 @@ def _rollup(path: Location, asked: argparse.Namespace) -> int:
         else parse_argument("retained_range", asked.retained_range),
     )
     author = author_or_user(asked.author)
-    with named_failures(into):
-        done = rollup(Store.open(path), into, options, author, progress=_tell_progress)
+    done = rollup(Store.open(path), into, options, author, progress=_tell_progress)
     what = "no commit" if done.covered < 0 else f"commit {done.covered}"
     print(f"buckets: {done.added} added, {done.edited} edited, up to {what} of '{path.root}'")
     if done.left:

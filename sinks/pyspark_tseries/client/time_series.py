@@ -500,15 +500,14 @@ class TimeSeries(Questions):
         if retained_range is not None:
             retained = parse_argument("retained_range", retained_range)
         asked = RollupOptions(every, aggregates, timezone, origin, retained)
-        with named_failures(location):
-            return rollup(
-                self._store,
-                location,
-                asked,
-                self._author,
-                synced=self._synced,
-                auto_compact=self._auto_compact,
-            )
+        return rollup(
+            self._store,
+            location,
+            asked,
+            self._author,
+            synced=self._synced,
+            auto_compact=self._auto_compact,
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the facts of the store."""

@@ -1,1 +1,1 @@
-"""Care of a store: compaction, automatic maintenance, verification, repair, description."""
+"""Care of a store: compaction, automatic maintenance, verification, repair, description, rollups."""

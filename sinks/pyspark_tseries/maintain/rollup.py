@@ -168,12 +168,14 @@ def rollup(
     """
     source.refresh()
     AccessCheck(source.settings.policy, author).require_query(Query())
-    target, settings = _open_rollup(source, into, asked)
+    with named_failures(into, is_new=True):
+        target, settings = _open_rollup(source, into, asked)
     counts = _Counts()
     for attempt in range(target.retrying.commits):
         run = _Run(source, target, settings, author, counts, synced=synced, progress=progress)
         try:
-            covered = run.run()
+            with named_failures(into):
+                covered = run.run()
         except (_Overtaken, ReplayDiffers):
             target.retrying.pause(attempt)
             continue
@@ -227,8 +229,7 @@ def _create_rollup(source: Store, into: Location, asked: RollupOptions) -> Store
     settings = _parse_settings(source, asked)
     values = [new_value_field(field) for field in settings.values(pa.schema(source.values))]
     retained = asked.retained or UNLIMITED
-    with named_failures(into, is_new=True):
-        return Store.create(into, values, retained, others={PROPERTY: settings.to_json()})
+    return Store.create(into, values, retained, others={PROPERTY: settings.to_json()})
 
 
 def _parse_settings(

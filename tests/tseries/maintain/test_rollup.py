@@ -475,6 +475,10 @@ def test_a_store_that_is_no_rollup_or_of_another_source_is_refused(source, tmp_p
         source.rollup(tmp_path / "o", "1 hour", {"n": "sum"})
     with pytest.raises(StoreMismatch, match="is the rollup of another store"):
         other.rollup(tmp_path / "r")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "of_others.parquet").write_bytes(b"...")
+    with pytest.raises(UnusableStore, match="of_others"):
+        roll(source, tmp_path / "data")
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(NoSuchStore):
         source.rollup(tmp_path / "r")
