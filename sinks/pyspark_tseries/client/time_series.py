@@ -49,6 +49,7 @@ from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.rollup import RollupOptions, RollupResult, rollup
 from pyspark_tseries.maintain.verify import describe, verify
+from pyspark_tseries.maintain.widen import widen_columns
 from pyspark_tseries.model.columns import INSTANT, is_valid_text, type_name
 from pyspark_tseries.model.commits import is_maintenance_due
 from pyspark_tseries.model.damage import Finding
@@ -62,6 +63,7 @@ from pyspark_tseries.model.ranges import (
     show_value,
     to_whole,
 )
+from pyspark_tseries.model.widening import fits
 from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.failures import explain_failure, named_failures
@@ -596,12 +598,14 @@ class TimeSeries(Questions):
         known = {field.name.lower(): field for field in self._store.values}
         for field in wanted:
             there = known.get(field.name.lower(), field)
-            if there.type != field.type:
+            if not fits(field.type, there.type):
                 raise IncompatibleValue(
                     f"column '{there.name}' is there as {type_name(there.type)}, and cannot be "
                     f"added as {type_name(field.type)}",
                     "names that the store lacks",
-                    "take another name",
+                    "make it wider with widen_columns"
+                    if fits(there.type, field.type)
+                    else "take another name",
                 )
         add_columns(self._store, wanted)
         _check_columns(self._store, wanted)  # Another client may have added one at the same time.
@@ -636,6 +640,34 @@ class TimeSeries(Questions):
                     "correct it",
                 )
         set_units(self._store, units)
+
+    def widen_columns(
+        self,
+        columns: pa.Schema | Mapping[str, pa.DataType],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Give value columns wider types: int to long, float to double, structs with more fields.
+
+        Every stored value stays equal, and writers and readers go on meanwhile; semantics 35.4 has
+        the types, and what others see. This copies all files with a column of another type than
+        before, so the store takes up to twice its room for an hour; new fields of structs need no
+        copies, except inside maps. A call that was killed can be repeated, and goes on from where
+        it was.
+
+        Args:
+            columns: the whole new types of the columns that change.
+            progress: is called after each file with the bytes of files done so far, and of all.
+
+        Raises:
+            IncompatibleValue: the store lacks a column, or its new type does not hold every value
+                of the present one; the error names the next step.
+            PermissionDenied: the store has a policy, and the author is not an owner.
+            StoreBusy: other writers won every attempt.
+        """
+        wanted = new_value_fields(parse_schema(columns))
+        self._store.refresh()
+        widen_columns(self._store, wanted, principal=self._author, progress=progress)
+        self._staged = staged_schema(self._store.values)
 
     def compact(self) -> CompactionResult:
         """Cluster the files by series and remove events out of the retained range.
@@ -740,11 +772,14 @@ class TimeSeries(Questions):
         cells = self._check_values(value)
         metadata = (pa.array([series]), pa.array([stamp], INSTANT), pa.nulls(1, pa.string()))
         fields = list(self._staged)[4:]
-        columns = [
-            *metadata,
-            pa.array([original], pa.int64()),
-            *(convert_value(cell, field) for cell, field in zip(cells, fields, strict=True)),
-        ]
+        try:
+            values = list(map(convert_value, cells, fields))
+        except IncompatibleValue:
+            if not self._update_columns():
+                raise
+            cells, fields = self._check_values(value), list(self._staged)[4:]
+            values = list(map(convert_value, cells, fields))
+        columns = [*metadata, pa.array([original], pa.int64()), *values]
         rows = pa.Table.from_arrays(columns, schema=self._staged)
         batch = Batch(rows, "fail", self._author, future=future, expected=expected)
         try:
@@ -768,9 +803,15 @@ class TimeSeries(Questions):
 
     def _check_values(self, value: Any) -> list[Any]:
         if isinstance(value, Mapping) and not set(value) <= set(self._staged.names[4:]):
-            self._store.refresh()  # Another writer may have added a column.
-            self._staged = staged_schema(self._store.values)
+            self._update_columns()
         return parse_values(self._staged.names[4:], self._only, value)
+
+    def _update_columns(self) -> bool:
+        """Take the columns that other writers have added or widened; return whether they have."""
+        before = self._staged
+        self._store.refresh()
+        self._staged = staged_schema(self._store.values)
+        return bool(self._staged != before)
 
     def _view(self) -> View:
         with named_failures(self._store.location):
@@ -790,13 +831,16 @@ def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -
 def _check_columns(store: Store, wanted: list[pa.Field]) -> None:
     known = {field.name: field.type for field in store.values}
     for field in wanted:
-        if known.get(field.name) != field.type:
+        if field.name not in known or not fits(field.type, known[field.name]):
             there = ", ".join(f"{name} {type_name(kind)}" for name, kind in known.items())
+            way = "add the column with add_columns"
+            if field.name in known and fits(known[field.name], field.type):
+                way = "make it wider with widen_columns"
             raise IncompatibleValue(
                 f"the store at '{store.root}' has no column '{field.name}' "
                 f"({type_name(field.type)})",
                 there or "no value columns",
-                "name its columns, add the column with add_columns, or take another path",
+                f"name its columns, {way}, or take another path",
             )
 
 

@@ -190,7 +190,9 @@ class Merge:
     """One attempt to rewrite files: its input files, the state of their series, its output.
 
     Events of commits later than `latest_us` stay, and all events unless all files of the store are
-    chosen. `change` converts the events of each key range; it neither drops nor adds any.
+    chosen. `change` converts the events of each key range; it neither drops nor adds any. `group`
+    has the id of the new files and the number of the first; None draws an id. Their footers keep
+    `notes`.
     """
 
     def __init__(
@@ -200,10 +202,13 @@ class Merge:
         chosen: Sequence[DataFile],
         latest_us: int,
         change: Callable[[pa.Table], pa.Table] | None = None,
+        *,
+        group: tuple[int, int] | None = None,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
-        self._store, self._change = store, change
+        self._store, self._change, self._notes = store, change, notes
         self._location, self._chosen, self._snapshot = store.location, chosen, snapshot
-        self._group = store.new_id()
+        self._group, self._first = (store.new_id(), 0) if group is None else group
         self._schema = file_schema(snapshot.values)
         self._head = snapshot.index()
         self._whole = len(chosen) == len(snapshot.files)
@@ -270,7 +275,7 @@ class Merge:
             max(file.last_commit for file in self._chosen),
         )
         for number, keys in enumerate(
-            split_keys(self._samples, MAX_RANGE_BYTES, whole_series=False)
+            split_keys(self._samples, MAX_RANGE_BYTES, whole_series=False), self._first
         ):
             for kind in ("event", "edit"):
                 data = [file for file in self._chosen if file.kind == kind]
@@ -278,7 +283,9 @@ class Merge:
                 self._kept_rows += table.num_rows
                 if table.num_rows:
                     path = files.compacted_path(kind, commits, self._group, number)
-                    yield files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP)
+                    yield files.write_events(
+                        self._location, path, table, MAX_ROWS_PER_ROW_GROUP, self._notes
+                    )
 
     def _merge_range(self, data: Sequence[DataFile], keys: KeyRange) -> pa.Table:
         table = read_key_range(self._location, data, keys, self._schema, self._schema.names)

@@ -27,6 +27,7 @@ from pyspark_timestream.core.worker import (
 )
 from pyspark_timestream.errors import OptionError, wrap_methods
 from pyspark_tseries.errors import IncompatibleValue, TseriesError
+from pyspark_tseries.maintain.widen import widen_columns
 from pyspark_tseries.model.columns import (
     INSTANT,
     UNIT_KEY,
@@ -40,6 +41,7 @@ from pyspark_tseries.model.columns import (
 from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.properties import check_unchanged
+from pyspark_tseries.model.widening import fits
 from pyspark_tseries.options import (
     VIEW,
     ReadOptions,
@@ -261,7 +263,7 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
         )
         plan = plan_rows(incoming, options, store.values)
     if store.values != [field for _, field in plan.values]:
-        add_columns(store, [field for _, field in plan.values])
+        _merge_columns(store, [field for _, field in plan.values])
         plan = plan_rows(incoming, options, store.values)
     settings = store.settings
     check_unchanged("retainedRange", options.retained_range, settings.retained, store.root)
@@ -270,6 +272,15 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
     )
     freeze_objects()
     return WriteTarget(store.location, plan, options, author, principal, _optimistic_number(store))
+
+
+def _merge_columns(store: Store, wanted: list[pa.Field]) -> None:
+    """Add columns, and fields of structs, that only the incoming rows have."""
+    add_columns(store, wanted)
+    there = {field.name.lower(): field.type for field in store.values}
+    grown = [field for field in wanted if not fits(field.type, there[field.name.lower()])]
+    if grown:
+        widen_columns(store, grown, principal=None)
 
 
 def _optimistic_number(store: Store) -> OptimisticNumber:

@@ -33,7 +33,7 @@ from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.batch import Batch
 from pyspark_tseries.write.numbering import BEFORE_NEWEST, FutureLimit
-from pyspark_tseries.write.rows import RowPlan, split_ctis, stage_rows
+from pyspark_tseries.write.rows import RowPlan, cast_rows, pick_rows, split_ctis
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
     OptimisticNumber,
@@ -107,10 +107,11 @@ def _stage(
                 ctis.append(cti_us)
             if not rows.num_rows:
                 continue
-            staged = stage_rows(rows, target.plan)
+            picked = pick_rows(rows, target.plan)
             if may_come_again:
-                digest = add_digests(digest, digest_rows(staged))
-            yield staged
+                # In the query's own types: the store's may be wider when the batch comes again.
+                digest = add_digests(digest, digest_rows(picked))
+            yield cast_rows(picked, target.plan)
 
     output = write_task_output(
         target.location,

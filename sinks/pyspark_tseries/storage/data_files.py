@@ -16,7 +16,7 @@ import functools
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -593,11 +593,15 @@ class WrittenFile:
 
 
 def write_events(
-    location: Location, path: str, table: pa.Table, group_rows: int = ROWS_PER_GROUP
+    location: Location,
+    path: str,
+    table: pa.Table,
+    group_rows: int = ROWS_PER_GROUP,
+    notes: Mapping[str, str] | None = None,
 ) -> WrittenFile:
     """Write events to `path`, relative to the store, in row groups of `group_rows`.
 
-    `table` is sorted by (series, sequence) and not empty.
+    `table` is sorted by (series, sequence) and not empty; the file's footer keeps `notes`.
     """
     table = drop_empty_erasure(table)
     full = location.file(path)
@@ -614,6 +618,8 @@ def write_events(
             pq.ParquetWriter(sink, rows.schema, metadata_collector=made, **options) as writer,
         ):
             writer.write_table(rows, row_group_size=group_rows)
+            if notes:
+                writer.add_key_value_metadata(dict(notes))
             if location.is_local:
                 groups = -(-rows.num_rows // group_rows)
                 writer.add_key_value_metadata(checksum_placeholder(rows.schema, groups))

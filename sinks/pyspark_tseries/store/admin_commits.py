@@ -170,6 +170,18 @@ def set_units(store: Store, units: Mapping[str, str]) -> None:
     store.retry(attempt, store.retrying.commits)
 
 
+def allow_local_times(store: Store) -> None:
+    """Let the table have columns of the type timestamp_ntz; raise as `add_columns` does."""
+
+    def attempt() -> bool:
+        with store.commit_lock() as log:
+            log.allow_local_times()
+            store.refresh()
+        return True
+
+    store.retry(attempt, store.retrying.commits)
+
+
 def set_retained_range(store: Store, retained: RetainedRange, now_us: int, principal: str) -> None:
     """Set the store's retained range; events out of the old range do not come back.
 

@@ -5,6 +5,7 @@ it names. Only then is it linked to its own name, which fails if another client 
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -16,10 +17,10 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema, Transaction
+from deltalake import DeltaTable, Schema, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import (
     AddAction,
@@ -345,7 +346,8 @@ def unreachable_error(location: Location, done: str, error: Exception) -> Unusab
 DEFAULT_CHECKPOINT_INTERVAL: Final = 10
 """Commits from one checkpoint to the next, unless the table sets it."""
 
-_SUPPORTED_FEATURES: Final = frozenset(["appendOnly", "invariants", "timestampNtz"])
+_LOCAL_TIMES: Final = "timestampNtz"
+_SUPPORTED_FEATURES: Final = frozenset(["appendOnly", "invariants", _LOCAL_TIMES])
 """The table features that this package can write."""
 
 
@@ -555,7 +557,32 @@ class Log:
         if self.location.is_local:
             self._add_local(change, files, synced)
         else:
+            if change.metadata is not None:
+                self._change_columns_remote(change)
             self._add_remote(change)
+
+    def _change_columns_remote(self, change: Change) -> None:
+        """Set the columns in an entry of its own: Delta sets them only where it overwrites files.
+
+        The partition that it overwrites has no files.
+        """
+        assert change.metadata is not None
+        named = {name: at for name, at in change.transactions.items() if name != HEAD_TRANSACTION}
+        columns = Change(transactions=named)
+        self.table.create_write_transaction(
+            [],
+            "overwrite",
+            Schema.from_json(change.metadata["schemaString"]),
+            partition_by=["kind"],
+            partition_filters=[("kind", "=", "none")],
+            commit_properties=CommitProperties(
+                max_commit_retries=0,
+                app_transactions=[Transaction(*pair) for pair in named.items()],
+                custom_metadata={"tseries": seal_info(columns, columns.info(self._checked))},
+            ),
+            post_commithook_properties=PostCommitHookProperties(True, False),
+        )
+        self._refresh_table()
 
     def _add_remote(self, change: Change) -> None:
         # Keep Delta's own retries: only appends conflict, over the head; commits without a head
@@ -588,9 +615,12 @@ class Log:
                 self._own_entry = version + 1, change.transactions
                 break
             # Appends conflict over the head. A commit without a head may try again, unless another
-            # client has set one of its transactions or removed one of its files.
-            if any(self.transaction(name) != known for name, known in before.items()) or not (
-                gone <= set(self.paths())
+            # client has set one of its transactions or removed one of its files. One that sets the
+            # columns may not: it would undo what another client has changed there.
+            if (
+                change.metadata is not None
+                or any(self.transaction(name) != known for name, known in before.items())
+                or not (gone <= set(self.paths()))
             ):
                 raise CommitFailedError("a competing commit was first")
         self._checkpoint(version + 1)
@@ -627,6 +657,34 @@ class Log:
         """Return the paths of the table's files, relative to it, with their sizes in bytes."""
         files = pa.table(self.table.get_add_actions())
         return list(zip(*(files[name].to_pylist() for name in ("path", "size_bytes")), strict=True))
+
+    def metadata_with(self, kinds: Mapping[str, pa.DataType]) -> dict[str, Any]:
+        """Return the table's metadata for a `Change`, with other types of the columns `kinds`."""
+        known, schema = self.table.metadata(), json.loads(self.table.schema().to_json())
+        new = Schema.from_arrow(pa.schema([pa.field(*pair) for pair in kinds.items()]))
+        types = {field["name"]: field["type"] for field in json.loads(new.to_json())["fields"]}
+        for field in schema["fields"]:
+            field["type"] = types.get(field["name"], field["type"])
+        return {
+            "id": known.id,
+            "name": known.name,
+            "description": known.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps(schema, separators=(",", ":")),
+            "partitionColumns": known.partition_columns,
+            "createdTime": known.created_time,
+            "configuration": known.configuration,
+        }
+
+    def allow_local_times(self) -> None:
+        """Let the table have columns of the type timestamp_ntz; raise as `add_columns` does."""
+        feature = TableFeatures.TimestampWithoutTimezone
+        if _LOCAL_TIMES not in (self.table.protocol().writer_features or ()):
+            self._change_table(
+                lambda table: table.alter.add_feature(
+                    feature, allow_protocol_versions_increase=True
+                )
+            )
 
     def add_columns(self, fields: pa.Schema) -> None:
         """Add value columns; raise DeltaError if a competing commit was first."""

@@ -84,16 +84,25 @@ def remove_files(
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The contents of an entry of this package; `number` is that of a commit, or None."""
+    """The contents of an entry of this package.
+
+    Attributes:
+        actions: the files that it adds and removes.
+        transactions: the transactions that it sets.
+        number: the number of the commit, or None.
+        metadata: the table's new metadata, with its columns; None leaves them.
+    """
 
     actions: Sequence[FileAction] = ()
     transactions: Mapping[str, int] = field(default_factory=dict)
     number: int | None = None
+    metadata: Mapping[str, Any] | None = None
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the actions and transactions as lines of an entry."""
         named = ({"appId": name, "version": at} for name, at in self.transactions.items())
         return [
+            *([] if self.metadata is None else [{"metaData": self.metadata}]),
             *(action.to_json() for action in self.actions),
             *({"txn": transaction} for transaction in named),
         ]

@@ -15,7 +15,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -63,6 +63,9 @@ from pyspark_tseries.write.batch import (
     digest_transaction,
     is_replay,
 )
+
+COLUMNS_TRANSACTION: Final = "tseries:columns"
+"""Its version is the last commit that gave value columns wider types."""
 
 HORIZON_TRANSACTION: Final = "tseries:horizon"
 """Its version is one more than the last commit that lost events to compaction."""
@@ -133,6 +136,7 @@ class Store:
         self._last = LastIndex(self.location, self._lock)
         self._last_snapshot: tuple[DeltaTable, int, Snapshot] | None = None
         self._known_settings: tuple[Any, StoreSettings] | None = None
+        self._known_values: tuple[int, Sequence[pa.Field]] | None = None
         self._host_lock, self.retrying = host_lock, retrying
         self._shared = SharedCommits(self.append)
 
@@ -493,7 +497,14 @@ class Store:
         with working:
             us, new_id = self.read_clock(clock), self.new_id()
             context = CommitContext(
-                self.location, head_id, index, us, new_id, self.settings, snapshot
+                self.location,
+                head_id,
+                index,
+                us,
+                new_id,
+                self.settings,
+                snapshot,
+                self._widened_values(),
             )
             attempt = batch.prepare(context)
             attempts.append(attempt)
@@ -502,6 +513,18 @@ class Store:
                 raise CommitFailedError("a competing commit was first")
             self.commit_prepared(attempt, batch_transactions(batch.token, batch.digest), synced)
         return attempt
+
+    def _widened_values(self) -> Sequence[pa.Field]:
+        """Return the value columns if they have ever got wider types: rows may be made for others.
+
+        Appends call this, and the table's columns take longer to read than a small commit.
+        """
+        since = self.log.transaction(COLUMNS_TRANSACTION)
+        if since is None:
+            return ()
+        if self._known_values is None or self._known_values[0] != since:
+            self._known_values = since, self.values
+        return self._known_values[1]
 
     def _discard_lost(self, attempts: list[PreparedCommit]) -> bool:
         """Discard attempts that can no longer succeed; return whether a competing commit was first.
@@ -546,11 +569,17 @@ class Store:
             DeltaError: a competing commit was first, or has replaced one of `attempt.replaced`.
         """
         metadata, files = attempt.index.metadata, [file.path for file in attempt.written]
-        now_ms = metadata.commit_us // 1000
+        now_ms, columns = metadata.commit_us // 1000, attempt.columns
+        marks = {} if columns is None else {COLUMNS_TRANSACTION: metadata.commit}
+        actions = [
+            *remove_files(attempt.replaced, now_ms, columns is None),
+            *add_files(attempt.written, now_ms, columns is None),
+        ]
         change = Change(
-            [*remove_files(attempt.replaced, now_ms), *add_files(attempt.written, now_ms)],
-            {HEAD_TRANSACTION: attempt.head_id, **transactions},
+            actions,
+            {HEAD_TRANSACTION: attempt.head_id, **marks, **transactions},
             metadata.commit,
+            None if columns is None else self.log.metadata_with(columns),
         )
         head = head_path(self.location, attempt.head_id)
         files = [head, *map(self.location.file, files), *attempt.beside]

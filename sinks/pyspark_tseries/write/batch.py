@@ -11,7 +11,7 @@ batch's rows (`model/row_digest.py`), as transactions of its Delta log.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -25,6 +25,7 @@ from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import UNLIMITED
 from pyspark_tseries.model.series_index import SeriesIndex, advance_index, next_metadata
+from pyspark_tseries.model.widening import widen_rows
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile, to_data_file, write_events
 from pyspark_tseries.storage.head_files import head_path, write_head
 from pyspark_tseries.storage.location import Location
@@ -308,6 +309,7 @@ class CommitContext:
         new_id: a unique id for the new head file.
         settings: the store's settings.
         snapshot: the store as of `index`; required if the batch has edits.
+        values: the value columns, if they have ever got wider types; else empty.
     """
 
     location: Location
@@ -317,6 +319,7 @@ class CommitContext:
     new_id: int
     settings: StoreSettings = StoreSettings(UNLIMITED)
     snapshot: Snapshot | None = None
+    values: Sequence[pa.Field] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +334,7 @@ class PreparedCommit:
         numbered: for rows in memory, the numbered appends, then the edits if there are any.
         replaced: files of the store; the commit moves their events to `written`.
         beside: the full paths of other files that the commit depends on.
+        columns: new types of value columns, by name, which `written` have.
     """
 
     head_id: int
@@ -340,6 +344,7 @@ class PreparedCommit:
     numbered: tuple[NumberedRows, ...] = ()
     replaced: tuple[DataFile, ...] = ()
     beside: tuple[str, ...] = ()
+    columns: Mapping[str, pa.DataType] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,6 +479,8 @@ class _Commit:
         output, future = group[0], self._future
         if len(group) > 1 or output.file is None or self._optimistic != output.optimistic:
             return False
+        if not self._is_of_the_store:
+            return False
         if self._optimistic is None or future is None:
             return self._optimistic is not None
         return to_data_file(output.file, 0).max_us <= future.last_us
@@ -494,6 +501,7 @@ class _Commit:
             else:
                 parts = [appends for output in group for appends in self._appends(output)]
                 rows = pa.Table.from_batches(parts, schema).combine_chunks()
+            rows = self._widen(rows)
             events = self.number(rows)
             self._numbered.append(events)
             return write_numbered(self._location, path, rows, events, self._rules)
@@ -501,7 +509,17 @@ class _Commit:
             self._location, self._temp_paths, self._chunks(group), schema, memory
         )
         tables = merge_sorted([read_chunk(self._location, chunk, schema) for chunk in chunks])
-        return write_sorted(self._location, path, tables, self._index, self._rules)
+        wide = map(self._widen, tables)
+        return write_sorted(self._location, path, wide, self._index, self._rules)
+
+    @functools.cached_property
+    def _is_of_the_store(self) -> bool:
+        """False if the store has got wider types since the rows were made for it."""
+        staged = self._batch.rows.schema.empty_table()
+        return bool(widen_rows(staged, self._context.values).schema == staged.schema)
+
+    def _widen(self, rows: pa.Table) -> pa.Table:
+        return rows if self._is_of_the_store else widen_rows(rows, self._context.values)
 
     def _chunks(self, group: Sequence[TaskOutput]) -> list[str]:
         """Return the sorted chunks of some tasks, in the order of the input."""
@@ -540,7 +558,8 @@ class _Commit:
         )
         if not len(edited.events.order):
             return edited, None
-        table = build_events(rows, edited.events, self._metadata, batch.author, edited.originals)
+        wide = self._widen(rows)
+        table = build_events(wide, edited.events, self._metadata, batch.author, edited.originals)
         return edited, write_events(self._location, self._path("edit", 0), table)
 
     def _series(self, output: TaskOutput) -> pa.Array:

@@ -19,6 +19,7 @@ from pyspark_tseries.model.columns import (
     type_name,
     value_type,
 )
+from pyspark_tseries.model.widening import add_fields, fits
 from pyspark_tseries.options import WriteOptions
 
 EDIT_OF: Final = ORIGINAL_FIELDS[0]
@@ -172,8 +173,9 @@ def _match_values(
         return tuple((f.name, new_value_field(f)) for f in rest.values())
     known = {field.name.lower(): field for field in stored}
     for key, field in rest.items():
-        if merge and key not in known:
-            known[key] = new_value_field(field)
+        if merge:
+            new = new_value_field(field)
+            known[key] = add_fields(known[key], new.type) if key in known else new
         _check_value(field, known.get(key), stored)
     return tuple((rest[k].name if k in rest else None, field) for k, field in known.items())
 
@@ -187,12 +189,16 @@ def _check_value(field: pa.Field, known: pa.Field | None, stored: list[pa.Field]
             names,
             "drop the column, or set mergeSchema to add it",
         )
-    if value_type(field) != known.type:
+    kind = value_type(field)
+    if not fits(kind, known.type):
+        step = "cast it"
+        if fits(known.type, kind):
+            step = "cast it, or give the store's column this type with TimeSeries.widen_columns"
         raise IncompatibleValue(
             f"column '{field.name}' is of type {type_name(field.type)}, in the store it is of "
             f"type {type_name(known.type)}",
             type_name(known.type),
-            "cast it",
+            step,
         )
 
 
@@ -219,7 +225,19 @@ def split_ctis(batch: pa.RecordBatch, plan: RowPlan) -> tuple[pa.RecordBatch, in
 
 
 def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
-    """Return the rows of a task, in their order, with the columns `plan.staged`.
+    """Return the rows of a task, in their order, as `plan.staged`; raise as `pick_rows` does."""
+    return cast_rows(pick_rows(batch, plan), plan)
+
+
+def cast_rows(picked: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
+    """Return what `pick_rows` has returned in the types of the store."""
+    columns = zip(picked.columns, plan.staged, strict=True)
+    cast = [column.cast(field.type) for column, field in columns]
+    return pa.RecordBatch.from_arrays(cast, schema=plan.staged)
+
+
+def pick_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
+    """Return the rows of a task in their own types, by the names of `plan.staged`.
 
     Raises:
         UpdateFailed: a row has no series, or an edit has a timestamp.
@@ -236,8 +254,7 @@ def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
         _check_series_names(series, plan.series)
     sources = [plan.timestamp, plan.author, plan.edit_of, *(name for name, _ in plan.values)]
     columns = [series, *(pa.nulls(size) if name is None else batch[name] for name in sources)]
-    cast = [column.cast(field.type) for column, field in zip(columns, plan.staged, strict=True)]
-    return pa.RecordBatch.from_arrays(cast, schema=plan.staged)
+    return pa.RecordBatch.from_arrays(columns, plan.staged.names)
 
 
 def _check_series_names(series: pa.Array, column: str) -> None:

@@ -1,0 +1,297 @@
+"""Give value columns wider types: rewrite the files that have the narrower ones (semantics 35.4).
+
+Delta has a feature with which old files keep their types, but many readers lack it. So each file is
+copied with the new types first, while writers and readers go on; a copy names its original in its
+footer, so a call that was killed leaves its copies to the next one. Then one commit sets the new
+types and replaces all files. It changes the head, so appends in between make it begin again, with
+their files; and an append that was prepared for the old types loses to it, and converts its rows.
+
+A new field of a struct needs no copies, except inside a map: every reader takes it as null.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.maintain.compactor import Merge
+from pyspark_tseries.model.arrays import NEVER_US
+from pyspark_tseries.model.columns import type_name, value_type
+from pyspark_tseries.model.policy import AccessCheck
+from pyspark_tseries.model.series_index import make_full_table, next_metadata, read_metadata
+from pyspark_tseries.model.widening import is_readable_as, widen_field
+from pyspark_tseries.storage.data_files import (
+    DataFile,
+    WrittenFile,
+    explain_read_errors,
+    read_bounds,
+    read_footer,
+)
+from pyspark_tseries.storage.head_files import write_head
+from pyspark_tseries.storage.location import bears_tag, list_event_files
+from pyspark_tseries.storage.row_reader import FOOTER_CACHE, Footer
+from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.store.admin_commits import allow_local_times, require_owner
+from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.write.batch import CommitContext, PreparedCommit
+
+Progress = Callable[[int, int], None]
+"""Gets the bytes of files that are copied so far, and those of all files to copy."""
+
+_TO_DO: Final = "give columns wider types"
+_COPY_OF: Final = "tseries.copy_of"
+"""The key in a copy's footer with the path of its original."""
+
+_FEW_FILES: Final = 8
+_FEW_BYTES: Final = 8 * 1024 * 1024
+_MAX_ROUNDS: Final = 20
+"""The last files are copied while writers of this host wait: these many, or those that are left
+after so many rounds."""
+
+
+def widen_columns(
+    store: Store,
+    wanted: Sequence[pa.Field],
+    *,
+    principal: str | None,
+    progress: Progress | None = None,
+    clock: Callable[[], int] = now_us,
+) -> None:
+    """Give the value columns `wanted` their types; they are as wide as the present ones, or wider.
+
+    Args:
+        store: the store.
+        wanted: the columns, by their names in any case.
+        principal: who does it; None: a writer, which may add fields without being an owner.
+        progress: is told after each file.
+        clock: the wall clock, in microseconds.
+
+    Raises:
+        IncompatibleValue: a column is not there, or its type is not as wide as the present one.
+        PermissionDenied: the store has a policy, and the principal is not an owner.
+        StoreBusy: other clients won all attempts.
+        WrongClock: the clock is far ahead, or was when the last commit was made.
+        OSError: the storage failed.
+    """
+    act = _Act(store, wanted, principal, progress)
+    act.check()
+    if any(_has_local_times(field.type) for field in wanted):
+        allow_local_times(store)
+    act.copy_files()
+    try:
+        store.append(act, clock)
+    except _NothingLeft:
+        return
+
+
+def _has_local_times(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_local_times(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return _has_local_times(kind.value_type)
+    return bool(kind == pa.timestamp("us"))
+
+
+class _NothingLeft(Exception):
+    """The columns have these types, and all files."""
+
+
+class _Act:
+    """The change as an `Appendable`, and the copies that it can use."""
+
+    token = digest = None
+    has_edits = is_slow = True
+
+    def __init__(
+        self,
+        store: Store,
+        wanted: Sequence[pa.Field],
+        principal: str | None,
+        progress: Progress | None,
+    ) -> None:
+        self._store, self._location = store, store.location
+        self._wanted, self._principal, self._progress = wanted, principal, progress
+        self._done = self._total = 0
+        self._values: list[pa.Field] = []
+        self._groups: dict[str, tuple[int, int]] = {}
+        self._copies: dict[str, list[WrittenFile]] = {}
+        self._kinds: dict[str, pa.DataType] = {}
+        self._is_narrow: dict[str, bool] = {}
+
+    def check(self) -> None:
+        """Refuse what is refused before any file is copied."""
+        if self._principal is not None:
+            require_owner(self._store, self._principal, _TO_DO)
+        self._resolve(self._store.snapshot())
+
+    def copy_files(self) -> None:
+        """Copy files until few are left; what commits add meanwhile comes in the next round."""
+        snapshot = self._store.snapshot()
+        self._resolve(snapshot)
+        narrow = self._find_narrow(snapshot)
+        self._copies = self._adopt_copies(snapshot, narrow)
+        for _ in range(_MAX_ROUNDS):
+            due = self._find_due(narrow)
+            if len(due) <= _FEW_FILES and sum(file.size for file in due) <= _FEW_BYTES:
+                return
+            for file in due:
+                self._copy(snapshot, file)
+            snapshot = self._store.snapshot()
+            self._resolve(snapshot)
+            narrow = self._find_narrow(snapshot)
+            self._drop_stale(snapshot)
+
+    def prepare(self, context: CommitContext) -> PreparedCommit:
+        """Copy the last files and name all; raise _NothingLeft if nothing has to change."""
+        if self._principal is not None:
+            AccessCheck(context.settings.policy, self._principal).require("own", _TO_DO)
+        snapshot = context.snapshot
+        assert snapshot is not None
+        values = self._resolve(snapshot)
+        narrow = self._find_narrow(snapshot)
+        if values == snapshot.values and not narrow:
+            raise _NothingLeft
+        for file in self._find_due(narrow):
+            self._copy(snapshot, file)
+        index = context.index
+        metadata = next_metadata(index, context.head_id, now_us=context.now_us, rows=0)
+        table = make_full_table(dataclasses.replace(index, metadata=metadata))
+        head = write_head(self._location, context.new_id, table)
+        return PreparedCommit(
+            context.new_id,
+            dataclasses.replace(index, metadata=read_metadata(table.schema)),
+            [copy for file in narrow for copy in self._copies[file.path]],
+            [head],
+            replaced=tuple(narrow),
+            columns=self._kinds,
+        )
+
+    def _resolve(self, snapshot: Snapshot) -> list[pa.Field]:
+        """Return the value columns with their new types; raise IncompatibleValue as 35.4 says."""
+        known = {field.name.lower(): field for field in snapshot.values}
+        for field in self._wanted:
+            there = known.get(field.name.lower())
+            if there is None:
+                names = ", ".join(f"'{f.name}' {type_name(f.type)}" for f in snapshot.values)
+                raise IncompatibleValue(
+                    f"the store at '{snapshot.root}' has no column '{field.name}'",
+                    names or "no value columns",
+                    "correct the name, or add the column with add_columns",
+                )
+            known[field.name.lower()] = widen_field(there, field)
+        values = list(known.values())
+        kinds = {
+            field.name: field.type
+            for field in values
+            if field.name.lower() in {other.name.lower() for other in self._wanted}
+        }
+        if kinds != self._kinds:
+            self._kinds, self._copies, self._is_narrow = kinds, {}, {}
+        self._values = values
+        return values
+
+    def _find_narrow(self, snapshot: Snapshot) -> list[DataFile]:
+        """Return the files with a column that not every reader takes as of its new type."""
+        for file in snapshot.files:
+            if file.path not in self._is_narrow:
+                with explain_read_errors(self._location, file):
+                    footer = FOOTER_CACHE.get(self._location, file)
+                self._is_narrow[file.path] = not self._is_wide(footer)
+        return [file for file in snapshot.files if self._is_narrow[file.path]]
+
+    def _is_wide(self, footer: Footer) -> bool:
+        return all(
+            is_readable_as(value_type(field), self._kinds[field.name])
+            for field in footer.metadata.schema.to_arrow_schema()
+            if field.name in self._kinds
+        )
+
+    def _find_due(self, narrow: Sequence[DataFile]) -> list[DataFile]:
+        """Return the files that have no copy yet, and take note of the progress."""
+        due = [file for file in narrow if not self._has_copy(file)]
+        self._total = sum(file.size for file in narrow)
+        self._done = self._total - sum(file.size for file in due)
+        self._report()
+        return due
+
+    def _report(self) -> None:
+        if self._progress is not None and self._total:
+            self._progress(self._done, self._total)
+
+    def _has_copy(self, file: DataFile) -> bool:
+        """Return whether there is a copy; maintenance removes those that are a day old."""
+        copies = self._copies.get(file.path)
+        if copies is None:
+            return False
+        try:
+            return all(
+                self._location.size(self._location.file(copy.path)) == copy.size for copy in copies
+            )
+        except FileNotFoundError:
+            return False
+
+    def _copy(self, snapshot: Snapshot, file: DataFile) -> None:
+        """Write the copy of a file; those of files of one group are a group, too."""
+        group, number = self._groups.get(file.run) or (self._store.new_id(), 0)
+        wide = dataclasses.replace(snapshot, values=self._values)
+        notes = {_COPY_OF: file.path}
+        merge = Merge(self._store, wide, [file], NEVER_US, group=(group, number), notes=notes)
+        self._copies[file.path] = merge.write_all()
+        self._groups[file.run] = group, number + len(self._copies[file.path])
+        self._done += file.size
+        self._report()
+
+    def _drop_stale(self, snapshot: Snapshot) -> None:
+        """Remove the copies of files that have left the store: no commit can name them any more."""
+        for path in self._copies.keys() - snapshot.paths:
+            stale = self._copies.pop(path)
+            self._location.remove(self._location.file(copy.path) for copy in stale)
+
+    def _adopt_copies(
+        self, snapshot: Snapshot, narrow: Sequence[DataFile]
+    ) -> dict[str, list[WrittenFile]]:
+        """Return the copies of `narrow` files that calls before have completed."""
+        due, live = {file.path: file for file in narrow}, snapshot.paths
+        found: dict[tuple[str, str], list[tuple[WrittenFile, int]]] = {}
+        for stored in list_event_files(self._location):
+            if stored.path in live or not bears_tag(stored.path, self._store.id):
+                continue
+            copy = self._read_copy(stored.path)
+            if copy is not None and copy[0] in due:
+                run = stored.path.rpartition("_")[0]
+                found.setdefault((copy[0], run), []).append(copy[1:])
+        return {
+            path: [copy for copy, _ in copies]
+            for (path, _), copies in found.items()
+            if sum(rows for _, rows in copies) == due[path].rows
+        }
+
+    def _read_copy(self, path: str) -> tuple[str, WrittenFile, int] | None:
+        """Return the original of a copy, the copy, and its rows; None if it is not whole."""
+        full = self._location.file(path)
+        try:
+            size = self._location.size(full)
+            with self._location.read(full) as source:
+                footer = Footer(*read_footer(source, size))
+                original = (footer.metadata.metadata or {}).get(_COPY_OF.encode())
+                if original is None or not self._is_copy(footer):
+                    return None
+                every = range(footer.groups), sorted(footer.names)
+                for at, length, crc in footer.chunks(*every):
+                    if zlib.crc32(source.read_at(length, at)) != crc:
+                        return None
+        except (OSError, pa.ArrowException):
+            return None
+        stats = read_bounds(self._location, path, size)[0]
+        return original.decode(), WrittenFile(path, size, stats), footer.metadata.num_rows
+
+    def _is_copy(self, footer: Footer) -> bool:
+        """Return whether a copy has just the new types."""
+        return all(
+            value_type(field) == self._kinds[field.name]
+            for field in footer.metadata.schema.to_arrow_schema()
+            if field.name in self._kinds
+        )
