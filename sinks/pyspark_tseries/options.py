@@ -369,8 +369,8 @@ class WriteOptions(_Located):
         boolean,
         False,
         description=(
-            "a value column that the store lacks is added to it, before anything is written; "
-            "earlier events have nulls there"
+            "a value column, or a field of a struct, that the store lacks is added to it, before "
+            "anything is written; earlier events have nulls there"
         ),
     )
     auto_compact: bool = option(

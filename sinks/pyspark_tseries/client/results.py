@@ -24,6 +24,7 @@ from pyspark_tseries.model.columns import (
     ORIGINAL_FIELDS,
     find_unit,
 )
+from pyspark_tseries.model.widening import widen_rows
 from pyspark_tseries.write.numbering import NumberedRows
 
 MAX_ROWS_SHOWN: Final = 10
@@ -326,6 +327,8 @@ class QueryResult:
             )
         # `other` comes first, so that its events win in `np.unique`.
         tables = [_show_originals(result) for result in (other, self)]
+        # A column may have got a wider type in the meantime.
+        tables = [widen_rows(table, list(tables[0].schema)) for table in tables]
         both = pa.concat_tables(tables, promote_options="default")
         sequence = to_int64(both["sequence"])
         _, first = np.unique(sequence, return_index=True)

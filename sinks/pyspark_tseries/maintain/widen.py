@@ -9,6 +9,7 @@ their files; and an append that was prepared for the old types loses to it, and 
 A new field of a struct needs no copies, except inside a map: every reader takes it as null.
 """
 
+import contextlib
 import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
@@ -56,7 +57,7 @@ def widen_columns(
     store: Store,
     wanted: Sequence[pa.Field],
     *,
-    principal: str | None,
+    principal: str,
     progress: Progress | None = None,
     clock: Callable[[], int] = now_us,
 ) -> None:
@@ -65,7 +66,7 @@ def widen_columns(
     Args:
         store: the store.
         wanted: the columns, by their names in any case.
-        principal: who does it; None: a writer, which may add fields without being an owner.
+        principal: who does it.
         progress: is told after each file.
         clock: the wall clock, in microseconds.
 
@@ -76,15 +77,19 @@ def widen_columns(
         WrongClock: the clock is far ahead, or was when the last commit was made.
         OSError: the storage failed.
     """
-    act = _Act(store, wanted, principal, progress)
+    _change(store, _Act(store, wanted, principal, progress), clock)
+
+
+def add_struct_fields(store: Store, wanted: Sequence[pa.Field]) -> None:
+    """Do the same for a writer that may add fields of structs as it may add columns."""
+    _change(store, _Act(store, wanted, None, None), now_us)
+
+
+def _change(store: Store, act: "_Act", clock: Callable[[], int]) -> None:
     act.check()
-    if any(_has_local_times(field.type) for field in wanted):
-        allow_local_times(store)
     act.copy_files()
-    try:
+    with contextlib.suppress(_NothingLeft):
         store.append(act, clock)
-    except _NothingLeft:
-        return
 
 
 def _has_local_times(kind: pa.DataType) -> bool:
@@ -109,11 +114,11 @@ class _Act:
         self,
         store: Store,
         wanted: Sequence[pa.Field],
-        principal: str | None,
+        owner: str | None,
         progress: Progress | None,
     ) -> None:
         self._store, self._location = store, store.location
-        self._wanted, self._principal, self._progress = wanted, principal, progress
+        self._wanted, self._owner, self._progress = wanted, owner, progress
         self._done = self._total = 0
         self._values: list[pa.Field] = []
         self._groups: dict[str, tuple[int, int]] = {}
@@ -122,10 +127,12 @@ class _Act:
         self._is_narrow: dict[str, bool] = {}
 
     def check(self) -> None:
-        """Refuse what is refused before any file is copied."""
-        if self._principal is not None:
-            require_owner(self._store, self._principal, _TO_DO)
+        """Refuse what is refused before any file is copied; let the table have the types."""
+        if self._owner is not None:
+            require_owner(self._store, self._owner, _TO_DO)
         self._resolve(self._store.snapshot())
+        if any(_has_local_times(field.type) for field in self._wanted):
+            allow_local_times(self._store)
 
     def copy_files(self) -> None:
         """Copy files until few are left; what commits add meanwhile comes in the next round."""
@@ -146,8 +153,8 @@ class _Act:
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
         """Copy the last files and name all; raise _NothingLeft if nothing has to change."""
-        if self._principal is not None:
-            AccessCheck(context.settings.policy, self._principal).require("own", _TO_DO)
+        if self._owner is not None:
+            AccessCheck(context.settings.policy, self._owner).require("own", _TO_DO)
         snapshot = context.snapshot
         assert snapshot is not None
         values = self._resolve(snapshot)

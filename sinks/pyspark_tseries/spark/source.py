@@ -27,7 +27,7 @@ from pyspark_timestream.core.worker import (
 )
 from pyspark_timestream.errors import OptionError, wrap_methods
 from pyspark_tseries.errors import IncompatibleValue, TseriesError
-from pyspark_tseries.maintain.widen import widen_columns
+from pyspark_tseries.maintain.widen import add_struct_fields
 from pyspark_tseries.model.columns import (
     INSTANT,
     UNIT_KEY,
@@ -280,7 +280,7 @@ def _merge_columns(store: Store, wanted: list[pa.Field]) -> None:
     there = {field.name.lower(): field.type for field in store.values}
     grown = [field for field in wanted if not fits(field.type, there[field.name.lower()])]
     if grown:
-        widen_columns(store, grown, principal=None)
+        add_struct_fields(store, grown)
 
 
 def _optimistic_number(store: Store) -> OptimisticNumber:

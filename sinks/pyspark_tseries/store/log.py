@@ -660,11 +660,23 @@ class Log:
 
     def metadata_with(self, kinds: Mapping[str, pa.DataType]) -> dict[str, Any]:
         """Return the table's metadata for a `Change`, with other types of the columns `kinds`."""
-        known, schema = self.table.metadata(), json.loads(self.table.schema().to_json())
+        schema = json.loads(self.table.schema().to_json())
         new = Schema.from_arrow(pa.schema([pa.field(*pair) for pair in kinds.items()]))
         types = {field["name"]: field["type"] for field in json.loads(new.to_json())["fields"]}
         for field in schema["fields"]:
             field["type"] = types.get(field["name"], field["type"])
+        return self._metadata_of(schema)
+
+    def metadata_as_of(self, table: DeltaTable) -> dict[str, Any] | None:
+        """Return metadata for a `Change`, with the columns of `table`; None if they are the same.
+
+        `table` is the table as it was earlier.
+        """
+        schemas = [json.loads(known.schema().to_json()) for known in (table, self.table)]
+        return None if schemas[0] == schemas[1] else self._metadata_of(schemas[0])
+
+    def _metadata_of(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        known = self.table.metadata()
         return {
             "id": known.id,
             "name": known.name,

@@ -153,6 +153,7 @@ OWNERS_METHODS = {
     "set_retained_range": lambda series: series.set_retained_range("limit 1"),
     "the same range": lambda series: series.set_retained_range("limit 100"),
     "add_columns": lambda series: series.add_columns({"note": pa.string()}),
+    "widen_columns": lambda series: series.widen_columns({}),
     "compact": lambda series: series.compact(),
     "erase": lambda series: series.erase("a", 0, "asked for"),
     "forget_writer": lambda series: series.forget_writer("batch"),

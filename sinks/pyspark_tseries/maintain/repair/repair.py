@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import UnusableStore, WrongClock
@@ -108,9 +109,8 @@ def plan_revert(store: Store) -> tuple[Revert | None, int | None]:
 
 def _list_files_at(location: Location, version: int) -> dict[str, DataFile]:
     """Return the store's files at `version` by path; empty if the log does not reach back to it."""
-    try:
-        table = load_table_at(location, version)
-    except UnusableStore:
+    table = _load_sound(location, version)
+    if table is None:
         return {}
     files = data_files(location, pa.table(table.get_add_actions(flatten=True)))
     return {file.path: file for file in files}
@@ -138,7 +138,18 @@ def revert_changes(store: Store, revert: Revert, kept: Sequence[tuple[str, str]]
     ]
     with store.commit_lock() as log:
         log.mark_checked()
-        log.add(Change(actions), [location.file(file.path) for file in revert.again])
+        # RESTORE also takes back columns and their types.
+        sound = None if revert.change is None else _load_sound(location, revert.change.sound)
+        metadata = None if sound is None else log.metadata_as_of(sound)
+        again = [location.file(file.path) for file in revert.again]
+        log.add(Change(actions, metadata=metadata), again)
+
+
+def _load_sound(location: Location, version: int) -> DeltaTable | None:
+    try:
+        return load_table_at(location, version)
+    except UnusableStore:
+        return None
 
 
 def _format_statistics(file: DataFile) -> str:
