@@ -120,6 +120,7 @@ class _Act:
         self._store, self._location = store, store.location
         self._wanted, self._owner, self._progress = wanted, owner, progress
         self._done = self._total = 0
+        self._told = -1, -1
         self._values: list[pa.Field] = []
         self._groups: dict[str, tuple[int, int]] = {}
         self._copies: dict[str, list[WrittenFile]] = {}
@@ -225,8 +226,10 @@ class _Act:
         return due
 
     def _report(self) -> None:
-        if self._progress is not None and self._total:
-            self._progress(self._done, self._total)
+        told = self._done, self._total
+        if self._progress is not None and self._total and told != self._told:
+            self._told = told
+            self._progress(*told)
 
     def _has_copy(self, file: DataFile) -> bool:
         """Return whether there is a copy; maintenance removes those that are a day old."""

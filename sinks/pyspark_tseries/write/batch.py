@@ -515,6 +515,8 @@ class _Commit:
     @functools.cached_property
     def _is_of_the_store(self) -> bool:
         """False if the store has got wider types since the rows were made for it."""
+        if not self._context.values:
+            return True
         staged = self._batch.rows.schema.empty_table()
         return bool(widen_rows(staged, self._context.values).schema == staged.schema)
 
