@@ -16,7 +16,7 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import NO_SEQUENCE
 from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.ranges import Query
+from pyspark_tseries.model.ranges import Point, Query, Range
 from pyspark_tseries.model.series_choice import SeriesChoice
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.downsample import check_values, downsample, gaps
@@ -96,7 +96,7 @@ class View:
 
         With `at_us` only originals at or before that time are asked for. Raise as `select` does.
         """
-        self.access.require_query(Query())
+        self.access.require_query(Query(view=Range(Point("last_count", count))))
         index, names = self.choose(choice)
         return ask_newest(self.snapshot, index, names, count, at_us, columns)
 
