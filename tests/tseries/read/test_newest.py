@@ -200,6 +200,7 @@ def test_after_any_operation_the_kept_events_are_those_of_the_files(
     check(program, ({}, 2, None, None))
     for step, question in steps:
         program.run(*step)
+        check(program, ({}, 2, None, None))
         check(program, question)
     for _, question in steps[-2:]:
         warm = check(program, question)
