@@ -28,7 +28,6 @@ from pyspark_tseries.model.buckets import parse_buckets
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store import store as stores
-from pyspark_tseries.store.log import Log
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
 from pyspark_tseries.write import numbering
@@ -553,7 +552,7 @@ def crashing(monkeypatch, moment):
     doomed(numbering, "write_events")
     doomed(attempts, "write_events")
     doomed(attempts, "write_head")
-    doomed(Log, "commit")
+    doomed(Store, "commit_prepared")
     doomed(runs, "_create_rollup")
     return done
 
