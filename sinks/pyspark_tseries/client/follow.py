@@ -131,6 +131,8 @@ class Follower:
             saved = self._subscription.find_start()
             if initial.retained == NO_EVENTS and not initial.starts:
                 saved = replace(saved, initial=False)
+            elif saved.initial:
+                saved = self._subscription.count_due(saved)
         else:
             self._subscription.find_end(saved, 1)  # Refuse now what is of another store.
         self._timeout_s = timeout_s

@@ -115,6 +115,14 @@ class Subscription:
             commit_id=find_commit_id(self._store, commit),
         )
 
+    def count_due(self, start: Position) -> Position:
+        """Return the position of a new subscriber with the number of its initial events.
+
+        So those that are removed before its first batch are missed.
+        """
+        _, counts = self._count_initial(start, *self._read_store(start))
+        return replace(start, due=int(counts.sum()))
+
     def is_current(self) -> bool:
         """Return whether the store has nothing new since its last snapshot; this costs little."""
         return (

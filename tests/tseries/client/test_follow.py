@@ -186,6 +186,20 @@ def test_events_before_a_known_sequence_that_are_gone_are_missed(tmp_path):
     assert (drain(follower), follower.missed) == ([("a", 4), ("a", 5)], 3)
 
 
+def test_initial_events_that_go_before_the_first_one_is_given_are_missed(tmp_path):
+    path = tmp_path / "s"
+    store = TimeSeries.create(
+        path, {"x": pa.int64()}, "limit 2", "me", min_retention_age=timedelta(0)
+    )
+    store.append_many([{"series": name, "x": n} for name in "ab" for n in range(2)])
+    position = follow(store, start="unlimited").position
+    store.append_many([{"series": "a", "x": n} for n in (2, 3)])
+    store.compact()
+    late = follow(store, position=position)
+    assert drain(late) == [("b", 0), ("b", 1), ("a", 2), ("a", 3)]
+    assert late.missed == 2
+
+
 @pytest.mark.parametrize(
     ("starts", "problem"),
     [
