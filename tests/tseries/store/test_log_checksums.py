@@ -28,7 +28,7 @@ def fill(path, commits):
     series = TimeSeries.create(path, {"v": pa.int64()}, "unlimited", "me", auto_compact=False)
     for number in range(commits):
         series.append("abc"[number % 3], number)
-    wait_for_checkpoints()
+        wait_for_checkpoints()  # Else one that is late is left out for the next one.
     Store.forget_all()
     return path
 
