@@ -389,3 +389,13 @@ def test_each_thread_sees_at_least_what_it_has_appended(store):
 )
 def test_queries_for_newest_originals_are_told_from_others(query, count):
     assert asked_count(query) == count
+
+
+def test_an_erased_event_from_the_future_is_in_the_range_though_later_ones_are_not(tmp_path):
+    program = Program(tmp_path / "s", "last 9M")
+    program.append([("a", 39), ("a", 0), ("a", 5)])
+    program.erase("a", 2)
+    program.append([("a", 6), ("a", 14)])
+    check(program, ({}, 2, None, None))
+    program.append([("a", 30)])
+    assert check(program, ({}, 2, None, None))["sequence"].to_pylist() == [2, 5]
