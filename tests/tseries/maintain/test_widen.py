@@ -803,7 +803,7 @@ def test_a_call_that_is_killed_between_types_and_files_of_an_object_store_is_fin
     before = rows(series.range_query().select_from("a").to_arrow())
     log = type(series._store.log)
     with monkeypatch.context() as killing:
-        killing.setattr(log, "_commit_remote", lambda self, change: fail(Killed()))
+        killing.setattr(log, "_add_remote", lambda self, change: fail(Killed()))
         with pytest.raises(Killed):
             series.widen_columns(WIDE)
     Store.forget_all()

@@ -34,9 +34,10 @@ from pyspark_tseries.store.store import Store
 
 def copy(source, target):
     """A copy, or a copy put back, as `cp -a` of the whole folder makes it."""
+    # A checkpoint that is due would be written in the middle.
+    Store.forget_all()
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
-    Store.forget_all()
 
 
 def append(path, *numbers, series="a"):

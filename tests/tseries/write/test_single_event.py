@@ -128,7 +128,8 @@ def test_only_an_event_that_is_kept_as_given_goes_its_own_way(name, newest, us, 
     """The other way decides all else: it refuses, drops or adjusts."""
     before = {"last_sequence": -1, "newest_us": NEVER_US, "original_sequence": -1}
     before |= {"original_us": NEVER_US, "first_us": NEVER_US, "edits": 0}
-    if newest is not None:
+    # Stored events have times.
+    if newest is not None and MIN_US <= newest <= FINAL_US:
         before |= {"last_sequence": 7, "newest_us": newest, "original_us": newest}
 
     class Index:
