@@ -154,7 +154,7 @@ OWNERS_METHODS = {
     "the same range": lambda series: series.set_retained_range("limit 100"),
     "add_columns": lambda series: series.add_columns({"note": pa.string()}),
     "widen_columns": lambda series: series.widen_columns({}),
-    "set_units": lambda series: series.set_units({VALUE_NAME: "°C"}),
+    "set_units": lambda series: series.set_units({"value": "°C"}),
     "compact": lambda series: series.compact(),
     "erase": lambda series: series.erase("a", 0, "asked for"),
     "forget_writer": lambda series: series.forget_writer("batch"),
