@@ -67,9 +67,9 @@ def stream(spark: SparkSession, topic, broker: Broker, tmp_path: Path):
 
 
 def fill(made: Stream, first: int, last: int) -> None:
-    """Produce events, every seventh of them late."""
-    records = [event(n - 9 * (n % 7 == 6), n % 3) for n in range(first, last)]
-    made.broker.produce(made.topic, records)
+    made.broker.produce(
+        made.topic, [event(n - 3 * (n % 7 == 0), n % 3) for n in range(first, last)]
+    )
 
 
 def read_offsets(made: Stream) -> list[dict[str, Any]]:
