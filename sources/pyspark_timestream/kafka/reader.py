@@ -19,7 +19,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
-from pyspark_timestream.core.hand_over import CAN_HAND_OVER, HandingReader, collect_rows
 from pyspark_timestream.core.session import find_wrong_settings
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
@@ -117,20 +116,17 @@ class KafkaTask(InputPartition):
 
 
 @hide_tracebacks
-class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
+class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads Kafka records and CTIs as a stream, exactly once per checkpoint.
 
     The offset holds the batch's ranges and the clocks at its start. The tasks commit the clocks at
     its end to the consumer group; if they are missing there, the driver reads the ranges again.
-    A small batch is read here instead of in a task (semantics 8.9).
     """
 
     def __init__(self, options: KafkaOptions, projection: Projection) -> None:
         self._options = options
         self._projection = projection
         self._driver: StreamDriver | None = None
-        self._max_handed = options.max_driver_records
-        self._has_run_task = False
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant: Spark calls this again after a restart, so it must decide nothing."""
@@ -170,11 +166,9 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         before = -1 if is_initial_offset(start) else StreamOffset.from_json(start).number
         if offset.number == before + 1:
             plans = plan_stream_tasks(self._options, offset)
-            tasks = [
+            return [
                 KafkaTask(plan, group, _restrict_to_task(offset, plan), readers) for plan in plans
             ]
-            self._hand_over_if_small(offset, tasks)
-            return tasks
         joined = self._get_driver().plan_joined_batches(start, offset)
         return [KafkaTask(plan, group, readers=readers) for plan in joined]
 
@@ -186,29 +180,6 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Forget what only a restart before `end` needed; the tasks have committed to the group."""
         self._get_driver().mark_committed(end)
-
-    def _hand_over_if_small(self, offset: StreamOffset, tasks: Sequence[KafkaTask]) -> None:
-        records = sum(span.size for span in offset.ranges())
-        rows: list[pa.RecordBatch] | None = None
-        if self._may_hand_over(records, tasks):
-            ended: dict[Partition, RangeEnd] = {}
-            batches = read_task(self._options, self._projection, tasks[0], keep_ends=ended.update)
-            rows = collect_rows(batches)
-            if rows is not None:
-                self._get_driver().note_end(offset, ended)
-                self.hand_over(rows)
-            else:
-                # Its records are large, so reading such batches twice would be the rule.
-                self._max_handed = records // 2
-        self._has_run_task |= records > 0 and rows is None
-
-    def _may_hand_over(self, records: int, tasks: Sequence[KafkaTask]) -> bool:
-        if not CAN_HAND_OVER or self._options.is_cut or len(tasks) != 1:
-            return False
-        if records > self._max_handed:
-            return False
-        # Only a task sees the settings of the session, so one reads the first records of a run.
-        return self._has_run_task or not records or not self._projection.requests("cti")
 
     def _get_driver(self) -> "StreamDriver":
         # The driver connects on demand: the copy of this reader in a task must never connect.
@@ -296,12 +267,10 @@ def read_task(
     is_batch: bool = False,
     acquire: Callable[[KafkaOptions, str], AbstractContextManager[RangeReader]] = acquire_reader,
     settle: Callable[[], object] = freeze_objects,
-    keep_ends: Callable[[Mapping[Partition, RangeEnd]], object] = dict,
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a task.
 
-    `acquire` borrows a range reader; `settle` is called last, unless the task fails, and
-    `keep_ends` before it with the end of every range.
+    `acquire` borrows a range reader; `settle` is called last, unless the task fails.
     """
     if task.readers or options.registry:
         options = with_readers(options, task.readers)
@@ -343,7 +312,6 @@ def read_task(
         }
         log_like_spark("pyspark_timestream")
         warn_about_read(options, projection, RangeReader, finished)
-    keep_ends(ended)
     settle()
 
 

@@ -23,12 +23,7 @@ from pyspark_timestream.kafka.decode.records import Projection
 from pyspark_timestream.kafka.diagnosis.kinds import recall_warnings
 from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.driver.bounds import PartitionCache, RunEnds, make_steady_clock
-from pyspark_timestream.kafka.driver.end_states import (
-    EndStates,
-    find_restored_states,
-    read_again,
-    take_end_states,
-)
+from pyspark_timestream.kafka.driver.end_states import EndStates, find_restored_states, read_again
 from pyspark_timestream.kafka.driver.importer import CtiImporter, IdleTracker, derive_import_options
 from pyspark_timestream.kafka.offsets.alignment import find_alignment
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
@@ -61,7 +56,6 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan
 from pyspark_timestream.kafka.registry.schemas import add_newer_readers, fix_readers
-from pyspark_timestream.kafka.task import RangeEnd
 from pyspark_timestream.rules.state import PartitionState
 
 _LOG: Final = logging.getLogger(__name__)
@@ -247,10 +241,6 @@ class StreamDriver:
         previous = StreamOffset.from_json(start)
         states = self._get_end_states(previous).states
         return join_batches(previous, states, end, max_emitted_cti(previous, states))
-
-    def note_end(self, offset: StreamOffset, ended: Mapping[Partition, RangeEnd]) -> None:
-        """Take the clocks after the batch `offset` from its rows, which this process has read."""
-        self._last_end_states = (offset, take_end_states(offset, ended))
 
     def mark_committed(self, end: Mapping[str, Any]) -> None:
         """Record that the batch `end` is committed, so that no restart runs it again."""

@@ -28,7 +28,6 @@ LEGAL = {
     "minPartitions": "4",
     "maxRecordsPerPartition": "100",
     "maxTasks": "2",
-    "maxDriverRecords": "500",
     "ctiFrequency": "1",
     "ctiDelay": "1 s",
     "advanceTime": "IncreasingStartTime",
