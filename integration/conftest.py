@@ -133,7 +133,8 @@ def stream(
     ) -> Stream:
         name = topic(partitions, **(config or {}))
         broker.produce(name, list(records))
-        return Stream(spark, broker, name, tmp_path / name, options, schema)
+        given = {key.replace("__", "."): value for key, value in options.items()}
+        return Stream(spark, broker, name, tmp_path / name, given, schema)
 
     return make
 
