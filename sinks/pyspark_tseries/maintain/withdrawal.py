@@ -44,7 +44,7 @@ def late_path(location: Location, query: str, name: str) -> str:
 def list_correctors(store: Store) -> dict[str, int]:
     """Return the queries that have corrected the store, with the last batch that each committed."""
     names = store.location.list_folders(store.location.file("_tseries", "late"))
-    batches = {name: store.log.transaction(f"{LATE_TOKEN}{name}") for name in names}
+    batches = {name: store.transaction(f"{LATE_TOKEN}{name}") for name in names}
     return {name: batch for name, batch in sorted(batches.items()) if batch is not None}
 
 

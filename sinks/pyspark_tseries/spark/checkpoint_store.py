@@ -86,7 +86,7 @@ def check_in_commit(
     before = None if checkpoint is None else _read_remembered(checkpoint)
     if before is not None:
         _check_history(before, store, token)
-    if store.log.transaction(name) is None:
+    if store.transaction(name) is None:
         if before is None and batch > 0:
             batches = "a batch" if batch == 1 else f"{batch} batches"
             raise _mismatch_error(
@@ -107,7 +107,7 @@ def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]
         return
     number, commit = earlier[-1]
     change = describe_change(store, commit)
-    last = store.log.transaction(name)
+    last = store.transaction(name)
     has_batch = last is not None and last >= number
     if change is None and has_batch:
         return

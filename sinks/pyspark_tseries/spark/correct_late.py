@@ -280,7 +280,7 @@ class _Plan:
     def _commit(self, store: Store, step: WindowStep, query: str, number: int) -> None:
         others = self._find_others(store, query)
         token = f"{LATE_TOKEN}{query}", number
-        is_new = store.log.transaction(token[0]) is None
+        is_new = store.transaction(token[0]) is None
         if is_new and others and not self.rules.beside_others:
             raise UpdateFailed(
                 f"query {others[0]} has already corrected the store '{self.location.root}', and "

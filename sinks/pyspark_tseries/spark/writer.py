@@ -157,7 +157,7 @@ def _commit(
         try:
             made = store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
-            is_new = _is_query(token) and store.log.transaction(token[0]) is None
+            is_new = _is_query(token) and store.transaction(token[0]) is None
             if not is_new or error.kind != BEFORE_NEWEST:
                 raise
             raise error.with_next_step(_NEW_QUERY_ADVICE) from None
@@ -207,7 +207,7 @@ def _joins(store: "Store", plan: RowPlan, token: tuple[str, int] | None) -> bool
     """Return whether a batch is the first of a query that may append originals."""
     is_first = _is_query(token) and token[1] == 0
     # A query of edits would hold back the store's CTI for ever.
-    return is_first and plan.edit_of is None and not store.log.has_token(token)
+    return is_first and plan.edit_of is None and not store.has_token(token)
 
 
 def _is_news(store: "Store", token: tuple[str, int] | None, cti_us: int | None) -> bool:
@@ -343,7 +343,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
         self._note(_query_id(tasks), batchId)
         commit = _commit(target, tasks, token, cti_us)
-        if commit is not None or store.log.has_token(token):
+        if commit is not None or store.has_token(token):
             # Only now: after a failed first batch the query may be given another store.
             remember_commit(target.checkpoint, store, batchId, commit)
         _refresh_in_background(store)

@@ -542,20 +542,32 @@ class Log:
             self._properties = dict(self._table.metadata().configuration)
         return dict(self._properties)
 
-    def add(self, change: Change, files: Sequence[str] = (), *, synced: bool = True) -> None:
+    def add(
+        self,
+        change: Change,
+        files: Sequence[str] = (),
+        *,
+        synced: bool = True,
+        after: int | None = None,
+    ) -> None:
         """Add `change` as an entry, unless another client has set one of its transactions.
 
         Args:
             change: the contents of the entry.
             files: the full paths of all files that it depends on.
             synced: True if a commit on a local path must survive a power loss once this returns.
+            after: the version that the caller has made `change` for; None for the newest known.
 
         Raises:
             DeltaError: a competing commit was first, or the storage failed.
             OSError: the storage failed.
         """
+        before = {name: self.transaction(name) for name in change.transactions}
+        # The line above may have brought the log up to date, with a head unknown to the caller.
+        if after is not None and after != self.version():
+            raise CommitFailedError("a competing commit was first")
         if self.location.is_local:
-            self._add_local(change, files, synced)
+            self._add_local(change, files, synced, before)
         else:
             if change.metadata is not None:
                 self._change_columns_remote(change)
@@ -599,11 +611,16 @@ class Log:
             post_commithook_properties=PostCommitHookProperties(True, False),
         )
 
-    def _add_local(self, change: Change, files: Sequence[str], synced: bool) -> None:
+    def _add_local(
+        self,
+        change: Change,
+        files: Sequence[str],
+        synced: bool,
+        before: Mapping[str, int | None],
+    ) -> None:
         if not self._is_writable:
             _check_writable(self._table, self.location)
             self._is_writable = True
-        before = {name: self.transaction(name) for name in change.transactions}
         gone = {action.path for action in change.actions if action.statistics is None}
         while True:
             version = self.version()

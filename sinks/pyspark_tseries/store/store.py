@@ -228,7 +228,8 @@ class Store:
     @property
     def values(self) -> list[pa.Field]:
         """The value columns."""
-        return value_fields(pa.schema(self.log.table.schema()))
+        with self._lock:  # The table may have to read new entries.
+            return value_fields(pa.schema(self.log.table.schema()))
 
     @property
     def settings(self) -> StoreSettings:
@@ -479,9 +480,20 @@ class Store:
         """Call `write.batch.is_replay` for the log as last refreshed; False without a token."""
         if token is None:
             return False
-        last = self.log.transaction(token[0])
-        stored = None if last is None else self.log.transaction(digest_transaction(token[0]))
+        with self._lock:
+            last = self.log.transaction(token[0])
+            stored = None if last is None else self.log.transaction(digest_transaction(token[0]))
         return is_replay(self.root, token, digest, last, stored)
+
+    def transaction(self, name: str) -> int | None:
+        """Return the last version of a transaction in the log as last refreshed, or None."""
+        with self._lock:
+            return self.log.transaction(name)
+
+    def has_token(self, token: tuple[str, int] | None) -> bool:
+        """Return whether the log as last refreshed has the batch `token`, or a later one."""
+        with self._lock:
+            return self.log.has_token(token)
 
     def _try_append(
         self,
@@ -508,10 +520,13 @@ class Store:
             )
             attempt = batch.prepare(context)
             attempts.append(attempt)
+            # Taken first: nothing after this version has been compared with the head.
+            version = self.version()
             if self.head_id() != head_id:
                 # A signal handler in this very thread may have committed in the meantime.
                 raise CommitFailedError("a competing commit was first")
-            self.commit_prepared(attempt, batch_transactions(batch.token, batch.digest), synced)
+            marks = batch_transactions(batch.token, batch.digest)
+            self.commit_prepared(attempt, marks, synced, version)
         return attempt
 
     def _widened_values(self) -> Sequence[pa.Field]:
@@ -554,7 +569,11 @@ class Store:
         return any(file.path in live for file in attempt.written)
 
     def commit_prepared(
-        self, attempt: PreparedCommit, transactions: Mapping[str, int], synced: bool
+        self,
+        attempt: PreparedCommit,
+        transactions: Mapping[str, int],
+        synced: bool,
+        version: int | None = None,
     ) -> None:
         """Add a prepared commit to the log, unless a competing one was first.
 
@@ -564,6 +583,8 @@ class Store:
             attempt: the commit; its files are written.
             transactions: those that name the batch.
             synced: as in `append`.
+            version: the version of the log that has the head the commit is made for; None for
+                that as last refreshed.
 
         Raises:
             DeltaError: a competing commit was first, or has replaced one of `attempt.replaced`.
@@ -583,7 +604,7 @@ class Store:
         )
         head = head_path(self.location, attempt.head_id)
         files = [head, *map(self.location.file, files), *attempt.beside]
-        self.log.add(change, files, synced=synced)
+        self.log.add(change, files, synced=synced, after=version)
         self._last.remember(attempt.head_id, attempt.index)
 
 

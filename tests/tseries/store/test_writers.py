@@ -13,7 +13,9 @@ from deltalake import DeltaTable
 from lengths import in_ci
 from tseries.builders import batch, new_store, stored
 from tseries.limits import set_limits
+from tseries.meetings import Meeting, rival
 
+from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import location as host_locks
 from pyspark_tseries.store.store import Store
@@ -58,6 +60,42 @@ def test_threads_of_one_process_write_the_same_series_of_one_store(tmp_path):
     for thread in threads:
         thread.join()
     check_whole(tmp_path / "s", writers=4, batches=10, series=20)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store: store.values,
+        lambda store: store.transaction("q"),
+        lambda store: store.has_token(("q", 0)),
+        lambda store: store.is_replay(("q", 0), None),
+    ],
+    ids=["values", "transaction", "has_token", "is_replay"],
+)
+def test_no_thread_reads_the_log_while_another_commits(tmp_path, ask):
+    store = new_store(tmp_path / "s")
+    reader = threading.Thread(target=ask, args=(store,))
+    with store.commit_lock():
+        reader.start()
+        reader.join(0.2)
+        assert reader.is_alive()
+    reader.join(60)
+    assert not reader.is_alive()
+
+
+@pytest.mark.parametrize("token", [None, ("q", 0)])
+def test_a_commit_links_to_no_head_that_it_was_not_made_for(tmp_path, token):
+    """Whoever brings the log up to date after the head was compared: a thread or a signal."""
+    other = rival(new_store(tmp_path / "s"))
+
+    def meet():
+        other.append(batch(("a", 1)))
+        store.refresh()
+
+    store = Meeting(other, before=[meet])
+    store.append(batch(("a", 2), token=token))
+    assert [row[1:] for row in stored(tmp_path / "s")] == [(0, 1), (1, 2)]
+    assert verify(str(tmp_path / "s")) == []
 
 
 def check_whole(path, *, writers, batches, series):
