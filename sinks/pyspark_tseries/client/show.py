@@ -24,7 +24,6 @@ from pyspark_tseries.client.questions import Questions
 from pyspark_tseries.client.results import QueryResult
 from pyspark_tseries.client.time_series import TimeSeries
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.columns import EVENT_FIELDS, RESERVED_NAMES, find_unit
 from pyspark_tseries.model.downsampling import FUNCTIONS
 from pyspark_tseries.options import author_or_user
@@ -291,16 +290,16 @@ _HIDDEN: Final = {"sequence", "author", *RESERVED_NAMES} - {"series", "timestamp
 
 
 def _show_cells(column: pa.ChunkedArray, zone: str | None) -> list[str]:
-    if column.type == EVENT_FIELDS[2].type:
-        return [format_moment(us, zone) for us in to_int64(column.fill_null(0)).tolist()]
-    return [_show_cell(cell) for cell in column]
+    return [_show_cell(cell, zone) for cell in column]
 
 
-def _show_cell(cell: pa.Scalar) -> str:
+def _show_cell(cell: pa.Scalar, zone: str | None) -> str:
     try:
         value = cell.as_py()
     except OverflowError:
         return "(a time outside the years 1 to 9999)"
     if value is None:
         return "-"
+    if cell.type == EVENT_FIELDS[2].type:
+        return format_moment(cell.value, zone)
     return show_number(value) if isinstance(value, float) else str(value)

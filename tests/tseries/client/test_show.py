@@ -87,6 +87,19 @@ def test_the_store_as_it_was_is_shown(show):
     assert "edited" in show("hall")
 
 
+def test_a_time_that_is_null_or_outside_the_years_is_no_wrong_time(tmp_path, capsys):
+    kind = pa.timestamp("us", "UTC")
+    store = TimeSeries.create(tmp_path / "s", {"due": kind}, retained_range="unlimited")
+    for name, due in (("a", None), ("b", 0), ("c", 2**60)):
+        store.append(name, pa.scalar(due, pa.int64()).cast(kind), timestamp=T0)
+    for zone in ("UTC", "Europe/Berlin"):
+        assert main(["show", str(tmp_path / "s"), "--timezone", zone]) == 0
+        rows = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()[1:]]
+        hour = "00" if zone == "UTC" else "01"
+        far = "(a time outside the years 1 to 9999)"
+        assert rows == ["-", f"1 Jan 1970 {hour}:00", far]
+
+
 # -- charts --------------------------------------------------------------------------------------
 
 
