@@ -18,7 +18,7 @@ def draw() -> str:
     assert found
     with tempfile.TemporaryDirectory() as place:
         exec(found[1].replace("/data/", f"{place}/"), {})
-        return (Path(place) / "rooms.svg").read_text("utf-8")
+        return (Path(place) / "drawn.svg").read_text("utf-8")
 
 
 if __name__ == "__main__":
