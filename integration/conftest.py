@@ -133,7 +133,10 @@ def stream(
     ) -> Stream:
         name = topic(partitions, **(config or {}))
         broker.produce(name, list(records))
-        given = {key.replace("__", "."): value for key, value in options.items()}
+        given = {
+            key.replace("__", "."): None if value is None else str(value)
+            for key, value in options.items()
+        }
         return Stream(spark, broker, name, tmp_path / name, given, schema)
 
     return make
