@@ -547,10 +547,7 @@ def _thin(
     """Return the rows that look the same: of each pixel first, lowest, highest and last point."""
     if len(us) <= _POINTS_A_PIXEL * pixels:
         return np.arange(len(us))
-    pixel = ((us - low) / max(high - low, 1) * (pixels - 1)).astype(np.int64)
-    is_start = first.copy()
-    is_start[1:] |= np.diff(pixel) > 0
-    starts = np.flatnonzero(is_start)
+    starts = _find_pixels(us, first, low, high, pixels)
     ends = np.append(starts[1:], len(us))
     sizes = ends - starts
     kept = [starts, ends - 1]
@@ -560,6 +557,14 @@ def _thin(
         _, once = np.unique(np.repeat(np.arange(len(starts)), sizes)[hits], return_index=True)
         kept.append(hits[once])
     return np.unique(np.concatenate(kept))
+
+
+def _find_pixels(us: Int64Array, first: BoolArray, low: int, high: int, pixels: int) -> Int64Array:
+    """Return the first row of each pixel; a row that begins a line begins one, too."""
+    pixel = ((us - low) / max(high - low, 1) * (pixels - 1)).astype(np.int64)
+    is_start = first.copy()
+    is_start[1:] |= np.diff(pixel) > 0
+    return np.flatnonzero(is_start)
 
 
 def _mark(rows: _Rows, values: FloatArray, at: Int64Array, pixels: int) -> Marks:
@@ -582,10 +587,7 @@ def _band(
     us, low, high = rows.us[at], lower[at], upper[at]
     ends = us if rows.ends is None else rows.ends[at]
     if len(us) > _POINTS_A_PIXEL * pixels:
-        pixel = ((us - rows.low) / max(rows.high - rows.low, 1) * (pixels - 1)).astype(np.int64)
-        is_start = first.copy()
-        is_start[1:] |= np.diff(pixel) > 0
-        starts = np.flatnonzero(is_start)
+        starts = _find_pixels(us, first, rows.low, rows.high, pixels)
         low, high = np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)
         ends = ends[np.append(starts[1:], len(us)) - 1]
         us, first = us[starts], first[starts]

@@ -363,8 +363,8 @@ def _draw_lines(panel: Panel, layout: _Layout, top: float, bottom: float) -> Ite
             fill_opacity=_FAINT,
         )
         return
-    for tick, label in zip(axis.ticks, axis.labels, strict=True):
-        at = bottom - (tick - axis.low) / (axis.high - axis.low) * (bottom - top)
+    for place, label in zip(axis.tick_fractions, axis.labels, strict=True):
+        at = bottom - place * (bottom - top)
         grid = f"M{_number(layout.left)},{_number(at)}H{_number(layout.right)}"
         yield svg("path", d=grid, stroke="currentColor", stroke_opacity=0.13)
         yield svg(

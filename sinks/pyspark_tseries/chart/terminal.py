@@ -144,8 +144,7 @@ def _draw_panel(
         if len(line.us):
             canvas.draw(line, times.fraction, axis.fraction)
     labels = {}
-    for tick, label in zip(axis.ticks, axis.labels, strict=True):
-        place = (tick - axis.low) / (axis.high - axis.low)
+    for place, label in zip(axis.tick_fractions, axis.labels, strict=True):
         labels[round((1 - place) * (style.height - 1))] = label
     bar, tick_bar = ("|", "+") if style.is_ascii else ("\N{BOX DRAWINGS LIGHT VERTICAL}", "┤")
     for row, text in enumerate(canvas.lines()):

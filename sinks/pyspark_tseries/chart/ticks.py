@@ -60,6 +60,11 @@ class NumberAxis:
         fractions: np.ndarray = (places - self.low) / (self.high - self.low)
         return fractions
 
+    @property
+    def tick_fractions(self) -> list[float]:
+        """Where the ticks are, as `fraction` of values."""
+        return [(tick - self.low) / (self.high - self.low) for tick in self.ticks]
+
 
 def number_axis(low: float, high: float, most: int, *, is_whole: bool = False) -> NumberAxis:
     """Return an axis for finite values from `low` to `high`, with about `most` ticks at most.
@@ -253,7 +258,7 @@ def format_moment(us: int, zone: str | None) -> str:
         local = local.astimezone(ZoneInfo(zone))
     text = f"{local.day} {_MONTHS[local.month - 1]} {local.year} {local:%H:%M}"
     if local.second or local.microsecond:
-        text += f"{local:%S}".join((":", ""))
+        text += f":{local:%S}"
     if local.microsecond:
         text += f".{local.microsecond:06d}".rstrip("0")
     return text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import available_timezones
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from pyspark_timestream.errors import compose_message
 from pyspark_tseries.chart.figure import USUAL, Figure, Shape, Wanted, build_figure
 from pyspark_tseries.chart.svg import PAGES, draw_svg
 from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.model.buckets import parse_zone
 from pyspark_tseries.model.ranges import show_value, timedelta_to_us, to_whole
 
 MAX_SERIES: Final = 8
@@ -116,7 +117,7 @@ def make_chart(
     wanted = Wanted(
         columns=_parse_columns(columns),
         most_series=most,
-        zone=shape.zone if timezone is None else parse_zone(timezone),
+        zone=shape.zone if timezone is None else find_zone(timezone),
         units=_check_units(units or {}, shape),
         longest_gap=_parse_gap(longest_gap),
         title=title,
@@ -184,25 +185,13 @@ LOCAL: Final = "local"
 """Names the time zone of this machine."""
 
 
-def parse_zone(name: str | None) -> str | None:
-    """Return the name of a time zone, None for UTC.
-
-    Raises:
-        InvalidQuery: there is no such zone.
-    """
+def find_zone(name: str | None) -> str | None:
+    """Return what `parse_zone` does; the name may also stand for this machine's zone."""
     if name == LOCAL:
         return _find_local_zone()
-    if name is None or name == "UTC":
-        return None
-    try:
-        ZoneInfo(name)
-    except Exception:
-        raise InvalidQuery(
-            f"{name!r} is not a time zone",
-            f"an IANA name such as 'Europe/Berlin', or '{LOCAL}' for this machine's",
-            "correct it",
-        ) from None
-    return name
+    return parse_zone(
+        name, f"an IANA name such as 'Europe/Berlin', or '{LOCAL}' for this machine's"
+    )
 
 
 def _find_local_zone() -> str | None:

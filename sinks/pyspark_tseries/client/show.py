@@ -19,7 +19,7 @@ from pyspark_tseries.chart.figure import is_line, show_number
 from pyspark_tseries.chart.terminal import Style, draw_text
 from pyspark_tseries.chart.ticks import format_moment
 from pyspark_tseries.client.bucket_query import BucketResult
-from pyspark_tseries.client.chart import LOCAL, MAX_SERIES, Chart, parse_zone
+from pyspark_tseries.client.chart import LOCAL, MAX_SERIES, Chart, find_zone
 from pyspark_tseries.client.questions import Questions
 from pyspark_tseries.client.results import QueryResult
 from pyspark_tseries.client.time_series import TimeSeries
@@ -99,7 +99,7 @@ def show(location: Location, asked: argparse.Namespace) -> int:
     store: Questions = TimeSeries(Store.open(location), author_or_user(asked.principal))
     if asked.as_of is not None:
         store = store.as_of(_parse_moment(asked.as_of))
-    zone = parse_zone(asked.timezone)
+    zone = find_zone(asked.timezone)
     if not asked.series and asked.prefix is None and asked.pattern is None:
         _refuse_without_series(asked)
         _print(_list_newest(store, asked, zone, style), style)

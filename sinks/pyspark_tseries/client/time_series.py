@@ -771,14 +771,12 @@ class TimeSeries(Questions):
             )
         cells = self._check_values(value)
         metadata = (pa.array([series]), pa.array([stamp], INSTANT), pa.nulls(1, pa.string()))
-        fields = list(self._staged)[4:]
         try:
-            values = list(map(convert_value, cells, fields))
+            values = self._convert(cells)
         except IncompatibleValue:
             if not self._update_columns():
                 raise
-            cells, fields = self._check_values(value), list(self._staged)[4:]
-            values = list(map(convert_value, cells, fields))
+            values = self._convert(self._check_values(value))
         columns = [*metadata, pa.array([original], pa.int64()), *values]
         rows = pa.Table.from_arrays(columns, schema=self._staged)
         batch = Batch(rows, "fail", self._author, future=future, expected=expected)
@@ -800,6 +798,10 @@ class TimeSeries(Questions):
         if self._auto_compact:
             maintain_after_commit(self._store)
         return attempt
+
+    def _convert(self, cells: list[Any]) -> list[Any]:
+        """Return a column of each cell, in the types of the value columns."""
+        return list(map(convert_value, cells, list(self._staged)[4:]))
 
     def _check_values(self, value: Any) -> list[Any]:
         if isinstance(value, Mapping) and not set(value) <= set(self._staged.names[4:]):

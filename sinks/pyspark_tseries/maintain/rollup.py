@@ -420,9 +420,9 @@ class _Run:
 
     def _find_covered(self) -> tuple[CommitId | None, bool]:
         """Return the source's commit that the rollup covers, and whether its first run is due."""
-        log = self._target.log
+        transaction = self._target.transaction
         for name, is_first in ((COVERED, False), (BEGUN, True)):
-            number, commit_id = log.transaction(name), log.transaction(digest_transaction(name))
+            number, commit_id = transaction(name), transaction(digest_transaction(name))
             if number is not None and commit_id is not None:
                 return CommitId(number, commit_id), is_first
         return None, True

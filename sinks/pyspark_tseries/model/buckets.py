@@ -216,7 +216,7 @@ def parse_buckets(
             nor is whole days; an unknown zone; or an origin after the 28th of a month for months.
     """
     us, months = _parse_width(width)
-    name = _check_zone(timezone)
+    name = parse_zone(timezone)
     if name is not None and us and us % DAY_US and DAY_US % us:
         raise InvalidQuery(
             f"a width of {width!r} neither divides a day nor is whole days",
@@ -258,15 +258,20 @@ def _parse_width(width: str | timedelta) -> tuple[int, int]:
     return us, months
 
 
-def _check_zone(name: str | None) -> str | None:
+def parse_zone(
+    name: str | None, accepted: str = "an IANA name such as 'Europe/Berlin'"
+) -> str | None:
+    """Return the name of a time zone, None for UTC; `accepted` is for the error.
+
+    Raises:
+        InvalidQuery: there is no such zone.
+    """
     if name is None or name == "UTC":
         return None
     try:
         ZoneInfo(name)
     except Exception:
-        raise InvalidQuery(
-            f"{name!r} is not a time zone", "an IANA name such as 'Europe/Berlin'", "correct it"
-        ) from None
+        raise InvalidQuery(f"{name!r} is not a time zone", accepted, "correct it") from None
     return name
 
 
