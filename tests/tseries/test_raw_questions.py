@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tseries.deliveries import AGGREGATES
 from tseries.limits import set_limits
 from tseries.raw_oracle import Oracle, bucket_starts
 from tseries.raw_store import NAMES, ODD_DAYS, PROGRAMS, some_store
@@ -230,18 +231,9 @@ def ask_buckets(asked, store, oracle, chance):
 
 
 QUERIED = {
-    "mean": ("celsius", "mean"),
-    "low": ("celsius", "min"),
-    "high": ("celsius", "max"),
-    "total": ("n", "sum"),
+    **AGGREGATES,
     "heat": ("celsius", "sum"),
     "average": ("n", "mean"),
-    "median": ("celsius", "median"),
-    "p9": ("n", 0.9),
-    "opened": ("celsius", "first"),
-    "closed": ("n", "last"),
-    "there": ("celsius", "count"),
-    "events": ("*", "count"),
     "weighted": ("celsius", "time_weighted_mean"),
 }
 

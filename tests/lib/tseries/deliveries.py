@@ -20,6 +20,20 @@ from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.store.store import Store, now_us
 
 VALUES = {"celsius": pa.float64(), "n": pa.int64(), "room": pa.string()}
+AGGREGATES = {
+    "mean": ("celsius", "mean"),
+    "low": ("celsius", "min"),
+    "high": ("celsius", "max"),
+    "total": ("n", "sum"),
+    "median": ("celsius", "median"),
+    "p9": ("n", 0.9),
+    "opened": ("celsius", "first"),
+    "closed": ("n", "last"),
+    "there": ("celsius", "count"),
+    "events": ("*", "count"),
+}
+"""Columns of buckets -> a value column and a function."""
+
 BEGIN = datetime(2026, 3, 28, 22, tzinfo=UTC)
 """Hours before the clocks of Berlin are put forward; `AUTUMN`: before they are put back."""
 AUTUMN = datetime(2026, 10, 24, 20, tzinfo=UTC)

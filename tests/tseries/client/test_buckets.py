@@ -10,23 +10,11 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.deliveries import AUTUMN, BEGIN, Deliveries, programs, start_of
+from tseries.deliveries import AGGREGATES, AUTUMN, BEGIN, Deliveries, programs, start_of
 from tseries.limits import set_limits
 
 from pyspark_tseries import InvalidQuery, TimeSeries
 
-AGGREGATES = {
-    "mean": ("celsius", "mean"),
-    "low": ("celsius", "min"),
-    "high": ("celsius", "max"),
-    "total": ("n", "sum"),
-    "median": ("celsius", "median"),
-    "p9": ("n", 0.9),
-    "opened": ("celsius", "first"),
-    "closed": ("n", "last"),
-    "there": ("celsius", "count"),
-    "events": ("*", "count"),
-}
 SQL = """avg(celsius) AS mean, min(celsius) AS low, max(celsius) AS high,
     sum(n)::BIGINT AS total, quantile_cont(celsius, 0.5) AS median,
     quantile_cont(n::DOUBLE, 0.9) AS p9,
