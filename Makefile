@@ -93,10 +93,10 @@ test test-spark integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS) $(SHARED_C
 test-4.2: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
 # One session of Spark gains less by kept classes than it takes to make them, so none are made.
 test: java $(READY) ## the fast tests: rules, storage, and a stream of Spark for what users rely on
-	$(BIN)/python -m pytest tests -m "not session or everyday" $(WORKERS) $(RERUNS)
+	$(BIN)/python -m pytest tests -m "(not session or everyday) and not soak" $(WORKERS) $(RERUNS)
 
 test-spark: java $(CLASSES) ## the other tests with Spark, and those with an S3 server
-	$(BIN)/python -m pytest tests -m "session and not everyday" $(WORKERS) $(RERUNS)
+	$(BIN)/python -m pytest tests -m "session and not everyday and not soak" $(WORKERS) $(RERUNS)
 
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python

@@ -73,12 +73,15 @@ def test_the_service_container_is_the_broker_of_the_tests() -> None:
     assert {key: each for key, each in kafka["env"].items() if key != "CLUSTER_ID"} == named
 
 
+@pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("marks", [(), ("session",), ("everyday",), ("session", "everyday")])
-def test_a_fast_test_is_in_one_of_two_targets(marks: tuple[str, ...]) -> None:
+def test_a_test_is_in_one_of_two_targets_unless_it_is_long(
+    marks: tuple[str, ...], long: bool
+) -> None:
     lines = re.findall(r'^\t\S+ -m pytest tests -m "(.*?)"', read("Makefile"), re.MULTILINE)
     chosen = [line for line in lines if "everyday" in line]
-    names = {name: name in marks for name in ("session", "everyday")}
-    assert sum(bool(eval(line, {}, names)) for line in chosen) == 1
+    names = {name: name in marks for name in ("session", "everyday")} | {"soak": long}
+    assert sum(bool(eval(line, {}, names)) for line in chosen) == (0 if long else 1)
     assert len(chosen) == 2
 
 

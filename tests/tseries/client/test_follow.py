@@ -1,6 +1,7 @@
 """A follower gives each event once, in order, and goes on exactly at any of its positions."""
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -514,15 +515,23 @@ def run_with_kills(store, tmp_path, kills, chance):
     def commit():
         return Store.open(path).snapshot().metadata.commit
 
-    appender = threading.Thread(
-        target=lambda: [
-            kill_after_progress(appended, commit, random.Random(n)) for n in range(kills)
-        ]
-    )
+    enough = threading.Event()
+
+    def append_until_enough():
+        # A follower makes no progress without new events, so these end only after its kills.
+        for n in itertools.count():
+            kill_after_progress(appended, commit, random.Random(n))
+            if enough.is_set() and n + 1 >= kills:
+                return
+
+    appender = threading.Thread(target=append_until_enough)
     appender.start()
-    for _ in range(kills):
-        kill_after_progress(followed, size, chance)
-    appender.join()
+    try:
+        for _ in range(kills):
+            kill_after_progress(followed, size, chance)
+    finally:
+        enough.set()
+        appender.join()
     store.append("b", last)
     subprocess.run(followed, check=True, timeout=120)
     got = [tuple(key) for key in json.loads(saved.read_text())["got"]]
