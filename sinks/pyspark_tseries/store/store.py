@@ -436,7 +436,7 @@ class Store:
             attempts: the attempts of an interrupted call; this call adds its own.
 
         Returns:
-            The commit; None if the store already has the batch.
+            The commit; None if the store already has the batch, by another call.
 
         Raises:
             UpdateFailed: a row may not be added.
@@ -456,11 +456,12 @@ class Store:
             try:
                 with self.commit_lock(whole=batch.has_edits):
                     landed = next(filter(self._is_committed, attempts), None)
+                    was_beaten = self._discard_lost(attempts, landed)
                     if landed or self.is_replay(batch.token, batch.digest):
                         if synced:
                             self.log.sync_entries()
-                        return landed or (attempts[-1] if attempts else None)
-                    faults = 0 if attempts and self._discard_lost(attempts) else faults
+                        return landed
+                    faults = 0 if was_beaten else faults
                     if faults == policy.storage_failures or number == policy.commits:
                         break
                     return self._try_append(batch, clock, attempts, synced)
@@ -541,15 +542,21 @@ class Store:
             self._known_values = since, self.values
         return self._known_values[1]
 
-    def _discard_lost(self, attempts: list[PreparedCommit]) -> bool:
+    def _discard_lost(
+        self, attempts: list[PreparedCommit], landed: PreparedCommit | None = None
+    ) -> bool:
         """Discard attempts that can no longer succeed; return whether a competing commit was first.
 
         An object store may still carry out a failed request, unless a competing commit prevents it.
-        Until then keep the files of the attempt; maintenance finally removes them.
+        Until then keep the files of the attempt; maintenance finally removes them. The attempt
+        `landed` is in the log, and stays.
         """
+        lost = [attempt for attempt in attempts if attempt is not landed]
+        if not lost:
+            return False
         head_id = self.head_id()
-        beaten = [attempt for attempt in attempts if attempt.index.metadata.parent != head_id]
-        for attempt in list(attempts) if self.location.is_local else beaten:
+        beaten = [attempt for attempt in lost if attempt.index.metadata.parent != head_id]
+        for attempt in lost if self.location.is_local else beaten:
             self.location.remove(attempt.paths)
             attempts.remove(attempt)
         return bool(beaten)

@@ -25,6 +25,7 @@ from pyspark_tseries.errors import (
     UpdateFailed,
 )
 from pyspark_tseries.maintain.background import remove_obsolete_files
+from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.row_digest import digest_rows
@@ -347,6 +348,34 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(tmp_path, token, rivals)
 
     Meeting(store, after=[lose_answer]).append(batch(("a", 3), token=token))
     assert len(stored(tmp_path / "s")) == 1 + rivals
+
+
+def test_a_race_lost_against_the_same_batch_gives_no_commit_and_leaves_no_files(tmp_path):
+    """Another driver of the same query was first: its commit is not the caller's."""
+    same = batch(("a", 1, 1.0), token=("q", 0))
+    assert losing(new_store(tmp_path / "s"), same).append(same) is None
+    assert stored(tmp_path / "s") == [("a", 0, 1)]
+    names = files_under(tmp_path / "s")
+    assert sum(name.startswith("kind=event/") for name in names) == 1
+    assert sum(name.startswith("_tseries/head/") for name in names) == 1
+
+
+def test_a_race_lost_against_a_later_batch_of_the_writer_is_refused_and_leaves_no_files(tmp_path):
+    store = losing(new_store(tmp_path / "s"), batch(("a", 1), token=("q", 1)))
+    with pytest.raises(ReplayDiffers):
+        store.append(batch(("a", 1), token=("q", 0)))
+    names = files_under(tmp_path / "s")
+    assert sum(name.startswith("kind=event/") for name in names) == 1
+
+
+def test_a_commit_that_landed_after_a_lost_race_is_returned_and_keeps_its_files(tmp_path):
+    store = new_store(tmp_path / "s")
+    lose_answer = partial(fail, CommitFailedError("the connection was reset"))
+    beaten = partial(rival(store).append, batch(("b", 1)))
+    made = Meeting(store, before=[beaten], after=[lose_answer]).append(batch(("a", 1), token=("q", 0)))
+    assert made.head_id == Store.open(tmp_path / "s").head_id()
+    assert stored(tmp_path / "s") == [("a", 0, 1), ("b", 0, 1)]
+    assert verify(str(tmp_path / "s")) == []
 
 
 def test_a_broken_storage_fails_soon_and_a_busy_store_by_name(tmp_path):
