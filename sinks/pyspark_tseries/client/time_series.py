@@ -79,7 +79,7 @@ from pyspark_tseries.store.admin_commits import (
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import Batch, Expected, PreparedCommit, condition_error
 from pyspark_tseries.write.numbering import DEFAULT_LIMIT, FutureLimit
-from pyspark_tseries.write.rows import staged_schema
+from pyspark_tseries.write.rows import staged_schema, staged_values
 
 _NEXT_STEPS: Final = {
     (OutOfOrder, "append"): (
@@ -609,7 +609,7 @@ class TimeSeries(Questions):
                 )
         add_columns(self._store, wanted)
         _check_columns(self._store, wanted)  # Another client may have added one at the same time.
-        self._staged = staged_schema(self._store.values)
+        self._update_columns()
 
     def set_units(self, units: Mapping[str, str]) -> None:
         """Set the units of value columns, such as `{"celsius": "°C"}`; an empty text removes one.
@@ -667,7 +667,7 @@ class TimeSeries(Questions):
         wanted = new_value_fields(parse_schema(columns))
         self._store.refresh()
         widen_columns(self._store, wanted, principal=self._author, progress=progress)
-        self._staged = staged_schema(self._store.values)
+        self._update_columns()
 
     def compact(self) -> CompactionResult:
         """Cluster the files by series and remove events out of the retained range.
@@ -769,16 +769,10 @@ class TimeSeries(Questions):
             raise IncompatibleValue(
                 f"series {show_value(series)} is not the name of a series", "a text", "correct it"
             )
-        cells = self._check_values(value)
+        staged, values = self._convert_value(value)
         metadata = (pa.array([series]), pa.array([stamp], INSTANT), pa.nulls(1, pa.string()))
-        try:
-            values = self._convert(cells)
-        except IncompatibleValue:
-            if not self._update_columns():
-                raise
-            values = self._convert(self._check_values(value))
         columns = [*metadata, pa.array([original], pa.int64()), *values]
-        rows = pa.Table.from_arrays(columns, schema=self._staged)
+        rows = pa.Table.from_arrays(columns, schema=staged)
         batch = Batch(rows, "fail", self._author, future=future, expected=expected)
         try:
             if original is None and expected is None:
@@ -799,21 +793,33 @@ class TimeSeries(Questions):
             maintain_after_commit(self._store)
         return attempt
 
-    def _convert(self, cells: list[Any]) -> list[Any]:
-        """Return a column of each cell, in the types of the value columns."""
-        return list(map(convert_value, cells, list(self._staged)[4:]))
+    def _convert_value(self, value: Any) -> tuple[pa.Schema, list[pa.Array]]:
+        """Return the staged columns, and an array of each value column.
 
-    def _check_values(self, value: Any) -> list[Any]:
-        if isinstance(value, Mapping) and not set(value) <= set(self._staged.names[4:]):
-            self._update_columns()
-        return parse_values(self._staged.names[4:], self._only, value)
+        Both are of one state of the columns: another thread may add or widen some meanwhile.
+        """
+        staged = self._staged
+        names = {field.name for field in staged_values(staged)}
+        if isinstance(value, Mapping) and not set(value) <= names:
+            staged = self._update_columns()
+        try:
+            return staged, self._convert(value, staged)
+        except IncompatibleValue:
+            updated = self._update_columns()
+            if updated == staged:
+                raise
+            return updated, self._convert(value, updated)
 
-    def _update_columns(self) -> bool:
-        """Take the columns that other writers have added or widened; return whether they have."""
-        before = self._staged
+    def _convert(self, value: Any, staged: pa.Schema) -> list[pa.Array]:
+        fields = staged_values(staged)
+        cells = parse_values([field.name for field in fields], self._only, value)
+        return list(map(convert_value, cells, fields))
+
+    def _update_columns(self) -> pa.Schema:
+        """Return the staged columns with those that other writers have added or widened."""
         self._store.refresh()
-        self._staged = staged_schema(self._store.values)
-        return bool(self._staged != before)
+        self._staged = staged = staged_schema(self._store.values)
+        return staged
 
     def _view(self) -> View:
         with named_failures(self._store.location):

@@ -57,7 +57,7 @@ from pyspark_tseries.storage.data_files import (
     writer_options,
 )
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.write.rows import EDIT_OF
+from pyspark_tseries.write.rows import EDIT_OF, STAGED_NAMES
 
 MIN_DEFAULT_FUTURE_US: Final = DAY_US
 """The default limit is at least a day, even if the `last` of the retained range is shorter."""
@@ -684,7 +684,7 @@ def build_events(
 
     They are sorted by (series, sequence).
     """
-    values = [name for name in rows.schema.names if name not in _NOT_VALUES]
+    values = [name for name in rows.schema.names if name not in STAGED_NAMES]
     size = len(events.order)
     taken = [rows[name] for name in values]
     if rows.num_rows > 1:
@@ -698,9 +698,6 @@ def build_events(
     names = [*_EVENT_NAMES, *values, *_LAST_NAMES]
     return pa.table([*index, *taken, *overridden, *commit], names=names)
 
-
-_NOT_VALUES: Final = ("series", "timestamp", "author", EDIT_OF.name)
-"""The columns of staged rows that are no values."""
 
 _EVENT_NAMES: Final = [field.name for field in EVENT_FIELDS]
 _LAST_NAMES: Final = [field.name for field in (*ORIGINAL_FIELDS, *COMMIT_FIELDS)]

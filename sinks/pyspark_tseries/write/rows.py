@@ -25,6 +25,9 @@ from pyspark_tseries.options import WriteOptions
 EDIT_OF: Final = ORIGINAL_FIELDS[0]
 """The column with the sequences of edited originals; null in appends."""
 
+STAGED_NAMES: Final = ("series", "timestamp", "author", EDIT_OF.name)
+"""The names of the first columns of a `staged_schema`; the others are values."""
+
 _CTI: Final = "cti"
 """The default column of CTIs, as in the DataFrames of timestream's sources."""
 
@@ -61,6 +64,11 @@ def staged_schema(values: list[pa.Field]) -> pa.Schema:
     """Return the columns of rows on their way from a task to the commit, for these values."""
     stamp, author = (EVENT_FIELDS[i].with_nullable(True) for i in (2, 3))
     return pa.schema([EVENT_FIELDS[0], stamp, author, EDIT_OF, *values])
+
+
+def staged_values(staged: pa.Schema) -> list[pa.Field]:
+    """Return the value columns of a `staged_schema`."""
+    return list(staged)[len(STAGED_NAMES) :]
 
 
 def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field] | None) -> RowPlan:

@@ -174,6 +174,38 @@ def test_added_columns_are_null_before_and_can_be_named_at_once(store):
     assert len(store.range_query().select_from("a").to_arrow().schema) == len(table.schema)
 
 
+class Reading(dict):
+    """A value during whose conversion another thread changes the columns."""
+
+    def __init__(self, value, change):
+        super().__init__(value)
+        self.change = change
+
+    def items(self):
+        change, self.change = self.change, lambda: None
+        change()
+        return super().items()
+
+
+@pytest.mark.parametrize("how", ["add", "widen"])
+def test_an_append_is_stored_though_another_thread_changes_the_columns_meanwhile(tmp_path, how):
+    kinds = {"celsius": pa.float32()}
+    store = TimeSeries.create(tmp_path / "s", kinds, "unlimited", auto_compact=False)
+    store.append("a", 1.0)
+    value = Reading(
+        {"celsius": 2.0},
+        lambda: (
+            store.add_columns({"humidity": pa.float64()})
+            if how == "add"
+            else store.widen_columns(CELSIUS)
+        ),
+    )
+    assert store.append("a", value).sequence == 1
+    events = store.range_query().select_from("a").to_arrow()
+    assert events["celsius"].to_pylist() == [1.0, 2.0]
+    assert store.verify() == []
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [

@@ -372,7 +372,9 @@ def test_a_commit_that_landed_after_a_lost_race_is_returned_and_keeps_its_files(
     store = new_store(tmp_path / "s")
     lose_answer = partial(fail, CommitFailedError("the connection was reset"))
     beaten = partial(rival(store).append, batch(("b", 1)))
-    made = Meeting(store, before=[beaten], after=[lose_answer]).append(batch(("a", 1), token=("q", 0)))
+    made = Meeting(store, before=[beaten], after=[lose_answer]).append(
+        batch(("a", 1), token=("q", 0))
+    )
     assert made.head_id == Store.open(tmp_path / "s").head_id()
     assert stored(tmp_path / "s") == [("a", 0, 1), ("b", 0, 1)]
     assert verify(str(tmp_path / "s")) == []
