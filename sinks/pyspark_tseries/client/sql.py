@@ -9,6 +9,7 @@ A process has one DuckDB for all its stores. Each thread asks through a cursor o
 keeps the views of a commit until it has asked later ones.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -146,7 +147,8 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
             kind = "VIEW" if is_shared else "TEMP VIEW"
             connection.execute(f"CREATE OR REPLACE {kind} {name} AS {text}")
     except BaseException:
-        connection.execute("ROLLBACK")
+        with contextlib.suppress(Exception):  # An interrupted transaction may be gone.
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 

@@ -183,7 +183,7 @@ def _lost_events_error(store: Store) -> UnusableStore:
 
 
 def _discard(store: Store, written: Sequence[WrittenFile]) -> None:
-    store.location.remove(store.location.file(file.path) for file in written)
+    store.location.discard(store.location.file(file.path) for file in written)
 
 
 class Merge:

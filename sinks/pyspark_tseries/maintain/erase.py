@@ -468,7 +468,7 @@ class _Act:
             live = self._store.snapshot().paths
             written = (file.path for files in self._rewritten.values() for file in files)
             unused = [path for path in written if path not in live]
-            self._location.remove(map(self._location.file, unused))
+            self._location.discard(map(self._location.file, unused))
 
 
 def find_last_gap(stored: Int64Array, last: int) -> int:

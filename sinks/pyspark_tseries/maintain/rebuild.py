@@ -193,7 +193,7 @@ def correct_bounds(store: Store, wrong: Mapping[DataFile, FileStats], now_us: in
                 next_step="try again",
             )
     except StoreBusy:
-        location.remove(location.file(file.path) for file in written)
+        location.discard(location.file(file.path) for file in written)
         raise
 
 

@@ -154,12 +154,17 @@ def table_schema(values: Iterable[pa.Field]) -> pa.Schema:
 
     The table is partitioned by `kind` (`event` or `edit`), so that edits stay in few small files.
     """
-    return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS, *COMMIT_FIELDS, _KIND_FIELD])
+    return event_schema(values).append(_KIND_FIELD)
+
+
+def event_schema(values: Iterable[pa.Field]) -> pa.Schema:
+    """Return the columns of an event as it is written: the table's, without `kind`."""
+    return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS, *COMMIT_FIELDS])
 
 
 def file_schema(values: Iterable[pa.Field]) -> pa.Schema:
-    """Return the columns of a data file: the table's, without `kind` and with `erasure`."""
-    return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS, *COMMIT_FIELDS, ERASURE_FIELD])
+    """Return the columns of a data file: those of its events, and `erasure`."""
+    return event_schema(values).append(ERASURE_FIELD)
 
 
 def query_schema(values: Iterable[pa.Field]) -> pa.Schema:

@@ -37,7 +37,7 @@ from pyspark_tseries.model.arrays import (
     sort_keys,
     to_int64,
 )
-from pyspark_tseries.model.columns import query_schema, result_schema, show_columns, table_schema
+from pyspark_tseries.model.columns import event_schema, query_schema, result_schema, show_columns
 from pyspark_tseries.model.commits import CommitId, CtiRecord
 from pyspark_tseries.model.ranges import RetainedRange, min_retained
 from pyspark_tseries.model.series_choice import ALL_SERIES, SeriesChoice
@@ -384,7 +384,7 @@ def _read_rows(
     wanted: pc.Expression | None = None,
 ) -> pa.Table:
     """Read the columns of a query, and the commit."""
-    schema = pa.schema(list(table_schema(task.values))[:-1])
+    schema = event_schema(task.values)
     columns = [*query_schema(task.values).names, "commit"]
     return read_rows(task.location, data, schema, columns, row_filter, wanted)
 

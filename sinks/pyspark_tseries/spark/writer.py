@@ -249,10 +249,7 @@ def _build_batch(
 
 def _remove_staged(target: WriteTarget, tasks: Iterable[StagedTask]) -> None:
     # The batch is stored or given up already; maintenance removes leftovers after a day.
-    with contextlib.suppress(OSError):
-        target.location.remove(
-            path for task in tasks for path in task.output.paths(target.location)
-        )
+    target.location.discard(path for task in tasks for path in task.output.paths(target.location))
 
 
 def _staged_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:

@@ -631,7 +631,7 @@ def write_events(
             else _write_sealed(location, full, bytearray(content), made[0])
         )
     except BaseException:
-        location.remove([full])
+        location.discard([full])
         raise
     return WrittenFile(path, size, compute_stats(table))
 

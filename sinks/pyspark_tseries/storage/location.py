@@ -502,6 +502,16 @@ class Location:
             with contextlib.suppress(FileNotFoundError):
                 remove(path)
 
+    def discard(self, paths: Iterable[str]) -> None:
+        """Remove files that nothing names, as far as possible.
+
+        What stays is left to maintenance: mostly an error is being raised, and it is the one that
+        says what is wrong.
+        """
+        for path in paths:
+            with contextlib.suppress(OSError):
+                self.remove([path])
+
     def list_files(self, directory: str) -> Iterator[tuple[str, int]]:
         """Yield each file in `directory`, which need not exist, and its time in nanoseconds."""
         if not self.is_local:

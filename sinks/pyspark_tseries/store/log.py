@@ -325,8 +325,7 @@ def write_entry(
         if synced:
             sync([log])
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(draft)
+        location.discard([draft])
 
 
 def unreachable_error(location: Location, done: str, error: Exception) -> UnusableStore:

@@ -557,7 +557,7 @@ class Store:
         head_id = self.head_id()
         beaten = [attempt for attempt in lost if attempt.index.metadata.parent != head_id]
         for attempt in lost if self.location.is_local else beaten:
-            self.location.remove(attempt.paths)
+            self.location.discard(attempt.paths)
             attempts.remove(attempt)
         return bool(beaten)
 

@@ -285,7 +285,7 @@ class Batch:
             commit.check_access()
             return commit.write()
         except BaseException:
-            context.location.remove(commit.paths)
+            context.location.discard(commit.paths)
             raise
         finally:
             commit.discard_temporary()

@@ -7,6 +7,7 @@ which order, and with which sequence and timestamp, and returns the new state of
 index change. After a lost race it is called again with the winner's index.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,7 @@ from pyspark_tseries.model.columns import (
     EVENT_FIELDS,
     INSTANT,
     ORIGINAL_FIELDS,
-    table_schema,
+    event_schema,
 )
 from pyspark_tseries.model.commits import name_writer
 from pyspark_tseries.model.ranges import RetainedRange
@@ -530,7 +531,7 @@ def write_sorted(
 
     `tables` come from `merge_sorted`. If all rows are dropped, write no file.
     """
-    file = _EventFile(location, path)
+    file = EventFile(location, path)
     stood = _MovingIndex(index)
     counts = Counts()
     try:
@@ -541,9 +542,10 @@ def write_sorted(
                 file.add(build_events(rows, events, rules.metadata, rules.author))
             stood.advance(events.change)
             counts += events.counts
-    finally:
-        written = file.close()
-    return WriteResult(written, stood.change(), counts)
+        return WriteResult(file.close(), stood.change(), counts)
+    except BaseException:
+        file.abandon()
+        raise
 
 
 def write_numbered(
@@ -602,13 +604,14 @@ class _MovingIndex:
 
 
 @dataclass
-class _EventFile:
+class EventFile:
     """A file of events that writes row groups as its rows come."""
 
     location: Location
     path: str
     _held: list[pa.Table] = field(default_factory=list)
     _stats: FileStats | None = None
+    _sink: pa.NativeFile | None = None
     _writer: pq.ParquetWriter | None = None
     _options: dict[str, Any] = field(default_factory=dict)
     _made: list[Any] = field(default_factory=list)
@@ -620,10 +623,8 @@ class _EventFile:
             self._options = writer_options(events, is_whole=False)
         stats = compute_stats(events)
         self._stats = self._stats.extended_with(stats) if self._stats else stats
-        schema = pa.schema(
-            [f.with_nullable(True) for f in table_schema(_value_fields(events))][:-1]
-        )
-        self._held.append(events.cast(schema))
+        schema = event_schema(_value_fields(events))
+        self._held.append(events.cast(pa.schema([f.with_nullable(True) for f in schema])))
         rows = sum(table.num_rows for table in self._held)
         group = _group_rows(events)
         if rows >= group:  # Write whole row groups, and hold the rest.
@@ -632,12 +633,10 @@ class _EventFile:
     def _write(self, rows: int, group: int) -> None:
         whole = pa.concat_tables(self._held)
         if self._writer is None:
-            full = self.location.file(self.path)
-            sink = self.location.write(full)
+            self._sink = self.location.write(self.location.file(self.path))
             self._writer = pq.ParquetWriter(
-                sink, whole.schema, metadata_collector=self._made, **self._options
+                self._sink, whole.schema, metadata_collector=self._made, **self._options
             )
-            self._sink = sink
         self._writer.write_table(whole.slice(0, rows), row_group_size=group)
         self._groups += -(-rows // group)
         self._held = [whole.slice(rows)] if whole.num_rows > rows else []
@@ -647,7 +646,7 @@ class _EventFile:
         if self._held:
             rows = sum(table.num_rows for table in self._held)
             self._write(rows, max(rows, 1))
-        if self._writer is None or self._stats is None:
+        if self._sink is None or self._writer is None or self._stats is None:
             return None
         if self.location.is_local:
             self._writer.add_key_value_metadata(
@@ -658,9 +657,18 @@ class _EventFile:
         size = seal_file(self.location, self.location.file(self.path), self._made[0])
         return WrittenFile(self.path, size, self._stats)
 
+    def abandon(self) -> None:
+        """Close the file as it is and remove it, because an error is being raised."""
+        for opened in (self._writer, self._sink):
+            if opened is not None:
+                with contextlib.suppress(Exception):
+                    opened.close()
+        if self._sink is not None:
+            self.location.discard([self.location.file(self.path)])
+
 
 def _value_fields(events: pa.Table) -> list[pa.Field]:
-    known = set(table_schema([]).names)
+    known = set(event_schema([]).names)
     return [column for column in events.schema if column.name not in known]
 
 
@@ -680,7 +688,7 @@ def build_events(
     author: str,
     originals: list[pa.Array] | None = None,
 ) -> pa.Table:
-    """Return the rows of a commit's file, with the columns of `table_schema` without `kind`.
+    """Return the rows of a commit's file, with the columns of `event_schema`.
 
     They are sorted by (series, sequence).
     """

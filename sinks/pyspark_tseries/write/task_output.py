@@ -62,7 +62,7 @@ class TempPaths:
     def discard(self, but: Iterable[str] = ()) -> None:
         """Remove existing files of all paths, except those with the full paths `but`."""
         full = {self._location.file(path) for path in self._paths}
-        self._location.remove(full.difference(but))
+        self._location.discard(full.difference(but))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ def stage(
         with location.write(path) as file:
             return StagedRows(_write_stream(file, schema, chain(held, rest)), path=path)
     except BaseException:
-        location.remove([path])
+        location.discard([path])
         raise
 
 

@@ -34,7 +34,7 @@ from pyspark_tseries.storage.head_files import head_path, load_index, read_head_
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.storage.row_reader import ALL_ROWS, FOOTER_CACHE, RowFilter
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.write.numbering import _EventFile
+from pyspark_tseries.write.numbering import EventFile
 
 HEAD = tuple(SeriesIndex().columns)
 VALUES = {
@@ -304,7 +304,7 @@ def test_a_file_that_is_written_in_parts_has_checksums(tmp_path):
     written = pq.read_table(tmp_path / "s" / only_file(tmp_path / "s").path, partitioning=None)
     (tmp_path / "other").mkdir()
     location = parse_location(str(tmp_path / "other"))
-    file = _EventFile(location, "kind=event/f.parquet")
+    file = EventFile(location, "kind=event/f.parquet")
     for at in range(0, 200, 30):
         file.add(written.slice(at, 30).replace_schema_metadata(None))
     done = file.close()

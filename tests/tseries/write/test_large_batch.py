@@ -1,5 +1,6 @@
 """A batch that its tasks write is the batch that the driver would have written: event by event."""
 
+import errno
 import gc
 import itertools
 import os
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 from spark_task import in_task
-from tseries.builders import batch, new_store, stored
+from tseries.builders import batch, new_store, staged, stored
 from tseries.large_batches import (
     NOW,
     SCHEMA,
@@ -36,7 +37,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import head_files
 from pyspark_tseries.storage.data_files import to_data_file
@@ -45,8 +46,10 @@ from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as batches_module
+from pyspark_tseries.write import numbering
 from pyspark_tseries.write import task_output as runs
 from pyspark_tseries.write.batch import Batch, CommitContext
+from pyspark_tseries.write.numbering import WriteRules
 from pyspark_tseries.write.task_output import DEFAULT_LIMITS, OptimisticNumber, SpillLimits
 
 
@@ -290,6 +293,44 @@ def test_failed_batch_leaves_only_the_files_of_its_tasks(location):
     assert len(there) == len(before)
     location.remove(path for task in tasks for path in task.paths(location))
     assert left(location) == []
+
+
+def test_the_first_error_of_a_batch_is_raised_though_closing_its_file_fails(location, monkeypatch):
+    """A disk that is full fails the rows, and then the end of their file."""
+    rows = staged(*((f"s{n}", n) for n in range(3)))
+    rules = WriteRules(CommitMetadata(0, NOW, None, None), "me", "fail", NOW)
+
+    def tables():
+        yield rows
+        raise UpdateFailed("the first error")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(numbering, "_group_rows", lambda _: 1)
+    monkeypatch.setattr(pq.ParquetWriter, "close", full)
+    monkeypatch.setattr(pq.ParquetWriter, "__del__", lambda _: None)
+    with pytest.raises(UpdateFailed, match="the first error"):
+        numbering.write_sorted(location, "f.parquet", tables(), SeriesIndex(), rules)
+    assert os.listdir(location.root) == []
+    with pytest.raises(OSError, match="No space left"):
+        numbering.write_sorted(location, "f.parquet", [rows], SeriesIndex(), rules)
+    assert os.listdir(location.root) == []
+
+
+def test_the_first_error_of_a_batch_is_raised_though_its_files_cannot_be_removed(
+    location, monkeypatch
+):
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Location, "remove", denied)
+    with pytest.raises(UpdateFailed, match="'b': its first event has no timestamp"):
+        large([output(location, [at("b", None)], FIRST)], clock="event").prepare(
+            CommitContext(location, None, SeriesIndex(), NOW, 1)
+        )
+    with pytest.raises(UpdateFailed, match="out of range"):
+        output(location, [at("a", 5), at("a", 6), at("b", 2**62)], FIRST)
 
 
 def test_a_task_that_fails_leaves_nothing(location):
