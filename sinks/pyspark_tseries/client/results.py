@@ -1,6 +1,5 @@
 """The results of the client: metadata, events and receipts, also as data frames and as a page."""
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, format_instant
 from pyspark_timestream.core.report import html_table
+from pyspark_timestream.core.threads import lazy
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.chart.figure import USUAL, Shape, is_line, shown_times
 from pyspark_tseries.client.chart import MAX_SERIES, Chart, make_chart
@@ -208,7 +208,7 @@ class QueryResult:
         """True if the limit left nothing out."""
         return self.selected_count == len(self)
 
-    @functools.cached_property
+    @lazy
     def events(self) -> tuple[Event, ...]:
         """The events, series by series, in the order of the query.
 

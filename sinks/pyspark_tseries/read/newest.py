@@ -13,13 +13,13 @@ import dataclasses
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.threads import lazy
 from pyspark_tseries.model.arrays import (
     MAX_NUMBER,
     MIN_NUMBER,
@@ -97,7 +97,7 @@ class Series:
     def __len__(self) -> int:
         return len(self.names)
 
-    @cached_property
+    @lazy
     def last(self) -> Int64Array:
         """The last sequence of each."""
         return self._take("last_sequence")["last_sequence"]
@@ -149,12 +149,12 @@ class NewestRows:
     table: pa.Table
     starts: Int64Array
 
-    @cached_property
+    @lazy
     def places(self) -> Int64Array:
         """The place of each row."""
         return places_of(self.table)
 
-    @cached_property
+    @lazy
     def us(self) -> Int64Array:
         """The timestamp of each row's original."""
         return to_int64(self.table["timestamp"])

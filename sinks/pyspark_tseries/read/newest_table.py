@@ -13,13 +13,13 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.threads import lazy
 from pyspark_tseries.model.arrays import NO_SEQUENCE, Int64Array, to_int64
 from pyspark_tseries.model.columns import result_schema
 from pyspark_tseries.model.series_index import SeriesIds, SeriesIndex
@@ -79,7 +79,7 @@ class NewestTable:
     seen: Int64Array
     rows: NewestRows
 
-    @cached_property
+    @lazy
     def nbytes(self) -> int:
         """The size of the rows."""
         return int(self.rows.table.nbytes)

@@ -14,12 +14,12 @@ over rows or series.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from pyspark_timestream.core.threads import lazy
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import (
     MAX_NUMBER,
@@ -337,43 +337,43 @@ class _Slots:
 
     # Computed on demand: a range of times or sequences needs none of these.
 
-    @cached_property
+    @lazy
     def _rows(self) -> Int64Array:
         if self._counted is None:
             return np.arange(len(self.events.codes))
         return np.flatnonzero(self._counted)
 
-    @cached_property
+    @lazy
     def _codes(self) -> Int64Array:
         return self.events.codes[self._rows]
 
-    @cached_property
+    @lazy
     def _sequence(self) -> Int64Array:
         return self.events.sequence[self._rows]
 
-    @cached_property
+    @lazy
     def _us(self) -> Int64Array:
         return self.events.us[self._rows]
 
-    @cached_property
+    @lazy
     def _starts(self) -> Int64Array:
         return np.searchsorted(self._codes, np.arange(len(self.events.names)))
 
-    @cached_property
+    @lazy
     def _index(self) -> Int64Array:
         return np.arange(len(self._rows)) - self._starts[self._codes]
 
-    @cached_property
+    @lazy
     def size(self) -> Int64Array:
         """The number of slots of each series."""
         return np.bincount(self._codes, minlength=len(self.events.names))
 
-    @cached_property
+    @lazy
     def _timed(self) -> BoolArray | None:
         """Flags of the slots that can be found by their time; None stands for all."""
         return None if self.events.erased is None else ~self.events.erased[self._rows]
 
-    @cached_property
+    @lazy
     def last_us(self) -> Int64Array:
         """The time of each series' last event: flagged by `last_among`, not erased; else any."""
         codes, series = self.events.codes, np.arange(len(self.events.names))

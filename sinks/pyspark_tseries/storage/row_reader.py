@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pyspark_timestream.core.threads import lazy
 from pyspark_tseries.model.arrays import (
     ALL_KEYS,
     MAX_NUMBER,
@@ -89,7 +90,7 @@ class Footer:
         """Return the number of rows of a row group."""
         return self._group_rows[group]
 
-    @functools.cached_property
+    @lazy
     def _group_rows(self) -> list[int]:
         return [int(self.metadata.row_group(group).num_rows) for group in range(self.groups)]
 

@@ -7,7 +7,6 @@ at the horizon or later are still stored, and the index of any series is compute
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.threads import lazy
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import (
     ALL_KEYS,
@@ -101,7 +101,7 @@ class Snapshot:
             return self._whole_index
         return self._heads.load_series(self.head_id, series)
 
-    @functools.cached_property
+    @lazy
     def _whole_index(self) -> SeriesIndex:
         return self._heads.load(self.head_id)
 

@@ -10,7 +10,6 @@ For each query and application, the store keeps the number of its last batch and
 batch's rows (`model/row_digest.py`), as transactions of its Delta log.
 """
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -18,6 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
+from pyspark_timestream.core.threads import lazy
 from pyspark_tseries.errors import ConditionFailed, ReplayDiffers
 from pyspark_tseries.model.arrays import NEVER_US, Int64Array
 from pyspark_tseries.model.commits import APPLICATION_PREFIX
@@ -443,7 +443,7 @@ class _Commit:
         series, stamps = (rows[name].combine_chunks() for name in ("series", "timestamp"))
         return self._rules.number(series, stamps, self._lookup)
 
-    @functools.cached_property
+    @lazy
     def _temp_paths(self) -> TempPaths:
         return TempPaths(self._location, f"commit-{self._context.new_id:016x}")
 
@@ -512,7 +512,7 @@ class _Commit:
         wide = map(self._widen, tables)
         return write_sorted(self._location, path, wide, self._index, self._rules)
 
-    @functools.cached_property
+    @lazy
     def _is_of_the_store(self) -> bool:
         """False if the store has got wider types since the rows were made for it."""
         if not self._context.values:

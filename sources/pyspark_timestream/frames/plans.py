@@ -7,7 +7,6 @@ listener compares the running query's watermark with the CTIs that its streams r
 """
 
 import copy
-import functools
 import json
 import logging
 import re
@@ -29,6 +28,7 @@ from pyspark.sql.types import DoubleType, FloatType
 
 from pyspark_timestream.core.checkpoint import parse_offset
 from pyspark_timestream.core.instants import parse_instant
+from pyspark_timestream.core.threads import lazy
 from pyspark_timestream.errors import compose_message
 from pyspark_timestream.frames.cti_path import (
     FILTER,
@@ -245,7 +245,7 @@ class ClassicStep:
             children = [self._tables[plan.cteId()]]
         self._children = children
 
-    @functools.cached_property
+    @lazy
     def inputs(self) -> Sequence["ClassicStep"]:
         """The operators below."""
         return [ClassicStep(each, self._jvm, self._tables) for each in self._children]

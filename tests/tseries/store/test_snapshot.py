@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 
 import pyarrow as pa
 import pytest
@@ -140,3 +141,28 @@ def test_a_snapshot_needs_of_the_head_its_note_only(tmp_path):
     lines += ["said += [first.metadata.commit == whole[1].metadata.commit == 3]"]
     lines += ["said += [sorted(first.settings.policy)]"]
     assert in_new_process(path, lines) == [0, 2, True, 2, 2, True, ["me"]]
+
+
+def test_a_query_that_waits_for_a_commit_does_not_stop_it(tmp_path):
+    """A snapshot's index is read under the store's lock, which a commit holds."""
+    path = str(tmp_path / "s")
+    TimeSeries.create(path, VALUE, "unlimited", "me", auto_compact=False).append("a", 1)
+    Store.forget_all()
+    store = Store.open(path)
+    before = store.snapshot()  # Its index is not in memory.
+    TimeSeries(store, "me", auto_compact=False).append("a", 2)
+    query = threading.Thread(target=before.index, daemon=True)
+    committed = threading.Event()
+
+    def commit():
+        with store.commit_lock():
+            query.start()
+            query.join(0.2)
+            assert query.is_alive()
+            store.last_snapshot().index()
+        committed.set()
+
+    threading.Thread(target=commit, daemon=True).start()
+    assert committed.wait(10)
+    query.join(10)
+    assert not query.is_alive()
