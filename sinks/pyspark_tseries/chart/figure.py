@@ -2,7 +2,7 @@
 
 A figure has a panel for each column, because columns differ in units. A panel of numbers has a line
 for each series; one of Booleans or texts has a row for each, in which a state lasts until the next
-event. A figure never leaves anything out without a note.
+event. A figure never leaves anything out without a note. Its texts have no control characters.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
-from pyspark_timestream.core.report import format_count
-from pyspark_tseries.chart.ticks import format_moment
+from pyspark_timestream.core.report import escape_controls, format_count
+from pyspark_tseries.chart.ticks import choose_zone, format_moment
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import BoolArray, Int64Array, to_int64
 from pyspark_tseries.model.columns import find_unit
@@ -32,7 +32,7 @@ _FEW: Final = 10
 """Fewer distances do not show what is usual."""
 
 SEVERAL: Final = "\0"
-"""The state of a pixel that has several: no text of a store begins so."""
+"""The state of a pixel that has several; the states of a store have no such character."""
 
 EDITED: Final = "\N{BLACK DIAMOND} "
 OVERRIDDEN: Final = "\N{WHITE CIRCLE} "
@@ -259,10 +259,18 @@ def build_figure(table: pa.Table, shape: Shape, wanted: Wanted) -> Figure:
     title = wanted.title
     if title is None:
         title = names[0] if len(names) == 1 else ""
-    if not len(rows.us):
-        return Figure(title, (), (), 0, 0, wanted.zone, tuple(notes))
-    made = [_build_panel(rows, column, shape, wanted, notes) for column in columns]
-    return Figure(title, names, tuple(made), rows.low, rows.high, wanted.zone, tuple(notes))
+    panels: tuple[Panel, ...] = ()
+    if len(rows.us):
+        panels = tuple(_build_panel(rows, column, shape, wanted, notes) for column in columns)
+    return Figure(
+        escape_controls(title),
+        names,
+        panels,
+        rows.low,
+        rows.high,
+        choose_zone(rows.low, rows.high, wanted.zone),
+        tuple(map(escape_controls, notes)),
+    )
 
 
 def _list(names: Sequence[str]) -> str:
@@ -390,7 +398,8 @@ def _encode_groups(table: pa.Table, group: str | None) -> tuple[tuple[str, ...],
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
     names = tuple(
-        "(null)" if value is None else str(value) for value in encoded.dictionary.to_pylist()
+        "(null)" if value is None else escape_controls(str(value))
+        for value in encoded.dictionary.to_pylist()
     )
     codes: Int64Array = encoded.indices.to_numpy().astype(np.int64)
     return names, codes
@@ -428,10 +437,11 @@ def _find_current(table: pa.Table, codes: Int64Array) -> Int64Array:
 
 def _build_panel(rows: _Rows, column: str, shape: Shape, wanted: Wanted, notes: list[str]) -> Panel:
     field = rows.table.schema.field(column)
-    unit = wanted.units.get(column) or find_unit(field) or ""
+    unit = escape_controls(wanted.units.get(column) or find_unit(field) or "")
+    title = escape_controls(column)
     if not is_line(field.type):
         made = tuple(_state_rows(rows, column, wanted.pixels, notes))
-        return Panel(column, unit, rows=made, is_boolean=pa.types.is_boolean(field.type))
+        return Panel(title, unit, rows=made, is_boolean=pa.types.is_boolean(field.type))
     edges = (shape.bands or {}).get(column)
     values = _to_floats(rows.table[column])
     odd = int((~np.isfinite(values)).sum()) - rows.table[column].null_count
@@ -444,7 +454,7 @@ def _build_panel(rows: _Rows, column: str, shape: Shape, wanted: Wanted, notes: 
     _note_points(column, lines, values, rows, notes)
     numbers = [part for line in lines for part in _extremes(line)]
     low, high = (min(numbers), max(numbers)) if numbers else (0.0, 0.0)
-    title = column if edges is None else f"{column}, min to max"
+    title += "" if edges is None else ", min to max"
     is_whole = pa.types.is_integer(field.type)
     return Panel(title, unit, lines=lines, low=low, high=high, is_whole=is_whole)
 
@@ -615,7 +625,7 @@ def _state_rows(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Iter
 
 
 def _show_state(state: Any) -> str:
-    return str(state).lower() if isinstance(state, bool) else str(state).lstrip(SEVERAL)
+    return str(state).lower() if isinstance(state, bool) else escape_controls(str(state))
 
 
 def _spans(

@@ -5,8 +5,6 @@ lightness, so an inline picture reads on a light page and on a dark one. A pictu
 its page with it.
 """
 
-import textwrap
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from pyspark_timestream.core.report import cut_text, svg
+from pyspark_timestream.core.report import cell_width, cut_text, svg, wrap_text
 from pyspark_tseries.chart.figure import (
     EDITED,
     OVERRIDDEN,
@@ -100,10 +98,10 @@ def _frame(figure: Figure, layout: "_Layout", theme: str | None, body: str) -> s
     size = f'width="{layout.width}" height="{layout.height}"'
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {layout.width} '
-        f'{layout.height}" role="img" aria-label="{_text(label)}" font-family="{_FONT}" '
+        f'{layout.height}" role="img" aria-label="{escape(label)}" font-family="{_FONT}" '
         f'font-size="{_SIZE}"'
     )
-    told = f"<title>{_text(label)}</title><desc>{_text(figure.describe())}</desc>"
+    told = f"<title>{escape(label)}</title><desc>{escape(figure.describe())}</desc>"
     if theme is None:
         # A narrow page shrinks it as a whole.
         style = ' fill="currentColor" style="max-width:100%;height:auto"'
@@ -120,19 +118,9 @@ def _frame(figure: Figure, layout: "_Layout", theme: str | None, body: str) -> s
     return f'{head} color="{ink}" fill="currentColor">{told}{other}{ground}{body}</svg>'
 
 
-def _text(text: str) -> str:
-    return escape(_label(text))
-
-
-def _label(text: str) -> str:
-    """Replace what XML cannot write: control characters, surrogates and non-characters."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
-
-
 def text_width(text: str, size: float = _SIZE) -> float:
-    """Return about how wide a text is; letters of East Asia are as wide as they are high."""
-    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
-    return size * (_LETTER * (len(text) - wide) + 1.0 * wide)
+    """Return about how wide a text is; letters of East Asia are twice as wide as others."""
+    return size * _LETTER * cell_width(text)
 
 
 # -- layout ----------------------------------------------------------------------------------------
@@ -200,7 +188,7 @@ def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
     )
     times = fit_time_axis(figure.low, figure.high, figure.zone, right - left, text_width)
     top = _EDGE + (24 if figure.title else 0)
-    told = [f"times in {times.zone}"] if figure.panels else []
+    told = [f"times in {figure.zone or 'UTC'}"] if figure.panels else []
     told += [note for panel in figure.panels for note in _note_grey(panel)]
     notes = _wrap([*told, *figure.notes], width - 2 * _EDGE)
     return _Layout(figure, width, heights, tuple(axes), left, right, top, times, notes)
@@ -211,11 +199,11 @@ def _needs_label(figure: Figure) -> bool:
 
 
 def _line_name(line: Line, width: int) -> str:
-    return cut_text(_label(line.name), min(24, _fitting(width / 3 - 12)))
+    return cut_text(line.name, min(24, _fitting(width / 3 - 12)))
 
 
 def _row_name(row: Row, width: int) -> str:
-    return cut_text(_label(row.name), min(18, _fitting(width / 3 - 6)))
+    return cut_text(row.name, min(18, _fitting(width / 3 - 6)))
 
 
 def _fitting(width: float, size: float = _SIZE) -> int:
@@ -232,7 +220,7 @@ def _wrap(notes: Sequence[str], width: float) -> tuple[str, ...]:
         if lines and not has_mark and text_width(joined, 11) <= width:
             lines[-1] = joined
         else:
-            lines += textwrap.wrap(note, _fitting(width + 2 * _EDGE, 11))
+            lines += wrap_text(note, _fitting(width + 2 * _EDGE, 11))
     return tuple(lines)
 
 
@@ -255,13 +243,13 @@ def _number(value: float) -> str:
 
 def _draw_title(figure: Figure, layout: _Layout) -> Iterator[str]:
     if figure.title:
-        title = cut_text(_label(figure.title), _fitting(layout.width, 15))
+        title = cut_text(figure.title, _fitting(layout.width, 15))
         yield svg("text", title, x=_EDGE, y=_EDGE + 12, font_size=15, font_weight=600)
 
 
 def _draw_head(panel: Panel, top: float, axis: NumberAxis | None = None) -> Iterator[str]:
     """Draw the title of a panel: column, unit, and what the labels of its axis leave out."""
-    hints = [f"({_label(panel.unit)})"] if panel.unit else []
+    hints = [f"({cut_text(panel.unit, 20)})"] if panel.unit else []
     power = ""
     if axis is not None and axis.base:
         hints.append(f"from {axis.base:,.15g}")
@@ -273,7 +261,7 @@ def _draw_head(panel: Panel, top: float, axis: NumberAxis | None = None) -> Iter
     if hints:
         text = " ".join(hints)
         hint = svg("tspan", text, power, dx=5, fill_opacity=_FAINT, font_weight=400)
-    name = cut_text(_label(panel.title), 40)
+    name = cut_text(panel.title, 40)
     yield svg("text", name, hint, x=_EDGE, y=_number(top - 9), font_weight=600)
 
 
@@ -338,7 +326,7 @@ def _draw_notes(layout: _Layout) -> Iterator[str]:
             yield svg("g", "", ring, stroke_opacity=_FAINT)
         text = note.removeprefix(EDITED).removeprefix(OVERRIDDEN)
         x += 14 if text != note else 0
-        yield svg("text", _label(text), x=x, y=y, font_size=11, fill_opacity=_FAINT)
+        yield svg("text", text, x=x, y=y, font_size=11, fill_opacity=_FAINT)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -392,7 +380,7 @@ def _draw_line(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str]
     xs, ys = layout.x(line.us), y(line.values)
     ends = None if line.ends is None else layout.x(line.ends)
     path = _line_path(xs, ys, ends, line.is_first)
-    name = svg("title", _label(line.name)) if line.name else ""
+    name = svg("title", line.name) if line.name else ""
     yield svg(
         "path",
         "",
@@ -498,7 +486,7 @@ def _points(marks: Marks, layout: _Layout, y: _ToY) -> Iterator[tuple[str, str, 
 def _tooltip(name: str, us: int, value: float, unit: str, layout: _Layout, what: str = "") -> str:
     time = format_moment(us, layout.figure.zone)
     parts = [name, f"{time}: {show_number(value)} {unit}".rstrip(), what]
-    return svg("title", _label(", ".join(filter(None, parts))))
+    return svg("title", ", ".join(filter(None, parts)))
 
 
 def _draw_names(
@@ -524,7 +512,7 @@ def _draw_names(
         yield svg(
             "text",
             _line_name(line, layout.width),
-            svg("title", _label(line.name)),
+            svg("title", line.name),
             x=_number(x + 15),
             y=_number(place + 4),
             fill=colour(line.place),
@@ -572,7 +560,7 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
         yield svg(
             "text",
             _row_name(row, layout.width),
-            svg("title", _label(row.name)),
+            svg("title", row.name),
             x=_number(layout.left - 8),
             y=_number(y + 14),
             text_anchor="end",
@@ -594,7 +582,7 @@ def _draw_span(
     """Draw a state; one without a colour is grey."""
     ends = layout.x(np.array([span.start, span.end], np.int64))
     x, width = float(ends[0]), max(float(ends[1] - ends[0]), 0.8)
-    name = "several states" if span.state == SEVERAL else _label(span.state)
+    name = "several states" if span.state == SEVERAL else span.state
     height = 2 if is_boolean and span.state == "false" else 14
     yield svg(
         "rect",
@@ -634,7 +622,7 @@ def _note_grey(panel: Panel) -> Iterator[str]:
 
 
 def _state_name(state: str) -> str:
-    return cut_text(_label(state), 20)
+    return cut_text(state, 20)
 
 
 def _legend(panel: Panel, width: float) -> list[list[tuple[float, str]]]:

@@ -4,7 +4,6 @@ A cell of Braille has two dots beside each other and four below each other, one 
 below each other. Colours tell series apart; without them each series has a panel of its own.
 """
 
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -12,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pyspark_timestream.core.report import cut_text, escape_controls
+from pyspark_timestream.core.report import cell_width, cut_text, pad, wrap_text
 from pyspark_tseries.chart.figure import (
     EDITED,
     SEVERAL,
@@ -54,12 +53,17 @@ class Style:
         """As many dots are beside each other at most."""
         return self.width * (1 if self.is_ascii else 2)
 
+    def text(self, text: str) -> str:
+        """Return a text in letters that the terminal has."""
+        return text.encode("ascii", "backslashreplace").decode() if self.is_ascii else text
+
 
 def draw_text(figure: Figure, style: Style) -> str:
     """Return the lines of a picture, each at most `style.width` columns wide."""
-    title = [escape_controls(figure.title)] if figure.title else []
+    title = [cut_text(style.text(figure.title), style.width)] if figure.title else []
+    notes = [style.text(note.replace(EDITED, f"{_mark(style)} ")) for note in figure.notes]
     if not figure.panels:
-        return "\n".join([*title, "no events", *map(escape_controls, figure.notes)])
+        return "\n".join([*title, "no events", *_wrap(notes, style)])
     panels = list(figure.panels if style.has_colours else _divide(figure))
     left = min(max(_label_width(panel, style) for panel in panels), style.width // 3)
     columns = max(style.width - left - 2, _MIN_COLUMNS)
@@ -68,9 +72,12 @@ def draw_text(figure: Figure, style: Style) -> str:
     for panel in panels:
         lines += _draw_panel(panel, times, style, left, columns)
     lines += _draw_times(times, style, left, columns)
-    notes = [note.replace(EDITED, f"{_mark(style)} ") for note in figure.notes]
-    lines += ["", *map(escape_controls, [f"times in {times.zone}", *notes])]
+    lines += ["", *_wrap([f"times in {figure.zone or 'UTC'}", *notes], style)]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _wrap(notes: Sequence[str], style: Style) -> list[str]:
+    return [line for note in notes for line in wrap_text(note, style.width)]
 
 
 def _mark(style: Style) -> str:
@@ -94,22 +101,6 @@ def _colour(text: str, place: int, style: Style) -> str:
     return f"\x1b[38;5;{_COLOURS[place % len(_COLOURS)]}m{text}\x1b[0m"
 
 
-def cell_width(text: str) -> int:
-    """Return how many columns of a terminal a text takes.
-
-    >>> cell_width("abc"), cell_width("温度")
-    (3, 4)
-    """
-    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
-    return len(text) + wide - sum(unicodedata.combining(char) > 0 for char in text)
-
-
-def _to_right(text: str, width: int) -> str:
-    while cell_width(text) > width:
-        text = text[:-1]
-    return " " * (width - cell_width(text)) + text
-
-
 # -- numbers ---------------------------------------------------------------------------------------
 
 
@@ -119,7 +110,7 @@ def _axis_rows(style: Style) -> int:
 
 def _label_width(panel: Panel, style: Style) -> int:
     if panel.rows:
-        return max(min(cell_width(escape_controls(row.name)), _MOST_LABEL) for row in panel.rows)
+        return max(min(cell_width(style.text(row.name)), _MOST_LABEL) for row in panel.rows)
     axis = number_axis(panel.low, panel.high, _axis_rows(style), is_whole=panel.is_whole)
     return max(map(len, axis.labels), default=0)
 
@@ -131,7 +122,7 @@ def _draw_panel(
     unit = f" ({panel.unit})" if panel.unit else ""
     hint = f" from {axis.base:,.15g}" if axis.base and not panel.rows else ""
     hint += f" x10^{axis.exponent}" if axis.exponent and not panel.rows else ""
-    yield cut_text(escape_controls(f"{panel.title}{unit}{hint}"), style.width)
+    yield cut_text(style.text(f"{panel.title}{unit}{hint}"), style.width)
     if panel.rows:
         yield from _draw_states(panel, times, style, left, columns)
         return
@@ -149,7 +140,7 @@ def _draw_panel(
     bar, tick_bar = ("|", "+") if style.is_ascii else ("\N{BOX DRAWINGS LIGHT VERTICAL}", "┤")
     for row, text in enumerate(canvas.lines()):
         label = labels.get(row, "")
-        yield f"{_to_right(label, left)} {tick_bar if label else bar}{text}"
+        yield f"{pad(label, left, to_right=True)} {tick_bar if label else bar}{text}"
 
 
 def _draw_legend(lines: Sequence[Line], style: Style) -> Iterator[str]:
@@ -159,7 +150,8 @@ def _draw_legend(lines: Sequence[Line], style: Style) -> Iterator[str]:
     width, shown = 0, ""
     for line in lines:
         last = "no values" if line.last is None else show_number(line.last)
-        text = f"{cut_text(escape_controls(line.name), 30)} {last}"
+        name = cut_text(style.text(line.name), min(30, style.width - len(last) - 1))
+        text = f"{name} {last}"
         if shown and width + cell_width(text) + 2 > style.width:
             yield shown
             width, shown = 0, ""
@@ -246,9 +238,9 @@ def _draw_states(
 ) -> Iterator[str]:
     bar = "|" if style.is_ascii else "\N{BOX DRAWINGS LIGHT VERTICAL}"
     for row in panel.rows:
-        name = cut_text(escape_controls(row.name), min(left, _MOST_LABEL))
+        name = cut_text(style.text(row.name), min(left, _MOST_LABEL))
         cells = _state_cells(row, times, style, columns, panel.is_boolean)
-        yield f"{_to_right(name, left)} {bar}{_colour(cells, row.place, style)}"
+        yield f"{pad(name, left, to_right=True)} {bar}{_colour(cells, row.place, style)}"
 
 
 def _state_cells(row: Row, times: TimeAxis, style: Style, columns: int, is_boolean: bool) -> str:
@@ -259,14 +251,18 @@ def _state_cells(row: Row, times: TimeAxis, style: Style, columns: int, is_boole
         first = min(int(ends[0]), columns - 1)
         size = max(min(round(float(ends[1])), columns) - first, 1)
         if span.state == SEVERAL:
-            text = several * size
+            drawn = [several] * size
         elif is_boolean:
-            text = (true if span.state == "true" else false) * size
+            drawn = [true if span.state == "true" else false] * size
         else:
-            name = cut_text(escape_controls(span.state), size - 1) if size > 4 else ""
-            text = f"|{name}"[:size].ljust(size, dash)
-        cells[first : first + size] = text[:size]
-    return "".join(cells[:columns])
+            # The last column stays free for the next state, which may begin within it.
+            text = style.text(span.state)
+            fits = cell_width(text) <= size - 2
+            name = text if fits else cut_text(text, size - 2) if size > 6 else ""
+            rest = size - 1 - cell_width(name)
+            drawn = [f"|{name}", *[""] * cell_width(name), *[dash] * rest]
+        cells[first : first + size] = drawn
+    return "".join(cells)
 
 
 # -- times -----------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ _MONTHS: Final = (
 
 _YEARS_FROM: Final = DEFAULT_ORIGIN_US - 2 * DAY_US
 _LONG_US: Final = 50 * 366 * DAY_US
-"""No zone's offset shows on an axis of this length."""
+"""An axis of this length has the same ticks in every zone: an offset is less than a pixel."""
 
 _STEPS: Final = (
     *(number * 10**power for power in range(6) for number in (1, 2, 5)),
@@ -177,7 +177,6 @@ class TimeAxis:
     low: int
     high: int
     ticks: tuple[TimeTick, ...]
-    zone: str
 
     def fraction(self, us: np.ndarray) -> np.ndarray:
         """Return where times are between the ends of the axis: from 0 to 1."""
@@ -188,15 +187,19 @@ class TimeAxis:
 def time_axis(low: int, high: int, zone: str | None, most: int) -> TimeAxis:
     """Return an axis from `low` to `high`, with `most` ticks at most, by the clock of a zone."""
     low, high = max(low, MIN_US), min(high, FINAL_US)
+    zone = None if high - low > _LONG_US else choose_zone(low, high, zone)
     if low == high:
         low, high = max(low - MINUTE_US, MIN_US), min(high + MINUTE_US, FINAL_US)
-    # Near the first and the last year a zone would leave what Python can show.
-    is_far = low < MIN_US + 3 * DAY_US or high > FINAL_US - 3 * DAY_US
-    clock = None if zone is None or is_far or high - low > _LONG_US else ZoneInfo(zone)
-    buckets = _find_buckets(low, high, None if clock is None else zone, most)
+    clock = None if zone is None else ZoneInfo(zone)
+    buckets = _find_buckets(low, high, zone, most)
     starts = [us for us in buckets.between(low, high).tolist() if low <= us <= high]
     ticks = tuple(_label(starts, buckets, clock))
-    return TimeAxis(low, high, ticks, "UTC" if clock is None else str(zone))
+    return TimeAxis(low, high, ticks)
+
+
+def choose_zone(low: int, high: int, zone: str | None) -> str | None:
+    """Return the zone, or None for UTC where its clock may leave the years 1 to 9999."""
+    return None if low < MIN_US + 3 * DAY_US or high > FINAL_US - 3 * DAY_US else zone
 
 
 def fit_time_axis(
@@ -252,13 +255,21 @@ def _name(local: datetime, buckets: Buckets) -> tuple[str, str]:
 
 
 def format_moment(us: int, zone: str | None) -> str:
-    """Format an instant for people, by the clock of a zone, as exactly as it is."""
-    local = to_datetime(min(max(us, MIN_US + DAY_US), FINAL_US - DAY_US) if zone else us)
-    if zone is not None:
+    """Format an instant for people, by the clock of a zone, as exactly as it is.
+
+    It has a name behind it where the clock alone does not tell: `CET` or `CEST` where a clock shows
+    a time twice, `UTC` where that of the zone would leave the years 1 to 9999.
+    """
+    local, name = to_datetime(us), ""
+    if zone is not None and choose_zone(us, us, zone) is None:
+        name = " UTC"
+    elif zone is not None:
         local = local.astimezone(ZoneInfo(zone))
+        is_twice = local.utcoffset() != local.replace(fold=1 - local.fold).utcoffset()
+        name = f" {local:%Z}" if is_twice else ""
     text = f"{local.day} {_MONTHS[local.month - 1]} {local.year} {local:%H:%M}"
     if local.second or local.microsecond:
         text += f":{local:%S}"
     if local.microsecond:
         text += f".{local.microsecond:06d}".rstrip("0")
-    return text
+    return text + name

@@ -14,6 +14,7 @@ from pyspark_timestream.core.report import html_table
 from pyspark_timestream.core.threads import lazy
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.chart.figure import USUAL, Shape, is_line, shown_times
+from pyspark_tseries.chart.ticks import format_moment
 from pyspark_tseries.client.chart import MAX_SERIES, Chart, make_chart
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.arrays import is_same, to_int64
@@ -35,26 +36,30 @@ _METADATA: Final = [*(field.name for field in EVENT_FIELDS), *_EDITED]
 
 
 def render_html(table: pa.Table, selected: int, shape: Shape, noun: str = "event") -> str:
-    """Return an HTML fragment without scripts or outside references."""
+    """Return an HTML fragment without scripts or outside references; all times are of one zone."""
     left_out = selected - table.num_rows
     more = f", {left_out} more beyond the limit" if left_out else ""
     noun = noun if table.num_rows == 1 else f"{noun}s"
-    head = f"<p>{table.num_rows} {noun}{more}</p>"
-    return f"<div>{head}{_render_chart(table, shape)}{_render_rows(table)}</div>"
+    head = f"{table.num_rows} {noun}{more}"
+    zone, picture = shape.zone, ""
+    if _has_chart(table, shape):
+        chart = make_chart(table, replace(shape, left_out=0))
+        zone, picture = chart.figure.zone, chart._repr_html_()
+    elif INSTANT in table.schema.types:
+        head += f", times in {zone or 'UTC'}"  # A chart says it itself.
+    return f"<div><p>{head}</p>{picture}{_render_rows(table, zone)}</div>"
 
 
-def _render_chart(table: pa.Table, shape: Shape) -> str:
-    """Return the chart of a result, or nothing where a chart would show less than the rows do."""
+def _has_chart(table: pa.Table, shape: Shape) -> bool:
+    """Return whether a chart would show more than the rows do."""
     if "timestamp" not in table.column_names or table.num_rows < 2:
-        return ""
+        return False
     kinds = {name: table.schema.field(name).type for name in shape.values}
     drawn = [n for n, kind in kinds.items() if is_line(kind) or pa.types.is_boolean(kind)]
-    if all(table[name].null_count == table.num_rows for name in drawn):
-        return ""
-    return make_chart(table, replace(shape, left_out=0))._repr_html_()
+    return any(table[name].null_count < table.num_rows for name in drawn)
 
 
-def _render_rows(table: pa.Table) -> str:
+def _render_rows(table: pa.Table, zone: str | None) -> str:
     shown = table.slice(max(0, table.num_rows - MAX_ROWS_SHOWN))
     hidden = {name for name in _EDITED if _is_null(table, name)}
     if "series" in table.column_names and len(table["series"].unique()) < 2:
@@ -62,20 +67,23 @@ def _render_rows(table: pa.Table) -> str:
     names = [name for name in shown.column_names if name not in hidden]
     units = [find_unit(table.schema.field(name)) for name in names]
     heads = [f"{name} ({unit})" if unit else name for name, unit in zip(names, units, strict=True)]
-    cells = (map(_cell_text, shown[name]) for name in names)
-    return html_table(heads, list(zip(*cells, strict=True)))
+    columns = ([format_cell(cell, zone) for cell in shown[name]] for name in names)
+    return html_table(heads, list(zip(*columns, strict=True)))
 
 
 def _is_null(table: pa.Table, name: str) -> bool:
     return name in table.column_names and table[name].null_count == table.num_rows
 
 
-def _cell_text(cell: pa.Scalar) -> str:
+def format_cell(cell: pa.Scalar, zone: str | None) -> str:
+    """Return a value as a text, a time by the clock of a zone; a null is empty."""
     try:
         value = cell.as_py()
     except OverflowError:
         return "(a time outside the years 1 to 9999)"
-    return "" if value is None else str(value)
+    if value is None:
+        return ""
+    return format_moment(cell.value, zone) if cell.type == INSTANT else str(value)
 
 
 if TYPE_CHECKING:

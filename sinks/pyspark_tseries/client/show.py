@@ -17,14 +17,13 @@ from pyspark_timestream.core.instants import parse_duration, parse_instant, to_d
 from pyspark_timestream.core.report import align_within, escape_controls
 from pyspark_tseries.chart.figure import is_line, show_number
 from pyspark_tseries.chart.terminal import Style, draw_text
-from pyspark_tseries.chart.ticks import format_moment
 from pyspark_tseries.client.bucket_query import BucketResult
 from pyspark_tseries.client.chart import LOCAL, MAX_SERIES, Chart, find_zone
 from pyspark_tseries.client.questions import Questions
-from pyspark_tseries.client.results import QueryResult
+from pyspark_tseries.client.results import QueryResult, format_cell
 from pyspark_tseries.client.time_series import TimeSeries
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.columns import EVENT_FIELDS, RESERVED_NAMES, find_unit
+from pyspark_tseries.model.columns import RESERVED_NAMES, find_unit
 from pyspark_tseries.model.downsampling import FUNCTIONS
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.location import Location
@@ -102,7 +101,7 @@ def show(location: Location, asked: argparse.Namespace) -> int:
     zone = find_zone(asked.timezone)
     if not asked.series and asked.prefix is None and asked.pattern is None:
         _refuse_without_series(asked)
-        _print(_list_newest(store, asked, zone, style), style)
+        print(_list_newest(store, asked, zone, style))
         return 0
     result = _ask(store, asked, zone)
     most = MAX_SERIES if asked.max_series is None else asked.max_series
@@ -113,10 +112,9 @@ def show(location: Location, asked: argparse.Namespace) -> int:
     pixels = min(max(style.pixels, 240), 4000)
     chart = result.chart(asked.column, max_series=most, timezone=zone or "UTC", width=pixels)
     silent = _find_silent(asked.series, result.table)
-    lines = [draw_text(chart.figure, style)]
+    print(draw_text(chart.figure, style))
     if silent:
-        lines.append(f"no events of {', '.join(map(escape_controls, silent))}")
-    _print("\n".join(lines), style)
+        print(style.text(f"no events of {', '.join(map(escape_controls, silent))}"))
     return 0
 
 
@@ -156,12 +154,6 @@ def _can_write(text: str, out: TextIO) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def _print(text: str, style: Style) -> None:
-    """Print lines; what the terminal cannot write, such as a unit in ASCII, is escaped."""
-    encoding = "ascii" if style.is_ascii else sys.stdout.encoding or "ascii"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _refuse_without_series(asked: argparse.Namespace) -> None:
@@ -273,33 +265,24 @@ def _list_newest(
         columns = ["series", "timestamp", *asked.column]
     table = store.latest(names[:most], columns=columns).table
     wanted = [name for name in table.column_names if name not in _HIDDEN]
-    heads = [f"timestamp ({zone or 'UTC'})" if n == "timestamp" else n for n in wanted]
     units = [find_unit(table.schema.field(name)) for name in wanted]
-    heads = [f"{head} ({unit})" if unit else head for head, unit in zip(heads, units, strict=True)]
-    cells = [_show_cells(table[name], zone) for name in wanted]
-    lines = align_within([heads, *map(list, zip(*cells, strict=True))], style.width)
+    heads = [f"{name} ({unit})" if unit else name for name, unit in zip(wanted, units, strict=True)]
+    columns = [[_show_cell(cell, zone) for cell in table[name]] for name in wanted]
+    rows = [[style.text(cell) for cell in row] for row in (heads, *zip(*columns, strict=True))]
+    lines = align_within(rows, style.width)
     if len(names) > most:
         lines.append(f"and {len(names) - most:,} more series; name them, or use --max-series")
     silent = min(most, len(names)) - len(table)
     if silent:
         lines.append(f"{silent:,} of them without an event in the retained range")
+    lines += ["", f"times in {zone or 'UTC'}"]
     return "\n".join(lines)
 
 
 _HIDDEN: Final = {"sequence", "author", *RESERVED_NAMES} - {"series", "timestamp"}
 
 
-def _show_cells(column: pa.ChunkedArray, zone: str | None) -> list[str]:
-    return [_show_cell(cell, zone) for cell in column]
-
-
 def _show_cell(cell: pa.Scalar, zone: str | None) -> str:
-    try:
-        value = cell.as_py()
-    except OverflowError:
-        return "(a time outside the years 1 to 9999)"
-    if value is None:
-        return "-"
-    if cell.type == EVENT_FIELDS[2].type:
-        return format_moment(cell.value, zone)
-    return show_number(value) if isinstance(value, float) else str(value)
+    if pa.types.is_floating(cell.type) and cell.is_valid:
+        return show_number(cell.as_py())
+    return format_cell(cell, zone) or "-"

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_timestream.core.instants import MIN_US
 from pyspark_tseries import InvalidQuery, QueryResult, TimeSeries
 from pyspark_tseries.chart.svg import COLOURS, PAGES
+from pyspark_tseries.chart.terminal import Style, draw_text
 
 T0 = datetime(2026, 3, 1, tzinfo=UTC)
 T0_US = 1_772_323_200_000_000
@@ -327,7 +329,11 @@ def test_buckets_of_a_zone_are_drawn_by_its_clock(rooms):
     days = rooms.range_query().every("1 day", timezone="Europe/Berlin").aggregate(v="mean")
     assert "times in Europe/Berlin" in texts(days.select_from("a").chart())
     assert "times in UTC" in texts(days.select_from("a").chart(timezone="UTC"))
-    assert "times in Europe/Berlin" in days.select_from()._repr_html_()
+    page = days.select_from("b")._repr_html_()
+    assert page.count("times in Europe/Berlin") == 1
+    assert "<td>1 Mar 2026 00:00</td>" in page  # 28 February, 23:00 in UTC, by the same clock.
+    alone = days.select_from("a")._repr_html_()
+    assert alone.startswith("<div><p>1 bucket, times in Europe/Berlin</p><table>")
 
 
 def test_a_tag_is_drawn_as_series_are(rooms):
@@ -390,6 +396,31 @@ def test_times_of_this_machines_zone(monkeypatch, given, zone):
     assert f"times in {zone}" in texts(result([1.0, 2.0]).chart(timezone="local"))
 
 
+DAY = 86_400_000_000
+
+
+@pytest.mark.parametrize(
+    ("us", "zone", "first"),
+    [
+        ([T0_US, T0_US + MINUTE], "Europe/Berlin", "1 Mar 2026 01:00"),
+        # The axis has years, which begin within the same pixel in every zone.
+        ([T0_US - 60 * 366 * DAY, T0_US], "Europe/Berlin", "15 Jan 1966 01:00"),
+        # No datetime has the time that a clock in Berlin shows.
+        ([MIN_US, MIN_US + DAY], "UTC", "1 Jan 1 00:00"),
+    ],
+)
+def test_note_tooltips_and_description_are_by_one_clock(us, zone, first):
+    chart = result([1.0, 2.0], us=us).chart(timezone="Europe/Berlin", longest_gap="1 second")
+    assert f"times in {zone}" in texts(chart)[-1]
+    told = [dot.find(f"{SVG}title").text for dot in parse(chart).iter(f"{SVG}circle")]
+    assert told[0] == f"a, {first}: 1"
+    assert f"{first} to " in chart.figure.describe()
+    assert f", {zone}." in chart.figure.describe()
+    states = result(["x", "y"], us=us).chart(timezone="Europe/Berlin")
+    assert f"x, from {first}" in states.to_svg()
+    assert draw_text(states.figure, Style(80, 3, False, False)).endswith(f"\ntimes in {zone}")
+
+
 # -- texts and pages -----------------------------------------------------------------------------
 
 HOSTILE = "<script>alert('x')</script> & \x00\x1b[31m\ud7ff\u202e\"'"
@@ -428,7 +459,14 @@ def test_a_hostile_name_is_text():
         assert "\x00" not in picture
         assert "\x1b" not in picture
         assert "\u202e" not in picture
-    assert texts(chart)[0].startswith("<script>alert('x')</script> & ")
+    assert texts(chart)[0].startswith("<script>alert('x')</script> & \\x00\\x1b[31m\ud7ff\\u202e")
+
+
+def test_spaces_and_joiners_of_a_language_are_drawn():
+    name = "10\u00a0°C \u3000 می\u200cرود 👩\u200d🔬"
+    made = result([1.0, 2.0], series=[name] * 2, metadata={"unit": "\u2009°C"})
+    assert texts(made.chart())[:2] == [name, "v(\u2009°C)"]
+    assert "\ufffd" not in made._repr_html_()
 
 
 def test_a_chart_has_a_name_and_a_description_for_those_who_do_not_see_it():

@@ -148,6 +148,9 @@ def test_the_context_of_a_label_is_said_at_the_first_and_where_it_changes():
         ((2026, 3, 1, 12), None, "1 Mar 2026 12:00"),
         ((2026, 3, 1, 12, 0, 5), None, "1 Mar 2026 12:00:05"),
         ((2026, 3, 1, 12, 0, 0, 500_000), "Europe/Berlin", "1 Mar 2026 13:00:00.5"),
+        ((2026, 10, 25, 0, 30), "Europe/Berlin", "25 Oct 2026 02:30 CEST"),
+        ((2026, 10, 25, 1, 30), "Europe/Berlin", "25 Oct 2026 02:30 CET"),
+        ((1, 1, 1, 12), "America/New_York", "1 Jan 1 12:00 UTC"),
     ],
 )
 def test_a_moment_is_as_exact_as_it_is(parts, zone, expected):

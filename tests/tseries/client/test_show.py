@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+import wcwidth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,9 +61,10 @@ def show(path, capsys):
 
 def test_without_series_the_newest_value_of_each_is_a_row_with_its_unit(show):
     lines = show().splitlines()
-    heads = ["series", "timestamp (UTC)", "celsius (°C)", "open", "mode"]
+    heads = ["series", "timestamp", "celsius (°C)", "open", "mode"]
     assert re.split(r" {2,}", lines[0]) == heads
-    assert [re.split(r" {2,}", line) for line in lines[1:]] == [
+    assert lines[-2:] == ["", "times in UTC"]
+    assert [re.split(r" {2,}", line) for line in lines[1:-2]] == [
         ["\\x1b[31mred", "1 Mar 2026 09:50", "27", "False", "heat"],
         ["hall", "1 Mar 2026 09:50", "25", "False", "heat"],
         ["kitchen", "1 Mar 2026 09:50", "26", "False", "heat"],
@@ -71,7 +73,7 @@ def test_without_series_the_newest_value_of_each_is_a_row_with_its_unit(show):
 
 def test_of_many_series_the_first_have_rows_and_the_others_are_counted(show):
     lines = show("--max-series", "1", "--column", "celsius").splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 5
     assert lines[2] == "and 2 more series; name them, or use --max-series"
 
 
@@ -94,7 +96,7 @@ def test_a_time_that_is_null_or_outside_the_years_is_no_wrong_time(tmp_path, cap
         store.append(name, pa.scalar(due, pa.int64()).cast(kind), timestamp=T0)
     for zone in ("UTC", "Europe/Berlin"):
         assert main(["show", str(tmp_path / "s"), "--timezone", zone]) == 0
-        rows = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()[1:]]
+        rows = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()[1:-2]]
         hour = "00" if zone == "UTC" else "01"
         far = "(a time outside the years 1 to 9999)"
         assert rows == ["-", f"1 Jan 1970 {hour}:00", far]
@@ -272,5 +274,44 @@ def test_no_line_is_wider_than_the_terminal(path, width, is_ascii):
     for has_colours in (False, True):
         style = Style(width, 4, has_colours, is_ascii)
         drawn = draw_text(result.chart(["celsius", "open", "mode"]).figure, style)
-        lines = [line for line in drawn.splitlines() if not line.startswith(("◆", "#"))]
-        assert max(len(ESCAPE.sub("", line)) for line in lines) <= width
+        assert max(len(ESCAPE.sub("", line)) for line in drawn.splitlines()) <= width
+
+
+NAMES = [
+    "台所の温度センサー" * 4,
+    "👩\u200d🔬 lab ❤️ 10\u00a0°C",
+    "ภาษาไทย \u202eevil\x1b[31m" * 3,
+]
+"""Wide letters, joined ones, ones without a width, and those that would act on a terminal."""
+
+
+@pytest.mark.parametrize("width", [30, 57, 120])
+@pytest.mark.parametrize("has_colours", [False, True])
+@pytest.mark.parametrize("is_ascii", [False, True])
+def test_names_units_titles_and_states_of_any_language_keep_within_the_terminal(
+    width, has_colours, is_ascii
+):
+    rows = 60
+    table = pa.table(
+        {
+            "series": [name for name in NAMES for _ in range(rows)],
+            "timestamp": pa.array(
+                [us * 60_000_000 for _ in NAMES for us in range(rows)], pa.timestamp("us", "UTC")
+            ),
+            "温度" * 12: [float(us % 7) for _ in NAMES for us in range(rows)],
+            "状態": ["🔥燃焼🔥" if us // 10 % 2 else "待機" for _ in NAMES for us in range(rows)],
+            "🔥" * 30: [1] * (rows * len(NAMES)),
+        }
+    )
+    units = {"温度" * 12: "度" * 20}
+    chart = QueryResult(table, 10**9).chart(["温度" * 12, "状態"], units=units, title=NAMES[0] * 3)
+    drawn = draw_text(chart.figure, Style(width, 4, has_colours, is_ascii))
+    lines = [ESCAPE.sub("", line) for line in drawn.splitlines()]
+    assert max(map(wcwidth.width, lines)) <= width
+    states = [line for line in lines if re.search(r"[│|]\|", line)]
+    assert len(states) == len(NAMES)
+    bars = {wcwidth.width(re.split("[│|]", line, maxsplit=1)[0]) for line in states}
+    assert len(bars) == 1
+    assert "\x1b" not in "".join(lines)
+    assert "\u202e" not in drawn
+    assert ("10\u00a0°C" in drawn) is not is_ascii or width == 30
