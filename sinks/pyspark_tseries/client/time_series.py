@@ -26,12 +26,13 @@ from pyspark_tseries.client.convert import (
     stage_given_rows,
 )
 from pyspark_tseries.client.follow import Follower, follow_store
-from pyspark_tseries.client.questions import Questions, StoreAsOf
+from pyspark_tseries.client.questions import Questions
 from pyspark_tseries.client.range_query import new_value_fields, parse_schema
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
     Event,
     EventMetadata,
+    QueryResult,
     build_receipt,
     format_events,
     format_span,
@@ -734,14 +735,15 @@ class TimeSeries(Questions):
     ) -> EventMetadata:
         """Call `add` if the condition holds, again whenever the series changes in the meantime."""
         policy = self._store.retrying
+        _check_name(series)
         for attempt in range(policy.commits):
             view = self._view()
-            newest = StoreAsOf(view).latest(series)
-            index = view.snapshot.index([series])
+            rows, index = view.newest(series)
             if expected is not None:
                 Expected(series, expected).check(index)
             last = int(index.lookup([series])["last_sequence"][0])
-            if not holds(newest.events[-1] if len(newest) else None):
+            events = QueryResult(rows, rows.num_rows).events
+            if not holds(events[-1] if events else None):
                 raise condition_error(
                     f"the condition does not hold for the newest event of series '{series}'", last
                 )
@@ -765,10 +767,7 @@ class TimeSeries(Questions):
         *,
         expected: Expected | None = None,
     ) -> EventMetadata:
-        if not is_valid_text(series):
-            raise IncompatibleValue(
-                f"series {show_value(series)} is not the name of a series", "a text", "correct it"
-            )
+        _check_name(series)
         staged, values = self._convert_value(value)
         metadata = (pa.array([series]), pa.array([stamp], INSTANT), pa.nulls(1, pa.string()))
         columns = [*metadata, pa.array([original], pa.int64()), *values]
@@ -830,6 +829,13 @@ def _parse_author(author: str | None) -> str:
     if author is not None and not is_valid_text(author):
         raise ValueError(f"author {author!r} is not a valid text")
     return author_or_user(author)
+
+
+def _check_name(series: str) -> None:
+    if not is_valid_text(series):
+        raise IncompatibleValue(
+            f"series {show_value(series)} is not the name of a series", "a text", "correct it"
+        )
 
 
 def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -> TimeSeries:

@@ -267,6 +267,30 @@ def newest_in(
     return rows.table.select(list(columns))
 
 
+def read_newest_one(
+    snapshot: Snapshot, index: SeriesIndex, name: str, columns: Sequence[str]
+) -> pa.Table:
+    """Return `columns` of the newest original of a series, with its latest edit; one row at most.
+
+    If that is the last event of the series, only files that may have it are read, the newest first,
+    until one has it: usually one file, however many the store has.
+    """
+    state, floors = index.lookup_one(name), index.min_retained([name])
+    last, us = state["last_sequence"], state["original_us"]
+    is_shown = last >= floors["floor_sequence"][0] and us >= floors["floor_us"][0]
+    there = [*columns, *(key for key in KEYS if key not in columns)]
+    if NO_SEQUENCE != last == state["original_sequence"] and is_shown and snapshot.as_of is None:
+        stored = _stored_schema(snapshot, there)
+        wanted = RowFilter([name], sequences=(last, last))
+        for file in reversed(snapshot.files):
+            is_within = file.first <= name <= file.last and file.kind != "edit"
+            if is_within and file.min_sequence <= last <= file.max_sequence:
+                rows = read_files(snapshot.location, [file], stored, wanted)
+                if rows.num_rows:
+                    return show_columns(rows, columns, at_originals=True)
+    return read_newest(snapshot, find_series(index, [name]), there, 1).table.select(list(columns))
+
+
 def read_located(
     snapshot: Snapshot,
     series: Series,
@@ -344,8 +368,7 @@ def _read_rows(
     to_us: int = MAX_NUMBER,
 ) -> pa.Table:
     """Read events from `lows` on, of originals those up to `to_us`; show them in `columns`."""
-    schema = query_schema(snapshot.values)
-    stored = pa.schema([schema.field(name) for name in stored_columns(columns)])
+    stored = _stored_schema(snapshot, columns)
     edits_too = _filter(snapshot, series, lows)
     originals = dataclasses.replace(edits_too, times=(MIN_NUMBER, to_us))
     tables = [
@@ -353,6 +376,11 @@ def _read_rows(
         for kind, part in (("event", originals), ("edit", edits_too))
     ]
     return show_columns(pa.concat_tables(tables), columns, at_originals=True)
+
+
+def _stored_schema(snapshot: Snapshot, columns: Sequence[str]) -> pa.Schema:
+    schema = query_schema(snapshot.values)
+    return pa.schema([schema.field(name) for name in stored_columns(columns)])
 
 
 def _filter(snapshot: Snapshot, series: Series, lows: Int64Array) -> RowFilter:

@@ -14,13 +14,14 @@ import pyarrow as pa
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import NO_SEQUENCE
+from pyspark_tseries.model.columns import result_schema
 from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.ranges import Point, Query, Range
 from pyspark_tseries.model.series_choice import SeriesChoice
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.downsample import check_values, downsample, gaps
-from pyspark_tseries.read.newest import asked_count
+from pyspark_tseries.read.newest import asked_count, read_newest_one
 from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, run_query
 from pyspark_tseries.read.series_list import list_series
@@ -99,6 +100,15 @@ class View:
         self.access.require_query(Query(view=Range(Point("last_count", count))))
         index, names = self.choose(choice)
         return ask_newest(self.snapshot, index, names, count, at_us, columns)
+
+    def newest(self, series: str) -> tuple[pa.Table, SeriesIndex]:
+        """Return what `latest` has of a series, without keeping it, and the index, at least of it.
+
+        Raise as `latest` does.
+        """
+        self.access.require_query(Query(view=Range(Point("last_count", 1))))
+        index, columns = self.snapshot.index([series]), result_schema(self.snapshot.values).names
+        return read_newest_one(self.snapshot, index, series, columns), index
 
     def list_series(self, choice: SeriesChoice) -> pa.Table:
         """Return the chosen series that have events, sorted by name; see `SERIES_SCHEMA`."""

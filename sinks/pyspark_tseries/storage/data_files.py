@@ -15,8 +15,10 @@ import contextlib
 import functools
 import json
 import os
+import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_timestream.core.instants import clamp_instant, format_instant
+from pyspark_timestream.core.instants import clamp_instant, format_instant, parse_instant
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.columns import COMMIT_FIELDS, ERASURE_FIELD, EVENT_FIELDS
@@ -532,7 +534,83 @@ def data_files(location: Location, actions: pa.Table) -> list[DataFile]:
     ]
     rows = zip(*(_log_column(actions, name) for name in plain), *ends, strict=True)
     files = (_logged_file(location, action[:3], FileStats(*action[3:])) for action in rows)
-    return sorted(files, key=lambda file: (file.first_commit, file.path.split("/")[-1], file.path))
+    return sorted(files, key=_place)
+
+
+def _place(file: DataFile) -> tuple[int, str, str]:
+    return file.first_commit, file.path.split("/")[-1], file.path
+
+
+LoggedFiles = Mapping[str, Mapping[str, Any]]
+"""What Delta's log says of files that an entry adds or removes, by path."""
+
+MAX_ENTRIES_HELD: Final = 1000
+"""If nobody asks for the files for this many entries, Delta lists them faster."""
+
+
+class LiveFiles:
+    """The files of a store, kept up to date by what each new entry of the log adds and removes.
+
+    Delta lists all files of a table anew, which takes longer than a small commit if they are many.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[DataFile] | None = None
+        self._paths: set[str] = set()
+        self._later: list[tuple[LoggedFiles, Collection[str]]] = []
+
+    def forget(self) -> None:
+        """Forget all files, so that they are listed anew."""
+        self._files, self._later = None, []
+
+    def follow(self, added: LoggedFiles, removed: Collection[str]) -> None:
+        """Take the next entry, with the files that it adds and the paths that it removes."""
+        if self._files is not None:
+            self._later.append((added, removed))
+        if len(self._later) > MAX_ENTRIES_HELD:
+            self.forget()
+
+    def listed(self, read: Callable[[], list[DataFile]]) -> list[DataFile]:
+        """Return the files in the order of their commits; `read` lists them anew if need be."""
+        later, self._later = self._later, []
+        if self._files is None or not all(self._apply(*entry) for entry in later):
+            self.forget()
+            files = read()
+            self._files, self._paths = files, {file.path for file in files}
+        return self._files.copy()
+
+    def _apply(self, added: LoggedFiles, removed: Collection[str]) -> bool:
+        """Apply an entry; return False if only Delta knows what it says."""
+        assert self._files is not None
+        new = [_added_file(path, action) for path, action in added.items()]
+        if not self._paths.isdisjoint(added) or not self._paths.issuperset(removed):
+            return False
+        if removed:
+            self._paths.difference_update(removed)
+            self._files = [file for file in self._files if file.path in self._paths]
+        for file in new:
+            if file is None:
+                return False
+            self._paths.add(file.path)
+            insort(self._files, file, key=_place)
+        return True
+
+
+def _added_file(path: str, action: Mapping[str, Any]) -> DataFile | None:
+    """Return a file of this package as an entry adds it; None for any other."""
+    own = EVENT_FILE_PATH.fullmatch(path)
+    try:
+        said = json.loads(action["stats"])
+        ends = said["minValues"], said["maxValues"]
+        series, sequence, texts = (
+            (ends[0][name], ends[1][name]) for name in ("series", "sequence", "timestamp")
+        )
+        us = parse_instant(texts[0]), parse_instant(texts[1])
+        stats = FileStats(said["numRecords"], series, sequence, us)
+        named = path, action["size"], action["partitionValues"]["kind"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return None if own is None else _make_data_file(named, stats, _commits_of(own))
 
 
 def _log_column(actions: pa.Table, name: str) -> list[Any]:
@@ -552,8 +630,11 @@ def _logged_file(location: Location, file: tuple[Any, ...], logged: FileStats) -
     known = (logged.rows, *logged.series, *logged.sequence, *logged.us)
     if own is None or None in known:
         return _make_data_file(file, *read_bounds(location, path, size))
-    commits = int(own["first"]), int(own["last"] or own["first"])
-    return _make_data_file(file, logged, commits)
+    return _make_data_file(file, logged, _commits_of(own))
+
+
+def _commits_of(path: re.Match[str]) -> tuple[int, int]:
+    return int(path["first"]), int(path["last"] or path["first"])
 
 
 def to_data_file(file: "WrittenFile", commit: int) -> DataFile:

@@ -376,6 +376,9 @@ def _overlaps(wanted: tuple[int, int], low: int, high: int) -> bool:
     return high >= wanted[0] and low <= wanted[1]
 
 
+SMALL_PIECE_ROWS: Final = 256
+"""Read all columns of up to this many rows at once, in this thread."""
+
 ROWS_PER_PIECE: Final = 100_000
 """Read about this many rows at once, before unneeded ones are dropped."""
 
@@ -631,10 +634,17 @@ def _names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[Sequence[s
 def _read_piece(
     source: "OpenFile", piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, alone: bool
 ) -> _PieceRows | None:
-    tested = source.columns(piece.groups, row_filter.columns, alone, ["series"])
     sizes = np.array([piece.footer.rows(group) for group in piece.groups])
     needed = np.ones(int(sizes.sum()), bool)
-    if tested:
+    # A second read, or another thread, takes longer than all columns of a few rows.
+    is_small = len(needed) <= SMALL_PIECE_ROWS
+    alone = alone and not is_small
+    tests, at_once = row_filter.columns, []
+    if is_small:
+        fixed = _constant_columns(piece.footer, piece.groups, schema.names)
+        at_once = [name for name in schema.names if name not in fixed and name not in tests]
+    tested = source.columns(piece.groups, [*tests, *at_once], alone, ["series"])
+    if tests:
         start, flags = row_filter.match_rows(pa.table(tested), is_sorted=not piece.file.is_foreign)
         needed[:start] = needed[start + len(flags) :] = False
         needed[start : start + len(flags)] = flags
@@ -647,8 +657,9 @@ def _read_piece(
     fixed = _constant_columns(piece.footer, groups, schema.names)
     rest = [name for name in schema.names if name not in tested and name not in fixed]
     texts = ["series", *(_texts(schema) if count * FEW_ROWS < len(needed) else [])]
+    kept = [name for name in tested if name in tests or name not in fixed]
     columns = {
-        **_filter_columns({name: tested[name] for name in tested if name in schema.names}, needed),
+        **_filter_columns({name: tested[name] for name in kept if name in schema.names}, needed),
         **_filter_columns(source.columns(groups, rest, alone, texts), needed_there),
     }
     return _PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)

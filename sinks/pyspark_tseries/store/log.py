@@ -32,6 +32,7 @@ from deltalake.transaction import (
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.columns import UNIT_KEY, table_schema
 from pyspark_tseries.model.properties import check_version
+from pyspark_tseries.storage.data_files import DataFile, LiveFiles, data_files
 from pyspark_tseries.storage.head_files import head_path
 from pyspark_tseries.storage.location import (
     EVENT_FILE_PATH,
@@ -371,8 +372,10 @@ class Log:
         self._directories: set[str] = set()
         self._transactions: dict[str, int | None] = {}  # As of `_transactions_version`.
         self._transactions_version = -1
-        # The version and the transactions of the last entry that this object has added.
-        self._own_entry: tuple[int, Mapping[str, int]] | None = None
+        # The version and the contents of the last entry that this object has added.
+        self._own_entry: tuple[int, Change] | None = None
+        self._files = LiveFiles()
+        self._columns: pa.Schema | None = None
         self._properties: dict[str, str] | None = None
         self._is_writable = False
         self._last_checkpoint: int | None = None  # The newest one that this object knows of.
@@ -387,6 +390,11 @@ class Log:
     def written_us(self) -> int | None:
         """The time, by the storage's clock, of the newest known entry; None if unknown."""
         return None if self._identity is None else self._identity[1] // 1000
+
+    @property
+    def state(self) -> tuple[int, tuple[int, int] | None]:
+        """A value that no other state of the log has, even if another store is put at its path."""
+        return self._version, self._identity
 
     @property
     def table(self) -> DeltaTable:
@@ -421,14 +429,17 @@ class Log:
             return False
         while (identity := self._entry_identity(self._version + 1)) is not None:
             version = self._version + 1
-            if self._own_entry is not None and self._own_entry[0] == version:
-                transactions = self._own_entry[1]
+            own = self._own_entry
+            if own is not None and own[0] == version and own[1].metadata is None:
+                change = own[1]
+                self._remember_transactions(version, change.transactions)
+                self._files.follow(change.files("add"), change.files("remove"))
             else:
                 entry = read_plain_entry(self.location, version)
                 if entry is None:
                     return False
-                transactions = entry.transactions
-            self._remember_transactions(version, transactions)
+                self._remember_transactions(version, entry.transactions)
+                self._files.follow(entry.added, entry.removed)
             self._version = self._checked = self._verified = version
             self._identity = identity
         return True
@@ -442,15 +453,22 @@ class Log:
                 return False
             self._table = table
             self._checked = self._synced = self._verified = self._transactions_version = -1
-            self._own_entry = self._properties = self._last_checkpoint = None
+            self._own_entry = self._last_checkpoint = None
+            self._forget_table()
             self.proven.clear()
         if self._version != self._table.version():
             self._version = int(self._table.version())
-            self._properties, self._is_writable = None, False
+            self._forget_table()
         self._identity = self._entry_identity(self._version)
         if not self._trusting:
             self.check()
         return True
+
+    def _forget_table(self) -> None:
+        """Forget what is known of a table that has changed in any way."""
+        self._properties = self._columns = None
+        self._is_writable = False
+        self._files.forget()
 
     def _update_table(self) -> bool:
         """Read new entries; return False if the last known one was removed or replaced."""
@@ -491,7 +509,7 @@ class Log:
         if newest <= self._checked:
             return
         if self._own_entry is not None and self._own_entry[0] == newest == self._checked + 1:
-            self._remember_transactions(newest, self._own_entry[1])
+            self._remember_transactions(newest, self._own_entry[1].transactions)
         else:
             self._verify()
             entries = check_entries(self.location, newest, self._checked)
@@ -534,6 +552,19 @@ class Log:
         """Return whether the log has the transaction of `token`, with this or a higher version."""
         done = None if token is None else self.transaction(token[0])
         return token is not None and done is not None and done >= token[1]
+
+    def files(self) -> list[DataFile]:
+        """Return the files of the table; this may bring the log up to date."""
+        location = self.location
+        return self._files.listed(
+            lambda: data_files(location, pa.table(self.table.get_add_actions(flatten=True)))
+        )
+
+    def columns(self) -> pa.Schema:
+        """Return the table's columns."""
+        if self._columns is None:
+            self._columns = pa.schema(self._table.schema())
+        return self._columns
 
     def properties(self) -> dict[str, str]:
         """Return the table's properties."""
@@ -628,7 +659,7 @@ class Log:
             info = change.info(version, synced=synced)
             entry = format_entry(change, info, time.time_ns() // 1_000_000)
             if self._try_version(version + 1, entry, files, synced):
-                self._own_entry = version + 1, change.transactions
+                self._own_entry = version + 1, change
                 break
             # Appends conflict over the head. A commit without a head may try again, unless another
             # client has set one of its transactions or removed one of its files. One that sets the

@@ -107,6 +107,11 @@ class Change:
             *({"txn": transaction} for transaction in named),
         ]
 
+    def files(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Return by path what the entry says of the files of its actions `add` or `remove`."""
+        lines = (action.to_json() for action in self.actions)
+        return {line[kind]["path"]: line[kind] for line in lines if kind in line}
+
     def info(self, checked: int, *, synced: bool = True) -> dict[str, Any]:
         """Return the `tseries` object of the entry."""
         return {"commit": self.number, "checked": checked, "synced": synced}

@@ -32,7 +32,7 @@ from pyspark_tseries.model.policy import Policy
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
-from pyspark_tseries.storage.data_files import DataFile, data_files
+from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.head_files import LastIndex, head_path, read_head_metadata
 from pyspark_tseries.storage.location import (
     RANDOM_BITS,
@@ -134,7 +134,7 @@ class Store:
         self.log = Log(self.location, table, skip_checks=skip_checks)
         self._lock = threading.RLock()
         self._last = LastIndex(self.location, self._lock)
-        self._last_snapshot: tuple[DeltaTable, int, Snapshot] | None = None
+        self._last_snapshot: tuple[Any, Snapshot] | None = None
         self._known_settings: tuple[Any, StoreSettings] | None = None
         self._known_values: tuple[int, Sequence[pa.Field]] | None = None
         self._host_lock, self.retrying = host_lock, retrying
@@ -228,8 +228,8 @@ class Store:
     @property
     def values(self) -> list[pa.Field]:
         """The value columns."""
-        with self._lock:  # The table may have to read new entries.
-            return value_fields(pa.schema(self.log.table.schema()))
+        with self._lock:
+            return value_fields(self.log.columns())
 
     @property
     def settings(self) -> StoreSettings:
@@ -293,7 +293,7 @@ class Store:
         This does not read the rows of the head file.
         """
         with self._lock:
-            self._refresh_or_fail()
+            self._refresh_or_fail(whole=False)
             return self.last_snapshot()
 
     def at(self, version: int) -> Snapshot:
@@ -303,38 +303,41 @@ class Store:
             UnusableStore: the log does not reach back so far.
         """
         with self._lock:
-            if version == self.version():
-                return self.last_snapshot()
+            known = self.last_snapshot() if version == self.version() else None
+            if known is not None and version == self.version():
+                return known
         table = load_table_at(self.location, version)
         return Store(self.location, table, skip_checks=True).last_snapshot()
 
     def last_snapshot(self) -> Snapshot:
-        """Return the state of the store in the log as last refreshed."""
+        """Return the state of the store in the log as last refreshed, or a later one."""
         with self._lock:
-            if self._last_snapshot is None or not self._is_current(*self._last_snapshot[:2]):
-                head_id = self.head_id()
-                snapshot = Snapshot(
-                    self.location,
-                    self.data_files(),
-                    head_id,
-                    self.metadata(),
-                    self.settings,
-                    self.values,
-                    self.horizon(),
-                    heads=self._last,
-                )
-                if head_id == self._last.head_id:
-                    snapshot.index()  # It is in memory, and a later commit would replace it there.
-                self._last_snapshot = self.log.table, self.version(), snapshot
-            return self._last_snapshot[2]
+            while self._last_snapshot is None or self._last_snapshot[0] != self.log.state:
+                state = self.log.state
+                # Some of these may bring the log up to date; then they are taken once more.
+                self._last_snapshot = state, self._take_snapshot()
+            return self._last_snapshot[1]
 
-    def _is_current(self, table: DeltaTable, version: int) -> bool:
-        return table is self.log.table and version == self.version()
+    def _take_snapshot(self) -> Snapshot:
+        head_id = self.head_id()
+        snapshot = Snapshot(
+            self.location,
+            self.data_files(),
+            head_id,
+            self.metadata(),
+            self.settings,
+            self.values,
+            self.horizon(),
+            heads=self._last,
+        )
+        if head_id == self._last.head_id:
+            snapshot.index()  # It is in memory, and a later commit would replace it there.
+        return snapshot
 
     def data_files(self) -> list[DataFile]:
         """Return the files in the log as last refreshed, in the order of their commits."""
         with self._lock:
-            return data_files(self.location, pa.table(self.log.table.get_add_actions(flatten=True)))
+            return self.log.files()
 
     def _refresh_or_fail(self, *, whole: bool = True) -> None:
         """Bring the log up to date, with its table if `whole`; see `Log.refresh`."""
@@ -454,7 +457,7 @@ class Store:
         policy = self.retrying
         for number in range(policy.commits + 1):
             try:
-                with self.commit_lock(whole=batch.has_edits):
+                with self.commit_lock(whole=False):
                     landed = next(filter(self._is_committed, attempts), None)
                     was_beaten = self._discard_lost(attempts, landed)
                     if landed or self.is_replay(batch.token, batch.digest):
@@ -504,8 +507,9 @@ class Store:
         synced: bool,
     ) -> PreparedCommit:
         """Make one attempt to commit; add it to `attempts` before it is in the log."""
-        head_id, index = self.head_id(), self.index()
+        # Taken first: this may bring the log up to date.
         snapshot = self.last_snapshot() if batch.has_edits else None
+        head_id, index = self.head_id(), self.index()
         working = heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
         with working:
             us, new_id = self.read_clock(clock), self.new_id()

@@ -66,6 +66,12 @@ def test_a_condition_sees_the_current_value_of_the_newest_original(store):
     assert values(store) == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("name", [None, 5, b"a", "\ud800"])
+def test_a_condition_on_what_is_no_name_is_refused(store, name):
+    with pytest.raises(IncompatibleValue, match="is not the name of a series"):
+        store.append(name, 1.0, if_newest=lambda _: True)
+
+
 def test_both_conditions_must_hold(store):
     store.append("a", 1.0)
     with pytest.raises(ConditionFailed, match="has sequence 0"):

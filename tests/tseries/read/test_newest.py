@@ -176,12 +176,23 @@ def check(program, question):
     expected = wanted(snapshot, chosen, count, at, columns)
     found = program.series.latest(count=count, at=minute(at), columns=columns, **chosen).to_arrow()
     assert found.equals(expected), (question, found.to_pylist(), expected.to_pylist())
+    check_followed(program, snapshot)
     if at is None:
         last = program.series.range_query().from_last(count)
         if columns is not None:
             last = last.columns(*columns)
         assert last.select_from(**chosen).to_arrow().equals(expected)
     return expected
+
+
+def check_followed(program, snapshot):
+    """The store that is open sees the files that Delta lists, and the newest event of a series."""
+    view = program.series._view()
+    assert view.snapshot.files == snapshot.files
+    assert view.snapshot.values == snapshot.values
+    for name in [*NAMES, "nobody"]:
+        expected = wanted(snapshot, {"series": name}, 1, None, None)
+        assert view.newest(name)[0].equals(expected), name
 
 
 @settings(max_examples=150)
@@ -252,6 +263,16 @@ def files(monkeypatch):
 
     monkeypatch.setattr(newest, "read_files", record)
     return read
+
+
+def test_a_condition_reads_only_the_file_with_the_newest_event(store, files):
+    for number in range(20):
+        store.append([("a", number + 2)])
+        store.append([("c/ä", number + 2)])
+    for _ in range(2):
+        store.series.append("a", 1.0, if_newest=lambda event: event is not None)
+        assert len(files) == 1
+        files.clear()
 
 
 def test_only_the_files_of_later_commits_are_read_again(store, files):
