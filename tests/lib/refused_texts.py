@@ -40,6 +40,7 @@ KAFKA = {
     "columnNameOfCorruptRecord": (" ",),
     "timeSettings": ("topic:no/topic", "s3://bucket/times.json"),
     "includeHeaders": ("maybe",),
+    "where": ("price +", "upper(name) = 'X'"),
     "eventShape": ("42",),
     "startTime": ("header:", "field:a..b"),
     "endTime": ("header:", "field:a..b"),

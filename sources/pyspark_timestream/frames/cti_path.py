@@ -213,7 +213,8 @@ class _Loss:
             case _Effect.CHOOSES:
                 return (
                     "leave 'cti' out of it, since advance_time(df) itself leaves CTI rows out; "
-                    "na.drop() takes every column: name those that you mean in na.drop(subset=...)"
+                    "na.drop() takes every column: name those that you mean in "
+                    "na.drop(subset=...), or give the source the condition, as option 'where'"
                 )
             case _Effect.MAY_REMOVE:
                 return (

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
 from pyspark_timestream.core.session import find_wrong_settings
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
+from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
 from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
 from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
@@ -95,7 +96,23 @@ class KafkaTransport:
         return KafkaBatchReader(options, self._project(schema))
 
     def _project(self, schema: StructType) -> Projection:
-        return project(self._options, to_arrow_schema(schema, timezone="UTC"))
+        projection = project(self._options, to_arrow_schema(schema, timezone="UTC"))
+        if projection.condition is not None:
+            _refuse_collations(schema, projection.condition.columns)
+        return projection
+
+
+def _refuse_collations(schema: StructType, names: Sequence[str]) -> None:
+    """Refuse a condition over strings that Spark compares by another collation than bytes."""
+    for column in schema:
+        if column.name in names and "string collate" in column.dataType.simpleString():
+            raise OptionError(
+                "where",
+                f"column '{column.name}' is {column.dataType.simpleString()}, and texts are "
+                "compared by their bytes",
+                "strings without a collation",
+                "leave the collation out, or filter in Spark",
+            )
 
 
 @dataclass(frozen=True)

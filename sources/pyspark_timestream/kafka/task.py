@@ -20,6 +20,7 @@ from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError, Violat
 from pyspark_timestream.kafka.decode.payload import (
     ProcessedBlock,
     build_cti_rows,
+    find_wanted,
     interleave_ctis,
     read_payload,
     required_columns,
@@ -154,6 +155,8 @@ class _TaskRun:
             after, rows_us = after[:0], rows_us[:0]
         if result.inside is None or result.inside.any():
             keep = _select_rows(self._options, processed)
+            wanted = find_wanted(self._projection, processed)
+            keep = keep if wanted is None else keep & wanted
             yield interleave_ctis(self._projection, processed, keep, after, rows_us)
         elif len(rows_us):
             yield build_cti_rows(self._projection, rows_us)

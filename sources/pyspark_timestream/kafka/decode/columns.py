@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark_timestream.core.policies import KINDS, POLICIES, name_any
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.decode.records import METADATA, Projection, list_time_sources
+from pyspark_timestream.kafka.decode.where import Condition, resolve
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
     PATH_FORM,
@@ -130,7 +131,8 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
     Raises:
         SchemaRefused: a column would always be empty, has the wrong type, is not nullable, or its
             name leads nowhere.
-        OptionError: an option for times is ambiguous in this schema, or leads nowhere.
+        OptionError: an option for times is ambiguous in this schema, or leads nowhere; or option
+            `where` names no column or compares what cannot be compared.
     """
     by_name = {options.metadata_prefix + name: name for name in METADATA}
     metadata: dict[str, str] = {}
@@ -156,7 +158,32 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
         _check_flags(options, metadata)
     _check_field_names(options, pa.schema(fields))
     _check_paths(strip_key_prefix(options, pa.schema(key_fields)))
-    return Projection(schema, metadata, pa.schema(fields), pa.schema(key_fields), dead_letter)
+    condition = _find_condition(options, schema, metadata)
+    return Projection(
+        schema, metadata, pa.schema(fields), pa.schema(key_fields), dead_letter, condition
+    )
+
+
+def _find_condition(
+    options: KafkaOptions, schema: pa.Schema, metadata: dict[str, str]
+) -> Condition | None:
+    """Type option `where`, and add to `metadata` the columns that it alone reads."""
+    if options.where is None:
+        return None
+    columns = {
+        column.name: None if metadata.get(column.name) == "cti" else column.type
+        for column in schema
+    }
+    left_out = ("cti", *_list_unfilled(options))
+    others = {
+        options.metadata_prefix + name: name
+        for name in METADATA
+        if name not in left_out and options.metadata_prefix + name not in columns
+    }
+    kinds = {column: METADATA[name] for column, name in others.items()}
+    condition = resolve(options.where, columns, kinds)
+    metadata |= {name: others[name] for name in condition.columns if name in others}
+    return condition
 
 
 def strip_key_prefix(options: KafkaOptions, fields: pa.Schema) -> pa.Schema:

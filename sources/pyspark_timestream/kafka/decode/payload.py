@@ -357,6 +357,15 @@ def build_cti_rows(projection: Projection, ctis_us: Indices) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=projection.schema)
 
 
+def find_wanted(projection: Projection, processed: ProcessedBlock) -> Mask | None:
+    """Find the records for which option `where` is true; None without that option."""
+    if projection.condition is None:
+        return None
+    return projection.condition.find(
+        lambda name: _build_column(name, projection, processed), len(processed.block.offsets)
+    )
+
+
 def interleave_ctis(
     projection: Projection,
     processed: ProcessedBlock,

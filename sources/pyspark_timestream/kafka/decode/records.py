@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.kafka.decode.where import Condition
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import Path, TimeFrom, parse_path
 from pyspark_timestream.kafka.ranges import Range
@@ -47,11 +48,13 @@ class Projection:
 
     Attributes:
         schema: the output columns in order.
-        metadata: output column -> the metadata that it contains.
+        metadata: output column, or one that only `condition` reads -> the metadata that it
+            contains.
         fields: the output columns that are fields of the value; each name is a path.
         key_fields: the output columns that are fields of the key; each name is a path after
             `keyPrefix`.
         dead_letter: output column -> what it says about malformed payloads (semantics 13.11).
+        condition: option `where`, which selects the records that become rows; None: all do.
     """
 
     schema: pa.Schema
@@ -59,9 +62,10 @@ class Projection:
     fields: pa.Schema
     key_fields: pa.Schema = field(default_factory=lambda: pa.schema([]))
     dead_letter: Mapping[str, str] = field(default_factory=dict)
+    condition: Condition | None = None
 
     def requests(self, name: str) -> bool:
-        """Return whether an output column contains the metadata `name`."""
+        """Return whether an output column, or the condition, needs the metadata `name`."""
         return name in self.metadata.values()
 
 

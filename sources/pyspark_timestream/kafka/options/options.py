@@ -34,6 +34,7 @@ from pyspark_timestream.kafka.options.parsers import (
 )
 from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
 from pyspark_timestream.kafka.options.topic_settings import TIME_SETTINGS, SettingsPlace
+from pyspark_timestream.kafka.options.where import WHERE, Where
 from pyspark_timestream.rules.state import TimeRules
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
@@ -66,6 +67,16 @@ class KafkaOptions(PayloadOptions):
     )
     include_headers: bool = option(
         "includeHeaders", boolean, False, description="adds the column `headers`"
+    )
+    where: Where | None = option(
+        "where",
+        WHERE,
+        None,
+        description=(
+            "an SQL condition over the columns, such as `kind = 'bid' and price > 100`: rows of "
+            "data for which it is not true do not reach Spark. Clocks, policies and counters see "
+            "every record, and CTI rows pass. It needs the extra `where` on the driver"
+        ),
     )
     metadata_prefix: str = option(
         "metadataPrefix",

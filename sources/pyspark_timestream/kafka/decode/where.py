@@ -1,0 +1,627 @@
+"""Types the condition of option `where` for a schema, and finds the rows that it is true for.
+
+The types that a comparison compares in are Spark's (semantics 13.15). Where they depend on the
+session's settings, or digits would be lost, the condition is refused.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.core.instants import DAY_US, Mask, parse_instant
+from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.options.parsers import format_path
+from pyspark_timestream.kafka.options.where import (
+    ACCEPTS,
+    MAX_DIGITS,
+    Constant,
+    Name,
+    Node,
+    Operation,
+    Where,
+)
+
+ReadColumn = Callable[[str], pa.Array]
+_BOOLEAN: Final = pa.bool_()
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_DOUBLE: Final = pa.float64()
+_UNKNOWN: Final = pa.scalar(None, pa.bool_())
+
+
+class _Step(Protocol):
+    """A part of a typed condition: a value for each row."""
+
+    @property
+    def type(self) -> pa.DataType:
+        """Return the type of its values."""
+
+    def compute(self, read: ReadColumn) -> Any:
+        """Return its n values, or one scalar that stands for all; `read` returns a column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition over columns of known types; it pickles, and evaluating it fails for no value.
+
+    Attributes:
+        root: its tree.
+        columns: the columns that it reads.
+    """
+
+    root: _Step
+    columns: tuple[str, ...]
+
+    def find(self, read: ReadColumn, rows: int) -> Mask:
+        """Find the rows, of `rows`, for which it is true; neither false nor null."""
+        found = self.root.compute(read)
+        if isinstance(found, pa.Scalar):
+            return np.full(rows, found.as_py() is True)
+        if found.null_count:
+            found = pc.fill_null(found, False)
+        return np.array(found.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+# -- the steps -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    path: tuple[int, ...]
+    type: pa.DataType
+
+    def compute(self, read: ReadColumn) -> Any:
+        column = read(self.name)
+        for place in self.path:
+            # Unlike `struct_field`, flatten makes the fields of a null struct null.
+            column = column.flatten()[place]
+        return column
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    value: Any
+    type: pa.DataType
+
+    def compute(self, read: ReadColumn) -> Any:
+        return pa.scalar(self.value, self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compare:
+    """A comparison of values that are cast to `common`."""
+
+    name: str
+    left: _Step
+    right: _Step
+    common: pa.DataType
+    type: pa.DataType = _BOOLEAN
+
+    def compute(self, read: ReadColumn) -> Any:
+        left = _cast(self.left.compute(read), self.common)
+        right = _cast(self.right.compute(read), self.common)
+        match self.name:
+            case "=":
+                return _equal(left, right)
+            case ">":
+                return _greater(left, right)
+            case "<":
+                return _greater(right, left)
+            case ">=":
+                return pc.invert(_greater(right, left))
+            case "<=":
+                return pc.invert(_greater(left, right))
+        both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+        return pc.or_(pc.fill_null(_equal(left, right), False), both_null)
+
+
+@dataclass(frozen=True, slots=True)
+class _In:
+    operand: _Step
+    values: tuple[Any, ...]
+    has_null: bool
+    common: pa.DataType
+    type: pa.DataType = _BOOLEAN
+
+    def compute(self, read: ReadColumn) -> Any:
+        operand = _cast(self.operand.compute(read), self.common)
+        if pa.types.is_floating(self.common):
+            # Arrow finds -0.0 only where the set has -0.0, and the sum is 0.0.
+            operand = pc.add(operand, pa.scalar(0.0, self.common))
+        found = pc.is_in(operand, value_set=pa.array(self.values, self.common))
+        known = pc.is_valid(operand)
+        return pc.if_else(pc.and_(known, found) if self.has_null else known, found, _UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """A match with Arrow's function `how`, such as `starts_with`, of `text`."""
+
+    operand: _Step
+    how: str
+    text: str
+    type: pa.DataType = _BOOLEAN
+
+    def compute(self, read: ReadColumn) -> Any:
+        operand = self.operand.compute(read)
+        if self.how == "any":
+            return pc.if_else(pc.is_valid(operand), True, _UNKNOWN)
+        if self.how == "equal":
+            return pc.equal(operand, self.text)
+        return getattr(pc, self.how)(operand, pattern=self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class _IsNull:
+    operand: _Step
+    type: pa.DataType = _BOOLEAN
+
+    def compute(self, read: ReadColumn) -> Any:
+        return pc.is_null(self.operand.compute(read))
+
+
+@dataclass(frozen=True, slots=True)
+class _Is:
+    operand: _Step
+    value: bool
+    type: pa.DataType = _BOOLEAN
+
+    def compute(self, read: ReadColumn) -> Any:
+        truth = self.operand.compute(read)
+        return pc.fill_null(truth if self.value else pc.invert(truth), False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Not:
+    operand: _Step
+    type: pa.DataType = _BOOLEAN
+
+    def compute(self, read: ReadColumn) -> Any:
+        return pc.invert(self.operand.compute(read))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """`and` or `or` in three-valued logic."""
+
+    inputs: tuple[_Step, ...]
+    is_and: bool
+    type: pa.DataType = _BOOLEAN
+
+    def compute(self, read: ReadColumn) -> Any:
+        join = pc.and_kleene if self.is_and else pc.or_kleene
+        found = self.inputs[0].compute(read)
+        for each in self.inputs[1:]:
+            found = join(found, each.compute(read))
+        return found
+
+
+def _cast(values: Any, kind: pa.DataType) -> Any:
+    if values.type == kind:
+        return values
+    if pa.types.is_decimal(values.type) and kind == _DOUBLE:
+        # Arrow's own cast is not always the nearest double, which reading the text is.
+        return values.cast(pa.string()).cast(kind)
+    return pc.cast(values, kind, safe=False)
+
+
+def _equal(left: Any, right: Any) -> Any:
+    found = pc.equal(left, right)
+    if not pa.types.is_floating(left.type):
+        return found
+    return pc.or_(found, pc.and_(pc.is_nan(left), pc.is_nan(right)))
+
+
+def _greater(left: Any, right: Any) -> Any:
+    """Compare as Spark does, for which NaN is greater than every other number."""
+    found = pc.greater(left, right)
+    if not pa.types.is_floating(left.type):
+        return found
+    return pc.or_(found, pc.and_not(pc.is_nan(left), pc.is_nan(right)))
+
+
+# -- types -----------------------------------------------------------------------------------------
+
+
+class _Wrong(Exception):
+    """The condition cannot be used: the problem, and what to do about it."""
+
+    def __init__(self, problem: str, next_step: str = "correct it, or filter in Spark") -> None:
+        super().__init__(problem)
+        self.next_step = next_step
+
+
+def resolve(
+    where: Where, columns: Mapping[str, pa.DataType | None], others: Mapping[str, pa.DataType]
+) -> Condition:
+    """Type a condition.
+
+    Args:
+        where: the option's value.
+        columns: the names and types of the schema's columns; None for the column with the CTI.
+        others: metadata columns that may be named although the schema does not have them.
+
+    Raises:
+        OptionError: it names no column, or compares what Spark compares by a session's settings.
+    """
+    typing = _Typing(columns, others)
+    try:
+        root = typing.condition(where.root)
+    except _Wrong as error:
+        raise OptionError("where", f"'{where.text}': {error}", ACCEPTS, error.next_step) from None
+    except RecursionError:
+        problem = f"'{where.text[:100]}...' is nested too deeply"
+        raise OptionError("where", problem, ACCEPTS, "make it flatter") from None
+    return Condition(root, tuple(typing.used))
+
+
+_INTEGRAL_DIGITS: Final = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
+_LITERALS: Final = {
+    "boolean": _BOOLEAN,
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": _DOUBLE,
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "null": pa.null(),
+}
+_SAME: Final = (_BOOLEAN, pa.string(), pa.binary(), pa.date32(), _INSTANT, pa.timestamp("us"))
+"""Types, other than numbers, whose values are compared with those of the same type."""
+
+
+class _Typing:
+    """Types the parts of a condition; `used` are the columns that it reads, in order."""
+
+    def __init__(
+        self, columns: Mapping[str, pa.DataType | None], others: Mapping[str, pa.DataType]
+    ) -> None:
+        self._columns, self._others = columns, others
+        self.used: dict[str, None] = {}
+
+    def condition(self, node: Node) -> _Step:
+        """Type what must be true or false."""
+        found = self._operand(node)
+        if found.type not in (_BOOLEAN, pa.null()):
+            raise _Wrong(
+                f"{_show(node)} is {_name(found.type)}, and no condition", "compare it with a value"
+            )
+        return _Value(None, _BOOLEAN) if found.type == pa.null() else found
+
+    def _operand(self, node: Node) -> _Step:
+        if isinstance(node, Name):
+            return self._column(node.parts)
+        if isinstance(node, Constant):
+            return _make_value(node)
+        match node.name:
+            case "and" | "or":
+                return _Chain(tuple(map(self.condition, node.inputs)), node.name == "and")
+            case "not":
+                return _Not(self.condition(node.inputs[0]))
+            case "is null":
+                return _IsNull(self._operand(node.inputs[0]))
+            case "is true" | "is false":
+                return _Is(self.condition(node.inputs[0]), node.name == "is true")
+            case "in":
+                return self._in(node)
+            case "like":
+                return self._like(node)
+        return self._compare(node)
+
+    def _column(self, parts: tuple[str, ...]) -> _Column:
+        name = _find(parts[0], self._columns) or _find(parts[0], self._others)
+        if name is None:
+            raise self._unknown(parts)
+        kind = self._columns.get(name, self._others.get(name))
+        if kind is None:
+            raise _Wrong(
+                f"it names '{name}', the column with the CTI, which rows of data do not have",
+                "leave it out: CTI rows pass whatever the condition is",
+            )
+        self.used[name] = None
+        path = []
+        for part in parts[1:]:
+            place = _find_field(kind, part)
+            if place is None:
+                raise self._unknown(parts)
+            path.append(place)
+            kind = kind.field(place).type
+        return _Column(name, tuple(path), kind)
+
+    def _unknown(self, parts: tuple[str, ...]) -> _Wrong:
+        whole = ".".join(parts)
+        if len(parts) > 1 and _find(whole, self._columns):
+            step = f"write `{whole}` in backquotes, as Spark asks for"
+        else:
+            step = "name a column of .schema(...), or add it there"
+        have = ", ".join(name for name, kind in self._columns.items() if kind is not None)
+        return _Wrong(f"there is no column '{format_path(parts)}' among {have}", step)
+
+    def _compare(self, node: Operation) -> _Step:
+        left, right = map(self._operand, node.inputs)
+        left, right = _fit_text(left, right), _fit_text(right, left)
+        if pa.null() in (left.type, right.type):
+            return self._compare_null(node, left, right)
+        common = _unify(left, right)
+        left, right = (_cast_value(step, common) for step in (left, right))
+        return _Compare(node.name, left, right, common)
+
+    def _compare_null(self, node: Operation, left: _Step, right: _Step) -> _Step:
+        other = right if left.type == pa.null() else left
+        if not _is_comparable(other.type) and other.type != pa.null():
+            raise _Wrong(f"{_name(other.type)} is not compared")
+        return _IsNull(other) if node.name == "<=>" else _Value(None, _BOOLEAN)
+
+    def _in(self, node: Operation) -> _Step:
+        operand = self._operand(node.inputs[0])
+        if not isinstance(operand, _Column):
+            raise _Wrong("'in' is not behind a column", "write the column first")
+        every = [_make_value(each) for each in node.inputs[1:] if isinstance(each, Constant)]
+        values = [each for each in every if each.type != pa.null()]
+        common = _find_common(operand, values)
+        cast = tuple(_cast_value(each, common).value for each in values)
+        if pa.types.is_floating(common):
+            cast = tuple(each + 0.0 for each in cast)
+        return _In(operand, cast, len(values) < len(every), common)
+
+    def _like(self, node: Operation) -> _Step:
+        operand = self._operand(node.inputs[0])
+        if not isinstance(operand, _Column) or operand.type != pa.string():
+            raise _Wrong(f"'like' is behind {_show(node.inputs[0])}, which is no column of strings")
+        pattern, escape = (each.value for each in node.inputs[1:] if isinstance(each, Constant))
+        how, text = _read_pattern(pattern, escape)
+        return _Like(operand, how, text)
+
+
+def _cast_value(step: _Step, kind: pa.DataType) -> Any:
+    """Cast a literal once, so that no block casts it again; return other steps as they are."""
+    if not isinstance(step, _Value) or step.type == kind:
+        return step
+    if pa.types.is_decimal(kind):
+        return _Value(Decimal(step.value), kind)
+    return _Value(_cast(pa.scalar(step.value, step.type), kind).as_py(), kind)
+
+
+def _find(name: str, columns: Mapping[str, Any]) -> str | None:
+    """Find a column by its name, in any case if only one has it so."""
+    if name in columns:
+        return name
+    alike = [each for each in columns if each.lower() == name.lower()]
+    if len(alike) > 1:
+        raise _Wrong(f"'{name}' may be {' or '.join(alike)}", "write the name as it is")
+    return alike[0] if alike else None
+
+
+def _find_field(kind: pa.DataType, name: str) -> int | None:
+    if not pa.types.is_struct(kind) or any(child.metadata for child in kind):
+        return None
+    places = {child.name: place for place, child in enumerate(kind)}
+    found = _find(name, places)
+    return None if found is None else places[found]
+
+
+def _make_value(node: Constant) -> _Value:
+    if node.kind == "decimal":
+        return _Value(node.value, _decimal_of(node.value))
+    if node.kind in ("date", "timestamp", "timestamp_ntz"):
+        kind = {"date": pa.date32(), "timestamp": _INSTANT, "timestamp_ntz": pa.timestamp("us")}
+        return _read_time(node.value, kind[node.kind])
+    return _Value(node.value, _LITERALS[node.kind])
+
+
+def _decimal_of(value: Decimal) -> pa.DataType:
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int)
+    return pa.decimal128(max(len(value.as_tuple().digits), -exponent), -exponent)
+
+
+_DATE: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_CLOCK: Final = r"[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?"
+_ZONE: Final = r"(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])"
+_TIME_FORMS: Final = {
+    pa.date32(): (_DATE, "2024-05-01"),
+    _INSTANT: (f"{_DATE}{_CLOCK}{_ZONE}", "2024-05-01T08:30:00Z"),
+    pa.timestamp("us"): (f"{_DATE}(?:{_CLOCK})?", "2024-05-01T08:30:00"),
+}
+"""Type -> the texts that mean the same in every session, as a pattern, and an example."""
+
+
+def _read_time(text: str, kind: pa.DataType) -> _Value:
+    form, example = _TIME_FORMS[kind]
+    try:
+        if not re.fullmatch(form, text):
+            raise ValueError(text)
+        us = parse_instant(text)
+    except ValueError:
+        why = " and a zone, which otherwise is the session's" if kind == _INSTANT else ""
+        raise _Wrong(
+            f"the text '{text}' is no {_name(kind)}",
+            f"write it with all digits{why}, such as '{example}'",
+        ) from None
+    return _Value(us // DAY_US if kind == pa.date32() else us, kind)
+
+
+def _fit_text(step: _Step, other: _Step) -> _Step:
+    """Read a text beside a date or time as one, which Spark does in every session."""
+    is_time = pa.types.is_date(other.type) or pa.types.is_timestamp(other.type)
+    if is_time and isinstance(step, _Value) and step.type == pa.string():
+        return _read_time(step.value, other.type)
+    return step
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return kind in _INTEGRAL_DIGITS or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _is_comparable(kind: pa.DataType) -> bool:
+    return _is_number(kind) or kind in _SAME
+
+
+def _unify(left: _Step, right: _Step, in_list: bool = False) -> pa.DataType:
+    """Return the type in which Spark compares two values, whatever the session's settings are."""
+    pair = (left.type, right.type)
+    if left.type == right.type and (left.type in _SAME or _is_number(left.type)):
+        return left.type
+    if not all(map(_is_number, pair)):
+        raise _Wrong(
+            f"{_name(left.type)} is compared with {_name(right.type)}, which Spark does by the "
+            "session's settings, if at all",
+            _advise(left, right),
+        )
+    if all(kind in _INTEGRAL_DIGITS for kind in pair):
+        return pa.int64()
+    if any(map(pa.types.is_floating, pair)):
+        _refuse_rounding(left, right)
+        return _DOUBLE
+    return _unify_decimals(*(_as_decimal(step, in_list) for step in (left, right)))
+
+
+def _advise(left: _Step, right: _Step) -> str:
+    for step, other in ((left, right), (right, left)):
+        if isinstance(step, _Value) and step.type == pa.string() and _is_number(other.type):
+            return f"write the number without quotes: {step.value}"
+    if pa.date32() in (left.type, right.type) or _INSTANT in (left.type, right.type):
+        return "write a text with date, time and zone, such as '2024-05-01T08:30:00Z'"
+    for step, other in ((left, right), (right, left)):
+        if isinstance(step, _Value) and (step.type, other.type) == (pa.string(), pa.binary()):
+            return f"write the bytes in hexadecimal digits: X'{step.value.encode().hex()}'"
+    return "compare values of one type, or filter in Spark"
+
+
+def _refuse_rounding(left: _Step, right: _Step) -> None:
+    """Refuse a float beside a whole number that it cannot hold: sessions compare it differently."""
+    for step, other in ((left, right), (right, left)):
+        if step.type != pa.float32() or other.type not in (pa.int32(), pa.int64()):
+            continue
+        value = other.value if isinstance(other, _Value) else None
+        if value is None or int(pa.scalar(float(value), pa.float32()).as_py()) != value:
+            raise _Wrong(
+                f"float is compared with {_name(other.type)}, which Spark does in float or double, "
+                "as the session's settings say",
+                "declare the column a double",
+            )
+
+
+def _as_decimal(step: _Step, in_list: bool) -> pa.DataType:
+    if pa.types.is_decimal(step.type):
+        return step.type
+    digits = _INTEGRAL_DIGITS[step.type]
+    if isinstance(step, _Value) and not in_list:
+        digits = len(str(abs(step.value)))
+    return pa.decimal128(digits, 0)
+
+
+def _unify_decimals(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    scale = max(left.scale, right.scale)
+    digits = max(left.precision - left.scale, right.precision - right.scale) + scale
+    if digits > MAX_DIGITS:
+        raise _Wrong(
+            f"{_name(left)} is compared with {_name(right)}, for which Spark would round: it takes "
+            f"{digits} digits, and a decimal has {MAX_DIGITS}"
+        )
+    return pa.decimal128(digits, scale)
+
+
+def _find_common(operand: _Column, values: list[_Value]) -> pa.DataType:
+    """Return the type in which Spark compares an operand with all values of a list."""
+    common: _Step = operand
+    for value in values:
+        kind = _unify(common, value, in_list=True)
+        # The list's own values have been judged; what follows is judged beside the operand's type.
+        common = _Column(operand.name, operand.path, kind)
+    if not _is_comparable(common.type):
+        raise _Wrong(f"{_name(common.type)} is not compared")
+    return common.type
+
+
+def _read_pattern(pattern: str, escape: str) -> tuple[str, str]:
+    """Return Arrow's function for a pattern of `like`, and the text or expression to give it."""
+    if len(escape) != 1 or ord(escape) > 0xFFFF:
+        raise _Wrong(f"'{escape}' behind 'escape' is not one character")
+    pieces = list(_split_pattern(pattern, escape))
+    texts = [piece for piece in pieces if piece not in (_ANY, _ONE)]
+    if not pieces:
+        return "equal", ""
+    if _ONE not in pieces and len(texts) <= 1:
+        text = "".join(map(str, texts))
+        match (pieces[0] is _ANY, pieces[-1] is _ANY):
+            case (False, False):
+                return "equal", text
+            case (False, True):
+                return "starts_with", text
+            case (True, False):
+                return "ends_with", text
+        return ("match_substring", text) if texts else ("any", "")
+    words: dict[str | int, str] = {_ANY: ".*", _ONE: "."}
+    expression = "".join(words.get(piece) or _quote(str(piece)) for piece in pieces)
+    text = rf"(?s)\A{expression}\z"
+    try:
+        pc.match_substring_regex(pa.array([], pa.string()), pattern=text)
+    except pa.ArrowInvalid as error:
+        raise _Wrong("the pattern of 'like' is too long") from error
+    return "match_substring_regex", text
+
+
+_ANY: Final = 0
+_ONE: Final = 1
+
+
+def _split_pattern(pattern: str, escape: str) -> Iterator[str | int]:
+    """Split a pattern into texts, and `_ANY` for % and `_ONE` for _."""
+    text, characters = "", iter(pattern)
+    for character in characters:
+        if character == escape:
+            character = next(characters, "")
+            if character not in ("%", "_", escape):
+                raise _Wrong(
+                    f"in the pattern '{pattern}' the escape {escape} is not before %, _ or itself"
+                )
+            text += character
+        elif character in "%_":
+            if text:
+                yield text
+            text = ""
+            yield _ANY if character == "%" else _ONE
+        else:
+            text += character
+    if text:
+        yield text
+
+
+def _quote(text: str) -> str:
+    """Quote a text for RE2."""
+    return re.sub(r"[^\w]", lambda found: f"\\x{{{ord(found[0]):x}}}", text, flags=re.ASCII)
+
+
+def _name(kind: pa.DataType) -> str:
+    """Name a type as Spark does."""
+    names = {
+        pa.int8(): "tinyint",
+        pa.int16(): "smallint",
+        pa.int32(): "int",
+        pa.int64(): "bigint",
+        pa.float32(): "float",
+        _DOUBLE: "double",
+        _BOOLEAN: "boolean",
+        pa.date32(): "date",
+        _INSTANT: "timestamp",
+        pa.timestamp("us"): "timestamp_ntz",
+        pa.null(): "null",
+    }
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return names.get(kind, str(kind))
+
+
+def _show(node: Node) -> str:
+    if isinstance(node, Name):
+        return f"'{format_path(node.parts)}'"
+    return f"'{node.value}'" if isinstance(node, Constant) else f"'{node.name}'"

@@ -1,0 +1,416 @@
+"""Reads the text of option `where`, an SQL condition, as a tree of plain values (semantics 13.15).
+
+sqlglot parses the text. This module takes over only what means the same in Spark whatever the
+session's settings, and refuses all else by name. The tree pickles, and whoever has it needs no
+parser.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from pyspark_timestream.core.options import Parser
+from pyspark_timestream.errors import MissingExtra
+
+
+class Name(NamedTuple):
+    """A column, or a field inside a struct: the names that lead there."""
+
+    parts: tuple[str, ...]
+
+
+class Constant(NamedTuple):
+    """A literal.
+
+    Attributes:
+        kind: Spark's name of its type; `null` for NULL.
+        value: int, Decimal, float, str, bytes, bool or None; of a date or timestamp its text.
+    """
+
+    kind: str
+    value: Any = None
+
+
+class Operation(NamedTuple):
+    """An operator over its inputs.
+
+    Attributes:
+        name: `and`, `or`, `not`, `is null`, `is true`, `is false`, `in`, `like`, or a comparison:
+            `=`, `<`, `<=`, `>`, `>=`, `<=>`.
+        inputs: of `in` the operand and the list; of `like` the operand, pattern and escape.
+    """
+
+    name: str
+    inputs: tuple["Node", ...]
+
+
+Node: TypeAlias = Name | Constant | Operation
+
+
+class Where(NamedTuple):
+    """A condition: its text, and the tree that it stands for."""
+
+    text: str
+    root: Node
+
+    def __str__(self) -> str:
+        """Return the option's text."""
+        return self.text
+
+
+ACCEPTS: Final = (
+    "=, <>, <, <=, >, >=, <=>, in, between, like, is null, is true, and, or, not over columns and "
+    "literals, such as `kind = 'bid' and price > 100`"
+)
+
+_COMPARISONS: Final = {
+    "eq": "=",
+    "lt": "<",
+    "lte": "<=",
+    "gt": ">",
+    "gte": ">=",
+    "nullsafeeq": "<=>",
+}
+_NEGATED: Final = {"neq": "=", "nullsafeneq": "<=>"}
+
+_OTHERS: Final = {
+    "subquery": "a subquery",
+    "select": "a subquery",
+    "exists": "a subquery",
+    "cast": "a cast",
+    "trycast": "a cast",
+    "case": "case",
+    "if": "if",
+    "add": "arithmetic (+)",
+    "sub": "arithmetic (-)",
+    "mul": "arithmetic (*)",
+    "div": "arithmetic (/)",
+    "intdiv": "arithmetic (div)",
+    "mod": "arithmetic (%)",
+    "neg": "arithmetic (-)",
+    "concat": "two texts side by side",
+    "dpipe": "the operator ||",
+    "bracket": "an item of an array or map",
+    "ilike": "ilike",
+    "regexplike": "rlike",
+    "tuple": "several columns in one pair of parentheses",
+    "interval": "an interval",
+    "placeholder": "a parameter",
+    "parameter": "a parameter",
+    "rawstring": "a text with the letter r before it",
+    "national": "a text with the letter n before it",
+    "star": "*",
+}
+"""sqlglot's name of what is refused -> ours."""
+
+_QUOTED: Final = re.compile(
+    r"""
+    (?P<name>`(?:[^`]|``)*`)
+    | (?P<hex>\bx'[^']*')
+    | (?P<text>'(?:[^'\\]|\\.|'')*')
+    | (?P<double>")
+    | (?P<comment>--|/\*)
+    | (?P<cast>::|\b(?:try_)?cast\s*\()
+    | (?P<number>\b0x\w+)
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+_REFUSED: Final = {
+    "double": "\" is a text or a name, as the session's settings say: write a text in '...', and a "
+    "name in `...`",
+    "comment": "a comment",
+    "cast": "a cast",
+    "number": "a number in hexadecimal digits",
+}
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "\\": "\\", "'": "'", '"': '"'}
+_KEPT_ESCAPES: Final = ("%", "_")
+"""Spark keeps the backslash before them, for `like`."""
+
+_INTEGRALS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_TYPED: Final = {
+    "DATE": "date",
+    "TIMESTAMP": "timestamp",
+    "TIMESTAMPTZ": "timestamp",
+    "TIMESTAMPLTZ": "timestamp",
+    "TIMESTAMPNTZ": "timestamp_ntz",
+}
+MAX_DIGITS: Final = 38
+"""The digits of Spark's longest decimal."""
+
+
+def _parse_where(text: str) -> Where:
+    if not text.strip():
+        raise ValueError("it is empty")
+    try:
+        import sqlglot
+        from sqlglot import expressions
+        from sqlglot.errors import SqlglotError
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "sqlglot":
+            raise
+        raise MissingExtra(
+            "option 'where' needs sqlglot, which is not installed",
+            next_step="pip install 'pyspark-timestream[where]' on the driver",
+        ) from error
+    texts: list[str] = []
+    plain = _QUOTED.sub(lambda found: _set_aside(found, texts), text)
+    try:
+        parsed = sqlglot.parse_one(plain, read="spark", into=expressions.Condition)
+        return Where(text, _Reader(texts).read(parsed))
+    except SqlglotError as error:
+        raise ValueError(_describe(error, text)) from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+WHERE: Final = Parser(_parse_where, f"an SQL condition: {ACCEPTS}")
+
+
+def _set_aside(found: re.Match[str], texts: list[str]) -> str:
+    """Replace a text by its place in `texts`: sqlglot does not read all escapes as Spark does."""
+    kind = found.lastgroup
+    if kind in _REFUSED:
+        raise ValueError(f"it has {_REFUSED[kind]}")
+    if kind != "text":
+        return found[0]
+    texts.append(_unescape(found[0][1:-1]))
+    return f"'{len(texts) - 1}'"
+
+
+def _unescape(text: str) -> str:
+    """Read what is between the quotes as Spark reads it."""
+
+    def replace(found: re.Match[str]) -> str:
+        letter = found[0][1:]
+        if found[0] == "''":
+            return "'"
+        if letter in _KEPT_ESCAPES:
+            return found[0]
+        if letter not in _ESCAPES:
+            raise ValueError(f"the escape \\{letter} in a text is not supported")
+        return _ESCAPES[letter]
+
+    return re.sub(r"\\.|''", replace, text, flags=re.DOTALL)
+
+
+def _describe(error: Exception, text: str) -> str:
+    """Name the place where the text is no condition, if the parser tells it."""
+    for found in getattr(error, "errors", []):
+        if found.get("highlight"):
+            return f"it is no condition of SQL: unexpected '{found['highlight']}'"
+    return f"'{text}' is no condition of SQL"
+
+
+class _Reader:
+    """Reads sqlglot's tree; `texts` are the texts that were set aside."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def read(self, node: Any) -> Node:
+        """Read a condition."""
+        key = node.key
+        if key == "paren":
+            return self.read(*_take(node, "this"))
+        if key in ("and", "or"):
+            return self._read_chain(node)
+        if key == "not":
+            return _negate(self.read(*_take(node, "this")))
+        if key in _COMPARISONS or key in _NEGATED:
+            pair = tuple(map(self._read_operand, _take(node, "this", "expression")))
+            if key in _NEGATED:
+                return _negate(Operation(_NEGATED[key], pair))
+            return Operation(_COMPARISONS[key], pair)
+        reader: Callable[[Any], Node] | None = getattr(self, f"_read_{key}", None)
+        return self._read_operand(node) if reader is None else reader(node)
+
+    def _read_chain(self, root: Any) -> Operation:
+        """Read `and` or `or`, without recursion along a long chain."""
+        found, waiting = [], [root]
+        while waiting:
+            node = waiting.pop()
+            if node.key == root.key:
+                waiting += reversed(_take(node, "this", "expression"))
+            else:
+                found.append(self.read(node))
+        return Operation(root.key, tuple(found))
+
+    def _read_between(self, node: Any) -> Node:
+        operands = map(self._read_operand, _take(node, "this", "low", "high"))
+        operand, low, high = operands
+        bounds = (Operation(">=", (operand, low)), Operation("<=", (operand, high)))
+        return Operation("and", bounds)
+
+    def _read_in(self, node: Any) -> Node:
+        if node.args.get("query") is not None:
+            raise _refuse(node.args["query"])
+        operand, items = _take(node, "this", "expressions")
+        values = tuple(map(self._read_operand, items))
+        if not values or not all(isinstance(each, Constant) for each in values):
+            raise ValueError("a list of 'in' has something else than literals")
+        return Operation("in", (self._read_operand(operand), *values))
+
+    def _read_escape(self, node: Any) -> Node:
+        like, escape = _take(node, "this", "expression")
+        if like.key != "like":
+            raise _refuse(like)
+        return self._read_like(like, escape)
+
+    def _read_like(self, node: Any, escape: Any = None) -> Node:
+        negated = bool(node.args.get("negate"))
+        operand, pattern = _take(node, "this", "expression", ignored=("negate",))
+        for each in (pattern, escape):
+            if each is not None and (each.key != "literal" or not each.args["is_string"]):
+                raise ValueError("'like' needs a text as its pattern and as its escape")
+        character = Constant("string", "\\") if escape is None else self._read_operand(escape)
+        texts = (self._read_operand(pattern), character)
+        found = Operation("like", (self._read_operand(operand), *texts))
+        return _negate(found) if negated else found
+
+    def _read_is(self, node: Any) -> Node:
+        operand, value = _take(node, "this", "expression")
+        inputs = (self._read_operand(operand),)
+        if value.key == "null":
+            return Operation("is null", inputs)
+        if value.key == "boolean":
+            return Operation(f"is {str(value.args['this']).lower()}", inputs)
+        raise _refuse(value)
+
+    def _read_operand(self, node: Any) -> Node:
+        """Read what a comparison compares."""
+        match node.key:
+            case "paren":
+                return self.read(*_take(node, "this"))
+            case "column" | "dot" | "identifier":
+                return Name(_read_name(node))
+            case "null":
+                return Constant("null")
+            case "boolean":
+                return Constant("boolean", bool(node.args["this"]))
+            case "literal" if node.args["is_string"]:
+                return Constant("string", self._texts[int(node.args["this"])])
+            case "hexstring":
+                return Constant("binary", _read_hex(node.args["this"]))
+            case "literal" | "neg":
+                return _read_number(node)
+            case "cast" | "trycast":
+                return self._read_typed(node)
+        nested = node.key in _COMPARISONS or node.key in _NEGATED
+        if nested or hasattr(self, f"_read_{node.key}") or node.key in ("and", "or", "not"):
+            raise ValueError("a condition inside another one needs parentheses around it")
+        raise _refuse(node)
+
+    def _read_typed(self, node: Any) -> Constant:
+        """Read a literal with its type: a text behind `date`, or a number with a suffix."""
+        value, kind = node.args["this"], _name_type(node)
+        if kind in _TYPED and value.key == "literal" and value.args["is_string"]:
+            return Constant(_TYPED[kind], self._texts[int(value.args["this"])])
+        return _read_number(node)
+
+
+def _take(node: Any, *names: str, ignored: tuple[str, ...] = ()) -> list[Any]:
+    """Return the arguments of sqlglot's node; refuse it if it has others."""
+    known = (*names, *ignored)
+    others = [name for name, value in node.args.items() if value and name not in known]
+    if others or any(node.args.get(name) is None for name in names):
+        what = f" with {', '.join(others)}" if others else ""
+        raise ValueError(f"it has '{node.key}'{what}")
+    return [node.args[name] for name in names]
+
+
+def _negate(node: Node) -> Operation:
+    return Operation("not", (node,))
+
+
+def _refuse(node: Any) -> ValueError:
+    name = _OTHERS.get(node.key)
+    if name is None:
+        called = node.name if node.key == "anonymous" else node.key
+        name = f"'{called}', a function or another operator"
+    return ValueError(f"it has {name}")
+
+
+def _read_name(node: Any) -> tuple[str, ...]:
+    if node.key == "identifier":
+        return (node.args["this"],)
+    if node.key == "dot":
+        left, right = _take(node, "this", "expression")
+        if right.key != "identifier":
+            raise _refuse(right)
+        return (*_read_name(left), *_read_name(right))
+    if node.key != "column" or node.args["this"].key != "identifier":
+        raise _refuse(node.args["this"] if node.key == "column" else node)
+    parts = (node.args.get(name) for name in ("catalog", "db", "table", "this"))
+    return tuple(part.args["this"] for part in parts if part is not None)
+
+
+def _read_hex(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise ValueError(f"X'{text}' is not made of pairs of hexadecimal digits") from error
+
+
+def _name_type(node: Any) -> str:
+    kind = node.args["to"].args["this"]
+    return str(getattr(kind, "name", kind))
+
+
+def _read_number(node: Any) -> Constant:
+    negative = node.key == "neg"
+    if negative:
+        (node,) = _take(node, "this")
+    suffix = ""
+    if node.key in ("cast", "trycast"):
+        suffix, node = _name_type(node), node.args["this"]
+    if node.key != "literal":
+        raise (
+            _refuse(node)
+            if node.key not in ("column", "paren")
+            else ValueError("it has arithmetic (-)")
+        )
+    text = ("-" if negative else "") + node.args["this"]
+    if node.args["is_string"] and suffix != "DECIMAL":
+        raise ValueError("it has '-' before a text")
+    return _type_number(text, suffix)
+
+
+def _type_number(text: str, suffix: str) -> Constant:
+    """Give a number the type that Spark gives it.
+
+    >>> _type_number("5", ""), _type_number("2.50", "")
+    (Constant(kind='int', value=5), Constant(kind='decimal', value=Decimal('2.50')))
+    """
+    name = {"BIGINT": "bigint", "SMALLINT": "smallint", "TINYINT": "tinyint"}.get(suffix)
+    if suffix in ("DOUBLE", "FLOAT") or (not suffix and "e" in text.lower()):
+        kind = "float" if suffix == "FLOAT" else "double"
+        # Arrow rounds a text once, Python's float would be rounded again to a short one.
+        arrow = pa.float32() if kind == "float" else pa.float64()
+        number = pa.scalar(text).cast(arrow).as_py()
+        if not math.isfinite(number):
+            raise ValueError(f"{text} is outside of the range of {kind}")
+        return Constant(kind, number)
+    if name is None and (suffix == "DECIMAL" or "." in text):
+        return _check_decimal(Decimal(text), text)
+    if not re.fullmatch(r"-?[0-9]+", text):
+        raise ValueError(f"{text} is no number")
+    whole = int(text)
+    for kind in [name] if name else ["int", "bigint"]:
+        if -(2 ** (_INTEGRALS[kind] - 1)) <= whole < 2 ** (_INTEGRALS[kind] - 1):
+            return Constant(kind, whole)
+    if name:
+        raise ValueError(f"{text} is outside of the range of {name}")
+    return _check_decimal(Decimal(whole), text)
+
+
+def _check_decimal(value: Decimal, text: str) -> Constant:
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int)
+    digits = max(len(value.as_tuple().digits), -exponent)
+    if exponent > 0 or digits > MAX_DIGITS:
+        raise ValueError(f"{text} has more than {MAX_DIGITS} digits")
+    return Constant("decimal", value)
