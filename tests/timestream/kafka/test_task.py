@@ -4,7 +4,7 @@ import json
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
@@ -387,3 +387,87 @@ def test_a_replay_reads_nothing_behind_its_end():
     ended = TaskRange(Range(at(0), 99, 999), after)
     assert compute_end_state(given_options, ended, pieces) == after
     assert len(read) == 18
+
+
+WHERE_COLUMNS = [*NUMBER, ("start_time", INSTANT), FLAG, ("_corrupt_record", pa.string()), CTI]
+wheres = st.sampled_from(
+    [
+        ("n > 1", lambda row: row["n"] is not None and row["n"] > 1),
+        ("not n > 1", lambda row: row["n"] is not None and not row["n"] > 1),
+        (
+            "n <> 1 or violation is not null",
+            lambda row: row["violation"] or row["n"] not in (1, None),
+        ),
+        ("violation = 'late'", lambda row: row["violation"] == "late"),
+        ("_corrupt_record is not null", lambda row: row["_corrupt_record"] is not None),
+        ("partition = 0 and start_time < '1970-01-01T00:00:00.006Z'",
+         lambda row: row["start_time"] is not None and row["start_time"].microsecond < 6000),
+        ("false", lambda row: False),
+        ("true", lambda row: True),
+    ]
+)  # fmt: skip
+noted = st.builds(
+    lambda n, t: json.dumps({"n": n, "t": t}).encode(),
+    st.sampled_from([None, 0, 1, 2, 3, "x"]),
+    st.sampled_from([1, 4, 5, 6, 9, None, "soon"]),
+)
+
+
+@given(
+    st.lists(noted | st.sampled_from([None, b"broken"]), max_size=12),
+    st.lists(st.integers(1, 3), max_size=6),
+    wheres,
+    st.sampled_from(["flag", "adjust", "drop"]),
+    st.sampled_from(["PERMISSIVE", "DROPMALFORMED"]),
+    st.sampled_from([{}, {"startingCti": SPAN["startingCti"]}]),
+)
+@settings(deadline=None, max_examples=200)
+def test_where_is_a_filter_behind_the_policies_in_any_split(
+    values, sizes, where, policy, mode, window
+):
+    """The oracle filters the rows of the plain task; CTIs and the end state are those of it."""
+    text, is_wanted = where
+    columns = [each for each in WHERE_COLUMNS if policy == "flag" or each != FLAG]
+    raw = {
+        "valueFormat": "json", "startTime": "t", "ctiFrequency": "2", "parseMode": mode,
+        "violationPolicy": policy, **window,
+    }  # fmt: skip
+    assume(policy == "flag" or "violation" not in text)
+    plain, state = delivered(raw, columns, *values)
+    expected = [
+        row
+        for row in plain.to_pylist()
+        if row["cti"] is not None or is_wanted({"violation": None, **row})
+    ]
+    table, end = delivered({**raw, "where": text}, columns, *values, sizes=sizes)
+    assert table.to_pylist() == expected
+    assert end == state
+
+
+@pytest.mark.parametrize("size", [70, 1500])
+def test_where_with_many_ctis_and_few_rows_keeps_their_order(size):
+    """Blocks with few CTIs are cut, and others taken row by row: both are filtered."""
+    values = [b'{"n": %d, "t": %d}' % (number % 7, number) for number in range(1500)]
+    for every in ("1", "700"):
+        raw = {"valueFormat": "json", "startTime": "t", "ctiFrequency": every}
+        plain, _ = delivered(raw, [*NUMBER, CTI], *values)
+        rows = [r for r in plain.to_pylist() if r["cti"] is not None or r["n"] == 3]
+        sizes = [size] * 30
+        table, _ = delivered({**raw, "where": "n = 3"}, [*NUMBER, CTI], *values, sizes=sizes)
+        assert table.to_pylist() == rows
+
+
+def test_failfast_judges_rows_that_where_would_not_want():
+    raw = {"valueFormat": "json", "parseMode": "FAILFAST", "where": "n = 1"}
+    with pytest.raises(ViolationFound, match="offset 1: the value"):
+        delivered(raw, NUMBER, b'{"n": 1}', b"broken")
+
+
+def test_metadata_that_only_the_condition_names_is_read():
+    given_options = options(where="headers is null and key is null and timestamp is not null")
+    needs = required_columns(given_options, projection(given_options, NUMBER[0]))
+    assert needs == ColumnSet(timestamps=True, keys=True, headers=True)
+    table, _ = delivered(
+        {"where": "timestamp > '1970-01-01T00:00:00Z'"}, NUMBER[:1], b"", b"", timestamps_ms=[0, 1]
+    )
+    assert table["offset"].to_pylist() == [1]
