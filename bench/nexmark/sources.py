@@ -56,7 +56,7 @@ def frame(source: str, query: str, spark: SparkSession, topic: Topic) -> DataFra
 def timestream(
     spark: SparkSession, topic: Topic, kind: str, columns: tuple[str, ...], releases: str | None
 ) -> DataFrame:
-    """Ours, with CTIs, which release the rows of queries with state."""
+    """Ours, with CTIs, which release the rows of queries with state; it leaves out other kinds."""
     from pyspark_timestream import advance_time
 
     options = {
@@ -65,6 +65,7 @@ def timestream(
         "startTime": "date_time",
         "ctiFrequency": "1 second",
         "ctiDelay": DELAY,
+        "where": f"`{kind}.{FIELDS[columns[0]][1]}` is not null",
     }
     if topic.form == "avro":
         options["valueSchema"] = AVRO
