@@ -31,7 +31,6 @@ ReadColumn = Callable[[str], pa.Array]
 _BOOLEAN: Final = pa.bool_()
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _DOUBLE: Final = pa.float64()
-_UNKNOWN: Final = pa.scalar(None, pa.bool_())
 
 
 class _Step(Protocol):
@@ -136,7 +135,8 @@ class _In:
             operand = pc.add(operand, pa.scalar(0.0, self.common))
         found = pc.is_in(operand, value_set=pa.array(self.values, self.common))
         known = pc.is_valid(operand)
-        return pc.if_else(pc.and_(known, found) if self.has_null else known, found, _UNKNOWN)
+        is_known = pc.and_(known, found) if self.has_null else known
+        return pc.if_else(is_known, found, pa.scalar(None, _BOOLEAN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class _Like:
     def compute(self, read: ReadColumn) -> Any:
         operand = self.operand.compute(read)
         if self.how == "any":
-            return pc.if_else(pc.is_valid(operand), True, _UNKNOWN)
+            return pc.if_else(pc.is_valid(operand), True, pa.scalar(None, _BOOLEAN))
         if self.how == "equal":
             return pc.equal(operand, self.text)
         return getattr(pc, self.how)(operand, pattern=self.text)
@@ -385,9 +385,10 @@ def _cast_value(step: _Step, kind: pa.DataType) -> Any:
     """Cast a literal once, so that no block casts it again; return other steps as they are."""
     if not isinstance(step, _Value) or step.type == kind:
         return step
+    # Not by Arrow: its first scalar would load pandas, which the driver does without.
     if pa.types.is_decimal(kind):
         return _Value(Decimal(step.value), kind)
-    return _Value(_cast(pa.scalar(step.value, step.type), kind).as_py(), kind)
+    return _Value(float(step.value) if kind == _DOUBLE else step.value, kind)
 
 
 def _find(name: str, columns: Mapping[str, Any]) -> str | None:
@@ -502,7 +503,7 @@ def _refuse_rounding(left: _Step, right: _Step) -> None:
         if step.type != pa.float32() or other.type not in (pa.int32(), pa.int64()):
             continue
         value = other.value if isinstance(other, _Value) else None
-        if value is None or int(pa.scalar(float(value), pa.float32()).as_py()) != value:
+        if value is None or int(np.float32(value)) != value:
             raise _Wrong(
                 f"float is compared with {_name(other.type)}, which Spark does in float or double, "
                 "as the session's settings say",

@@ -388,9 +388,9 @@ def _type_number(text: str, suffix: str) -> Constant:
     name = {"BIGINT": "bigint", "SMALLINT": "smallint", "TINYINT": "tinyint"}.get(suffix)
     if suffix in ("DOUBLE", "FLOAT") or (not suffix and "e" in text.lower()):
         kind = "float" if suffix == "FLOAT" else "double"
-        # Arrow rounds a text once, Python's float would be rounded again to a short one.
-        arrow = pa.float32() if kind == "float" else pa.float64()
-        number = pa.scalar(text).cast(arrow).as_py()
+        # Arrow rounds a text to a float once; Python would round to a double before.
+        is_float = kind == "float"
+        number = pa.scalar(text).cast(pa.float32()).as_py() if is_float else float(text)
         if not math.isfinite(number):
             raise ValueError(f"{text} is outside of the range of {kind}")
         return Constant(kind, number)
