@@ -138,7 +138,7 @@ def _begin_batch(state: StreamState, planned: StreamOffset) -> StreamOffset:
 
 
 def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
-    """5.3: a partition becomes idle after `idleTimeout`, and stays idle while it is caught up."""
+    """5.2: a partition becomes idle after `idleTimeout`, and stays idle while it is caught up."""
     if state.has_run_ended:
         # After the end-of-run batch no partition becomes idle.
         return planned
@@ -186,7 +186,7 @@ def _defer_import(
 def _set_stream_cti(
     state: StreamState, planned: StreamOffset, emitted_us: int | None
 ) -> StreamOffset:
-    """5.2, 5.9: take the minimum of the active partitions; if all are idle, follow the clock.
+    """5.1, 5.9: take the minimum of the active partitions; if all are idle, follow the clock.
 
     The CTI never goes below what was emitted, even if a task proved that with a partition that is
     missing now.
