@@ -12,7 +12,8 @@ READY_DOCS := $(VENV)/.ready-docs
 RELEASE := .venv-release
 READY_RELEASE := $(RELEASE)/.ready
 # An install compiles it; a library of an older source is refused.
-COMPILED := sources/pyspark_timestream/kafka/client/native/native_reader.c
+COMPILED := sources/pyspark_timestream/kafka/client/native/native_reader.c \
+	sources/pyspark_timestream/kafka/decode/json/scan_json.c
 # Where the programs of integration/ find what they share.
 SUPPORT := $(shell echo $(CURDIR)/integration/support/* | tr ' ' :)
 # Spark starts its workers with `python3` from PATH unless told otherwise.

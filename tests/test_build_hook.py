@@ -1,4 +1,4 @@
-"""An install goes on without a C compiler, and a wheel with the native reader says its platform."""
+"""An install goes on without a C compiler, and a wheel with what is compiled says its platform."""
 
 import re
 import runpy
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NATIVE = Path("sources/pyspark_timestream/kafka/client/native")
+SOURCES = Path("sources/pyspark_timestream/kafka")
+COMPILED = ("client/native/native_reader.c", "decode/json/scan_json.c")
 
 
 @pytest.fixture
@@ -23,15 +24,19 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     parts = ["hatchling", "builders", "hooks", "plugin", "interface"]
     for count in range(1, len(parts) + 1):
         monkeypatch.setitem(sys.modules, ".".join(parts[:count]), stand_in)
-    (tmp_path / NATIVE).mkdir(parents=True)
-    for name in ("build.py", "native_reader.c"):
-        shutil.copy(ROOT / NATIVE / name, tmp_path / NATIVE)
+    for name in ("client/native/build.py", *COMPILED):
+        (tmp_path / SOURCES / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / SOURCES / name, tmp_path / SOURCES / name)
     module = runpy.run_path(str(ROOT / "hatch_build.py"))
     made = module["NativeReaderHook"]()
     made.platform_tag = module["platform_tag"]
     made.root, made.warned = str(tmp_path), []
     made.app = SimpleNamespace(display_warning=made.warned.append)
     return made
+
+
+def libraries(hook: Any) -> list[Path]:
+    return [(Path(hook.root) / SOURCES / name).with_suffix(".so") for name in COMPILED]
 
 
 @pytest.mark.parametrize("version", ["standard", "editable"])
@@ -42,10 +47,10 @@ def test_without_a_compiler_the_package_is_built_without_the_native_reader(
     build_data: dict[str, Any] = {"force_include": {}, "pure_python": True}
     hook.initialize(version, build_data)
     assert build_data == {"force_include": {}, "pure_python": True}
-    (warning,) = hook.warned
-    assert warning.startswith("built without the native reader: ")
-    assert "/nonexistent/cc" in warning
-    assert not (Path(hook.root) / NATIVE / "native_reader.so").exists()
+    names = [warning.partition(": ")[0] for warning in hook.warned]
+    assert names == ["built without the native reader", "built without the JSON scanner"]
+    assert all("/nonexistent/cc" in warning for warning in hook.warned)
+    assert not any(library.exists() for library in libraries(hook))
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
@@ -55,19 +60,33 @@ def test_a_wheel_with_the_native_reader_is_for_one_platform_and_every_python_3(
     build_data: dict[str, Any] = {"force_include": {}, "pure_python": True}
     hook.initialize("standard", build_data)
     assert hook.warned == []
-    library = str(Path(hook.root) / NATIVE / "native_reader.so")
+    reader, scanner = map(str, libraries(hook))
     assert build_data["force_include"] == {
-        library: "pyspark_timestream/kafka/client/native/native_reader.so"
+        reader: "pyspark_timestream/kafka/client/native/native_reader.so",
+        scanner: "pyspark_timestream/kafka/decode/json/scan_json.so",
     }
     assert re.fullmatch(r"py3-none-manylinux_2_\d+_[a-z0-9_]+", build_data["tag"])
     assert not build_data["pure_python"]
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+def test_a_source_that_no_compiler_accepts_leaves_the_other_one(hook: Any) -> None:
+    build_data: dict[str, Any] = {"force_include": {}, "pure_python": True}
+    reader, scanner = libraries(hook)
+    scanner.with_suffix(".c").write_text("#error no such machine")
+    hook.initialize("standard", build_data)
+    assert [warning.partition(":")[0] for warning in hook.warned] == [
+        "built without the JSON scanner"
+    ]
+    assert list(build_data["force_include"]) == [str(reader)]
+    assert build_data["tag"]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 def test_an_editable_install_has_the_library_beside_its_source(hook: Any) -> None:
     build_data: dict[str, Any] = {"force_include": {}}
     hook.initialize("editable", build_data)
-    assert (Path(hook.root) / NATIVE / "native_reader.so").exists()
+    assert all(library.exists() for library in libraries(hook))
     assert build_data == {"force_include": {}}
 
 
@@ -84,6 +103,7 @@ def test_a_wheels_platform_is_that_of_its_newest_glibc_symbol(
     hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, symbols: bytes, tag: str
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
-    library = tmp_path / "native_reader.so"
+    library, other = tmp_path / "native_reader.so", tmp_path / "scan_json.so"
     library.write_bytes(b"\x7fELF\x00" + symbols.replace(b" ", b"\x00"))
-    assert hook.platform_tag(library) == tag
+    other.write_bytes(b"\x7fELF\x00")
+    assert hook.platform_tag(library, other) == hook.platform_tag(other, library) == tag

@@ -51,6 +51,7 @@ pytestmark = [
 EVERYTHING = ColumnSet(True, True, True, True)
 PATHS = ("messages", "native")
 BUILD = LIBRARY_PATH.with_name("build.py")
+ROOT = Path(__file__).parents[2]
 SOAK_SECONDS = os.environ.get("SOAK_SECONDS", str(repetitions(12, 120)))
 """`make soak-native` sets half an hour."""
 
@@ -406,9 +407,10 @@ def sanitizers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("sanitizers")
-def test_the_native_reader_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
-    """`native_reader.c` over made up messages: address, leak and undefined behaviour."""
-    fuzz = Path(__file__).parents[2] / "tests" / "native" / "fuzz.c"
+@pytest.mark.parametrize("program", ["fuzz.c", "fuzz_json.c"])
+def test_what_is_compiled_is_clean_under_the_sanitizers(tmp_path: Path, program: str) -> None:
+    """Over made up messages and JSON values: address, leak and undefined behaviour."""
+    fuzz = ROOT / "tests" / "native" / program
     command = ["cc", "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O1", *SANITIZE]
     command += ["-fno-sanitize-recover=all", "-o", str(tmp_path / "fuzz"), str(fuzz)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -418,6 +420,19 @@ def test_the_native_reader_is_clean_under_the_sanitizers(tmp_path: Path) -> None
     if "LeakSanitizer does not work under ptrace" in ran.stderr:
         pytest.skip("something traces this process, as the leak sanitizer wants to")
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+
+
+@pytest.mark.usefixtures("sanitizers")
+def test_json_is_read_as_without_the_scanner_under_the_address_sanitizer(tmp_path: Path) -> None:
+    """The tests of the scanner beside Arrow's parser and Python's."""
+    build = SimpleNamespace(**runpy.run_path(str(BUILD)))
+    settings = sanitized_environment(tmp_path, build, build.SCANNER)
+    tests = ROOT / "tests/timestream/kafka/decode/json/test_by_scanner.py"
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tests)],
+        env={**os.environ, **settings}, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
 
 
 @pytest.mark.timeout(int(SOAK_SECONDS) + 600)

@@ -6,7 +6,7 @@ import functools
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,12 @@ import pytest
 from json_literals import IN_FIELDS, LITERALS, OF_DOCUMENTS, PLAIN_DOCUMENTS, TYPES
 from pyspark.sql import functions as F
 
-from pyspark_timestream.kafka.decode.json.by_block import MAX_SINGLE_VALUES, parse_json
-from pyspark_timestream.kafka.decode.records import RequestedFields
+from pyspark_timestream.kafka.decode.json.by_block import (
+    MAX_SINGLE_VALUES,
+    parse_json,
+    parse_unscanned,
+)
+from pyspark_timestream.kafka.decode.records import DecodedBlock, RequestedFields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,16 +74,24 @@ def spark_reads(
 
 
 def we_read(
-    documents: list[bytes | None], schema: pa.Schema, most_singly: int = MAX_SINGLE_VALUES
+    documents: list[bytes | None],
+    schema: pa.Schema,
+    most_singly: int = MAX_SINGLE_VALUES,
+    parse: Callable[..., DecodedBlock] = parse_json,
 ) -> list[Row]:
     values = pa.array(documents, pa.binary())
-    block = parse_json(RequestedFields(schema), values, most_singly)
+    block = parse(RequestedFields(schema), values, most_singly)
     return rows_of(block.columns, block.malformed.tolist())
 
 
 def in_arrow_alone(documents: list[bytes | None], schema: pa.Schema) -> list[Row]:
     """Each document twice, so that Arrow's parser has it wherever it can."""
-    return [we_read([document, document], schema, 1)[0] for document in documents]
+    return [we_read([each, each], schema, 1, parse_unscanned)[0] for each in documents]
+
+
+def by_scanner_alone(documents: list[bytes | None], schema: pa.Schema) -> list[Row]:
+    """Each document twice, so that the compiled scanner has it wherever it can."""
+    return [we_read([each, each], schema, 1)[0] for each in documents]
 
 
 @pytest.mark.timeout(300)
@@ -89,6 +101,7 @@ def test_what_is_listed_differs_from_from_json_and_nothing_else_does(spark: Spar
     found = set()
     for kind, (schema, theirs) in zip(TYPES, spark_reads(spark, documents, schemas), strict=True):
         ours = we_read(documents, schema)
+        assert by_scanner_alone(documents, schema) == ours
         found |= {
             (literal, kind) for literal, a, b in zip(LITERALS, ours, theirs, strict=True) if a != b
         }
@@ -106,6 +119,7 @@ def test_odd_documents_are_read_as_from_json_does_but_for_those_listed(spark: Sp
     documents = [*PLAIN_DOCUMENTS, *listed]
     ((schema, theirs),) = spark_reads(spark, documents, ["v string, w long"])
     ours = we_read(documents, schema)
+    assert by_scanner_alone(documents, schema) == ours
     differ = [d for d, a, b in zip(documents, ours, theirs, strict=True) if a != b]
     assert differ == listed
 

@@ -36,10 +36,10 @@ KILL_EVERY_S = 60.0
 EVERYTHING = ColumnSet(True, True, True, True)
 
 
-def sanitized_environment(place: Path, build: Any) -> dict[str, str]:
-    """Environment variables under which Python loads a sanitized native reader."""
-    library = place / "native_reader.so"
-    trouble = build.build_library(library, [*SANITIZE, "-fno-sanitize-recover=all"])
+def sanitized_environment(place: Path, build: Any, source: Path | None = None) -> dict[str, str]:
+    """Environment variables under which Python loads a sanitized library, by default the reader."""
+    library = (place / (source or build.SOURCE).name).with_suffix(".so")
+    trouble = build.build_library(library, [*SANITIZE, "-fno-sanitize-recover=all"], source)
     assert trouble is None, trouble
     asked = ["cc", "-print-file-name=libasan.so"]
     runtime = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
@@ -49,7 +49,7 @@ def sanitized_environment(place: Path, build: Any) -> dict[str, str]:
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "TIMESTREAM_NATIVE": "1",
-        "SOAK_LIBRARY": str(library),
+        "SCANNER_LIBRARY" if source else "SOAK_LIBRARY": str(library),
     }
 
 

@@ -1,7 +1,8 @@
-"""Compile `native_reader.c` next to itself: `python build.py [compiler flags...]`.
+"""Compile each C file next to itself: `python build.py [compiler flags...]`.
 
 Wheels and editable installs run this through `hatch_build.py`. If it fails, the package works
-without the library: records then pass through confluent-kafka's Python objects.
+without the library: records then pass through confluent-kafka's Python objects, and JSON through
+Arrow's parser.
 """
 
 import contextlib
@@ -15,21 +16,30 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "native_reader.c"
-LIBRARY = HERE / "native_reader.so"
+LIBRARY = SOURCE.with_suffix(".so")
+SCANNER = HERE.parents[1] / "decode" / "json" / "scan_json.c"
+SOURCES = {"the native reader": SOURCE, "the JSON scanner": SCANNER}
+"""What users call each library -> its source; the library stands beside that."""
+
 FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra")
 
 
-def build_library(library: Path = LIBRARY, flags: Sequence[str] = ()) -> str | None:
+def build_library(
+    library: Path = LIBRARY, flags: Sequence[str] = (), source: Path | None = None
+) -> str | None:
     """Compile `library` with `CC`, by default `cc`; return None, or the reason for a failure.
+
+    `source` is the C file, by default that of the native reader.
 
     Replace an existing library atomically; after a failure remove it, because it may be outdated.
     """
+    source = source or SOURCE
     fresh = library.with_suffix(f".{os.getpid()}")
     try:
         command = [*shlex.split(os.environ.get("CC") or "cc"), *FLAGS, *flags]
-        # `load_native_reader` compares it to detect a library built from another source.
-        digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
-        command += [f'-DSOURCE_DIGEST="{digest}"', "-o", str(fresh), str(SOURCE)]
+        # `load_compiled` compares it to detect a library built from another source.
+        digest = hashlib.sha256(source.read_bytes()).hexdigest()
+        command += [f'-DSOURCE_DIGEST="{digest}"', "-o", str(fresh), str(source)]
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False
         )
@@ -47,4 +57,5 @@ def build_library(library: Path = LIBRARY, flags: Sequence[str] = ()) -> str | N
 
 
 if __name__ == "__main__":
-    sys.exit(build_library(flags=sys.argv[1:]))
+    every = [build_library(it.with_suffix(".so"), sys.argv[1:], it) for it in SOURCES.values()]
+    sys.exit("\n".join(filter(None, every)) or None)

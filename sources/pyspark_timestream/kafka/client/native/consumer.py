@@ -7,7 +7,6 @@ structs that rdkafka.h documents.
 
 import ctypes
 import functools
-import hashlib
 import logging
 import os
 import weakref
@@ -20,7 +19,7 @@ import confluent_kafka.cimpl
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from pyspark_timestream.errors import compose_message
+from pyspark_timestream.core.compiled import CHOICE, declare_function, load_compiled
 from pyspark_timestream.kafka.client.bounded import close_with_timeout
 from pyspark_timestream.kafka.client.consumer import MAX_BLOCK_RECORDS, ConsumerError, PollResult
 from pyspark_timestream.kafka.client.errors import ClientLog
@@ -30,9 +29,6 @@ from pyspark_timestream.kafka.ranges import Partition, Range
 _LOG: Final = logging.getLogger(__name__)
 
 LIBRARY_PATH: Final = Path(__file__).parent / "native_reader.so"
-_CHOICE: Final = "TIMESTREAM_NATIVE"
-"""The environment variable that lets a user choose; see `load_native_reader`."""
-
 _SOURCE: Final = LIBRARY_PATH.with_suffix(".c")
 
 LIBRDKAFKA_FUNCTIONS: Final = (
@@ -104,7 +100,7 @@ class NativeReader(NamedTuple):
 @functools.cache
 def warn_of_slow_reading() -> None:
     """Warn, once in a driver, that the native reader is missing, unless the user chose that."""
-    if load_native_reader() is None and not LIBRARY_PATH.exists() and not os.environ.get(_CHOICE):
+    if load_native_reader() is None and not LIBRARY_PATH.exists() and not os.environ.get(CHOICE):
         _LOG.warning(
             "this installation has no native reader, so records take more of "
             "the processor to read; next step: install pyspark-timestream from a wheel for this "
@@ -115,65 +111,31 @@ def warn_of_slow_reading() -> None:
 
 @functools.cache
 def load_native_reader(library: Path = LIBRARY_PATH) -> NativeReader | None:
-    """Load the library; None if it was not built, comes from another source, or is disabled.
-
-    Environment variable `TIMESTREAM_NATIVE` disables it with `0` and requires it with `1`; if it is
-    unset or empty, the library is used if it is available.
+    """Load the library, or return None; see `load_compiled`.
 
     Raises:
         RuntimeError: `TIMESTREAM_NATIVE` has another value, or is `1` without a usable library.
     """
-    wish = os.environ.get(_CHOICE) or ""
-    if wish not in ("", "0", "1"):
-        raise RuntimeError(
-            compose_message(
-                f"environment variable 'TIMESTREAM_NATIVE': '{wish}' is not a choice",
-                "0 (do without the native reader), 1 (insist on it), or nothing",
-                "set it to 0 or 1, or unset it, on the driver and the executors",
-            )
-        )
-    if wish == "0":
-        return None
-    try:
-        return _load_library(library)
-    except (OSError, AttributeError, ValueError) as error:
-        if wish == "1":
-            raise RuntimeError(
-                f"TIMESTREAM_NATIVE is 1, but the native reader cannot be used: {error}; install "
-                "timestream again where a C compiler is, or set TIMESTREAM_NATIVE to 0"
-            ) from error
-        if library.exists():
-            _LOG.warning("going on without the native reader, which is slower: %s", error)
-        return None
+    return load_compiled(library, _SOURCE, "the native reader", _declare_functions)
 
 
-def _load_library(library: Path) -> NativeReader:
-    loaded = ctypes.CDLL(str(library))
-    expected = hashlib.sha256(_SOURCE.read_bytes()).hexdigest().encode()
-    # The first libraries had no digest.
-    digest = getattr(loaded, "native_source_digest", None)
-    size = _declare(loaded.native_block_size, c_int64)()
-    if digest is None or _declare(digest, c_char_p)() != expected or size != ctypes.sizeof(Block):
-        raise ValueError(f"{library} was built from another version of {_SOURCE.name}")
+def _declare_functions(loaded: Any) -> NativeReader:
+    if declare_function(loaded.native_block_size, c_int64)() != ctypes.sizeof(Block):
+        raise ValueError(f"its block is not that of {_SOURCE.name}")
     limits = (c_int64, c_int64, c_int64, c_int64)
     return NativeReader(
-        open=_declare(loaded.native_open, c_void_p, c_void_p, c_void_p),
-        seek=_declare(loaded.native_aim, None, c_void_p, c_char_p, c_int32),
-        read=_declare(
+        open=declare_function(loaded.native_open, c_void_p, c_void_p, c_void_p),
+        seek=declare_function(loaded.native_aim, None, c_void_p, c_char_p, c_int32),
+        read=declare_function(
             loaded.native_read, c_int, c_void_p, *limits, c_int32, c_uint32, POINTER(Block)
         ),
-        release=_declare(loaded.native_release, None, c_void_p),
-        live_buffers=_declare(loaded.native_live_buffers, c_int64),
-        close=_declare(loaded.native_close, None, c_void_p),
-        new_counter=_declare(loaded.native_count, c_void_p, c_void_p, c_void_p, c_void_p),
-        read_counter=_declare(loaded.native_counted, c_int64, c_void_p),
-        free_counter=_declare(loaded.native_uncount, None, c_void_p),
+        release=declare_function(loaded.native_release, None, c_void_p),
+        live_buffers=declare_function(loaded.native_live_buffers, c_int64),
+        close=declare_function(loaded.native_close, None, c_void_p),
+        new_counter=declare_function(loaded.native_count, c_void_p, c_void_p, c_void_p, c_void_p),
+        read_counter=declare_function(loaded.native_counted, c_int64, c_void_p),
+        free_counter=declare_function(loaded.native_uncount, None, c_void_p),
     )
-
-
-def _declare(function: Any, result: Any, *arguments: Any) -> Any:
-    function.restype, function.argtypes = result, arguments
-    return function
 
 
 def encode_columns(needs: ColumnSet) -> int:

@@ -40,12 +40,14 @@ from pyspark_timestream.kafka.decode.json.by_row import (
     read_times,
     to_bytes,
 )
+from pyspark_timestream.kafka.decode.json.by_scanner import scan_flat
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     DecodedBlock,
     RequestedFields,
     Tree,
     find_conflict,
+    join_blocks,
     locate,
     merge,
     nest,
@@ -225,6 +227,53 @@ def parse_json(
 
     Runs of up to `most_singly` values are parsed one by one.
     """
+    scanned = scan_flat(fields, values) if len(values) > most_singly else None
+    if scanned is None:
+        return parse_unscanned(fields, values, most_singly)
+    arrays, left = scanned
+    columns = [
+        _convert_scanned(arrays[path], field.type)
+        for path, field in zip(fields.column_paths(), fields.columns, strict=True)
+    ]
+    raw = {text: [arrays[path]] for text, path in fields.raw_paths().items()}
+    block = build_block(columns, raw, np.full(len(values), FINE, np.uint8))
+    return _fill_in(fields, values, block, np.flatnonzero(left), most_singly)
+
+
+def _convert_scanned(array: pa.Array, target: pa.DataType) -> Converted:
+    return keep(array) if array.type == target else convert(array, target, _read_scalars)
+
+
+def _fill_in(
+    fields: RequestedFields,
+    values: pa.Array,
+    block: DecodedBlock,
+    left: npt.NDArray[np.int64],
+    most_singly: int,
+) -> DecodedBlock:
+    """Parse the values at the places `left`, and put what is in them into their rows of `block`."""
+    if not len(left):
+        return block
+    rest = parse_unscanned(fields, values.take(pa.array(left)), most_singly)
+    # Pieces of nulls alone fit the others.
+    raw = {
+        text: [
+            pa.nulls(len(piece), block.raw[text][0].type)
+            if piece.null_count == len(piece)
+            else piece
+            for piece in pieces
+        ]
+        for text, pieces in rest.raw.items()
+    }
+    order = np.arange(len(values))
+    order[left] = len(values) + np.arange(len(left))
+    return join_blocks(fields, [block, rest._replace(raw=raw)], order, block.reasons)
+
+
+def parse_unscanned(
+    fields: RequestedFields, values: pa.Array, most_singly: int = MAX_SINGLE_VALUES
+) -> DecodedBlock:
+    """Do what `parse_json` does without the scanner."""
     texts, joinable = find_joinable(values)
     if any(contains(field.type, pa.types.is_map) for field in fields.columns):
         # Arrow's parser reads no maps.
