@@ -116,6 +116,7 @@ _QUOTED: Final = re.compile(
     | (?P<comment>--|/\*)
     | (?P<cast>::|\b(?:try_)?cast\s*\()
     | (?P<number>\b0x\w+)
+    | (?P<bracket>[\[\]{}])
     """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
@@ -125,6 +126,7 @@ _REFUSED: Final = {
     "comment": "a comment",
     "cast": "a cast",
     "number": "a number in hexadecimal digits",
+    "bracket": "an item of an array or map, or braces",
 }
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "\\": "\\", "'": "'", '"': '"'}
 _KEPT_ESCAPES: Final = ("%", "_")
@@ -145,10 +147,20 @@ MAX_DIGITS: Final = 38
 def _parse_where(text: str) -> Where:
     if not text.strip():
         raise ValueError("it is empty")
+    texts: list[str] = []
+    plain = _QUOTED.sub(lambda found: _set_aside(found, texts), text)
+    try:
+        parsed = _parse(plain)
+        return Where(text, _Reader(texts).read(parsed))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _parse(text: str) -> Any:
+    """Return sqlglot's tree of a condition."""
     try:
         import sqlglot
         from sqlglot import expressions
-        from sqlglot.errors import SqlglotError
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "sqlglot":
             raise
@@ -156,15 +168,13 @@ def _parse_where(text: str) -> Where:
             "option 'where' needs sqlglot, which is not installed",
             next_step="pip install 'pyspark-timestream[where]' on the driver",
         ) from error
-    texts: list[str] = []
-    plain = _QUOTED.sub(lambda found: _set_aside(found, texts), text)
     try:
-        parsed = sqlglot.parse_one(plain, read="spark", into=expressions.Condition)
-        return Where(text, _Reader(texts).read(parsed))
-    except SqlglotError as error:
-        raise ValueError(_describe(error, text)) from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        return sqlglot.parse_one(text, read="spark", into=expressions.Condition)
+    except RecursionError:
+        raise
+    except Exception as error:
+        # Some texts end in an IndexError, and not in an error of sqlglot's own.
+        raise ValueError(_describe(error)) from error
 
 
 WHERE: Final = Parser(_parse_where, f"an SQL condition: {ACCEPTS}")
@@ -178,7 +188,7 @@ def _set_aside(found: re.Match[str], texts: list[str]) -> str:
     if kind != "text":
         return found[0]
     texts.append(_unescape(found[0][1:-1]))
-    return f"'{len(texts) - 1}'"
+    return f"'t{len(texts) - 1}'"
 
 
 def _unescape(text: str) -> str:
@@ -197,12 +207,12 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\.|''", replace, text, flags=re.DOTALL)
 
 
-def _describe(error: Exception, text: str) -> str:
+def _describe(error: Exception) -> str:
     """Name the place where the text is no condition, if the parser tells it."""
     for found in getattr(error, "errors", []):
         if found.get("highlight"):
             return f"it is no condition of SQL: unexpected '{found['highlight']}'"
-    return f"'{text}' is no condition of SQL"
+    return "it is no condition of SQL"
 
 
 class _Reader:
@@ -292,7 +302,7 @@ class _Reader:
             case "boolean":
                 return Constant("boolean", bool(node.args["this"]))
             case "literal" if node.args["is_string"]:
-                return Constant("string", self._texts[int(node.args["this"])])
+                return Constant("string", self._take_text(node))
             case "hexstring":
                 return Constant("binary", _read_hex(node.args["this"]))
             case "literal" | "neg":
@@ -308,8 +318,11 @@ class _Reader:
         """Read a literal with its type: a text behind `date`, or a number with a suffix."""
         value, kind = node.args["this"], _name_type(node)
         if kind in _TYPED and value.key == "literal" and value.args["is_string"]:
-            return Constant(_TYPED[kind], self._texts[int(value.args["this"])])
+            return Constant(_TYPED[kind], self._take_text(value))
         return _read_number(node)
+
+    def _take_text(self, node: Any) -> str:
+        return self._texts[int(node.args["this"].removeprefix("t"))]
 
 
 def _take(node: Any, *names: str, ignored: tuple[str, ...] = ()) -> list[Any]:
@@ -374,8 +387,8 @@ def _read_number(node: Any) -> Constant:
             else ValueError("it has arithmetic (-)")
         )
     text = ("-" if negative else "") + node.args["this"]
-    if node.args["is_string"] and suffix != "DECIMAL":
-        raise ValueError("it has '-' before a text")
+    if not re.fullmatch(r"-?[0-9.]+(?:[eE][+-]?[0-9]+)?", text):
+        raise ValueError("it has a text where a number should be")
     return _type_number(text, suffix)
 
 
@@ -397,7 +410,7 @@ def _type_number(text: str, suffix: str) -> Constant:
     if name is None and (suffix == "DECIMAL" or "." in text):
         return _check_decimal(Decimal(text), text)
     if not re.fullmatch(r"-?[0-9]+", text):
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is no whole number")
     whole = int(text)
     for kind in [name] if name else ["int", "bigint"]:
         if -(2 ** (_INTEGRALS[kind] - 1)) <= whole < 2 ** (_INTEGRALS[kind] - 1):
