@@ -1,4 +1,4 @@
-"""The commands `demo`, `peek`, `lateness` and `explain` of `python -m pyspark_timestream`."""
+"""`python -m pyspark_timestream`: the commands `demo`, `peek`, `lateness`, `explain`, `watch`."""
 
 import argparse
 import os
@@ -13,12 +13,15 @@ from pyspark_timestream import __version__
 from pyspark_timestream.commands.explanation import explain_checkpoint
 from pyspark_timestream.commands.lateness import command as lateness
 from pyspark_timestream.commands.peek import command as peek
+from pyspark_timestream.commands.watch import command as watch
 from pyspark_timestream.core.why import end_with_its_reader
 from pyspark_timestream.demo import command as demo
 from pyspark_timestream.errors import TimestreamError
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
 """The exit code that shells give a command after Ctrl-C."""
+
+_READ_ONLY: Final = {"peek": peek.main, "lateness": lateness.main, "watch": watch.main}
 
 
 @end_with_its_reader
@@ -42,12 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
     peek.add_arguments(looked)
     measured = commands.add_parser("lateness", help="how many rows each delay would make late")
     lateness.add_arguments(measured)
+    followed = commands.add_parser("watch", help="a live page of the time of queries")
+    watch.add_arguments(followed)
     given = parser.parse_args(arguments)
     if given.command == "demo":
         return demo.main(given)
-    if given.command in ("peek", "lateness"):
+    if given.command in _READ_ONLY:
         with _end_at_interrupt():
-            return peek.main(given) if given.command == "peek" else lateness.main(given)
+            return _READ_ONLY[given.command](given)
     try:
         spark = _start_spark() if given.state else None
         print(explain_checkpoint(given.checkpoint, spark, given.details))

@@ -207,13 +207,16 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def svg(tag: str, text: str = "", *children: str, **attributes: object) -> str:
-    """Format an element of a picture; `_` in the name of an attribute stands for `-`.
+    """Format an element of a picture.
 
-    >>> svg("text", "a & b", text_anchor="end", x=4)
-    '<text text-anchor="end" x="4">a &amp; b</text>'
+    `_` in the name of an attribute stands for `-`, and one at its end for nothing.
+
+    >>> svg("text", "a & b", class_="name", text_anchor="end", x=4)
+    '<text class="name" text-anchor="end" x="4">a &amp; b</text>'
     """
     named = "".join(
-        f' {name.replace("_", "-")}="{_to_html(str(value))}"' for name, value in attributes.items()
+        f' {name.rstrip("_").replace("_", "-")}="{_to_html(str(value))}"'
+        for name, value in attributes.items()
     )
     return f"<{tag}{named}>{_to_html(text)}{''.join(children)}</{tag}>"
 

@@ -7,9 +7,8 @@ one is asked again, so that a collection shows the numbers of one moment.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from collections.abc import Callable, Iterable, Mapping
+from threading import Lock
 from typing import Any, Final
 
 from pyspark.sql.streaming.listener import (
@@ -30,8 +29,10 @@ from pyspark_timestream.commands.metrics.fold import (
     record_progress,
     record_start,
 )
+from pyspark_timestream.commands.serving import Answer, PageServer
+from pyspark_timestream.commands.watch.live import LiveQueries
 from pyspark_timestream.core.instants import parse_duration
-from pyspark_timestream.errors import MissingExtra, compose_message
+from pyspark_timestream.errors import MissingExtra
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -69,71 +70,8 @@ def _escape(text: str) -> str:
 _LOG: Final = logging.getLogger(__name__)
 
 _PATHS: Final = ("/", "/metrics")
-_TIMEOUT_S: Final = 10.0
-"""How long a client may take for its request."""
-
-_POLL_S: Final = 0.2
-"""How often the server checks whether to close."""
-
-
-class PageServer:
-    """Serves the page that `render` creates at `/metrics`; its thread ends with the process."""
-
-    def __init__(self, host: str, port: int, render: Callable[[], str]) -> None:
-        try:
-            self._server = _create_server(host, port, render)
-        except (OSError, OverflowError) as error:
-            raise OSError(
-                compose_message(
-                    f"port {port} of '{host}' cannot be listened on: {error}",
-                    "a free port of this machine, or 0 for any",
-                    "pass another one as TimeMetrics(port=...), or close the listener that has it",
-                )
-            ) from error
-        self.port = int(self._server.server_address[1])
-        serve = self._server.serve_forever
-        Thread(target=serve, args=(_POLL_S,), name="timestream-metrics", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def _create_server(host: str, port: int, render: Callable[[], str]) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _TIMEOUT_S
-
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] not in _PATHS:
-                self.send_error(404, "the page is /metrics")
-                return
-            try:
-                page = render().encode("utf-8")
-            except Exception:
-                _LOG.exception("the page of TimeMetrics could not be rendered")
-                self.send_error(500, "the log of the driver says why")
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(page)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *arguments: object) -> None:
-            """Log nothing, because scrapes come every few seconds."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: object, client_address: object) -> None:
-            """Log nothing: the client has gone."""
-
-    return Server((host, port), Handler)
-
+_PAGES: Final = "the page is /metrics"
+_OPTION: Final = "TimeMetrics(port=...)"
 
 _SCOPE = "pyspark_timestream"
 
@@ -209,6 +147,7 @@ class TimeMetrics(StreamingQueryListener):
             others are combined as `(others)`.
         keep_ended: how long the last numbers of an ended query are shown, such as `1 minute`, so
             that the next scrape still sees them.
+        page: True: also serve the live page of the command `watch` at `http://HOST:PORT/watch`.
 
     Attributes:
         port: the port that serves the page; None: none does.
@@ -216,7 +155,7 @@ class TimeMetrics(StreamingQueryListener):
     Raises:
         MissingExtra: `opentelemetry`, and opentelemetry-api is not installed.
         OSError: the port is not free.
-        ValueError: `max_partitions` or `keep_ended` is not as above.
+        ValueError: `max_partitions` or `keep_ended` is not as above; `page` without a `port`.
     """
 
     def __init__(
@@ -227,25 +166,36 @@ class TimeMetrics(StreamingQueryListener):
         opentelemetry: Any = False,
         max_partitions: int = 200,
         keep_ended: str = "1 minute",
+        page: bool = False,
     ) -> None:
         if max_partitions < 1:
             raise ValueError(f"max_partitions={max_partitions!r}: accepted is 1 or more")
         keep_us = parse_duration(keep_ended)
         if keep_us < 0:
             raise ValueError(f"keep_ended={keep_ended!r}: accepted is 0 or a positive duration")
+        if page and port is None:
+            raise ValueError("page=True needs a port: pass port=0 for any free one")
         self._lock = Lock()
+        self._page = LiveQueries(_read_clock, keep_us) if page else None
         self._state = MetricsState(max_partitions, keep_us)
         self._told = set[str]()
         # Compare by identity, because a provider may be false by its own rules.
         if opentelemetry is not False and opentelemetry is not None:
             provider = None if opentelemetry is True else opentelemetry
             register_instruments(self._take_samples, provider)
-        self._server = None if port is None else PageServer(host, port, self.text)
+        self._server = (
+            None if port is None else PageServer(host, port, self._answer, _PAGES, _OPTION)
+        )
         self.port = None if self._server is None else self._server.port
 
     def text(self) -> str:
         """Return the Prometheus page of this moment, in text exposition format 0.0.4."""
         return render_page(self._take_samples())
+
+    def _answer(self, path: str, query: str) -> Answer | None:
+        if path in _PATHS:
+            return Answer(CONTENT_TYPE, self.text())
+        return None if self._page is None else self._page.answer(path, query)
 
     def close(self) -> None:
         """Stop serving the page; remove the listener from the session first."""
@@ -270,6 +220,7 @@ class TimeMetrics(StreamingQueryListener):
                 state = record_failure(state)
                 state = record_progress(state, progress, now_us, explains=False)
             self._tell_limit(state)
+            self._show(progress)
             return state
 
         self._update(record)
@@ -280,11 +231,24 @@ class TimeMetrics(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Note that a query has ended; forget it a while later."""
-        self._update(lambda state: record_end(state, *_identify(event), _read_clock()))
+
+        def record(state: MetricsState) -> MetricsState:
+            if self._page is not None:
+                self._page.end(_identify(event)[0])
+            return record_end(state, *_identify(event), _read_clock())
+
+        self._update(record)
 
     def _record_start(self, event: QueryStartedEvent | QueryIdleEvent) -> None:
         name = getattr(event, "name", None)
         self._update(lambda state: record_start(state, *_identify(event), name, _read_clock()))
+
+    def _show(self, progress: Mapping[str, Any]) -> None:
+        try:
+            if self._page is not None:
+                self._page.add(progress)
+        except Exception as error:
+            self._tell("a batch for the live page", error)
 
     def _take_samples(self) -> list[Sample]:
         return list(list_samples(self._state, _read_clock()))

@@ -6,7 +6,7 @@ one history per stream. Files of the log that are half-written are skipped with 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -58,9 +58,27 @@ class BatchRecord:
         return self.offset.settings
 
     @property
-    def states(self) -> dict[Partition, PartitionState]:
+    def states(self) -> "States":
         """The clock of each partition."""
-        return {part: p.state for part, p in self.offset.partitions.items()}
+        return States(self.offset.partitions)
+
+
+class States(Mapping[Partition, PartitionState]):
+    """The clocks of partitions, without a copy: diagnoses ask for them for each of thousands."""
+
+    __slots__ = ("_offsets",)
+
+    def __init__(self, offsets: Mapping[Partition, PartitionOffset]) -> None:
+        self._offsets = offsets
+
+    def __getitem__(self, part: Partition) -> PartitionState:
+        return self._offsets[part].state
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self._offsets)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
 
 
 History = tuple[BatchRecord, ...]

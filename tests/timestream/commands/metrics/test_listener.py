@@ -13,7 +13,8 @@ import pytest
 from timestream.histories import share, state
 from timestream.progress_events import event, offset_of, parse_page, values
 
-from pyspark_timestream.commands.metrics.listener import PageServer, TimeMetrics
+from pyspark_timestream.commands.metrics.listener import TimeMetrics
+from pyspark_timestream.commands.serving import PageServer
 
 ID, RUN = UUID(int=1), UUID(int=2)
 
@@ -103,7 +104,7 @@ def test_page_is_served_as_prometheus_expects_it(served):
 
 
 def test_page_that_cannot_be_rendered_is_an_error_in_the_log(caplog):
-    server = PageServer("127.0.0.1", 0, lambda: str(1 // 0))
+    server = PageServer("127.0.0.1", 0, lambda *_: 1 // 0, "none", "--port")
     with pytest.raises(urllib.error.HTTPError, match="500"):
         fetch(server)
     server.close()

@@ -1,0 +1,404 @@
+"""Follows the time of a query: a fold over its batches, and what is worth showing of them.
+
+`QueryLog` takes batches one by one, from a checkpoint (`CheckpointFollower`) or from a query's
+progress, and keeps what a page shows: the last batches in full, for the diagnoses, and of older
+ones a curve. It is bounded however long the query runs. Nothing here knows how it is shown.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pyspark_timestream.commands.explanation import (
+    PartitionFacts,
+    StreamExplanation,
+    explain_stream,
+)
+from pyspark_timestream.commands.waiting_state import OperatorState
+from pyspark_timestream.core.checkpoint import read_entry, resolve_directory
+from pyspark_timestream.core.instants import FINAL_US, MINUTE_US, SECOND_US
+from pyspark_timestream.errors import CheckpointUnreadable, TimestreamError
+from pyspark_timestream.kafka.diagnosis.history import (
+    Batch,
+    BatchRecord,
+    History,
+    build_histories,
+    drop_skipped,
+)
+from pyspark_timestream.kafka.ranges import Partition
+
+MAX_BATCHES: Final = 100
+"""Keep this many batches in full; Spark's checkpoint has as many by default."""
+
+MAX_RECORDS: Final = 20_000
+"""Keep fewer of them if their partitions are many: at most about so many partitions in all."""
+
+MAX_POINTS: Final = 1_000
+"""Keep at most twice this many points of a curve, whatever time they span."""
+
+MAX_CASES: Final = 20
+_MAX_SLOW: Final = 3
+
+WINDOW_US: Final = MINUTE_US
+"""Counts are of about the last minute of batches."""
+
+_QUIET_US: Final = 10 * SECOND_US
+"""A query that has finished its last batch is quiet after this long."""
+
+COUNTED: Final = ("events", "dropped", "adjusted", "flagged", "future", "malformed", "tombstones")
+"""The counters that are shown, by their public names."""
+
+SHOWS_CASES: Final = COUNTED[1:]
+
+
+class Point(NamedTuple):
+    """A point of a curve: the CTI of a stream at the start of a batch; None before the first."""
+
+    planned_us: int
+    cti_us: int | None
+
+
+class Case(NamedTuple):
+    """Records that a counter of a partition has counted: offsets of a batch, end exclusive."""
+
+    counter: str
+    counted: int
+    partition: Partition
+    start: int
+    end: int
+    batch: int
+
+
+class Trigger(NamedTuple):
+    """A batch of a query: when it was planned and finished, and how many offsets it reads.
+
+    `finished_us` is None until it is; `records` counts offsets, of which markers may be some.
+    """
+
+    number: int
+    planned_us: int
+    finished_us: int | None
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """What is shown of one stream.
+
+    Attributes:
+        explanation: its state and diagnoses, most important first.
+        curve: its CTIs, from old to new.
+        counts: by counter, how many in the last minute of batches.
+        cases: where rare counters have counted lately, newest first.
+        missing: partitions that are gone and may come back.
+        waiting: the number of records after the last batch, by partition, where it is known.
+        is_final: True after the final CTI.
+    """
+
+    explanation: StreamExplanation
+    curve: tuple[Point, ...]
+    counts: Mapping[str, int]
+    cases: tuple[Case, ...]
+    missing: tuple[Partition, ...]
+    waiting: Mapping[Partition, int]
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueryView:
+    """What is shown of a query.
+
+    Attributes:
+        name: what the user calls it: the checkpoint, or the query's name.
+        status: one of `runs`, `works`, `quiet`, `stopped`, `unknown`.
+        detail: why it has this status, in a few words; empty if that is plain.
+        changed_us: the wall clock of the last sign of life; None without any.
+        streams: its streams of Kafka topics.
+        triggers: its last batches, from old to new.
+        notes: remarks, a sentence each.
+        state: the rows that operators keep, where they are known.
+    """
+
+    name: str
+    status: str
+    detail: str = ""
+    changed_us: int | None = None
+    streams: tuple[StreamView, ...] = ()
+    triggers: tuple[Trigger, ...] = ()
+    notes: tuple[str, ...] = ()
+    state: tuple[OperatorState, ...] = ()
+
+
+def rank_partitions(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:
+    """Sort partitions: those that hold back first, then those furthest behind, idle ones last."""
+    return sorted(
+        facts,
+        key=lambda fact: (not fact.is_cause, fact.idle, -(fact.behind_us or 0), fact.partition),
+    )
+
+
+def list_remarks(fact: PartitionFacts) -> list[str]:
+    """Return what is to be said of a partition beside its numbers."""
+    marks = {"holds back": fact.is_cause, "idle": fact.idle, "no CTI": fact.cti_us is None}
+    slow = [f"writer {each.name or 'without a name'}" for each in fact.writers if each.is_cause]
+    return [*(word for word, holds in marks.items() if holds), *slow[:_MAX_SLOW]]
+
+
+class _StreamLog:
+    """One stream: its last batches, its curve, and where its counters have counted."""
+
+    def __init__(self) -> None:
+        self.history: History = ()
+        self.curve: list[Point] = []
+        self.cases: deque[Case] = deque(maxlen=MAX_CASES)
+        self._made: tuple[History, StreamExplanation, dict[str, int]] | None = None
+
+    def add(self, record: BatchRecord) -> None:
+        number = record.offset.number
+        while self.history and self.history[-1].offset.number >= number:
+            # It is reported again, or a forced repartition of the state skipped what came after.
+            self.history = self.history[:-1]
+            del self.curve[-1:]
+        kept = self.history
+        if kept and kept[-1].offset.number == number - 1:
+            self.cases.extend(_find_cases(kept[-1], record))
+        most = max(2, min(MAX_BATCHES, MAX_RECORDS // max(len(record.offset.partitions), 1)))
+        self.history = (*kept, record)[-most:]
+        self.curve.append(Point(record.planned_us, record.offset.cti_us))
+        if len(self.curve) > 2 * MAX_POINTS:
+            self.curve = thin_curve(self.curve, MAX_POINTS)
+
+    def view(self, ends: Mapping[Partition, int]) -> StreamView:
+        if self._made is None or self._made[0] is not self.history:
+            told = explain_stream(self.history)
+            self._made = self.history, told, _count_lately(self.history)
+        _, explanation, counts = self._made
+        last = self.history[-1]
+        waiting = {
+            part: max(ends[part] - each.end_exclusive, 0)
+            for part, each in last.offset.partitions.items()
+            if part in ends
+        }
+        return StreamView(
+            explanation,
+            tuple(self.curve),
+            counts,
+            tuple(reversed(self.cases)),
+            tuple(sorted(last.offset.missing)),
+            waiting,
+            last.offset.final or (last.offset.cti_us or 0) >= FINAL_US,
+        )
+
+
+def thin_curve(points: Sequence[Point], most: int) -> list[Point]:
+    """Return about `most` of the points, spread evenly in time; the first and last stay."""
+    if len(points) <= most:
+        return list(points)
+    first, length = points[0].planned_us, max(points[-1].planned_us - points[0].planned_us, 1)
+    cells = {(each.planned_us - first) * (most - 2) // length: each for each in points}
+    thinned = [points[0], *cells.values()]
+    return thinned if cells and points[0] not in cells.values() else thinned[1:]
+
+
+def _find_cases(before: BatchRecord, after: BatchRecord) -> list[Case]:
+    """Return where the counters of a batch, which `after` has the result of, have counted."""
+    cases = []
+    for part, offset in before.offset.partitions.items():
+        now = after.offset.partitions.get(part)
+        if now is None or not offset.size:
+            continue
+        old, new = offset.state.counters(), now.state.counters()
+        cases += [
+            Case(name, new[name] - old[name], part, offset.start_inclusive, offset.end_exclusive,
+                 before.offset.number)
+            for name in SHOWS_CASES
+            if new[name] > old[name]
+        ]  # fmt: skip
+    return cases
+
+
+def _count_lately(history: History) -> dict[str, int]:
+    last = history[-1]
+    since_us = last.planned_us - WINDOW_US
+    early = [each for each in history if each.planned_us <= since_us]
+    first = early[-1] if early else history[0]
+    totals = dict.fromkeys(COUNTED, 0)
+    for part, offset in last.offset.partitions.items():
+        new = offset.state.counters()
+        before = first.offset.partitions.get(part)
+        old = before.state.counters() if before is not None else dict.fromkeys(COUNTED, 0)
+        for name in COUNTED:
+            totals[name] += max(new[name] - old[name], 0)
+    return totals
+
+
+class QueryLog:
+    """A query's batches as they come, in the order of their numbers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._streams: dict[str, _StreamLog] = {}
+        self._triggers: dict[int, Trigger] = {}
+        self.state: tuple[OperatorState, ...] = ()
+        self.ends: dict[Partition, int] = {}
+
+    def add(self, number: int, batch: Batch, finished_us: int | None) -> None:
+        """Take a batch; one that is known already is finished now, or planned anew.
+
+        Raises:
+            CheckpointMismatch, CheckpointUnreadable: an offset of another version, or a damaged
+                one.
+        """
+        records = 0
+        for stream, history in build_histories([batch]).items():
+            (record,) = history
+            records += sum(span.size for span in record.offset.ranges())
+            self._streams.setdefault(stream, _StreamLog()).add(record)
+            self.ends.update(record.readable_ends)
+        self._triggers[number] = Trigger(number, batch.planned_us, finished_us, records)
+        while len(self._triggers) > MAX_BATCHES:
+            del self._triggers[min(self._triggers)]
+
+    def finish(self, number: int, finished_us: int) -> None:
+        """Note that a batch is finished."""
+        if number in self._triggers:
+            self._triggers[number] = self._triggers[number]._replace(finished_us=finished_us)
+
+    def unfinished(self) -> list[int]:
+        """Return the numbers of the batches that are not finished."""
+        return [each.number for each in self._triggers.values() if each.finished_us is None]
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions that its streams read."""
+        found = {part for log in self._streams.values() for part in log.history[-1].states}
+        return sorted(found)
+
+    def view(
+        self, now_us: int, notes: Sequence[str] = (), *, runs: bool | None = None
+    ) -> QueryView:
+        """Return what is shown at `now_us`; `runs` says if the query runs, where that is known."""
+        triggers = tuple(self._triggers[number] for number in sorted(self._triggers))
+        streams = tuple(log.view(self.ends) for log in self._streams.values())
+        status, detail = self._find_status(triggers, streams, now_us, runs)
+        times = [us for each in triggers for us in (each.planned_us, each.finished_us) if us]
+        if not streams:
+            notes = (*notes, "none of its sources is a Kafka stream of format 'timestream'")
+        changed_us = max(times, default=None)
+        return QueryView(
+            self.name, status, detail, changed_us, streams, triggers, tuple(notes), self.state
+        )
+
+    def _find_status(
+        self,
+        triggers: Sequence[Trigger],
+        streams: Sequence[StreamView],
+        now_us: int,
+        runs: bool | None,
+    ) -> tuple[str, str]:
+        if runs is False:
+            return "stopped", ""
+        if not triggers:
+            return "unknown", "it has planned no batch yet"
+        last = triggers[-1]
+        if last.finished_us is None:
+            if runs or now_us - last.planned_us < _QUIET_US:
+                return "works", f"on batch {last.number}"
+            return "works", f"on batch {last.number}, or was stopped or killed within it"
+        if streams and all(each.is_final for each in streams):
+            return "stopped", "its streams have ended"
+        if runs or now_us - last.finished_us < _QUIET_US:
+            return "runs", ""
+        if any(count for each in streams for count in each.waiting.values()):
+            return "stopped", "records wait, and it plans no batch"
+        return "quiet", "it has nothing to read, or has stopped"
+
+
+class CheckpointFollower:
+    """Reads what is new in a checkpoint each time it is asked; it only reads.
+
+    Args:
+        location: a local path or `file:` URI.
+
+    Raises:
+        CheckpointUnreadable: the location is not on this machine.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.root = resolve_directory(location)
+        self._log = QueryLog(str(self.root))
+        self._seen: dict[int, int] = {}
+        self._torn: dict[int, str] = {}
+
+    @property
+    def log(self) -> QueryLog:
+        """What was read so far."""
+        return self._log
+
+    def look(self, now_us: int) -> QueryView:
+        """Return what is shown now; whatever is wrong with the checkpoint is said there."""
+        try:
+            self._read()
+        except (TimestreamError, OSError) as error:
+            view = self._log.view(now_us)
+            if not view.streams:
+                return QueryView(self._log.name, "unknown", str(error))
+            return QueryView(
+                view.name, "unknown", str(error), view.changed_us, view.streams, view.triggers
+            )
+        return self._log.view(now_us, [f"{why}" for _, why in sorted(self._torn.items())])
+
+    def _read(self) -> None:
+        stamps = _list_log(self.root / "offsets")
+        if stamps is None:
+            raise CheckpointUnreadable(
+                f"'{self.root}' is not a checkpoint of a Spark stream: it has no directory "
+                "'offsets'",
+                "the directory that the query has as option 'checkpointLocation'",
+                "start the query, or correct the path; this page looks again every second",
+            )
+        newest = max(self._seen, default=-1)
+        changed = [n for n, stamp in stamps.items() if self._seen.get(n, stamp) != stamp]
+        if changed or (stamps and max(stamps) < newest):
+            # It was restored from a copy, or begun anew: what is known is of another history.
+            self._log, self._seen, self._torn = QueryLog(self._log.name), {}, {}
+        new, entries = [n for n in sorted(stamps) if n not in self._seen], {}
+        for number in new[-MAX_BATCHES:]:
+            try:
+                entry = read_entry(self.root, number)
+                entries[number] = Batch(entry.planned_us, entry.offsets)
+                self._torn.pop(number, None)
+            except (OSError, ValueError, RecursionError) as error:
+                self._torn[number] = f"offsets/{number} cannot be read: {error}"
+        for number, batch in drop_skipped(entries).items():
+            self._log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
+        self._seen |= {n: stamps[n] for n in new if n not in self._torn}
+        self._torn = {n: why for n, why in self._torn.items() if n in stamps}
+        for number in self._log.unfinished():
+            finished_us = _modified_us(self.root / "commits" / str(number))
+            if finished_us is not None:
+                self._log.finish(number, finished_us)
+
+
+def _list_log(folder: Path) -> dict[int, int] | None:
+    """Return the number of each entry and when it was written, in ns; None without a log."""
+    try:
+        names = [each for each in folder.iterdir() if each.name.isdecimal()]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    stamps = {}
+    for each in names:
+        try:
+            stamps[int(each.name)] = each.stat().st_mtime_ns
+        except FileNotFoundError:
+            continue  # Spark has just removed it: it is old.
+    return stamps
+
+
+def _modified_us(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns // 1_000
+    except OSError:
+        return None

@@ -1,0 +1,145 @@
+"""The page as it is served: the shell, its script and style, and the sections that have changed."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from threading import Condition
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from pyspark_timestream.commands.serving import Answer
+from pyspark_timestream.commands.waiting_state import read_operators
+from pyspark_timestream.commands.watch.follow import QueryLog, QueryView
+from pyspark_timestream.commands.watch.page import (
+    changed_sections,
+    digest,
+    render_sections,
+    render_shell,
+)
+from pyspark_timestream.kafka.diagnosis.history import read_progress
+
+PAGES: Final = "the page is at /"
+_STATIC: Final = {
+    "watch.css": "text/css; charset=utf-8",
+    "watch.js": "text/javascript; charset=utf-8",
+}
+_WAIT_S: Final = 10.0
+"""A request for sections waits this long for one that has changed."""
+
+
+class LivePage:
+    """Holds what was last seen of queries, and answers requests for it from any thread.
+
+    Args:
+        title: the heading of the page.
+        read_clock: returns the wall clock in microseconds.
+        root: the path below which everything is; it ends in a slash.
+        wait_s: how long a request may wait for a change.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        read_clock: Callable[[], int],
+        root: str = "/",
+        wait_s: float = _WAIT_S,
+    ) -> None:
+        self._title, self._read_clock = title, read_clock
+        self._root, self._wait_s = root, wait_s
+        self._changed = Condition()
+        self._views: tuple[QueryView, ...] = ()
+        self._rendered: tuple[tuple[QueryView, ...], dict[str, str]] | None = None
+
+    def publish(self, views: Sequence[QueryView]) -> None:
+        """Show these queries from now on."""
+        with self._changed:
+            self._views = tuple(views)
+            self._changed.notify_all()
+
+    def answer(self, path: str, query: str) -> Answer | None:
+        """Answer a request; None: there is no such page."""
+        if path in (self._root, self._root.rstrip("/")):
+            return Answer("text/html; charset=utf-8", render_shell(self._title, self._root))
+        name = path.removeprefix(self._root)
+        if not path.startswith(self._root):
+            return None
+        if name in _STATIC:
+            text = (files(__package__) / name).read_text(encoding="utf-8")
+            return Answer(_STATIC[name], text)
+        if name == "sections":
+            return Answer("application/json", self._answer_sections(query))
+        return None
+
+    def _answer_sections(self, query: str) -> str:
+        try:
+            given = json.loads(parse_qs(query)["seen"][0])
+            seen = {str(name): str(text) for name, text in given.items()}
+        except (AttributeError, KeyError, RecursionError, ValueError):
+            seen = {}
+        end_s = time.monotonic() + self._wait_s
+        with self._changed:
+            while True:
+                sections = self._render()
+                digests = {name: digest(html) for name, html in sections.items()}
+                left_s = end_s - time.monotonic()
+                if digests != seen or left_s <= 0:
+                    break
+                self._changed.wait(left_s)
+        changed = dict(changed_sections(sections, seen))
+        return json.dumps({"now_us": self._read_clock(), "digests": digests, "sections": changed})
+
+    def _render(self) -> dict[str, str]:
+        if self._rendered is None or self._rendered[0] != self._views:
+            self._rendered = self._views, render_sections(self._views)
+        return self._rendered[1]
+
+
+class LiveQueries:
+    """The live page of the queries of a session, from their progress.
+
+    Args:
+        read_clock: returns the wall clock in microseconds.
+        keep_ended_us: how long an ended query is shown.
+    """
+
+    def __init__(self, read_clock: Callable[[], int], keep_ended_us: int) -> None:
+        self._page = LivePage("Time of this session's queries", read_clock, "/watch/")
+        self._read_clock, self._keep_ended_us = read_clock, keep_ended_us
+        self._logs: dict[str, QueryLog] = {}
+        self._ended_us: dict[str, int] = {}
+
+    def add(self, progress: Mapping[str, Any]) -> None:
+        """Take what a query reports of a batch, or that it has nothing to do."""
+        query = str(progress["id"])
+        log = self._logs.get(query)
+        if log is None:
+            log = self._logs[query] = QueryLog(str(progress.get("name") or query))
+        self._ended_us.pop(query, None)
+        batch = read_progress(progress)
+        took_ms = (progress.get("durationMs") or {}).get("triggerExecution") or 0
+        log.add(int(progress["batchId"]), batch, batch.planned_us + int(took_ms) * 1_000)
+        log.state = read_operators(progress)
+        self._publish()
+
+    def end(self, query: str) -> None:
+        """Note that a query has ended."""
+        self._ended_us[query] = self._read_clock()
+        self._publish()
+
+    def answer(self, path: str, query: str) -> Answer | None:
+        """Answer a request; None: there is no such page."""
+        return self._page.answer(path, query)
+
+    def _publish(self) -> None:
+        now_us = self._read_clock()
+        for query, ended_us in list(self._ended_us.items()):
+            if now_us - ended_us > self._keep_ended_us:
+                self._logs.pop(query, None)
+                del self._ended_us[query]
+        self._page.publish(
+            [
+                log.view(now_us, runs=query not in self._ended_us)
+                for query, log in self._logs.items()
+            ]
+        )

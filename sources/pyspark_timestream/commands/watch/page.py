@@ -1,0 +1,377 @@
+"""The page of `watch` as HTML: a section for each query, drawn here and only put in place there.
+
+`render_sections` returns the sections by id; `server` sends those that have changed. Names come
+from topics and records, so everything is escaped, and no section has a script or an inline style.
+Times that grow older have the attribute `data-age-us`; the page counts them up by itself.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from html import escape
+from typing import Final
+
+from pyspark_timestream.commands.explanation import PartitionFacts
+from pyspark_timestream.commands.watch.follow import (
+    COUNTED,
+    SHOWS_CASES,
+    Point,
+    QueryView,
+    StreamView,
+    Trigger,
+    list_remarks,
+    rank_partitions,
+    thin_curve,
+)
+from pyspark_timestream.core.instants import FINAL_US, SECOND_US, format_instant
+from pyspark_timestream.core.report import format_count, format_time, shorten_duration, svg
+from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, Kind
+
+MAX_LANES: Final = 50
+"""This many partitions have a lane: those that hold back first, then those furthest behind."""
+
+MAX_STRIP: Final = 60
+_CURVE_POINTS: Final = 400
+_WIDTH: Final = 1_000
+_HEIGHT: Final = 150
+_LANE: Final = 16
+_CELL: Final = 10
+_CELLS_A_ROW: Final = 100
+_NO_CASES: Final = "nothing late, early or malformed in the last batches"
+
+_HEALTHY: Final = (Kind.ENDED, Kind.CAUGHT_UP)
+_SIGNS: Final = {
+    "runs": ("runs", "ok"),
+    "works": ("at work", "ok"),
+    "quiet": ("quiet", "quiet"),
+    "stopped": ("stopped", "stopped"),
+    "unknown": ("not readable", "stopped"),
+}
+
+
+def render_sections(views: Sequence[QueryView]) -> dict[str, str]:
+    """Return the HTML of each query's section, by the section's id, in order."""
+    return {f"q{place}": _render_query(view) for place, view in enumerate(views)}
+
+
+def digest(html: str) -> str:
+    """Return a short text that differs if the HTML does."""
+    return sha256(html.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _render_query(view: QueryView) -> str:
+    word, look = _SIGNS[view.status]
+    seen = f", last batch {_age(view.changed_us)} ago" if view.changed_us is not None else ""
+    why = f": {escape(view.detail)}" if view.detail else ""
+    head = (
+        f"<header><h2>{escape(view.name)}</h2>"
+        f'<p class="status {look}" role="status"><b>{word}</b>{why}{seen}</p></header>'
+    )
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in view.notes)
+    streams = "".join(_render_stream(stream, n) for n, stream in enumerate(view.streams))
+    return f"{head}{notes}{streams}{_render_state(view)}{_render_strip(view.triggers)}"
+
+
+def _render_stream(stream: StreamView, place: int) -> str:
+    told = stream.explanation
+    topics = ", ".join(told.topics) or "no topic"
+    return (
+        f'<section class="stream"><h3>{escape(topics)}</h3>'
+        f"{_render_clock(stream)}{_render_diagnoses(told.diagnoses, place)}"
+        f"{draw_curve(stream.curve)}{_render_counts(stream, place)}"
+        f"{_render_lanes(stream, place)}</section>"
+    )
+
+
+def _render_clock(stream: StreamView) -> str:
+    told = stream.explanation
+    if stream.is_final:
+        return '<p class="clock"><b>final CTI</b>: the stream has ended</p>'
+    if told.cti_us is None:
+        return '<p class="clock"><b>no CTI yet</b></p>'
+    since = f", for {_age(told.since_us)}" if told.since_us is not None else ""
+    return (
+        f'<p class="clock">CTI <b>{escape(format_time(told.cti_us))}</b>, '
+        f"{_age(told.cti_us)} behind the wall clock{since}</p>"
+    )
+
+
+def _render_diagnoses(diagnoses: Sequence[Diagnosis], place: int) -> str:
+    first, *others = diagnoses
+    parts = [_render_diagnosis(first, f"first{place}")]
+    if others:
+        listed = "".join(_render_diagnosis(each, f"d{place}-{n}") for n, each in enumerate(others))
+        more = format_count(len(others), "more finding")
+        parts.append(
+            f'<details data-key="others{place}"><summary>{more}</summary>{listed}</details>'
+        )
+    return "".join(parts)
+
+
+def _render_diagnosis(diagnosis: Diagnosis, key: str) -> str:
+    look = "fine" if diagnosis.kind in _HEALTHY else "finding"
+    since = f", for {_age(diagnosis.since_us)}" if diagnosis.since_us is not None else ""
+    fix = escape(diagnosis.fix)
+    return (
+        f'<div class="{look}"><p><b>{escape(diagnosis.kind)}</b>: {escape(diagnosis.cause)}{since}.'
+        f" {escape(diagnosis.full_text)}.</p>"
+        f'<p class="fix"><span id="{key}">{fix}</span> '
+        f'<button type="button" data-copy="{key}">copy</button></p></div>'
+    )
+
+
+# -- the curve -------------------------------------------------------------------------------------
+
+
+def draw_curve(points: Sequence[Point]) -> str:
+    """Draw the CTI over the wall clock; empty with fewer than two points.
+
+    Where the CTI is near the wall clock, that is the dashed line; the gap is the delay.
+    """
+    shown = [
+        (each.planned_us, each.cti_us)
+        for each in thin_curve(points, _CURVE_POINTS)
+        if each.cti_us is not None and each.cti_us < FINAL_US
+    ]
+    if len(shown) < 2 or shown[0][0] == shown[-1][0]:
+        return ""
+    first, last = shown[0][0], shown[-1][0]
+    ctis = [cti for _, cti in shown]
+    low, high = min(ctis), max(ctis)
+    is_near = abs(last - high) < 10 * max(last - first, high - low, SECOND_US)
+    if is_near:
+        low, high = min(low, first), max(high, last)
+    span, height = max(high - low, 1), _HEIGHT
+
+    def x(us: int) -> float:
+        return round((us - first) * _WIDTH / (last - first), 1)
+
+    def y(us: int) -> float:
+        return round(height - 4 - (us - low) * (height - 8) / span, 1)
+
+    steps = [f"M{x(shown[0][0])} {y(shown[0][1])}"]
+    for planned, cti in shown[1:]:
+        steps.append(f"H{x(planned)}V{y(cti)}")
+    wall = ""
+    if is_near:
+        ends = {"x1": x(first), "y1": y(first), "x2": x(last), "y2": y(last)}
+        wall = svg("line", "", svg("title", "the wall clock"), class_="wall", **ends)
+    title = (
+        f"CTI from {format_instant(shown[0][1])} to {format_instant(shown[-1][1])}, by the wall "
+        f"clock from {format_instant(first)} to {format_instant(last)}"
+    )
+    picture = svg(
+        "svg", "", svg("title", title), wall,
+        svg("path", "", class_="cti", d="".join(steps)),
+        viewBox=f"0 0 {_WIDTH} {height}", preserveAspectRatio="none", role="img", class_="curve",
+    )  # fmt: skip
+    dashed = "; dashed: the wall clock" if is_near else ""
+    return (
+        f"<figure>{picture}<figcaption><span>{escape(format_instant(first))}</span>"
+        f"<span>the CTI as the wall clock went on{dashed}</span>"
+        f"<span>{escape(format_instant(last))}</span></figcaption></figure>"
+    )
+
+
+# -- counts ----------------------------------------------------------------------------------------
+
+
+def _render_counts(stream: StreamView, place: int) -> str:
+    boxes = "".join(
+        f'<li class="{"some" if name != "events" and stream.counts[name] else ""}">'
+        f"<b>{stream.counts[name]:,}</b> {name}</li>"
+        for name in COUNTED
+    )
+    told = stream.explanation
+    reasons = "".join(
+        f"<li>{escape(each.reason)}: {each.total:,}. {escape(each.next_step)}.</li>"
+        for each in told.malformed
+    )
+    reasons = f"<p>Malformed values since the start:</p><ul>{reasons}</ul>" if reasons else ""
+    cases = "".join(
+        f"<li>{case.counted:,} {case.counter} in {escape(case.partition.topic)} "
+        f"{case.partition.number}, offsets {case.start} to {case.end - 1} (batch {case.batch}): "
+        f"<code>kafka-console-consumer.sh --topic {escape(case.partition.topic)} --partition "
+        f"{case.partition.number} --offset {case.start} --max-messages {case.end - case.start}"
+        "</code></li>"
+        for case in stream.cases
+    )
+    where = f"<ul>{cases}</ul>" if cases else f"<p>{_NO_CASES}</p>"
+    return (
+        f'<ul class="counts" aria-label="counted in the last minute of batches">{boxes}</ul>'
+        f'<details data-key="cases{place}"><summary>where: '
+        f"{', '.join(SHOWS_CASES)}</summary>{where}{reasons}</details>"
+    )
+
+
+# -- lanes -----------------------------------------------------------------------------------------
+
+
+def _render_lanes(stream: StreamView, place: int) -> str:
+    facts = rank_partitions(stream.explanation.partitions)
+    shown = facts[:MAX_LANES]
+    times = [
+        us
+        for fact in facts
+        for us in (fact.cti_us, fact.last_us)
+        if us is not None and us < FINAL_US
+    ]
+    low, high = (min(times), max(times)) if times else (0, 1)
+    rows = "".join(_render_lane(stream, fact, low, high) for fact in shown)
+    head = ["partition", "clock", "behind", *(["waiting"] if stream.waiting else []), "CTI"]
+    rows += "".join(
+        f'<tr class="missing"><th scope="row">{escape(part.topic)} {part.number}</th>'
+        f'<td colspan="{len(head) - 1}">missing: the broker no longer lists it</td></tr>'
+        for part in stream.missing[:MAX_LANES]
+    )
+    columns = "".join(f'<th scope="col">{name}</th>' for name in head)
+    more = ""
+    if len(facts) > len(shown):
+        more = (
+            f"<p>{len(shown)} of {len(facts):,} partitions have a lane, those that hold back "
+            "first. All of them, dark where the clock is behind:</p>"
+            f"{_draw_cells(facts, low, high)}"
+        )
+    ends = (
+        f"<p class='legend'>bar: CTI of the partition, circle: its newest event, line: CTI of the "
+        f"stream; from {escape(format_time(low))} to {escape(format_time(high))}</p>"
+        if times
+        else ""
+    )
+    return (
+        f'<div class="lanes" tabindex="0" role="region" aria-label="partitions" '
+        f'data-key="lanes{place}"><table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody>'
+        f"</table></div>{ends}{more}"
+    )
+
+
+def _render_lane(stream: StreamView, fact: PartitionFacts, low: int, high: int) -> str:
+    cells = [
+        _draw_lane(fact, stream.explanation.cti_us, low, high),
+        "" if fact.behind_us is None else shorten_duration(fact.behind_us),
+        escape(format_time(fact.cti_us)),
+    ]
+    if stream.waiting:
+        waiting = stream.waiting.get(fact.partition)
+        cells.insert(2, "" if waiting is None else f"{waiting:,}")
+    look = ' class="cause"' if fact.is_cause else ' class="idle"' if fact.idle else ""
+    remarks = escape(", ".join(list_remarks(fact)))
+    small = f" <small>{remarks}</small>" if remarks else ""
+    return (
+        f'<tr{look}><th scope="row">{escape(fact.name)}{small}</th>'
+        + "".join(f"<td>{cell}</td>" for cell in cells)
+        + "</tr>"
+    )
+
+
+def _draw_lane(fact: PartitionFacts, stream_us: int | None, low: int, high: int) -> str:
+    def x(us: int) -> str:
+        share = (min(us, high) - low) / max(high - low, 1)
+        return f"{4 + 92 * min(max(share, 0.0), 1.0):.1f}%"
+
+    parts = [svg("rect", "", class_="rail", x="4%", y=6, width="92%", height=4)]
+    if fact.cti_us is not None:
+        share = float(x(fact.cti_us)[:-1])
+        parts.append(svg("rect", "", class_="bar", x="0", y=4, width=f"{share}%", height=8))
+    if fact.last_us is not None:
+        parts.append(svg("circle", "", class_="event", cx=x(fact.last_us), cy=8, r=4))
+    if stream_us is not None and stream_us < FINAL_US:
+        at = x(stream_us)
+        parts.append(svg("line", "", class_="stream-cti", x1=at, x2=at, y1=0, y2=_LANE))
+    title = f"CTI {format_time(fact.cti_us)}, newest event {format_time(fact.last_us)}"
+    return svg("svg", "", svg("title", title), *parts, class_="lane", height=_LANE, role="img")
+
+
+def _draw_cells(facts: Sequence[PartitionFacts], low: int, high: int) -> str:
+    """Draw a cell for each partition, in the order of partitions."""
+    ordered = sorted(facts, key=lambda fact: fact.partition)
+    cells = []
+    for place, fact in enumerate(ordered):
+        share = 1.0
+        if fact.cti_us is not None:
+            share = 1 - (min(fact.cti_us, high) - low) / max(high - low, 1)
+        row, column = divmod(place, _CELLS_A_ROW)
+        look = "cause" if fact.is_cause else f"b{min(int(share * 5), 4)}"
+        cells.append(
+            svg("rect", "", svg("title", f"{fact.name}: {format_time(fact.cti_us)}"), class_=look,
+                x=column * _CELL, y=row * _CELL, width=_CELL - 1, height=_CELL - 1)
+        )  # fmt: skip
+    rows = -(-len(ordered) // _CELLS_A_ROW)
+    return svg(
+        "svg", "", svg("title", "all partitions"), *cells, class_="cells", role="img",
+        viewBox=f"0 0 {_CELL * _CELLS_A_ROW} {_CELL * rows}",
+    )  # fmt: skip
+
+
+# -- batches and state -----------------------------------------------------------------------------
+
+
+def _render_strip(triggers: Sequence[Trigger]) -> str:
+    shown = triggers[-MAX_STRIP:]
+    if not shown:
+        return ""
+    lengths = [
+        max(each.finished_us - each.planned_us, 0) if each.finished_us is not None else 0
+        for each in shown
+    ]
+    most = max(max(lengths), 1)
+    bars = []
+    for place, (each, length) in enumerate(zip(shown, lengths, strict=True)):
+        if each.finished_us is None:
+            look, height, told = "open", 40, "planned, not finished"
+        else:
+            look, height = "done", max(round(36 * length / most), 2)
+            told = f"finished after {shorten_duration(length)}"
+        title = (
+            f"batch {each.number}, planned {format_instant(each.planned_us)}: {told}, "
+            f"{format_count(each.records, 'offset')}"
+        )
+        bars.append(
+            svg("rect", "", svg("title", title), class_=look, x=place * 10, y=44 - height, width=8,
+                height=height)
+        )  # fmt: skip
+    last = shown[-1]
+    label = f"batches {shown[0].number} to {last.number}; the highest took {shorten_duration(most)}"
+    picture = svg(
+        "svg", "", svg("title", label), *bars, viewBox=f"0 0 {MAX_STRIP * 10} 46", role="img",
+        class_="strip",
+    )  # fmt: skip
+    return f"<figure>{picture}<figcaption>{escape(label)}</figcaption></figure>"
+
+
+def _render_state(view: QueryView) -> str:
+    rows = "".join(
+        f"<li>{escape(each.operator)}: {format_count(each.rows, 'row')}</li>" for each in view.state
+    )
+    return f'<p>State that waits for a CTI:</p><ul class="state">{rows}</ul>' if rows else ""
+
+
+def _age(us: int) -> str:
+    """Return a time whose age the page shows and counts up."""
+    return f'<time data-age-us="{us}" title="{escape(format_instant(us))}"></time>'
+
+
+# -- the page around the sections ------------------------------------------------------------------
+
+
+def render_shell(title: str, root: str) -> str:
+    """Return the page, which fetches its style, script and sections from below the path `root`."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="stylesheet" href="{root}watch.css"><link rel="icon" href="data:,">'
+        f'<script src="{root}watch.js" defer></script></head><body>'
+        f'<h1>{escape(title)}</h1><p id="lost" role="alert" hidden></p><main id="queries">'
+        "<noscript>This page needs JavaScript to stay up to date: "
+        "<code>python -m pyspark_timestream watch CHECKPOINT --text</code> does not."
+        "</noscript></main></body></html>"
+    )
+
+
+def changed_sections(
+    sections: Mapping[str, str], seen: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the sections whose digest is not the one in `seen`."""
+    for name, html in sections.items():
+        if seen.get(name) != digest(html):
+            yield name, html

@@ -1,0 +1,259 @@
+"""What is shown of a query follows its checkpoint, however that is read, and stays bounded."""
+
+import json
+import os
+import random
+import shutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from timestream.histories import NOON, SECOND, history, share, state
+
+from pyspark_timestream.commands.watch import follow
+from pyspark_timestream.commands.watch.follow import (
+    CheckpointFollower,
+    Point,
+    QueryLog,
+    rank_partitions,
+    thin_curve,
+)
+from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.errors import CheckpointUnreadable
+from pyspark_timestream.kafka.diagnosis.history import Batch
+
+HELD = [share(state(5)), share(state(1))]
+
+
+def write(root, moments, *, finished=None):
+    """Write batches into a checkpoint; all are finished unless told."""
+    for name in ("offsets", "commits"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for moment in moments:
+        number = moment.offset.number
+        note = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": moment.planned_us // 1000})
+        lines = ["v1", note, json.dumps(moment.offset.to_json())]
+        (root / "offsets" / str(number)).write_text("\n".join(lines))
+        if finished is None or number in finished:
+            path = root / "commits" / str(number)
+            path.write_text("v1\n{}")
+            done_s = (moment.planned_us + SECOND // 2) / SECOND
+            os.utime(path, (done_s, done_s))
+
+
+def running(count, *, late=0):
+    """Batches of two partitions, of which the second drops `late` rows a batch."""
+    return history(
+        *(
+            [
+                share(state(n, events=10 * n), 10, 10 * n),
+                share(state(n, events=10 * n, dropped=late * n), 10, 10 * n),
+            ]
+            for n in range(count)
+        ),
+        left=None,
+    )
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+def test_a_checkpoint_that_is_read_as_it_grows_is_shown_as_one_that_is_read_at_once(
+    tmp_path_factory, steps
+):
+    moments = running(sum(steps), late=1)
+    root = tmp_path_factory.mktemp("checkpoint")
+    grown, last = CheckpointFollower(str(root)), 0
+    for step in steps:
+        write(root, moments[last : last + step])
+        view = grown.look(NOON)
+        last += step
+    assert view == CheckpointFollower(str(root)).look(NOON)
+    assert [each.number for each in view.triggers] == list(range(last))
+    assert {each.finished_us - each.planned_us for each in view.triggers} == {SECOND // 2}
+
+
+def test_what_holds_back_comes_first_and_idle_partitions_last(tmp_path):
+    shares = [share(state(9)), share(state(1)), share(state(4)), share(state(2), idle=True)]
+    write(tmp_path, history(shares, shares))
+    (stream,) = CheckpointFollower(str(tmp_path)).look(NOON).streams
+    ranked = rank_partitions(stream.explanation.partitions)
+    assert [fact.partition.number for fact in ranked] == [1, 2, 0, 3]
+    assert ranked[0].is_cause
+
+
+def test_late_rows_are_counted_and_the_offsets_are_named_in_which_they_were(tmp_path):
+    write(tmp_path, running(4, late=3))
+    (stream,) = CheckpointFollower(str(tmp_path)).look(NOON).streams
+    assert (stream.counts["dropped"], stream.counts["events"]) == (9, 60)
+    newest = stream.cases[0]
+    assert (newest.counter, newest.counted, newest.start, newest.end, newest.batch) == (
+        "dropped", 3, 20, 30, 2,
+    )  # fmt: skip
+
+
+def test_counts_are_of_the_last_minute_of_batches(tmp_path):
+    write(tmp_path, running(90))
+    (stream,) = CheckpointFollower(str(tmp_path)).look(NOON).streams
+    assert stream.counts["events"] == 2 * 10 * 60
+
+
+@pytest.mark.parametrize(
+    ("finished", "now_s", "runs", "status"),
+    [
+        ({0, 1}, 2, None, "runs"),
+        ({0, 1}, 60, None, "quiet"),
+        ({0, 1}, 60, True, "runs"),
+        ({0, 1}, 2, False, "stopped"),
+        ({0}, 2, None, "works"),
+        ({0}, 3600, None, "works"),
+    ],
+)
+def test_the_status_says_what_a_checkpoint_can_know(finished, now_s, runs, status):
+    log = QueryLog("q")
+    for moment in running(2):
+        number = moment.offset.number
+        done_us = moment.planned_us + 1 if number in finished else None
+        log.add(number, Batch(moment.planned_us, (moment.offset.to_json(),)), done_us)
+    assert log.view(NOON + now_s * SECOND, runs=runs).status == status
+
+
+def test_a_query_that_plans_nothing_while_records_wait_has_stopped(tmp_path):
+    write(tmp_path, running(2))
+    follower = CheckpointFollower(str(tmp_path))
+    follower.look(NOON)
+    part = follower.log.partitions[0]
+    follower.log.ends[part] = 1_000
+    view = follower.look(NOON + 60 * SECOND)
+    assert view.status == "stopped"
+    assert view.streams[0].waiting == {part: 980}
+
+
+def test_a_final_cti_is_the_end_and_no_point_of_the_scale(tmp_path):
+    done = state(5, events=20)
+    end = [share(type(done)(**{**vars_of(done), "cti_us": FINAL_US}))]
+    write(tmp_path, history([share(done)], end, final=True))
+    view = CheckpointFollower(str(tmp_path)).look(NOON + 60 * SECOND)
+    assert view.streams[0].is_final
+    assert view.status == "stopped"
+
+
+def vars_of(value):
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def test_a_checkpoint_that_is_restored_from_a_copy_is_read_anew(tmp_path):
+    root, copy = tmp_path / "c", tmp_path / "copy"
+    moments = running(8, late=1)
+    write(root, moments[:3])
+    shutil.copytree(root, copy)
+    follower = CheckpointFollower(str(root))
+    write(root, moments[3:])
+    assert len(follower.look(NOON).triggers) == 8
+    shutil.rmtree(root)
+    shutil.copytree(copy, root)
+    assert follower.look(NOON) == CheckpointFollower(str(root)).look(NOON)
+    assert len(follower.look(NOON).triggers) == 3
+
+
+def test_a_checkpoint_that_vanishes_is_said_to_and_what_was_known_stays(tmp_path):
+    root = tmp_path / "c"
+    follower = CheckpointFollower(str(root))
+    before = follower.look(NOON)
+    assert before.status == "unknown"
+    assert "has no directory 'offsets'" in before.detail
+    write(root, running(2))
+    assert follower.look(NOON).status in ("runs", "quiet")
+    shutil.rmtree(root)
+    gone = follower.look(NOON)
+    assert gone.status == "unknown"
+    assert len(gone.triggers) == 2
+    assert gone.streams
+    write(root, running(3))
+    assert len(follower.look(NOON).triggers) == 3
+
+
+def test_a_torn_entry_is_named_and_read_when_it_is_whole(tmp_path):
+    write(tmp_path, running(3))
+    torn = tmp_path / "offsets" / "2"
+    whole = torn.read_text()
+    stamp = torn.stat()
+    torn.write_text(whole[:40])
+    os.utime(torn, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    follower = CheckpointFollower(str(tmp_path))
+    view = follower.look(NOON)
+    assert view.notes[0].startswith("offsets/2 cannot be read")
+    assert len(view.triggers) == 2
+    torn.write_text(whole)
+    view = follower.look(NOON)
+    assert view.notes == ()
+    assert len(view.triggers) == 3
+
+
+def test_entries_that_spark_has_removed_leave_their_point_of_the_curve(tmp_path):
+    moments = running(12)
+    write(tmp_path, moments[:6])
+    follower = CheckpointFollower(str(tmp_path))
+    follower.look(NOON)
+    write(tmp_path, moments[6:])
+    for number in range(5):
+        (tmp_path / "offsets" / str(number)).unlink()
+    (stream,) = follower.look(NOON).streams
+    assert [point.planned_us for point in stream.curve] == [m.planned_us for m in moments]
+
+
+def test_what_is_kept_is_bounded_however_long_a_query_runs(monkeypatch):
+    monkeypatch.setattr(follow, "MAX_POINTS", 50)
+    log = QueryLog("q")
+    for moment in running(500, late=1):
+        batch = Batch(moment.planned_us, (moment.offset.to_json(),))
+        log.add(moment.offset.number, batch, moment.planned_us)
+    view = log.view(NOON)
+    assert len(view.triggers) == follow.MAX_BATCHES
+    assert len(view.streams[0].curve) <= 2 * 50
+    assert len(view.streams[0].cases) == follow.MAX_CASES
+    assert view.streams[0].curve[0].planned_us == NOON
+    assert view.streams[0].curve[-1].planned_us == NOON + 499 * SECOND
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=300), st.integers(4, 50))
+def test_a_thinner_curve_keeps_its_ends_and_is_a_part_of_the_whole(times, most):
+    points = [Point(us, us) for us in sorted(times)]
+    thinned = thin_curve(points, most)
+    assert len(thinned) <= most
+    assert thinned[0].planned_us == points[0].planned_us
+    assert thinned[-1] == points[-1]
+    assert set(thinned) <= set(points)
+    assert thinned == sorted(thinned)
+
+
+def test_a_batch_that_is_reported_again_is_one(tmp_path):
+    log = QueryLog("q")
+    for moment in [*running(3), *running(3)[1:]]:
+        log.add(
+            moment.offset.number,
+            Batch(moment.planned_us, (moment.offset.to_json(),)),
+            moment.planned_us,
+        )
+    view = log.view(NOON)
+    assert len(view.triggers) == 3
+    assert len(view.streams[0].curve) == 3
+
+
+def test_a_place_that_is_not_on_this_machine_is_refused():
+    with pytest.raises(CheckpointUnreadable, match="not on this machine"):
+        CheckpointFollower("s3://bucket/checkpoint")
+
+
+def test_random_garbage_in_a_checkpoint_is_a_note_and_never_an_end(tmp_path):
+    write(tmp_path, running(4))
+    chance = random.Random(7)
+    follower = CheckpointFollower(str(tmp_path))
+    for _ in range(60):
+        number = chance.randrange(4)
+        path = tmp_path / "offsets" / str(number)
+        data = bytearray(path.read_bytes())
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        path.write_bytes(bytes(data))
+        view = follower.look(NOON)
+        assert view.status in ("runs", "quiet", "works", "stopped", "unknown")
+        write(tmp_path, running(4))

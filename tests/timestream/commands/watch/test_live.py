@@ -1,0 +1,228 @@
+"""The page is small, safe from hostile names, and sends what has changed to this machine alone."""
+
+import argparse
+import http.client
+import json
+import re
+import threading
+import time
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from timestream.commands_watch import NAMES, view_of
+from timestream.histories import NOON, SECOND, share, state
+
+from pyspark_timestream.__main__ import main
+from pyspark_timestream.commands.serving import PageServer
+from pyspark_timestream.commands.watch.command import add_arguments, format_text, to_json
+from pyspark_timestream.commands.watch.live import PAGES, LivePage
+from pyspark_timestream.commands.watch.page import digest, render_sections, render_shell
+
+MAX_PAGE = 300_000
+
+
+class Tags(HTMLParser):
+    """Collects tags and attributes; what it cannot balance is an error."""
+
+    VOID = ("br", "img", "link", "meta", "wbr")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.text = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def parse(html):
+    tags = Tags()
+    tags.feed(html)
+    tags.close()
+    assert not tags.open
+    return tags
+
+
+SCRIPTED = {"script", "style", "iframe", "img", "object", "embed", "form", "a", "link", "base"}
+
+
+@given(NAMES)
+def test_hostile_names_are_text_and_nothing_else(name):
+    view = view_of([share(state(5)), share(state(1))], topic=name, query=name)
+    (html,) = render_sections([view]).values()
+    tags = parse(html)
+    assert SCRIPTED.isdisjoint(tags.tags)
+    assert not [each for each in tags.attributes if each.startswith("on") or each == "style"]
+    assert name.replace("\r", "\n") in "".join(tags.text).replace("\r", "\n")
+
+
+def test_a_thousand_partitions_are_one_small_page():
+    shares = [share(state(50 if n != 7 else 1)) for n in range(1_000)]
+    (html,) = render_sections([view_of(shares)]).values()
+    shell = len(render_shell("t", "/"))
+    page = LivePage("t", lambda: 0)
+    static = sum(len(page.answer(f"/{name}", "").text) for name in ("watch.js", "watch.css"))
+    assert len(html) + shell + static < MAX_PAGE
+    assert html.index("topic 7") < html.index("topic 0<")
+    assert "50 of 1,000 partitions" in html
+
+
+def test_one_partition_without_a_time_is_shown():
+    (html,) = render_sections([view_of([share(state(None, events=0))])]).values()
+    assert "no CTI yet" in html
+    parse(html)
+
+
+def test_what_holds_back_is_said_in_words_and_not_in_colour_alone():
+    (html,) = render_sections([view_of([share(state(5)), share(state(1))])]).values()
+    assert re.search(r'class="cause"><th scope="row">topic 1 <small>holds back', html)
+
+
+@pytest.fixture
+def page():
+    return LivePage("t", lambda: NOON, wait_s=0.2)
+
+
+def ask(page, seen=None):
+    query = "" if seen is None else "seen=" + json.dumps(seen)
+    return json.loads(page.answer("/sections", query).text)
+
+
+def test_only_what_has_changed_is_sent(page):
+    views = [view_of([share(state(5))], query=name) for name in "ab"]
+    page.publish(views)
+    first = ask(page)
+    assert list(first["sections"]) == ["q0", "q1"]
+    assert first["digests"] == {name: digest(html) for name, html in first["sections"].items()}
+    assert ask(page, first["digests"])["sections"] == {}
+    page.publish([views[0], view_of([share(state(6))], query="b")])
+    assert list(ask(page, first["digests"])["sections"]) == ["q1"]
+    page.publish(views[:1])
+    assert list(ask(page, first["digests"])["digests"]) == ["q0"]
+
+
+@pytest.mark.parametrize("seen", ["", "seen=", "seen=[1]", "seen=%7B", "seen=" + "[" * 5_000])
+def test_a_question_that_makes_no_sense_is_answered_with_all(page, seen):
+    page.publish([view_of([share(state(5))])])
+    assert list(json.loads(page.answer("/sections", seen).text)["sections"]) == ["q0"]
+
+
+def test_a_change_is_sent_at_once_to_who_waits():
+    page = LivePage("t", lambda: NOON, wait_s=60)
+    page.publish([view_of([share(state(5))])])
+    seen, answers = ask(page)["digests"], []
+    waiting = threading.Thread(target=lambda: answers.append(ask(page, seen)))
+    waiting.start()
+    time.sleep(0.1)
+    page.publish([view_of([share(state(6))])])
+    waiting.join(10)
+    assert list(answers[0]["sections"]) == ["q0"]
+
+
+@pytest.fixture
+def server(page):
+    page.publish([view_of([share(state(5))])])
+    server = PageServer("127.0.0.1", 0, page.answer, PAGES, "--port")
+    yield server
+    server.close()
+
+
+def request(server, path="/", host=None, method="GET"):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    headers = {} if host is None else {"Host": host}
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    answer.text = answer.read().decode()
+    return answer
+
+
+@pytest.mark.parametrize("path", ["/", "/watch.js", "/watch.css", "/sections"])
+def test_every_page_forbids_whatever_is_not_its_own(server, path):
+    answer = request(server, path)
+    assert answer.status == 200
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:4050", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("[::1", 403),
+        ("", 403),
+    ],
+)
+def test_a_page_of_this_machine_answers_to_no_other_name(server, host, status):
+    assert request(server, host=host).status == status
+
+
+@pytest.mark.parametrize("path", ["/../pyproject.toml", "/page.py", "//watch.js/..", "/x"])
+def test_there_is_nothing_else_to_get(server, path):
+    assert request(server, path).status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_written(server, method):
+    assert request(server, method=method).status == 501
+
+
+def test_the_shell_has_a_language_a_title_and_no_inline_script():
+    shell = parse(render_shell("a <b>", "/watch/"))
+    assert "style" not in shell.tags
+    assert shell.text.count("a <b>") == 2
+    assert 'src="/watch/watch.js"' in render_shell("t", "/watch/")
+    assert '<html lang="en">' in render_shell("t", "/")
+
+
+@given(NAMES, st.integers(20, 200))
+def test_text_fits_the_terminal_and_has_no_control_characters(name, width):
+    view = view_of([share(state(5)), share(state(1))], topic=name, query=name)
+    lines = format_text([view], NOON + 10 * SECOND, width)
+    assert all(line.isprintable() for line in lines)
+
+
+def test_json_has_what_is_shown():
+    (shown,) = to_json([view_of([share(state(5)), share(state(1))])])
+    (stream,) = shown["streams"]
+    assert json.loads(json.dumps(shown)) == shown
+    assert [each["holds_back"] for each in stream["partitions"]] == [True, False]
+    assert stream["findings"][0]["fix"]
+    assert stream["cti_us"] == NOON + SECOND
+
+
+def test_a_port_that_is_taken_is_refused_by_its_option(server, capsys, tmp_path):
+    assert main(["watch", str(tmp_path), "--port", str(server.port)]) == 1
+    error = capsys.readouterr().err
+    assert "cannot be listened on" in error
+    assert "--port" in error
+
+
+def test_options_of_brokers_are_checked_before_anything_is_shown(capsys, tmp_path):
+    given = ["watch", str(tmp_path), "--json", "--bootstrap-servers", "h:1"]
+    assert main([*given, "--option", "noSuchThing=1"]) == 1
+    assert "nosuchthing" in capsys.readouterr().err.lower()
+    assert main([*given, "--option", "secret"]) == 1
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_the_default_is_this_machine_alone():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert parser.parse_args(["checkpoint"]).host == "127.0.0.1"
