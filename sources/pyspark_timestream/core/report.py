@@ -186,21 +186,22 @@ def align_within(rows: Sequence[Sequence[str]], width: int) -> list[str]:
 # -- HTML and SVG ----------------------------------------------------------------------------------
 
 
-def _to_html(text: str) -> str:
+def to_html(text: str) -> str:
+    """Escape a text for HTML and SVG, as content and in attributes."""
     return escape(escape_controls(text))
 
 
 def paragraph(lines: Sequence[str], title: str = "") -> str:
     """Format lines of text as a paragraph below a bold title."""
-    bold = [f"<b>{_to_html(title)}</b>"] if title else []
-    return "<p>" + "<br/>".join([*bold, *(_to_html(line.strip()) for line in lines)]) + "</p>"
+    bold = [f"<b>{to_html(title)}</b>"] if title else []
+    return "<p>" + "<br/>".join([*bold, *(to_html(line.strip()) for line in lines)]) + "</p>"
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a table with these columns."""
 
     def fill(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{_to_html(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}>{to_html(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     body = "".join(fill("td", row) for row in rows)
     return f"<table><thead>{fill('th', head)}</thead><tbody>{body}</tbody></table>"
@@ -215,10 +216,10 @@ def svg(tag: str, text: str = "", *children: str, **attributes: object) -> str:
     '<text class="name" text-anchor="end" x="4">a &amp; b</text>'
     """
     named = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{_to_html(str(value))}"'
+        f' {name.rstrip("_").replace("_", "-")}="{to_html(str(value))}"'
         for name, value in attributes.items()
     )
-    return f"<{tag}{named}>{_to_html(text)}{''.join(children)}</{tag}>"
+    return f"<{tag}{named}>{to_html(text)}{''.join(children)}</{tag}>"
 
 
 class Axis:

@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Thread
@@ -32,6 +31,7 @@ from pyspark_timestream.core.report import (
     format_count,
     format_time,
     shorten_duration,
+    wrap_text,
 )
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.options.checks import read_kafka_options
@@ -201,12 +201,12 @@ def format_text(views: Sequence[QueryView], now_us: int, width: int) -> list[str
     """Return the lines that a terminal shows."""
     lines = [cut_text(f"Time of queries at {format_instant(now_us)}", width)]
     for view in views:
-        lines += ["", *(escape_controls(line) for line in _describe_query(view, now_us, width))]
+        lines += ["", *_describe_query(view, now_us, width)]
     return lines
 
 
 def _describe_query(view: QueryView, now_us: int, width: int) -> Iterator[str]:
-    yield cut_text(view.name, width)
+    yield from _wrap(view.name, width)
     age = ""
     if view.changed_us is not None:
         age = f", last batch {shorten_duration(max(now_us - view.changed_us, 0))} ago"
@@ -216,23 +216,24 @@ def _describe_query(view: QueryView, now_us: int, width: int) -> Iterator[str]:
     for stream in view.streams:
         yield from _describe_stream(stream, now_us, width)
     for each in view.state:
-        yield f"state of {each.operator}: {format_count(each.rows, 'row')}"
+        yield from _wrap(f"state of {each.operator}: {format_count(each.rows, 'row')}", width)
 
 
 def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[str]:
     told = stream.explanation
     yield ""
-    yield cut_text(", ".join(told.topics) or "no topic", width)
+    yield cut_text(escape_controls(", ".join(told.topics) or "no topic"), width)
     cti = f"CTI {format_time(told.cti_us)}"
     if told.cti_us is not None and not stream.is_final:
         cti += f", {_format_gap(now_us - told.cti_us)} the wall clock"
-    yield cti
+    yield from _wrap(cti, width)
     first = told.diagnoses[0]
     yield from _wrap(f"=> {first.kind}: {first.cause}. {first.full_text}.", width)
     yield from _wrap(f"   Fix: {first.fix}.", width)
     if len(told.diagnoses) > 1:
-        yield f"   and {format_count(len(told.diagnoses) - 1, 'more finding')}: explain has them"
-    yield ", ".join(f"{stream.counts[name]:,} {name}" for name in COUNTED)
+        others = format_count(len(told.diagnoses) - 1, "more finding")
+        yield from _wrap(f"   and {others}: explain has them", width)
+    yield from _wrap(", ".join(f"{stream.counts[name]:,} {name}" for name in COUNTED), width)
     facts = rank_partitions(told.partitions)
     rows = [["", "partition", "CTI", "behind", "waiting", "remarks"]]
     for fact in facts[:_MAX_TEXT_LANES]:
@@ -253,7 +254,7 @@ def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[st
     ]
     yield from align_within(rows, width)
     if len(facts) > _MAX_TEXT_LANES:
-        yield f"... and {len(facts) - _MAX_TEXT_LANES} more partitions"
+        yield cut_text(f"... and {len(facts) - _MAX_TEXT_LANES} more partitions", width)
 
 
 def _format_gap(us: int) -> str:
@@ -261,7 +262,8 @@ def _format_gap(us: int) -> str:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width, 20), subsequent_indent="   ") or [""]
+    first, *others = wrap_text(escape_controls(text), max(width - 3, 1))
+    return [first, *(f"   {line}" for line in others)]
 
 
 def to_json(views: Sequence[QueryView]) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ Times that grow older have the attribute `data-age-us`; the page counts them up 
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
-from html import escape
 from typing import Final
 
 from pyspark_timestream.commands.explanation import PartitionFacts
@@ -23,7 +22,7 @@ from pyspark_timestream.commands.watch.follow import (
     thin_curve,
 )
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, format_instant
-from pyspark_timestream.core.report import format_count, format_time, shorten_duration, svg
+from pyspark_timestream.core.report import format_count, format_time, shorten_duration, svg, to_html
 from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, Kind
 
 MAX_LANES: Final = 50
@@ -61,12 +60,12 @@ def digest(html: str) -> str:
 def _render_query(view: QueryView) -> str:
     word, look = _SIGNS[view.status]
     seen = f", last batch {_age(view.changed_us)} ago" if view.changed_us is not None else ""
-    why = f": {escape(view.detail)}" if view.detail else ""
+    why = f": {to_html(view.detail)}" if view.detail else ""
     head = (
-        f"<header><h2>{escape(view.name)}</h2>"
+        f"<header><h2>{to_html(view.name)}</h2>"
         f'<p class="status {look}" role="status"><b>{word}</b>{why}{seen}</p></header>'
     )
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in view.notes)
+    notes = "".join(f'<p class="note">{to_html(note)}</p>' for note in view.notes)
     streams = "".join(_render_stream(stream, n) for n, stream in enumerate(view.streams))
     return f"{head}{notes}{streams}{_render_state(view)}{_render_strip(view.triggers)}"
 
@@ -75,7 +74,7 @@ def _render_stream(stream: StreamView, place: int) -> str:
     told = stream.explanation
     topics = ", ".join(told.topics) or "no topic"
     return (
-        f'<section class="stream"><h3>{escape(topics)}</h3>'
+        f'<section class="stream"><h3>{to_html(topics)}</h3>'
         f"{_render_clock(stream)}{_render_diagnoses(told.diagnoses, place)}"
         f"{draw_curve(stream.curve)}{_render_counts(stream, place)}"
         f"{_render_lanes(stream, place)}</section>"
@@ -90,7 +89,7 @@ def _render_clock(stream: StreamView) -> str:
         return '<p class="clock"><b>no CTI yet</b></p>'
     since = f", for {_age(told.since_us)}" if told.since_us is not None else ""
     return (
-        f'<p class="clock">CTI <b>{escape(format_time(told.cti_us))}</b>, '
+        f'<p class="clock">CTI <b>{to_html(format_time(told.cti_us))}</b>, '
         f"{_age(told.cti_us)} behind the wall clock{since}</p>"
     )
 
@@ -110,10 +109,10 @@ def _render_diagnoses(diagnoses: Sequence[Diagnosis], place: int) -> str:
 def _render_diagnosis(diagnosis: Diagnosis, key: str) -> str:
     look = "fine" if diagnosis.kind in _HEALTHY else "finding"
     since = f", for {_age(diagnosis.since_us)}" if diagnosis.since_us is not None else ""
-    fix = escape(diagnosis.fix)
+    fix = to_html(diagnosis.fix)
     return (
-        f'<div class="{look}"><p><b>{escape(diagnosis.kind)}</b>: {escape(diagnosis.cause)}{since}.'
-        f" {escape(diagnosis.full_text)}.</p>"
+        f'<div class="{look}"><p><b>{to_html(diagnosis.kind)}</b>: '
+        f"{to_html(diagnosis.cause)}{since}. {to_html(diagnosis.full_text)}.</p>"
         f'<p class="fix"><span id="{key}">{fix}</span> '
         f'<button type="button" data-copy="{key}">copy</button></p></div>'
     )
@@ -166,9 +165,9 @@ def draw_curve(points: Sequence[Point]) -> str:
     )  # fmt: skip
     dashed = "; dashed: the wall clock" if is_near else ""
     return (
-        f"<figure>{picture}<figcaption><span>{escape(format_instant(first))}</span>"
+        f"<figure>{picture}<figcaption><span>{to_html(format_instant(first))}</span>"
         f"<span>the CTI as the wall clock went on{dashed}</span>"
-        f"<span>{escape(format_instant(last))}</span></figcaption></figure>"
+        f"<span>{to_html(format_instant(last))}</span></figcaption></figure>"
     )
 
 
@@ -183,14 +182,14 @@ def _render_counts(stream: StreamView, place: int) -> str:
     )
     told = stream.explanation
     reasons = "".join(
-        f"<li>{escape(each.reason)}: {each.total:,}. {escape(each.next_step)}.</li>"
+        f"<li>{to_html(each.reason)}: {each.total:,}. {to_html(each.next_step)}.</li>"
         for each in told.malformed
     )
     reasons = f"<p>Malformed values since the start:</p><ul>{reasons}</ul>" if reasons else ""
     cases = "".join(
-        f"<li>{case.counted:,} {case.counter} in {escape(case.partition.topic)} "
+        f"<li>{case.counted:,} {case.counter} in {to_html(case.partition.topic)} "
         f"{case.partition.number}, offsets {case.start} to {case.end - 1} (batch {case.batch}): "
-        f"<code>kafka-console-consumer.sh --topic {escape(case.partition.topic)} --partition "
+        f"<code>kafka-console-consumer.sh --topic {to_html(case.partition.topic)} --partition "
         f"{case.partition.number} --offset {case.start} --max-messages {case.end - case.start}"
         "</code></li>"
         for case in stream.cases
@@ -219,7 +218,7 @@ def _render_lanes(stream: StreamView, place: int) -> str:
     rows = "".join(_render_lane(stream, fact, low, high) for fact in shown)
     head = ["partition", "clock", "behind", *(["waiting"] if stream.waiting else []), "CTI"]
     rows += "".join(
-        f'<tr class="missing"><th scope="row">{escape(part.topic)} {part.number}</th>'
+        f'<tr class="missing"><th scope="row">{to_html(part.topic)} {part.number}</th>'
         f'<td colspan="{len(head) - 1}">missing: the broker no longer lists it</td></tr>'
         for part in stream.missing[:MAX_LANES]
     )
@@ -233,7 +232,7 @@ def _render_lanes(stream: StreamView, place: int) -> str:
         )
     ends = (
         f"<p class='legend'>bar: CTI of the partition, circle: its newest event, line: CTI of the "
-        f"stream; from {escape(format_time(low))} to {escape(format_time(high))}</p>"
+        f"stream; from {to_html(format_time(low))} to {to_html(format_time(high))}</p>"
         if times
         else ""
     )
@@ -248,16 +247,16 @@ def _render_lane(stream: StreamView, fact: PartitionFacts, low: int, high: int) 
     cells = [
         _draw_lane(fact, stream.explanation.cti_us, low, high),
         "" if fact.behind_us is None else shorten_duration(fact.behind_us),
-        escape(format_time(fact.cti_us)),
+        to_html(format_time(fact.cti_us)),
     ]
     if stream.waiting:
         waiting = stream.waiting.get(fact.partition)
         cells.insert(2, "" if waiting is None else f"{waiting:,}")
     look = ' class="cause"' if fact.is_cause else ' class="idle"' if fact.idle else ""
-    remarks = escape(", ".join(list_remarks(fact)))
+    remarks = to_html(", ".join(list_remarks(fact)))
     small = f" <small>{remarks}</small>" if remarks else ""
     return (
-        f'<tr{look}><th scope="row">{escape(fact.name)}{small}</th>'
+        f'<tr{look}><th scope="row">{to_html(fact.name)}{small}</th>'
         + "".join(f"<td>{cell}</td>" for cell in cells)
         + "</tr>"
     )
@@ -335,19 +334,20 @@ def _render_strip(triggers: Sequence[Trigger]) -> str:
         "svg", "", svg("title", label), *bars, viewBox=f"0 0 {MAX_STRIP * 10} 46", role="img",
         class_="strip",
     )  # fmt: skip
-    return f"<figure>{picture}<figcaption>{escape(label)}</figcaption></figure>"
+    return f"<figure>{picture}<figcaption>{to_html(label)}</figcaption></figure>"
 
 
 def _render_state(view: QueryView) -> str:
     rows = "".join(
-        f"<li>{escape(each.operator)}: {format_count(each.rows, 'row')}</li>" for each in view.state
+        f"<li>{to_html(each.operator)}: {format_count(each.rows, 'row')}</li>"
+        for each in view.state
     )
     return f'<p>State that waits for a CTI:</p><ul class="state">{rows}</ul>' if rows else ""
 
 
 def _age(us: int) -> str:
     """Return a time whose age the page shows and counts up."""
-    return f'<time data-age-us="{us}" title="{escape(format_instant(us))}"></time>'
+    return f'<time data-age-us="{us}" title="{to_html(format_instant(us))}"></time>'
 
 
 # -- the page around the sections ------------------------------------------------------------------
@@ -357,11 +357,11 @@ def render_shell(title: str, root: str) -> str:
     """Return the page, which fetches its style, script and sections from below the path `root`."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(title)}</title>"
+        f"<title>{to_html(title)}</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="stylesheet" href="{root}watch.css"><link rel="icon" href="data:,">'
         f'<script src="{root}watch.js" defer></script></head><body>'
-        f'<h1>{escape(title)}</h1><p id="lost" role="alert" hidden></p><main id="queries">'
+        f'<h1>{to_html(title)}</h1><p id="lost" role="alert" hidden></p><main id="queries">'
         "<noscript>This page needs JavaScript to stay up to date: "
         "<code>python -m pyspark_timestream watch CHECKPOINT --text</code> does not."
         "</noscript></main></body></html>"
