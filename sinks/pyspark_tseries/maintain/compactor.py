@@ -10,9 +10,10 @@ Appends continue meanwhile: the commit does not change the head, so neither can 
 The rules are semantics 24.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
+    Key,
     KeyRange,
     Sample,
     encode_runs,
@@ -32,7 +34,7 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import file_schema
-from pyspark_tseries.model.ranges import RetainedRange, min_retained
+from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange, min_retained
 from pyspark_tseries.model.series_index import (
     STATE_COLUMNS,
     SeriesIndex,
@@ -43,7 +45,22 @@ from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import FOOTER_CACHE, read_key_range, sample_sizes, scan_file
+from pyspark_tseries.storage.row_reader import (
+    ALL_ROWS,
+    CPU_COUNT,
+    FOOTER_CACHE,
+    MAX_REMOTE_READS,
+    FilePiece,
+    Footer,
+    PieceRows,
+    assemble_pieces,
+    map_parallel,
+    plan_pieces,
+    read_key_range,
+    read_pieces,
+    sample_sizes,
+    scan_file,
+)
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import open_as_owner, replace_files
 from pyspark_tseries.store.store import Store
@@ -103,7 +120,13 @@ def select_kept_events(
 MAX_RANGE_BYTES: Final = 128 * 1024 * 1024
 """The uncompressed size of a key range that is in memory at once, and becomes one file."""
 
+MAX_HELD_BYTES: Final = 128 * 1024 * 1024
+"""The memory of decoded rows that are held for later key ranges, of all files."""
+
 MAX_ROWS_PER_ROW_GROUP: Final = 20_000
+
+MAX_ENCODED_TEXTS: Final = 1000
+_ENCODED_TEXT: Final = pa.dictionary(pa.int32(), pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +233,37 @@ class Merge:
         self._location, self._chosen, self._snapshot = store.location, chosen, snapshot
         self._group, self._first = (store.new_id(), 0) if group is None else group
         self._schema = file_schema(snapshot.values)
+        if change is None:
+            self._schema = self._encode_texts(self._schema)
         self._head = snapshot.index()
-        self._whole = len(chosen) == len(snapshot.files)
-        self.horizon = self._find_horizon(latest_us) if self._whole else -1
+        self.horizon = self._find_horizon(latest_us) if self._may_remove() else -1
         self.removed = 0
         self._found = self._kept_rows = 0
         self._samples: list[Sample] = []
         self._states = combine_states([self._read_series_state(file) for file in chosen])
+        room = Room(MAX_HELD_BYTES)
+        self._sorted = {
+            file.path: SortedRows(self._location, file, self._schema, room) for file in chosen
+        }
+
+    def _encode_texts(self, schema: pa.Schema) -> pa.Schema:
+        """Return the schema with values that repeat as dictionaries, which take less time to merge.
+
+        They need not be decoded, copied and encoded again.
+        """
+        for field in self._snapshot.values:
+            if field.type == pa.string() and all(
+                _footer(self._location, file).is_repetitive(field.name) for file in self._chosen
+            ):
+                place = schema.get_field_index(field.name)
+                schema = schema.set(place, schema.field(place).with_type(_ENCODED_TEXT))
+        return schema
+
+    def _may_remove(self) -> bool:
+        """Return whether any event may be out of the retained range."""
+        is_limited = self._snapshot.settings.retained != UNLIMITED
+        is_whole = len(self._chosen) == len(self._snapshot.files)
+        return is_whole and (is_limited or "floor_sequence" in self._head.columns)
 
     def _find_horizon(self, latest_us: int) -> int:
         newest = -1
@@ -227,13 +274,15 @@ class Merge:
         return newest
 
     def _read_series_state(self, file: DataFile) -> pa.Table:
-        """Return the state of the series of a file, and sample its keys."""
+        """Sample the keys of a file; return the state of its series if events may be removed."""
         size = _estimate_row_bytes(self._location, file, self._schema)
+        columns = STATE_COLUMNS if self.horizon >= 0 else STATE_COLUMNS[:2]
         parts = []
-        for table in scan_file(self._location, file, self._schema, STATE_COLUMNS):
+        for table in scan_file(self._location, file, self._schema, columns):
             self._found += table.num_rows
             self._samples += sample_sizes(table, size)
-            parts.append(compute_state(table, self.horizon))
+            if self.horizon >= 0:
+                parts.append(compute_state(table, self.horizon))
         return combine_states(parts)
 
     def is_due(self) -> bool:
@@ -251,8 +300,6 @@ class Merge:
 
     def _select_kept(self, events: pa.Table) -> np.ndarray:
         retained = self._snapshot.settings.retained
-        if self.horizon < 0:
-            return np.ones(events.num_rows, bool)
         return select_kept_events(events, self._states, self._head, retained, self.horizon)
 
     def write_all(self) -> list[WrittenFile]:
@@ -288,22 +335,143 @@ class Merge:
                     )
 
     def _merge_range(self, data: Sequence[DataFile], keys: KeyRange) -> pa.Table:
-        table = read_key_range(self._location, data, keys, self._schema, self._schema.names)
+        table = self._read_range(data, keys)
         if not table.num_rows:
             return table
-        inside = self._select_kept(table)
-        self.removed += int((~inside).sum())
-        table = table.filter(pa.array(inside)).combine_chunks()
+        if self.horizon >= 0:
+            inside = self._select_kept(table)
+            self.removed += int((~inside).sum())
+            table = table.filter(pa.array(inside))
+        table = table.combine_chunks()
         names, codes = encode_runs(table["series"])
         order = sort_keys(codes, to_int64(table["sequence"]))
         table = table.take(pa.array(order)).combine_chunks()
-        table = table.set_column(0, "series", series_column(names, codes[order]))
+        table = _decode_large(table.set_column(0, "series", series_column(names, codes[order])))
         return table if self._change is None else self._change(table)
+
+    def _read_range(self, data: Sequence[DataFile], keys: KeyRange) -> pa.Table:
+        """Return the rows of a key range, which comes after those that were read before."""
+        width = CPU_COUNT if self._location.is_local else MAX_REMOTE_READS
+        ordered = [self._sorted[file.path] for file in data if not file.is_foreign]
+        parts = map_parallel(lambda rows: rows.take(keys), ordered, width)
+        others = [file for file in data if file.is_foreign]
+        table = assemble_pieces(chain.from_iterable(parts), self._schema)
+        if not others:
+            return table
+        names = self._schema.names
+        more = read_key_range(self._location, others, keys, self._schema, names)
+        return pa.concat_tables([table, more])
+
+
+class Room:
+    """The memory for rows that are held for later key ranges; several threads share it."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Take so many bytes if as many are left."""
+        with self._lock:
+            fits = size <= self._left
+            self._left -= size if fits else 0
+        return fits
+
+    def give(self, size: int) -> None:
+        """Give bytes back."""
+        with self._lock:
+            self._left += size
+
+
+class SortedRows:
+    """The rows of a sorted file, by rising key ranges.
+
+    A row group that reaches into the next range is decoded once: the rest of its rows is held, as
+    long as there is room.
+    """
+
+    def __init__(self, location: Location, file: DataFile, schema: pa.Schema, room: Room) -> None:
+        self._location, self._file, self._schema = location, file, schema
+        self._room = room
+        self._pieces: list[FilePiece] | None = None
+        self._held: list[PieceRows] = []
+        self._next = 0
+
+    def take(self, keys: KeyRange) -> list[PieceRows]:
+        """Return the rows of a range of keys, which is above the one before."""
+        first = self._next - len(self._held)
+        pieces = [*self._held, *self._read(keys)]
+        self._room.give(sum(map(_size, self._held)))
+        self._held, taken = [], []
+        for number, rows in enumerate(pieces, first):
+            end = _count_before(rows, keys.end, rows.rows)
+            if end:
+                taken.append(_copy_few(rows.slice(0, end)))
+            if end < rows.rows and number < self._next:
+                rest = _copy_few(rows.slice(end, rows.rows))
+                if self._room.take(_size(rest)):
+                    self._held.append(rest)
+                else:
+                    self._next = number  # It is read again, and so are later ones.
+        return taken
+
+    def _read(self, keys: KeyRange) -> Iterator[PieceRows]:
+        """Read the next row groups that may begin in the range, each as a piece."""
+        pieces, first, end = self._plan(), self._next, keys.end
+        while self._next < len(pieces):
+            piece = pieces[self._next]
+            bounds = piece.footer.bounds("series")[piece.groups[0]]
+            if end is not None and bounds is not None and bounds[0] > end[0]:
+                break
+            self._next += 1
+        some = pieces[first : self._next]
+        for rows in read_pieces(self._location, some, self._schema, ALL_ROWS) if some else ():
+            # What is before the range was taken when it was read for that.
+            yield rows.slice(_count_before(rows, keys.first, 0), rows.rows)
+
+    def _plan(self) -> list[FilePiece]:
+        if self._pieces is None:
+            footer = _footer(self._location, self._file)
+            self._pieces = plan_pieces(self._file, footer, ALL_ROWS, 1)
+        return self._pieces
+
+
+def _count_before(rows: PieceRows, key: Key | None, default: int) -> int:
+    """Return how many of sorted rows are before `key`; `default` if there is none."""
+    if key is None:
+        return default
+    series, sequence = rows.columns["series"], to_int64(rows.columns["sequence"])
+    return int(np.count_nonzero(KeyRange(end=key).contains(series, sequence)))
+
+
+def _size(rows: PieceRows) -> int:
+    return int(rows.columns.get_total_buffer_size())
+
+
+def _copy_few(rows: PieceRows) -> PieceRows:
+    """Copy a few rows that keep the memory of many."""
+    if 2 * rows.columns.nbytes > rows.columns.get_total_buffer_size():
+        return rows
+    return PieceRows(rows.fixed, rows.columns.take(pa.array(np.arange(rows.rows))), rows.rows)
+
+
+def _decode_large(table: pa.Table) -> pa.Table:
+    """Decode texts with many values: Parquet would write all of them into each row group."""
+    for place, field in enumerate(table.schema):
+        if field.type == _ENCODED_TEXT and field.name != "series":
+            column = table[field.name]
+            if any(len(chunk.dictionary) > MAX_ENCODED_TEXTS for chunk in column.chunks):
+                table = table.set_column(place, field.name, column.cast(pa.string()))
+    return table
+
+
+def _footer(location: Location, file: DataFile) -> Footer:
+    with files.explain_read_errors(location, file):
+        return FOOTER_CACHE.get(location, file)
 
 
 def _estimate_row_bytes(location: Location, file: DataFile, schema: pa.Schema) -> int:
-    with files.explain_read_errors(location, file):
-        about = FOOTER_CACHE.get(location, file).metadata
+    about = _footer(location, file).metadata
     stored = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
     size: int = stored // max(about.num_rows, 1)
     return max(size, 16 * len(schema)) + 1

@@ -47,6 +47,9 @@ from pyspark_tseries.storage.data_files import (
 )
 from pyspark_tseries.storage.location import Location
 
+REPETITIVE_BYTES: Final = 4
+"""A text that repeats takes at most so many bytes in a file, on average."""
+
 MAX_CACHED_BYTES: Final = 4 * 1024 * 1024
 """The stored size of cached footers; in memory, parsed, they take about ten times as much."""
 
@@ -93,6 +96,16 @@ class Footer:
     @lazy
     def _group_rows(self) -> list[int]:
         return [int(self.metadata.row_group(group).num_rows) for group in range(self.groups)]
+
+    def is_repetitive(self, column: str) -> bool:
+        """Return whether a column of texts is missing, or stored as a dictionary of a few."""
+        if column not in self.names or not self.groups:
+            return True
+        if column not in self._at or "." in column:  # A dotted name may be a nested field.
+            return False
+        chunk = self.metadata.row_group(0).column(self._at[column])
+        size = chunk.total_uncompressed_size
+        return bool(chunk.has_dictionary_page and size <= REPETITIVE_BYTES * chunk.num_values)
 
     def has_dictionary(self, group: int, column: str) -> bool:
         """Return whether a row group stores a column, not nested, as a dictionary."""
@@ -421,6 +434,11 @@ def read_files(
         OSError: an object store cannot be reached.
     """
     pieces_rows = _map_pieces(location, files, schema, row_filter, row_filter, lambda rows: rows)
+    return assemble_pieces(pieces_rows, schema)
+
+
+def assemble_pieces(pieces_rows: Iterable["PieceRows"], schema: pa.Schema) -> pa.Table:
+    """Return the rows of pieces, in their order, in the columns of `schema`."""
     alike = groupby(pieces_rows, key=lambda rows: rows.fixed)
     tables = [_assemble(fixed, list(parts), schema) for fixed, parts in alike]
     return pa.concat_tables(tables or [schema.empty_table()])
@@ -454,7 +472,7 @@ def fold_files(
     of_rows = replace(row_filter, times=ANY_VALUE)
     known = () if of_rows.columns else series
 
-    def fold_piece(rows: _PieceRows) -> _To:
+    def fold_piece(rows: PieceRows) -> _To:
         if rows.series is None:
             return fold(_assemble(rows.fixed, [rows], schema))
         rest = schema.remove(schema.get_field_index("series"))
@@ -472,7 +490,7 @@ def _map_pieces(
     schema: pa.Schema,
     of_groups: RowFilter,
     of_rows: RowFilter,
-    function: "Callable[[_PieceRows], _To]",
+    function: "Callable[[PieceRows], _To]",
     series: Sequence[str] = (),
     piece_rows: int | None = None,
 ) -> list[_To]:
@@ -488,7 +506,7 @@ def _map_pieces(
     alone = len(pieces) == 1
     results = map_parallel(
         lambda job: [
-            function(rows) for rows in _read_pieces(location, job, schema, of_rows, alone, series)
+            function(rows) for rows in read_pieces(location, job, schema, of_rows, alone, series)
         ],
         _divide_pieces(pieces, width),
         width,
@@ -501,7 +519,7 @@ def stream_file(
 ) -> Iterator[pa.Table]:
     """Yield what `read_files` returns for one file, piece by piece."""
     for piece in plan_pieces(file, _footer(location, file), row_filter):
-        for rows in _read_pieces(location, [piece], schema, row_filter, alone=True):
+        for rows in read_pieces(location, [piece], schema, row_filter, alone=True):
             yield _assemble(rows.fixed, [rows], schema)
 
 
@@ -548,7 +566,7 @@ def map_parallel(function: Callable[[_From], _To], items: Sequence[_From], width
         return list(pool.map(function, items))
 
 
-class _PieceRows(NamedTuple):
+class PieceRows(NamedTuple):
     """The needed rows of a piece: `fixed` has the values of constant columns.
 
     `series` is the column encoded by runs, if it was not read.
@@ -559,15 +577,19 @@ class _PieceRows(NamedTuple):
     rows: int
     series: pa.Array | None = None
 
+    def slice(self, first: int, end: int) -> "PieceRows":
+        """Return the rows from `first` to `end`, exclusive; `series` was read."""
+        return PieceRows(self.fixed, self.columns.slice(first, end - first), end - first)
 
-def _read_pieces(
+
+def read_pieces(
     location: Location,
     pieces: Sequence[FilePiece],
     schema: pa.Schema,
     row_filter: RowFilter,
-    alone: bool,
+    alone: bool = False,
     series: Sequence[str] = (),
-) -> Iterator[_PieceRows]:
+) -> Iterator[PieceRows]:
     """Yield the needed rows of some pieces of one file; open the file once."""
     first = pieces[0]
     with (
@@ -584,7 +606,7 @@ def _read_pieces(
 
 def _read_by_runs(
     source: "OpenFile", piece: FilePiece, schema: pa.Schema, alone: bool, series: Sequence[str]
-) -> _PieceRows | None:
+) -> PieceRows | None:
     """Return all rows of a piece without reading `series`; None if they must be read.
 
     A row group that begins with one series and ends with another has the one or two or more of
@@ -633,7 +655,7 @@ def _names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[Sequence[s
 
 def _read_piece(
     source: "OpenFile", piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, alone: bool
-) -> _PieceRows | None:
+) -> PieceRows | None:
     sizes = np.array([piece.footer.rows(group) for group in piece.groups])
     needed = np.ones(int(sizes.sum()), bool)
     # A second read, or another thread, takes longer than all columns of a few rows.
@@ -643,7 +665,9 @@ def _read_piece(
     if is_small:
         fixed = _constant_columns(piece.footer, piece.groups, schema.names)
         at_once = [name for name in schema.names if name not in fixed and name not in tests]
-    tested = source.columns(piece.groups, [*tests, *at_once], alone, ["series"])
+    coded = [field.name for field in schema if pa.types.is_dictionary(field.type)]
+    coded = ["series", *(name for name in coded if name != "series")]
+    tested = source.columns(piece.groups, [*tests, *at_once], alone, coded)
     if tests:
         start, flags = row_filter.match_rows(pa.table(tested), is_sorted=not piece.file.is_foreign)
         needed[:start] = needed[start + len(flags) :] = False
@@ -656,13 +680,13 @@ def _read_piece(
         groups, needed_there = _select_groups(piece.groups, sizes, needed)
     fixed = _constant_columns(piece.footer, groups, schema.names)
     rest = [name for name in schema.names if name not in tested and name not in fixed]
-    texts = ["series", *(_texts(schema) if count * FEW_ROWS < len(needed) else [])]
+    texts = [*coded, *(_texts(schema) if count * FEW_ROWS < len(needed) else [])]
     kept = [name for name in tested if name in tests or name not in fixed]
     columns = {
         **_filter_columns({name: tested[name] for name in kept if name in schema.names}, needed),
         **_filter_columns(source.columns(groups, rest, alone, texts), needed_there),
     }
-    return _PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)
+    return PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)
 
 
 def _select_groups(
@@ -774,9 +798,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     return column.cast(kind)
 
 
-def _assemble(
-    fixed: Mapping[str, Any], pieces: Sequence[_PieceRows], schema: pa.Schema
-) -> pa.Table:
+def _assemble(fixed: Mapping[str, Any], pieces: Sequence[PieceRows], schema: pa.Schema) -> pa.Table:
     columns_read = pa.concat_tables([piece.columns for piece in pieces])
     rows = sum(piece.rows for piece in pieces)
     columns = [

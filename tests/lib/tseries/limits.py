@@ -6,6 +6,8 @@ import pytest
 
 _PLACES: Final = {
     "range_bytes": "pyspark_tseries.maintain.compactor.MAX_RANGE_BYTES",
+    "held_bytes": "pyspark_tseries.maintain.compactor.MAX_HELD_BYTES",
+    "encoded_texts": "pyspark_tseries.maintain.compactor.MAX_ENCODED_TEXTS",
     "groups_to_merge": "pyspark_tseries.maintain.compactor.MIN_GROUPS_TO_MERGE",
     "head_changes": "pyspark_tseries.model.series_index.MAX_CHANGES",
     "merged_rows": "pyspark_tseries.model.series_index.MAX_MERGED_ROWS",

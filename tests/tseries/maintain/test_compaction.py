@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
@@ -15,7 +16,7 @@ from tseries.compaction_model import RANGES, STEPS, Model, run
 from tseries.limits import set_limits
 from tseries.meetings import Meeting, rival
 
-from pyspark_tseries import describe
+from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.errors import StoreBusy
 from pyspark_tseries.maintain import compactor
 from pyspark_tseries.maintain.compactor import (
@@ -128,6 +129,57 @@ def test_a_large_store_is_compacted_by_slices_of_one_series_too(tmp_path, monkey
     ends = sorted((file.first, file.last) for file in files)
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(ends))
     assert max(ends[0][0] == end[0] for end in ends[1:])  # The series "a" alone fills files.
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A store of texts that repeat, that do not, and none; of series in all of its files."""
+    values = {"place": pa.string(), "note": pa.string(), "none": pa.string(), "n": pa.int64()}
+    path = tmp_path / "texts"
+    store = TimeSeries.create(path, values, "unlimited", "me", auto_compact=False)
+    for commit in range(6):
+        rows = [
+            {
+                "series": f"s{number % 9}",
+                "place": None if number % 7 == 1 else "north" if number % 2 else "",
+                "note": f"{commit} {number} {'ä' * (number % 5)}",
+                "n": number,
+            }
+            for number in range(80)
+        ]
+        store.append_many(rows)
+        store.edit("s1", commit, {"place": "south", "n": commit})
+    return path
+
+
+def every_row(path):
+    table = (
+        DeltaTable(path)
+        .to_pyarrow_table()
+        .sort_by([("series", "ascending"), ("sequence", "ascending")])
+    )
+    return table.to_pylist()
+
+
+@pytest.mark.parametrize("encoded", [1, 1000])
+@pytest.mark.parametrize("held", [0, 5000, 2**27])
+def test_rows_held_between_key_ranges_are_merged_once(texts, monkeypatch, held, encoded):
+    set_limits(monkeypatch, range_bytes=40_000, held_bytes=held, encoded_texts=encoded)
+    before, read = every_row(texts), []
+    whole = compactor.read_pieces
+
+    def record(location, pieces, *args):
+        read.extend(piece.file.path for piece in pieces)
+        return whole(location, pieces, *args)
+
+    monkeypatch.setattr(compactor, "read_pieces", record)
+    assert compact(str(texts)).files_after > 4
+    assert every_row(texts) == before
+    assert verify(str(texts)) == []
+    assert (len(read) == len(set(read))) == (held == 2**27)
+    for path in data_paths(texts):
+        kinds = dict(zip(pq.read_schema(path).names, pq.read_schema(path).types, strict=True))
+        assert kinds["series"] == kinds["place"] == kinds["note"] == pa.string()
 
 
 # -- rivals --------------------------------------------------------------------------------------
