@@ -24,6 +24,7 @@ from typing import Any, Final, NoReturn, Self
 
 import pyarrow as pa
 
+from pyspark_timestream.core.threads import begin_in_forks
 from pyspark_tseries.client.results import Event, QueryResult
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.columns import type_name
@@ -145,6 +146,15 @@ class Follower:
         # Replaced as a whole, so that `position` needs no lock: the batch, and what was given.
         self._at = _empty_batch(saved), 0
         self._is_drained = False
+        begin_in_forks(self)
+
+    def begin_child(self) -> None:
+        """Begin anew in a forked process: another thread of the parent may have held the lock."""
+        self._lock, was_closed = threading.Lock(), self._closed.is_set()
+        self._closed = threading.Event()
+        if was_closed:
+            self._closed.set()
+        self._ready.clear()  # Events that were not given yet are decoded again.
 
     @property
     def position(self) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from pyspark_timestream.core.threads import begin_in_forks
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.commits import CHECKSUM_DIGITS, seal, unseal
 from pyspark_tseries.model.damage import damage_error
@@ -210,6 +211,12 @@ class LastIndex:
 
     def __init__(self, location: Location, lock: AbstractContextManager[Any] | None = None) -> None:
         self._location = location
+        self.begin_child(lock)
+        if lock is None:
+            begin_in_forks(self)
+
+    def begin_child(self, lock: AbstractContextManager[Any] | None = None) -> None:
+        """Begin anew in a forked process; whoever shares its lock calls this with the new one."""
         self._lock = threading.RLock() if lock is None else lock
         self._last: tuple[int | None, SeriesIndex] = (None, SeriesIndex())
         self._partial_loads = 0

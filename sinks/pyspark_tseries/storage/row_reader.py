@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_timestream.core.threads import lazy
+from pyspark_timestream.core.threads import begin_in_forks, lazy
 from pyspark_tseries.model.arrays import (
     ALL_KEYS,
     MAX_NUMBER,
@@ -179,6 +179,11 @@ class FooterCache:
 
     def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
         self._most_bytes = max_bytes
+        self.begin_child()
+        begin_in_forks(self)
+
+    def begin_child(self) -> None:
+        """Begin anew in a forked process."""
         self._kept: OrderedDict[tuple[Location, str, int], Footer] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()

@@ -101,8 +101,33 @@ def open_table(location: Location) -> DeltaTable | None:
         ) from error
 
 
+_delta_process: int | None = None
+"""The process that used Delta first: those that are forked from it cannot."""
+
+
+def _require_delta(location: Location) -> None:
+    """Raise UnusableStore in a process that is forked from one that has used Delta."""
+    global _delta_process
+    me = os.getpid()
+    _delta_process = _delta_process or me
+    if _delta_process != me:
+        raise forked_error(location.root)
+
+
+def forked_error(root: str) -> UnusableStore:
+    """Return the error of a process whose parent has used stores."""
+    return UnusableStore(
+        f"the store '{root}' cannot be used in this process, which was forked from one that has "
+        "used a store: what delta-rs began there goes on in the other process alone",
+        "a process of its own",
+        "start it with multiprocessing.get_context('spawn'), or fork before the first store is "
+        "opened",
+    )
+
+
 def load_table(location: Location) -> DeltaTable:
-    """Return the table at `location`; raise Delta's errors."""
+    """Return the table at `location`; raise Delta's errors, and UnusableStore in a fork."""
+    _require_delta(location)
     try:
         return DeltaTable(location.uri, storage_options=location.storage_options)
     except TableNotFoundError:
@@ -130,6 +155,7 @@ def load_table_at(location: Location, version: int) -> DeltaTable:
     Raises:
         UnusableStore: the log does not reach back so far, or it cannot be read.
     """
+    _require_delta(location)
     try:
         if version >= _missing_checkpoint(location) >= 0:
             table = _load_copy(location, version)
@@ -170,6 +196,7 @@ def create_table(location: Location, schema: pa.Schema, properties: dict[str, st
         UnusableStore: there are files of another table, or of a store without its log; or the
             directory cannot be written, or the object store cannot be reached.
     """
+    _require_delta(location)
     try:
         stray = _find_data_file(location)
         if stray is not None and open_table(location) is None:
@@ -477,6 +504,7 @@ class Log:
             return False
         if self._table.version() == version and self._entry_identity(version + 1) is None:
             return True  # This must be cheap: subscribers poll up to a hundred times a second.
+        _require_delta(self.location)
         try:
             self._table.update_incremental()
         except (DeltaError, OSError):

@@ -13,7 +13,6 @@ checks whether one of them is in the log.
 
 import contextlib
 import copy
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -139,10 +138,10 @@ class SharedCommits:
 
     def __init__(self, append: Append) -> None:
         self._append = append
-        self._start()
+        self.begin_child()
 
-    def _start(self) -> None:
-        self._pid = os.getpid()
+    def begin_child(self) -> None:
+        """Begin anew: a forked process has its parent's callers, but not their threads."""
         self._mutex = threading.Lock()
         self._waiting: list[_Caller] = []
         self._inside: set[int] = set()
@@ -151,8 +150,6 @@ class SharedCommits:
 
     def append(self, batch: Batch, *, synced: bool) -> tuple[AppendedEvent, bool]:
         """Do what `Store.append_event` describes."""
-        if self._pid != os.getpid():
-            self._start()  # A fork has its parent's callers, but not their threads.
         thread, caller = threading.get_ident(), _Caller(batch, synced)
         if thread in self._inside:
             return self._append_alone(caller)

@@ -11,6 +11,7 @@ also makes the batch idempotent across processes.
 
 import contextlib
 import logging
+import os
 import random
 import secrets
 import threading
@@ -24,6 +25,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from pyspark_timestream.core.threads import begin_in_forks
 from pyspark_tseries.errors import NoSuchStore, StoreBusy
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.columns import table_schema, value_fields
@@ -46,6 +48,7 @@ from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.log import (
     Log,
     create_table,
+    forked_error,
     load_table_at,
     open_table,
     unreachable_error,
@@ -132,13 +135,26 @@ class Store:
     ) -> None:
         self.location = parse_location(location)
         self.log = Log(self.location, table, skip_checks=skip_checks)
-        self._lock = threading.RLock()
+        self._lock: threading.RLock | _LostLock = threading.RLock()
         self._last = LastIndex(self.location, self._lock)
         self._last_snapshot: tuple[Any, Snapshot] | None = None
         self._known_settings: tuple[Any, StoreSettings] | None = None
         self._known_values: tuple[int, Sequence[pa.Field]] | None = None
         self._host_lock, self.retrying = host_lock, retrying
         self._shared = SharedCommits(self.append)
+        begin_in_forks(self)
+
+    def begin_child(self) -> None:
+        """Begin anew in a forked process, or refuse to: a thread of the parent may have held it.
+
+        Delta lets a fork use no table that has new entries, but an append does not need the table.
+        """
+        self._shared.begin_child()
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._lock = _LostLock(self.root)
+            self._last.begin_child(self._lock)
 
     @staticmethod
     def find(path: str | Location) -> "Store | None":
@@ -628,5 +644,39 @@ def _no_store_error(path: str | Location) -> NoSuchStore:
     )
 
 
+class _LostLock:
+    """A store's lock in a forked process that nobody can take, as a thread of the parent held it.
+
+    What it guards is half changed, so whoever asks for it gets an error.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Raise UnusableStore; return False if not `blocking`."""
+        if not blocking:
+            return False
+        raise forked_error(self._root)
+
+    def release(self) -> None:
+        """Do nothing: nobody has it."""
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 _open_stores: Final[dict[Location, Store]] = {}
-_opening_lock: Final = threading.Lock()
+_opening_lock = threading.Lock()
+
+
+def _begin_child() -> None:
+    """Begin anew in a forked process: another thread of the parent may have held the lock."""
+    global _opening_lock
+    _opening_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_child)

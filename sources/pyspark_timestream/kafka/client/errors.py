@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.core.options import hide_secrets
+from pyspark_timestream.core.threads import begin_in_forks
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client.bounded import CallAbandoned
 
@@ -62,6 +63,11 @@ class RepeatFilter:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
+        self.begin_child()
+        begin_in_forks(self)
+
+    def begin_child(self) -> None:
+        """Begin anew in a forked process."""
         self._passed: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
 

@@ -9,6 +9,7 @@ subject is asked for each time.
 """
 
 import base64
+import os
 import re
 import socket
 import ssl
@@ -401,8 +402,17 @@ _CONTEXT: Final = re.compile(r":\.[^:]+:")
 _MAX_REFERENCES: Final = 1_000
 
 _SCHEMAS: Final[dict[tuple[object, ...], RegisteredSchema]] = {}
-_LOCK: Final = threading.Lock()
+_lock = threading.Lock()
 """Held during a fetch, so that the threads of a process fetch a schema once."""
+
+
+def _begin_child() -> None:
+    """Begin anew in a forked process: another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_child)
 
 
 def find_context(subject: str | None) -> str:
@@ -460,7 +470,7 @@ class SchemaRegistry:
         if (format, context, key) in self._known:
             return self._known[format, context, key]
         place = (*sorted(self._settings.items()), format, context, key)
-        with _LOCK:
+        with _lock:
             if place not in _SCHEMAS:
                 with closing(_Client(self._settings, format)) as client:
                     registered = client.get_schema(key, subject if context else None)
