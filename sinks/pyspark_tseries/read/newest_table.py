@@ -182,8 +182,8 @@ def _keep(known: _KnownStore, table: NewestTable) -> None:
         for store in reversed(_STORES.values()):
             kept = []
             for held in store.tables:
-                room -= held.nbytes
-                if room >= 0:
+                if held.nbytes <= room:
+                    room -= held.nbytes
                     kept.append(held)
             store.tables = kept
 

@@ -318,6 +318,17 @@ def test_tables_of_a_process_have_a_bound(store, tmp_path, monkeypatch):
     assert not any(known.tables for known in newest_table._STORES.values())
 
 
+def test_a_table_that_is_too_large_to_keep_takes_no_room_of_others(store, tmp_path, monkeypatch):
+    other = Program(tmp_path / "other", "unlimited")
+    other.append([(name, 1) for name in "abcdefgh"])
+    store.series.latest()
+    (kept,) = newest_table._STORES[store.series._store.location].tables
+    monkeypatch.setattr(newest_table, "MAX_KEPT_BYTES", kept.nbytes)
+    other.series.latest()
+    assert newest_table._STORES[store.series._store.location].tables == [kept]
+    assert not newest_table._STORES[other.series._store.location].tables
+
+
 def test_another_store_at_the_path_is_read_anew(store, tmp_path):
     other = Program(tmp_path / "other", "unlimited")
     other.append([("a", 7), ("z", 8)])
