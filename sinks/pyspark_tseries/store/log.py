@@ -829,13 +829,14 @@ def _check_writable(table: DeltaTable, location: Location) -> None:
     if protocol.min_writer_version > 2 and (asked or protocol.min_writer_version < 7):
         named = ", ".join(sorted(asked)) or f"writer version {protocol.min_writer_version}"
         before = _version_before_protocol(table, location)
-        restored = f"deltalake.DeltaTable('{location.uri}').restore({before}, "
+        undo = f"deltalake.DeltaTable('{location.uri}').restore({before}, "
+        way = f", or undo it with {undo}protocol_downgrade_allowed=True)"
         raise UnusableStore(
             f"the table of the store '{location.root}' asks its writers for {named}, which "
             "another tool has switched on",
             ", ".join(sorted(_SUPPORTED_FEATURES)),
             "drop that feature with the tool"
-            + (f", or undo it with {restored}protocol_downgrade_allowed=True)" if before else ""),
+            + ("" if before is None else way),
         )
 
 

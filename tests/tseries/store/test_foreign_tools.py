@@ -382,6 +382,17 @@ def ask_for_features(table):
             compacted(table)
 
 
+def test_a_feature_of_an_empty_store_is_refused_with_a_way_back_to_its_creation(tmp_path):
+    path = str(tmp_path / "s")
+    TimeSeries.create(path, {"v": pa.float64()}, "unlimited", auto_compact=False)
+    ask_for_changes(DeltaTable(path))
+    with pytest.raises(UnusableStore, match="asks its writers for") as refused:
+        opened(path).append("a", 1.0)
+    assert "restore(0, protocol_downgrade_allowed=True)" in str(refused.value)
+    DeltaTable(path).restore(0, protocol_downgrade_allowed=True)
+    assert opened(path).append("a", 1.0).sequence == 0
+
+
 @pytest.mark.parametrize("ask", [ask_for_changes, ask_for_features])
 def test_a_feature_that_asks_more_of_writers_is_refused_with_a_way_back_that_works(path, ask):
     """delta-rs has no way to drop a feature."""
