@@ -196,9 +196,8 @@ class TimeSeries(Questions):
             store = Store.create(location, values, *asked, policy=allowed)
         # Another process may have created it a moment before.
         fixed = new_properties(*asked, allowed)
-        if store.values != values or tseries_properties(
-            store.log.properties()
-        ) != tseries_properties(fixed):
+        there = tseries_properties(store.properties())
+        if store.values != values or there != tseries_properties(fixed):
             raise _exists_error(path)
         return TimeSeries(store, who, auto_compact, synced=synced)
 

@@ -195,7 +195,7 @@ def _open_rollup(
     target = Store.find(into)
     if target is None:
         target = _create_rollup(source, into, asked)
-    settings = parse_settings(target.log.properties(), into.root)
+    settings = parse_settings(target.properties(), into.root)
     if settings is None:
         raise UnusableStore(
             f"the store '{into.root}' is no rollup",

@@ -19,7 +19,12 @@ from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_tseries.errors import HistoryChanged, StoreMismatch
 from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.history import describe_change, is_given_up, last_commit_id
+from pyspark_tseries.store.history import (
+    describe_change,
+    is_given_up,
+    last_commit_id,
+    note_commit,
+)
 from pyspark_tseries.store.log_entries import Change
 from pyspark_tseries.store.store import Store
 
@@ -149,7 +154,7 @@ def remember_commit(
     batches += [] if commit is None else [(batch, commit)]
     if commit is not None:
         # Another query's commits would otherwise make the next batch search the log for this one.
-        store.log.proven[commit.number] = commit.id
+        note_commit(store, commit)
     path = checkpoint / _FILE_PATH
     text = {
         "batches": [[number, *commit_id.to_json()] for number, commit_id in batches[-MAX_BATCHES:]],

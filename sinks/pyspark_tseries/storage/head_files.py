@@ -222,6 +222,11 @@ class LastIndex:
         self._partial_loads = 0
 
     @property
+    def last(self) -> tuple[int | None, SeriesIndex]:
+        """The id and the index of a head; read apart, they may be of two."""
+        return self._last
+
+    @property
     def head_id(self) -> int | None:
         """The id of the head of `index`; None before the first load."""
         return self._last[0]

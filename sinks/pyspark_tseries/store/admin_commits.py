@@ -54,7 +54,7 @@ def _read_policy(store: Store | Location) -> Policy | None:
     properties: dict[str, str] = {}
     try:
         opened = Store.open_damaged(store) if isinstance(store, Location) else store
-        properties = opened.log.properties()
+        properties = opened.properties()
         return opened.settings.policy
     except UnusableStore:
         known = readable_metadata(location).values()

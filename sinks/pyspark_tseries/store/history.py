@@ -32,18 +32,18 @@ _ENTRY: Final = re.compile(r"(\d{20})[.]json")
 
 def last_commit_id(store: "Store") -> CommitId | None:
     """Return the last commit of the log as last refreshed; None before the first."""
-    head_id = store.head_id()
-    return None if head_id is None else CommitId(store.metadata().commit, head_id)
+    with store.reading():
+        head_id = store.head_id()
+        return None if head_id is None else CommitId(store.metadata().commit, head_id)
 
 
 def find_commit_id(store: "Store", number: int) -> CommitId | None:
     """Return the commit `number`, or the last one before it; None if that is not known."""
-    last = last_commit_id(store)
+    with store.reading() as log:
+        last, version = last_commit_id(store), log.version()
     if last is None or number >= last.number:
         return last
-    return _find_in_log(store.location, number, store.version()) or _find_kept(
-        store.location, number
-    )
+    return _find_in_log(store.location, number, version) or _find_kept(store.location, number)
 
 
 def describe_change(store: "Store", commit: CommitId) -> str | None:
@@ -51,10 +51,10 @@ def describe_change(store: "Store", commit: CommitId) -> str | None:
 
     If nobody kept a commit's id, because another tool removed its log entry, it counts as there.
     """
-    proven = store.log.proven
+    with store.reading() as log:
+        proven, last = log.proven, last_commit_id(store)
     if proven.get(commit.number) == commit.id:
         return None
-    last = last_commit_id(store)
     if last is None:
         return "has no commit"
     if commit.number > last.number:
@@ -64,10 +64,21 @@ def describe_change(store: "Store", commit: CommitId) -> str | None:
         return f"has {present} in its place"
     if present is not None and present.number < commit.number:
         return f"has no commit of that number after {present}"
+    # If the log is replaced meanwhile, this is no longer what is known of it.
+    _note(proven, commit)
+    return None
+
+
+def note_commit(store: "Store", commit: CommitId) -> None:
+    """Take note that the store's log has a commit, so that nobody need search for it."""
+    with store.reading() as log:
+        _note(log.proven, commit)
+
+
+def _note(proven: dict[int, int], commit: CommitId) -> None:
     if len(proven) >= MAX_PROVEN:
         proven.clear()
     proven[commit.number] = commit.id
-    return None
 
 
 def is_given_up(location: Location, lost: CommitId) -> bool:

@@ -407,7 +407,7 @@ class Log:
         self._is_writable = False
         self._last_checkpoint: int | None = None  # The newest one that this object knows of.
         self.proven: dict[int, int] = {}
-        """The ids of commits in this log, by number; cleared if the log is replaced."""
+        """The ids of commits in this log, by number; another one if the log is replaced."""
         self._identity = self._entry_identity(self._version)
         if not skip_checks:
             self._check_undamaged()
@@ -482,7 +482,7 @@ class Log:
             self._checked = self._synced = self._verified = self._transactions_version = -1
             self._own_entry = self._last_checkpoint = None
             self._forget_table()
-            self.proven.clear()
+            self.proven = {}  # Whoever is searching the log that is gone keeps the other one.
         if self._version != self._table.version():
             self._version = int(self._table.version())
             self._forget_table()
@@ -835,8 +835,7 @@ def _check_writable(table: DeltaTable, location: Location) -> None:
             f"the table of the store '{location.root}' asks its writers for {named}, which "
             "another tool has switched on",
             ", ".join(sorted(_SUPPORTED_FEATURES)),
-            "drop that feature with the tool"
-            + ("" if before is None else way),
+            "drop that feature with the tool" + ("" if before is None else way),
         )
 
 

@@ -251,7 +251,7 @@ class Store:
     def settings(self) -> StoreSettings:
         """The settings in the log as last refreshed."""
         with self._lock:
-            fixed, metadata = self.log.properties(), self.metadata()
+            fixed, metadata = self.properties(), self.metadata()
             key = fixed, metadata.retained, metadata.policy
             if self._known_settings is None or self._known_settings[0] != key:
                 self._known_settings = key, properties.read_settings(fixed, metadata)
@@ -275,9 +275,19 @@ class Store:
         head_id = self.head_id()
         if head_id is None:
             return NO_COMMIT
-        if head_id == self._last.head_id:
-            return self._last.index.metadata
-        return read_head_metadata(self.location, head_id)
+        known_id, known = self._last.last
+        return known.metadata if head_id == known_id else read_head_metadata(self.location, head_id)
+
+    def properties(self) -> dict[str, str]:
+        """Return the table's properties in the log as last refreshed."""
+        with self._lock:
+            return self.log.properties()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Log]:
+        """Yield the log as last refreshed: meanwhile no other thread brings it up to date."""
+        with self._lock:
+            yield self.log
 
     def horizon(self) -> int:
         """Return the last commit that may have lost events to compaction; -1 if none has."""

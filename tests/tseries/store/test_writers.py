@@ -16,8 +16,10 @@ from tseries.limits import set_limits
 from tseries.meetings import Meeting, rival
 
 from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import location as host_locks
+from pyspark_tseries.store.history import describe_change, last_commit_id, note_commit
 from pyspark_tseries.store.store import Store
 
 TESTS = str(Path(__file__).parents[2] / "lib")
@@ -69,8 +71,11 @@ def test_threads_of_one_process_write_the_same_series_of_one_store(tmp_path):
         lambda store: store.transaction("q"),
         lambda store: store.has_token(("q", 0)),
         lambda store: store.is_replay(("q", 0), None),
+        lambda store: store.properties(),
+        lambda store: describe_change(store, CommitId(0, 1)),
+        lambda store: note_commit(store, CommitId(0, 1)),
     ],
-    ids=["values", "transaction", "has_token", "is_replay"],
+    ids=["values", "transaction", "has_token", "is_replay", "properties", "history", "note"],
 )
 def test_no_thread_reads_the_log_while_another_commits(tmp_path, ask):
     store = new_store(tmp_path / "s")
@@ -81,6 +86,26 @@ def test_no_thread_reads_the_log_while_another_commits(tmp_path, ask):
         assert reader.is_alive()
     reader.join(60)
     assert not reader.is_alive()
+
+
+def test_the_id_of_the_last_commit_is_that_of_its_number(tmp_path, monkeypatch):
+    """Another thread may commit after the head was read, and before its number."""
+    store = new_store(tmp_path / "s")
+    store.append(batch(("a", 1)))
+    store.refresh()
+    first, metadata = store.head_id(), store.metadata
+    other = threading.Thread(target=lambda: (store.append(batch(("a", 2))), store.refresh()))
+
+    def meet():
+        if not other.ident and threading.current_thread() is not other:
+            other.start()
+            other.join(0.3)
+        return metadata()
+
+    monkeypatch.setattr(store, "metadata", meet)
+    assert last_commit_id(store) == CommitId(0, first)
+    other.join(60)
+    assert last_commit_id(store).number == 1
 
 
 @pytest.mark.parametrize("token", [None, ("q", 0)])
