@@ -8,14 +8,7 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.errors import NoSuchEvent
 from pyspark_tseries.model.arrays import MAX_NUMBER, MIN_NUMBER, to_int64
-from pyspark_tseries.model.columns import (
-    COMMIT_FIELDS,
-    ERASURE_FIELD,
-    EVENT_FIELDS,
-    INSTANT,
-    ORIGINAL_FIELDS,
-    table_schema,
-)
+from pyspark_tseries.model.columns import ERASURE_FIELD, INSTANT, event_schema, file_schema
 from pyspark_tseries.storage.head_files import read_records
 from pyspark_tseries.storage.row_reader import ANY_VALUE, RowFilter, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
@@ -47,25 +40,23 @@ def read_versions(snapshot: Snapshot, series: str, sequence: int) -> pa.Table:
     schema = _stored_schema(snapshot)
     if not MIN_NUMBER <= sequence <= MAX_NUMBER:
         raise _unknown_error(snapshot, series, sequence)
-    first = _read_place(snapshot, schema, series, sequence)
-    place = sequence
-    if first.num_rows and (number := first["original_sequence"][0].as_py()) is not None:
-        place = int(number)
+    named = _read_place(snapshot, schema, series, sequence)
+    if not named.num_rows:
+        raise _unknown_error(snapshot, series, sequence)
+    original = named["original_sequence"][0].as_py()
+    place = sequence if original is None else int(original)
     rows = pa.concat_tables(
         [
             _read_place(snapshot, schema, series, place, "event"),
             _read_edits(snapshot, schema, series, place),
         ]
     )
-    if not first.num_rows:
-        raise _unknown_error(snapshot, series, sequence)
     order = np.argsort(to_int64(rows["sequence"]), kind="stable")
     return _tell_erasures(snapshot, rows.take(pa.array(order)))
 
 
 def _stored_schema(snapshot: Snapshot) -> pa.Schema:
-    fields = [field for field in table_schema(snapshot.values) if field.name != "kind"]
-    return pa.schema([*(field.with_nullable(True) for field in fields), ERASURE_FIELD])
+    return pa.schema(field.with_nullable(True) for field in file_schema(snapshot.values))
 
 
 def _read_place(
@@ -114,10 +105,7 @@ def _tell_erasures(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
         pa.array([act and act.time_us for act in told], pa.int64()).cast(INSTANT),
         pa.array([act and act.reason for act in told], pa.string()),
     ]
-    metadata = [field.name for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS, *COMMIT_FIELDS)]
-    values = [field.name for field in snapshot.values]
-    names = [*metadata[:4], *values, *metadata[4:]]
-    rows = rows.select(names)
+    rows = rows.select(event_schema(snapshot.values).names)
     for field, column in zip(ERASED_FIELDS, columns, strict=True):
         rows = rows.append_column(field, column)
     return rows

@@ -197,8 +197,7 @@ def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommi
     late = pc.field("commit_time") > pa.scalar(limit_us).cast(BASE_SCHEMA.field("commit_time").type)
     files, parts, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
     for file in store.data_files():
-        columns = list(dict.fromkeys([*TIME_COLUMNS, "commit_time"]))
-        late_rows = list(scan_file(store.location, file, BASE_SCHEMA, columns, wanted=late))
+        late_rows = list(scan_file(store.location, file, BASE_SCHEMA, TIME_COLUMNS, wanted=late))
         if late_rows:
             files.append(file)
             parts += [rows.select(TIME_COLUMNS) for rows in late_rows]
