@@ -3,6 +3,7 @@
 The law is semantics 32.2 to 32.4; `read.states` makes the states from events.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -69,8 +70,7 @@ def finish(
     starts = to_int64(states.table["start"])
     kept = _Kept(states.kept, codes, starts, wanted.buckets)
     columns = [
-        _aggregate_column(states.table, kept, one, result_type(schema, one))
-        for one in wanted.aggregates
+        _aggregate(states.table, kept, one, result_type(schema, one)) for one in wanted.aggregates
     ]
     if wanted.is_filled and len(starts):
         codes, starts, columns = _fill(codes, starts, wanted, columns, ends_us)
@@ -78,6 +78,20 @@ def finish(
     names = groups.take(pa.array(codes)).cast(fields.field(0).type)
     table = [names, pa.array(starts).cast(INSTANT), *columns]
     return pa.Table.from_arrays(table, schema=fields)
+
+
+_IN_PLACE: Final = ("first", "last")
+"""The values of these functions are those of one event."""
+
+
+def _aggregate(table: pa.Table, kept: "_Kept", wanted: Aggregate, kind: pa.DataType) -> pa.Array:
+    column = _aggregate_column(table, kept, wanted, kind)
+    if wanted.function in _IN_PLACE or not pa.types.is_floating(column.type):
+        return column
+    # Of equal values, such as 0.0 and -0.0, those that are read first would count: one zero, one
+    # NaN, and so one answer.
+    zero, nan = (pa.scalar(value, column.type) for value in (0.0, math.nan))
+    return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
 
 
 def _aggregate_column(
