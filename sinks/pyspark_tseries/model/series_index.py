@@ -113,6 +113,7 @@ class CommitMetadata:
         last_adjusted: the same for adjusted rows.
         retained: the retained range, if it was changed after the creation.
         retained_since: the commit that changed it.
+        retained_since_us: the time of that commit; None in heads of earlier versions.
         policy: the policy as JSON, if it was set after the creation.
         future: rows that were left out because they were too far in the future, since the store's
             creation.
@@ -134,6 +135,7 @@ class CommitMetadata:
     last_adjusted: dict[str, Any] | None = None
     retained: str | None = None
     retained_since: int | None = None
+    retained_since_us: int | None = None
     policy: str | None = None
     future: int = 0
     last_future: dict[str, Any] | None = None

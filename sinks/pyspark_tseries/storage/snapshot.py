@@ -132,9 +132,13 @@ class Snapshot:
         if us >= self.metadata.commit_us:
             return self
         commit, _ = self._last_commit(lambda _, times: times <= us)
-        if commit < self._oldest:
-            oldest_us = self._commit_time(self._oldest)
-            raise _gone_error(f"asOf {format_instant(us)}", f"{format_instant(oldest_us)} or later")
+        since_us = self.metadata.retained_since_us
+        # The commit that changed the retained range has no rows that tell its time.
+        oldest = self._oldest if since_us is None else self.horizon
+        if commit < oldest or (since_us is not None and us < since_us):
+            oldest_us = NEVER_US if oldest < 0 else self._commit_time(oldest)
+            known = oldest_us if since_us is None else max(oldest_us, since_us)
+            raise _gone_error(f"asOf {format_instant(us)}", f"{format_instant(known)} or later")
         return self._before(commit, us)
 
     def at_commit(self, number: int) -> "Snapshot":

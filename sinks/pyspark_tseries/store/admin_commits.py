@@ -201,7 +201,12 @@ def set_retained_range(store: Store, retained: RetainedRange, now_us: int, princ
         columns = BlockColumns(
             {**index.columns, **raise_min_retained(index, store.settings.retained)}
         )
-        changed = dataclasses.replace(metadata, retained=text, retained_since=metadata.commit)
+        changed = dataclasses.replace(
+            metadata,
+            retained=text,
+            retained_since=metadata.commit,
+            retained_since_us=metadata.commit_us,
+        )
         return SeriesIndex(index.ids, columns, changed)
 
     require_owner(store, principal, to_do)

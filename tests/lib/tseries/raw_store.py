@@ -79,14 +79,11 @@ class Moment:
         us: the time.
         commit: the last commit before it.
         losses: how many steps before it may have lost an earlier past.
-        is_unmarked: True if no event came since the range was changed: no event then tells the
-            time of that commit, so this time is refused, though 22.2 does not ask for it.
     """
 
     us: int
     commit: int
     losses: int
-    is_unmarked: bool
 
 
 @dataclass
@@ -111,7 +108,6 @@ class RawStore:
     hidden: set = field(default_factory=set)
     moments: list = field(default_factory=list)
     losses: int = 0
-    is_unmarked: bool = False
     commits: dict = field(default_factory=dict)
 
     def __post_init__(self):
@@ -169,7 +165,6 @@ class RawStore:
                 self._note({**row, **receipt})
 
     def _note(self, row):
-        self.is_unmarked = False
         commit, at = self._commit_of(row["series"], row["sequence"])
         told = {"of": row.pop("edit_of"), "commit": commit, "commit_time": at}
         erased = dict.fromkeys(("erased_by", "erased_at", "erased_because"))
@@ -255,7 +250,6 @@ class RawStore:
             everything = {(row["series"], row["sequence"]) for row in self.rows}
             self.hidden |= everything - set(zip(names, numbers, strict=True))
             self.losses += 1
-            self.is_unmarked = True
         self.client.set_retained_range(retained)
         self.retained = retained
 
@@ -287,7 +281,7 @@ class RawStore:
     def remember(self):
         time.sleep(0.001)
         now_us = micros(datetime.now(UTC))
-        self.moments.append(Moment(now_us, self.commit(), self.losses, self.is_unmarked))
+        self.moments.append(Moment(now_us, self.commit(), self.losses))
         time.sleep(0.001)
 
     def look(self):
@@ -315,7 +309,7 @@ class RawStore:
         try:
             return self.client.as_of(by)
         except InvalidQuery as error:
-            is_lost = moment.losses < self.losses or moment.is_unmarked
+            is_lost = moment.losses < self.losses
             if "may be gone" not in str(error) or not is_lost:
                 raise
             return None

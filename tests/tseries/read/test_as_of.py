@@ -1,6 +1,7 @@
 """The store as it was: the same answer for ever, until compaction took what was visible then."""
 
 import shutil
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -86,6 +87,42 @@ def test_as_of_before_a_change_of_the_retained_range_is_refused(tmp_path):
     with pytest.raises(InvalidQuery, match="or later"):
         sight_as_of(store, 1)
     assert [row[1] for row in all_edits(*sight_as_of(store, 8))] == [0, 1]
+
+
+def test_as_of_between_a_change_of_the_retained_range_and_the_next_event_is_answered(tmp_path):
+    store = make(tmp_path / "s", "limit 2", age_us=0)
+    for us in (1_000_000, 2_000_000):
+        store.append(batch(("a", us)), clock=lambda us=us: us)
+    set_retained_range(store, parse_range("limit 1"), 5_000_000, "me")
+    store.append(batch(("a", 7_000_000)), clock=lambda: 7_000_000)
+    for us in (5_000_000, 6_999_999):
+        assert [row[1] for row in all_edits(*sight_as_of(store, us))] == [1]
+    with pytest.raises(InvalidQuery, match="accepted: 1970-01-01T00:00:05Z or later"):
+        sight_as_of(store, 4_999_999)
+    compact(str(tmp_path / "s"), 10**9)
+    store.refresh()
+    with pytest.raises(InvalidQuery, match="accepted: 1970-01-01T00:00:07Z or later"):
+        sight_as_of(store, 6_999_999)
+
+
+def test_as_of_before_the_first_event_of_a_changed_range_is_empty(tmp_path):
+    store = make(tmp_path / "s", "limit 2")
+    set_retained_range(store, parse_range("limit 1"), 5_000_000, "me")
+    store.append(batch(("a", 7_000_000)), clock=lambda: 7_000_000)
+    assert all_edits(*sight_as_of(store, 6_000_000)) == []
+    with pytest.raises(InvalidQuery, match="accepted: 1970-01-01T00:00:05Z or later"):
+        sight_as_of(store, 4_000_000)
+
+
+def test_as_of_a_head_of_an_earlier_version_goes_by_the_commit_of_the_change(tmp_path):
+    store = make(tmp_path / "s", "limit 2")
+    store.append(batch(("a", 1_000_000)), clock=lambda: 1_000_000)
+    set_retained_range(store, parse_range("limit 1"), 5_000_000, "me")
+    store.append(batch(("a", 7_000_000)), clock=lambda: 7_000_000)
+    now = store.snapshot()
+    old = replace(now, metadata=replace(now.metadata, retained_since_us=None))
+    with pytest.raises(InvalidQuery, match="accepted: 1970-01-01T00:00:07Z or later"):
+        old.at_time(6_000_000)
 
 
 def test_a_task_finds_the_head_of_that_time_by_itself(tmp_path):

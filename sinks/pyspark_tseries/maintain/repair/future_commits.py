@@ -290,9 +290,12 @@ def _keep_counts(states: pa.Table, before: SeriesIndex) -> pa.Table:
 
 
 def _next_metadata(metadata: CommitMetadata, now_us: int) -> CommitMetadata:
+    since_us = metadata.retained_since_us
     return dataclasses.replace(
         metadata,
         parent=None,
+        # The true time is not known; without it the commit's number decides.
+        retained_since_us=None if since_us is None or since_us > now_us else since_us,
         commit=metadata.commit + 1,
         commit_us=now_us,
         depth=0,
