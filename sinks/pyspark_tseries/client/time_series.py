@@ -80,7 +80,7 @@ from pyspark_tseries.store.admin_commits import (
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import Batch, Expected, PreparedCommit, condition_error
 from pyspark_tseries.write.numbering import DEFAULT_LIMIT, FutureLimit
-from pyspark_tseries.write.rows import staged_schema, staged_values
+from pyspark_tseries.write.rows import staged_schema
 
 _NEXT_STEPS: Final = {
     (OutOfOrder, "append"): (
@@ -134,7 +134,7 @@ class TimeSeries(Questions):
         self._author = author
         self._auto_compact = auto_compact
         self._synced = synced
-        self._staged = staged_schema(store.values)
+        self._columns = _find_columns(store)
         self._only = store.values[0].name if len(store.values) == 1 else None
 
     @staticmethod
@@ -796,32 +796,39 @@ class TimeSeries(Questions):
 
         Both are of one state of the columns: another thread may add or widen some meanwhile.
         """
-        staged = self._staged
-        names = {field.name for field in staged_values(staged)}
-        if isinstance(value, Mapping) and not set(value) <= names:
-            staged = self._update_columns()
+        values, staged = self._columns
+        if isinstance(value, Mapping) and not set(value) <= {field.name for field in values}:
+            values, staged = self._update_columns()
         try:
-            return staged, self._convert(value, staged)
+            return staged, self._convert(value, values)
         except IncompatibleValue:
             updated = self._update_columns()
-            if updated == staged:
+            if updated[1] == staged:
                 raise
-            return updated, self._convert(value, updated)
+            return updated[1], self._convert(value, updated[0])
 
-    def _convert(self, value: Any, staged: pa.Schema) -> list[pa.Array]:
-        fields = staged_values(staged)
+    def _convert(self, value: Any, fields: list[pa.Field]) -> list[pa.Array]:
         cells = parse_values([field.name for field in fields], self._only, value)
         return list(map(convert_value, cells, fields))
 
-    def _update_columns(self) -> pa.Schema:
-        """Return the staged columns with those that other writers have added or widened."""
+    def _update_columns(self) -> "_Columns":
+        """Return the columns with those that other writers have added or widened."""
         self._store.refresh()
-        self._staged = staged = staged_schema(self._store.values)
-        return staged
+        self._columns = columns = _find_columns(self._store)
+        return columns
 
     def _view(self) -> View:
         with named_failures(self._store.location):
             return View(self._store.snapshot(), self._author)
+
+
+_Columns = tuple[list[pa.Field], pa.Schema]
+"""The value columns of a store, and those of staged rows with such values."""
+
+
+def _find_columns(store: Store) -> _Columns:
+    values = store.values
+    return values, staged_schema(values)
 
 
 def _parse_author(author: str | None) -> str:

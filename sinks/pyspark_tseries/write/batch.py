@@ -372,6 +372,7 @@ class _Commit:
         self._location, self._index = context.location, context.index
         principal = batch.author if batch.principal is None else batch.principal
         self._access = AccessCheck(context.settings.policy, principal)
+        self._is_of_the_store = self._has_the_types()
         self.paths: list[str] = []
         self._numbered: list[NumberedRows] = []
         in_memory = StagedRows(batch.rows.num_rows, table=batch.rows)
@@ -512,9 +513,8 @@ class _Commit:
         wide = map(self._widen, tables)
         return write_sorted(self._location, path, wide, self._index, self._rules)
 
-    @lazy
-    def _is_of_the_store(self) -> bool:
-        """False if the store has got wider types since the rows were made for it."""
+    def _has_the_types(self) -> bool:
+        """Return False if the store has got wider types since the rows were made for it."""
         if not self._context.values:
             return True
         staged = self._batch.rows.schema.empty_table()

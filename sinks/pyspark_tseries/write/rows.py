@@ -66,11 +66,6 @@ def staged_schema(values: list[pa.Field]) -> pa.Schema:
     return pa.schema([EVENT_FIELDS[0], stamp, author, EDIT_OF, *values])
 
 
-def staged_values(staged: pa.Schema) -> list[pa.Field]:
-    """Return the value columns of a `staged_schema`."""
-    return list(staged)[len(STAGED_NAMES) :]
-
-
 def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field] | None) -> RowPlan:
     """Find the columns that `options` name, and check the others against the store.
 
