@@ -27,7 +27,7 @@ def test_the_public_names_of_timestream() -> None:
         "ViolationFound",
         "WrongInterpreter",
     }
-    names |= {"__version__"}
+    names |= {"__version__", "aggregate_windows"}
     assert set(pyspark_timestream.__all__) == names
     assert all(getattr(pyspark_timestream, name) for name in names)
 

@@ -1,4 +1,4 @@
-"""Who takes part: Spark's own source, Flink, and ours, each in a process of its own."""
+"""Who takes part: Spark's own source, Flink, and ours twice, each in a process of its own."""
 
 import functools
 from contextlib import ExitStack
@@ -15,8 +15,9 @@ from spark_session import local_spark
 
 from nexmark.events import FORMATS
 from nexmark.flink_sql import statements
+from nexmark.queries import QUERIES
 from nexmark.runs import Taken, run
-from nexmark.sources import Topic
+from nexmark.sources import FOLDED, Topic
 
 __all__ = ["Contender", "open_contenders"]
 
@@ -27,10 +28,12 @@ class Contender(Protocol):
     Attributes:
         pid: the process that it and all that it starts descend from.
         formats: of the topics that it can read.
+        queries: those that it takes part in.
     """
 
     pid: int
     formats: tuple[str, ...]
+    queries: tuple[str, ...]
 
     def run(self, query: str, topic: Topic, rows: Path | None) -> Taken:
         """Run a query; its rows go into a directory, or nowhere."""
@@ -43,6 +46,7 @@ class InSpark:
     source: str
     apart: Apart
     formats: tuple[str, ...] = FORMATS
+    queries: tuple[str, ...] = tuple(QUERIES)
 
     @property
     def pid(self) -> int:
@@ -68,6 +72,7 @@ class InFlink:
 
     flink: Flink
     formats: tuple[str, ...] = ("json",)
+    queries: tuple[str, ...] = tuple(QUERIES)
 
     @property
     def pid(self) -> int:
@@ -91,5 +96,6 @@ def open_contenders(open_: ExitStack, flink: str | None) -> dict[str, Contender]
     found["spark"] = InSpark("spark", open_.enter_context(Apart()))
     if takes_part(flink):
         found["flink"] = InFlink(open_.enter_context(Flink()))
+    found[FOLDED] = InSpark(FOLDED, open_.enter_context(Apart()), queries=("q5",))
     found["timestream"] = InSpark("timestream", open_.enter_context(Apart()))
     return found

@@ -20,7 +20,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-__all__ = ["FIELDS", "QUERIES", "Query", "Read"]
+__all__ = ["FIELDS", "QUERIES", "Query", "Read", "hottest"]
 
 FIELDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "auction": ("Bid", "auction", "long"),
@@ -63,11 +63,15 @@ def _q1(read: Read) -> DataFrame:
 
 def _q5(read: Read) -> DataFrame:
     period = F.window("event_time", "10 seconds", "2 seconds").alias("period")
-    counts = read("auction").groupBy("auction", period).agg(F.count("*").alias("bids"))
+    return hottest(read("auction").groupBy("auction", period).agg(F.count("*").alias("bids")))
+
+
+def hottest(counts: DataFrame) -> DataFrame:
+    """The rows of q5, of the bids of each auction and period."""
     every = F.collect_list(F.struct("auction", "bids")).alias("every")
     periods = counts.groupBy("period").agg(F.max("bids").alias("most"), every)
-    hottest = F.explode(F.expr("filter(every, each -> each.bids = most)")).alias("hot")
-    found = periods.select(_ms("period.end", "instant"), hottest)
+    hot = F.explode(F.expr("filter(every, each -> each.bids = most)")).alias("hot")
+    found = periods.select(_ms("period.end", "instant"), hot)
     return found.select("instant", "hot.auction", "hot.bids")
 
 

@@ -6,11 +6,15 @@ from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from nexmark.events import AVRO
-from nexmark.queries import FIELDS, QUERIES
+from nexmark.queries import FIELDS, QUERIES, hottest
 
-__all__ = ["DELAY", "SOURCES", "Topic", "frame"]
+__all__ = ["DELAY", "FOLDED", "SOURCES", "Topic", "frame"]
+
+FOLDED: Final = "folded"
+"""Ours, with the counts of q5 folded in the source."""
 
 DELAY: Final = "4 seconds"
 
@@ -45,6 +49,8 @@ class Topic:
 def frame(source: str, query: str, spark: SparkSession, topic: Topic) -> DataFrame:
     """A query's rows, by a source of SOURCES."""
     asked = QUERIES[query]
+    if source == FOLDED:
+        return _folded(query, spark, topic)
 
     def read(*columns: str) -> DataFrame:
         kind = FIELDS[columns[0]][0]
@@ -59,6 +65,15 @@ def timestream(
     """Ours, with CTIs, which release the rows of queries with state; it leaves out other kinds."""
     from pyspark_timestream import advance_time
 
+    rows = _reader(spark, topic, kind, columns).load()
+    rows = advance_time(rows, releases=releases) if releases else rows.where("cti IS NULL")
+    named = {name: F.col(f"`{kind}.{FIELDS[name][1]}`") for name in columns}
+    return _of_kind(rows, named, F.col("start_time"))
+
+
+def _reader(
+    spark: SparkSession, topic: Topic, kind: str, columns: tuple[str, ...]
+) -> DataStreamReader:
     options = {
         "transport": "kafka",
         "valueFormat": topic.form,
@@ -72,10 +87,24 @@ def timestream(
     fields = [f"`{kind}.{FIELDS[name][1]}` {FIELDS[name][2]}" for name in columns]
     schema = ", ".join([*fields, "start_time timestamp", "cti timestamp"])
     reader = spark.readStream.format("timestream").options(**topic.options, **options)
-    rows = reader.schema(schema).load()
-    rows = advance_time(rows, releases=releases) if releases else rows.where("cti IS NULL")
-    named = {name: F.col(f"`{kind}.{FIELDS[name][1]}`") for name in columns}
-    return _of_kind(rows, named, F.col("start_time"))
+    return reader.schema(schema)
+
+
+def _folded(query: str, spark: SparkSession, topic: Topic) -> DataFrame:
+    """q5, the one query whose first step is a window that the source can fold."""
+    from pyspark_timestream import aggregate_windows
+
+    assert query == "q5"
+    auction = "Bid.auction"
+    counts = aggregate_windows(
+        _reader(spark, topic, "Bid", ("auction",)),
+        "10 seconds",
+        {"bids": "count"},
+        by=auction,
+        slide="2 seconds",
+    )
+    period = F.col("window").alias("period")
+    return hottest(counts.select(F.col(f"`{auction}`").alias("auction"), period, "bids"))
 
 
 def spark_kafka(

@@ -74,6 +74,13 @@ def bench(spark: SparkSession, filled_topic: Fill, events: Path, tmp_path: Path)
     return Bench(spark, filled_topic, events, tmp_path)
 
 
+@pytest.mark.parametrize("topic", [("lagging", "json", 3), ("ordinary", "avro", 2)])
+def test_nexmark_folded_in_the_source_is_exact(bench: Bench, topic: tuple[str, str, int]) -> None:
+    found = bench.compare("folded", "q5", *topic)
+    assert found.rows > 0
+    assert is_exact(found)
+
+
 @pytest.mark.parametrize("query", QUERIES)
 def test_nexmark_with_a_lagging_partition_is_exact(bench: Bench, query: str) -> None:
     found = bench.compare("timestream", query, "lagging", "json", 3)

@@ -35,7 +35,7 @@ class NamedStream(Stream):
     """A stream whose source has a name, so that its checkpoint has an offset log of version 2."""
 
     def load(self, **options: str) -> DataFrame:
-        return self._configured(self.spark.readStream.name("trips"), options).load()
+        return self.configure(self.spark.readStream.name("trips"), **options).load()
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ViolationFound,
         WrongInterpreter,
     )
+    from pyspark_timestream.frames.aggregates import aggregate_windows
     from pyspark_timestream.frames.lifetimes import alter_lifetime, order_by_time, shift_time
     from pyspark_timestream.frames.watermark import advance_time, await_end, import_ctis
     from pyspark_timestream.producer.producer import PunctuatedProducer
@@ -63,6 +64,7 @@ __all__ = [
     "WrongInterpreter",
     "__version__",
     "advance_time",
+    "aggregate_windows",
     "alter_lifetime",
     "await_end",
     "configure_spark",
@@ -83,6 +85,7 @@ _MODULES: Final = {
     **dict.fromkeys(["advance_time", "await_end", "import_ctis"], "frames.watermark"),
     **dict.fromkeys(["alter_lifetime", "shift_time"], "frames.lifetimes"),
     "DefaultSource": "source",
+    "aggregate_windows": "frames.aggregates",
     "end_stream": "frames.end",
     "PunctuatedProducer": "producer.producer",
     "TimeMetrics": "commands.metrics.listener",
@@ -97,6 +100,7 @@ _MODULES: Final = {
 
 _FOR_DRIVERS: Final = (
     "advance_time",
+    "aggregate_windows",
     "alter_lifetime",
     "explain_time",
     "import_ctis",

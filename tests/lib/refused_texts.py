@@ -41,6 +41,7 @@ KAFKA = {
     "timeSettings": ("topic:no/topic", "s3://bucket/times.json"),
     "includeHeaders": ("maybe",),
     "where": ("price +", "upper(name) = 'X'"),
+    "foldWindows": ("42",),
     "eventShape": ("42",),
     "startTime": ("header:", "field:a..b"),
     "endTime": ("header:", "field:a..b"),

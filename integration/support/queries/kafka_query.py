@@ -41,13 +41,14 @@ class Stream:
 
     def load(self, **options: Any) -> DataFrame:
         """The stream as a DataFrame."""
-        return self._configured(self.spark.readStream, options).load()
+        return self.configure(self.spark.readStream, **options).load()
 
     def load_batch(self, **options: Any) -> DataFrame:
         """The topic as a batch DataFrame."""
-        return self._configured(self.spark.read, options).load()
+        return self.configure(self.spark.read, **options).load()
 
-    def _configured(self, reader: Any, options: dict[str, Any]) -> Any:
+    def configure(self, reader: Any, **options: Any) -> Any:
+        """The reader, of streams or of batches, with the topic, options and schema."""
         fixed = {
             "transport": "kafka",
             "kafka.bootstrap.servers": self.broker.bootstrap,

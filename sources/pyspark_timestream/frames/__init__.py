@@ -1,1 +1,1 @@
-"""DataFrame helpers: the watermark driven by CTIs, times changed, rows in order (semantics 11)."""
+"""DataFrame helpers: the watermark driven by CTIs, times changed, order, windows (semantics 11)."""

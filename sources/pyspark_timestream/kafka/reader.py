@@ -1,5 +1,6 @@
 """Adapts transport `kafka` to Spark: a stream reader and a batch reader over plans and tasks."""
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,8 +21,9 @@ from pyspark.sql.types import StructType
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
 from pyspark_timestream.core.session import find_wrong_settings
+from pyspark_timestream.core.window_fold import fold_rows
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
-from pyspark_timestream.errors import OptionError
+from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
 from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
 from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
@@ -96,9 +98,19 @@ class KafkaTransport:
         return KafkaBatchReader(options, self._project(schema))
 
     def _project(self, schema: StructType) -> Projection:
+        fold, asked = self._options.fold, to_arrow_schema(schema, timezone="UTC")
+        if fold is not None:
+            try:
+                schema = StructType.fromJson(json.loads(fold.columns))
+            except (ValueError, TypeError, KeyError) as error:
+                raise _refuse_fold("does not name the columns of rows") from error
         projection = project(self._options, to_arrow_schema(schema, timezone="UTC"))
         if projection.condition is not None:
             _refuse_collations(schema, projection.condition.columns)
+        if fold is not None:
+            folded = fold.build_schema(projection.schema)
+            if not folded.equals(asked):
+                raise _refuse_fold(f"makes the columns {folded.names}, and the schema has others")
         return projection
 
 
@@ -113,6 +125,14 @@ def _refuse_collations(schema: StructType, names: Sequence[str]) -> None:
                 "strings without a collation",
                 "leave the collation out, or filter in Spark",
             )
+
+
+def _refuse_fold(problem: str) -> SchemaRefused:
+    return SchemaRefused(
+        f"option 'foldWindows' {problem}",
+        "the option and the schema that aggregate_windows sets",
+        "leave both to aggregate_windows",
+    )
 
 
 @dataclass(frozen=True)
@@ -305,7 +325,10 @@ def read_task(
         read: ReadRange = reader.read
         if len(spans) > 1:
             read = prefetch_small_ranges(patient, task.group, spans, needs, read)
-        yield from run_task(options, projection, task.plan, read, ended.__setitem__)
+        rows = run_task(options, projection, task.plan, read, ended.__setitem__)
+        if options.fold is not None:
+            rows = fold_rows(options.fold, projection.schema, rows)
+        yield from rows
         if task.offset:
             settings = _find_broken_settings() if projection.requests("cti") else {}
             known_ends = _find_known_ends(task.plan, task.offset)

@@ -6,13 +6,18 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 from timestream.builders import at, options
 
+from pyspark_timestream.core.window_fold import Partial, WindowFold
+from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
-from pyspark_timestream.kafka.reader import KafkaTask, read_task
+from pyspark_timestream.kafka.reader import KafkaTask, KafkaTransport, read_task
 from pyspark_timestream.rules.state import PartitionState
 
 pytestmark = pytest.mark.spark
@@ -81,3 +86,42 @@ def test_a_streams_task_waits_for_a_broker_as_long_as_for_progress() -> None:
     assert list(read_task(given, projection, task, acquire=acquire, settle=list)) == []
     # The driver was answered when it planned the batch: a broker that is away now may come back.
     assert waited_ms == [90_000]
+
+
+COLUMNS = StructType(
+    [
+        StructField("station", StringType()),
+        StructField("start_time", TimestampType()),
+        StructField("cti", TimestampType()),
+    ]
+)
+
+
+def folding(partial: Partial, columns: str = COLUMNS.json()) -> KafkaTransport:
+    fold = WindowFold("start_time", 60_000_000, ("station",), (partial,), columns)
+    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "trips", "ctiFrequency": "1"}
+    return KafkaTransport({**given, "valueFormat": "json", "foldWindows": fold.to_text()})
+
+
+def test_partial_rows_are_read_with_their_own_schema_alone() -> None:
+    fold = WindowFold("start_time", 60_000_000, ("station",), (Partial("count"),), "")
+    folded = fold.build_schema(to_arrow_schema(COLUMNS, timezone="UTC"))
+    transport = folding(Partial("count"))
+    for read in (transport.stream_reader, transport.reader):
+        assert read(from_arrow_schema(folded)) is not None
+        for other in (
+            COLUMNS,
+            StructType([]),
+            from_arrow_schema(folded.append(pa.field("more", pa.int64()))),
+            StructType([*from_arrow_schema(folded)[:3], StructField("count", LongType())]),
+        ):
+            with pytest.raises(SchemaRefused, match=r"foldWindows.*aggregate_windows"):
+                read(other)
+
+
+def test_a_fold_that_was_written_by_hand_is_checked_as_well() -> None:
+    with pytest.raises(SchemaRefused, match="no column 'minutes'"):
+        folding(Partial("sum", "minutes")).stream_reader(COLUMNS)
+    for text in ("", "[]", "{}", '{"type": "long"}', "\0"):
+        with pytest.raises((OptionError, SchemaRefused), match="foldWindows"):
+            folding(Partial("count"), text).stream_reader(COLUMNS)

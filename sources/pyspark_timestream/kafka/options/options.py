@@ -15,6 +15,7 @@ from pyspark_timestream.core.policies import (
     KINDS,
     POLICIES,
 )
+from pyspark_timestream.core.window_fold import FOLD, WindowFold
 from pyspark_timestream.kafka.options.keys import select_record_settings
 from pyspark_timestream.kafka.options.parsers import (
     CTI_DELAY,
@@ -83,6 +84,14 @@ class KafkaOptions(PayloadOptions):
         text,
         "",
         description="goes before all metadata column names, for fields of the same names",
+    )
+    fold: WindowFold | None = option(
+        "foldWindows",
+        FOLD,
+        None,
+        description=(
+            "set by `aggregate_windows` alone: how tasks fold rows into partial rows of windows"
+        ),
     )
     shape: str = option(
         "eventShape",

@@ -1,0 +1,246 @@
+"""Windows that the source folds before Spark gets their rows (semantics 11.16 to 11.18).
+
+The tasks of the source make partial rows (`core.window_fold`), and Spark adds these by the same
+window and key as it would the rows themselves. Here both halves are put together.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import Column, DataFrame, DataFrameReader
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import (
+    DataType,
+    DecimalType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from pyspark_timestream.core.instants import parse_duration
+from pyspark_timestream.core.window_fold import Function, Partial, WindowFold
+from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.frames.watermark import advance_time, check_times, quote_name, read_schema
+
+_OPTION: Final = "foldWindows"
+_FORMAT: Final = "timestream"
+_WINDOW: Final = "window"
+_PARTIALS: Final[Mapping[str, tuple[Function, ...]]] = {
+    "count": ("count",),
+    "sum": ("sum",),
+    "min": ("min",),
+    "max": ("max",),
+    "avg": ("sum", "count"),
+    "mean": ("sum", "count"),
+}
+"""Aggregate -> the partial values that it is made of."""
+
+_MOST_DIGITS: Final = 38
+_MOST_MEAN_DIGITS: Final = 28
+_MOST_MEAN_SCALE: Final = 13
+"""Decimals with more digits have means that Spark's own functions cannot make of a sum."""
+
+_COUNT_DIGITS: Final = 12
+"""A mean is that of less rows than a number with so many digits."""
+
+
+def aggregate_windows(
+    reader: DataStreamReader | DataFrameReader,
+    window: str,
+    aggregates: Mapping[str, str | Sequence[str]],
+    by: str | Sequence[str] = (),
+    slide: str | None = None,
+    event_time: str = "start_time",
+) -> DataFrame:
+    """Return aggregates of event-time windows, folded by the source before Spark gets the rows.
+
+    The result is that of `advance_time(reader.load(), event_time)` with `groupBy(*by, F.window(
+    event_time, window, slide)).agg(...)`: the same rows, names, types and release. Semantics 11.16.
+
+        hours = aggregate_windows(
+            reader, "1 hour", {"trips": "count", "minutes": ("sum", "minutes")}, by="station"
+        )
+
+    Args:
+        reader: `spark.readStream.format("timestream")` or `spark.read...`, with the options and
+            the schema of transport `kafka`, and a source of CTIs. It stays as it is.
+        window: the length of a window, such as `1 hour`.
+        aggregates: a column of the result -> `count` (of rows), or a function and its column:
+            `count` (of values), `sum`, `min`, `max`, `avg` or `mean`.
+        by: the columns of the key; none: one row for each window.
+        slide: windows begin at multiples of it; at most `window`, and by default as long.
+        event_time: the timestamp column that windows and CTIs are about.
+
+    Returns:
+        The columns `by`, then `window` (a struct of `start` and `end`), then `aggregates`.
+
+    Raises:
+        SchemaRefused: the reader is another format's, or lacks a column; a column has a type that
+            is not folded, such as a sum of doubles, which depends on the order of rows.
+        SettingRefused: a setting of the session would lose rows or hold them back.
+        ValueError: a duration, a function or a name is not as above.
+    """
+    length_us = _parse_length("window", window)
+    slide_us = length_us if slide is None else _parse_length("slide", slide)
+    if slide_us > length_us:
+        raise ValueError(
+            f"slide={slide!r} is longer than window={window!r}: accepted is at most as long, or "
+            "some rows would be in no window"
+        )
+    by = (by,) if isinstance(by, str) else tuple(by)
+    asked = {name: _parse_aggregate(name, given) for name, given in aggregates.items()}
+    _check_names(by, asked, event_time)
+    rows = reader.load()
+    check_times(rows, event_time)
+    _check_format(rows)
+    schema = read_schema(rows)
+    wanted = [part for each in asked.values() for part in _list_partials(*each)]
+    partials = tuple(dict.fromkeys(wanted))
+    pane_us = math.gcd(length_us, slide_us)
+    fold = WindowFold(event_time, pane_us, by, partials, schema.json())
+    folded = _load_folded(reader, schema, fold)
+    columns = dict(zip(partials, map(quote_name, fold.name_partials()), strict=True))
+    period = F.window(quote_name(event_time), _format_us(length_us), _format_us(slide_us))
+    keys = [quote_name(name) for name in by]
+    grouped = advance_time(folded, event_time).groupBy(*keys, period.alias(_WINDOW))
+    types = {field.name: field.dataType for field in schema.fields}
+    results = []
+    for name, (function, column) in asked.items():
+        parts = [columns[part] for part in _list_partials(function, column)]
+        results.append(_merge(function, types.get(column or ""), parts).alias(name))
+    return grouped.agg(*results)
+
+
+def _parse_length(argument: str, text: str) -> int:
+    us = parse_duration(text)
+    if us <= 0:
+        raise ValueError(f"{argument}={text!r}: accepted is more than nothing, such as '1 hour'")
+    return us
+
+
+def _format_us(us: int) -> str:
+    return f"{us} microseconds"
+
+
+def _parse_aggregate(name: str, given: str | Sequence[str]) -> tuple[str, str | None]:
+    """Return the function and its column; None: the rows."""
+    if given == "count":
+        return "count", None
+    pair = () if isinstance(given, str) else tuple(given)
+    if len(pair) == 2 and pair[0] in _PARTIALS and isinstance(pair[1], str):
+        return pair
+    raise ValueError(
+        f"aggregates[{name!r}]={given!r}: accepted are 'count', and pairs such as ('sum', "
+        f"'minutes') of a function ({', '.join(_PARTIALS)}) and a column"
+    )
+
+
+def _check_names(by: Sequence[str], names: Iterable[str], event_time: str) -> None:
+    results = [*by, _WINDOW, *names]
+    lowered = [name.lower() for name in results]
+    twice = [name for name in results if lowered.count(name.lower()) > 1]
+    if twice:
+        raise ValueError(
+            f"two columns of the result would have the name {twice[0]!r} (in any case; "
+            f"{_WINDOW!r} is the window's): accepted are names that differ; rename the aggregate"
+        )
+    if len(results) == len(by) + 1:
+        raise ValueError("aggregates is empty: accepted is at least one, such as {'rows': 'count'}")
+    if {event_time.lower(), "cti"} & {name.lower() for name in by}:
+        raise ValueError(
+            f"by={list(by)!r} names the event time or 'cti': accepted are other columns, since "
+            "rows of a window are folded whatever their time in it"
+        )
+
+
+def _list_partials(function: str, column: str | None) -> list[Partial]:
+    return [Partial(part, column) for part in _PARTIALS[function]]
+
+
+def _check_format(rows: DataFrame) -> None:
+    """Refuse rows of another source, which would not know the option that folds them."""
+    if hasattr(rows, "_jdf"):
+        try:
+            plan: Any = rows._jdf.queryExecution().analyzed()
+            named = plan.sourceName() if rows.isStreaming else plan.table().name()
+        except (Py4JError, TypeError):
+            named = "a table or a format of Spark's own"
+    else:
+        named = getattr(rows._plan, "_format", None)
+    if _FORMAT not in str(named).lower():
+        raise SchemaRefused(
+            f"the reader reads {named}, not format '{_FORMAT}', so nothing would fold its rows",
+            f"a reader with format('{_FORMAT}') and transport 'kafka'",
+            "use groupBy(...) behind advance_time",
+        )
+
+
+def _load_folded(
+    reader: DataStreamReader | DataFrameReader, schema: StructType, fold: WindowFold
+) -> DataFrame:
+    """Load the partial rows, and leave the reader as it was, but for a schema that it now has."""
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    types = {field.name: field.dataType for field in schema.fields}
+    made = fold.build_schema(arrow)
+    kept = [StructField(name, types[name]) for name in made.names[: -len(fold.partials)]]
+    added = [StructField(each.name, from_arrow_type(each.type)) for each in made][len(kept) :]
+    for partial in fold.partials:
+        _check_text(partial, types)
+    try:
+        return reader.schema(StructType([*kept, *added])).option(_OPTION, fold.to_text()).load()
+    finally:
+        reader.schema(schema).option(_OPTION, "")
+
+
+def _check_text(partial: Partial, types: Mapping[str, DataType]) -> None:
+    kind = types.get(partial.column or "")
+    if partial.function in ("min", "max") and isinstance(kind, StringType) and kind != StringType():
+        raise SchemaRefused(
+            f"column '{partial.column}' is {kind.simpleString()}, and only the bytes of texts are "
+            f"compared for {partial.function}",
+            "texts without a collation",
+            "declare it as string in .schema(...), or use groupBy(...) behind advance_time",
+        )
+
+
+def _merge(function: str, kind: DataType | None, parts: Sequence[Column]) -> Column:
+    """Return the aggregate of a group of partial rows; `kind` is its column's type."""
+    if function == "count":
+        return F.coalesce(F.sum(parts[0]), F.lit(0).cast("bigint"))
+    if function in ("min", "max"):
+        return F.min(parts[0]) if function == "min" else F.max(parts[0])
+    if isinstance(kind, DecimalType):
+        digits = min(_MOST_DIGITS, kind.precision + 10)
+        total = F.sum(parts[0]).cast(DecimalType(digits, kind.scale))
+        return total if function == "sum" else divide_as_mean(kind, total, F.sum(parts[1]))
+    if function == "sum":
+        return F.sum(parts[0])
+    # Spark adds doubles for a mean, so whole numbers of 64 bits must not go beyond their type.
+    total = F.sum(parts[0].cast("decimal(20,0)")).cast("double")
+    return total / F.nullif(F.sum(parts[1]), F.lit(0)).cast("double")
+
+
+def divide_as_mean(kind: DecimalType, total: Column, count: Column) -> Column:
+    """Divide as Spark's mean of decimals does: rounded once, half up, to four more digits.
+
+    Its operator `/` would round twice, or to less digits. So the whole part and the rest come
+    apart: the rest is less than the count, and has digits enough.
+    """
+    if kind.precision > _MOST_MEAN_DIGITS or kind.scale > _MOST_MEAN_SCALE:
+        raise SchemaRefused(
+            f"a mean is asked of a column that is {kind.simpleString()}",
+            f"means of decimals of at most {_MOST_MEAN_DIGITS} digits, {_MOST_MEAN_SCALE} of them "
+            "behind the point",
+            "ask for its sum and count and divide these, or declare it with less digits in "
+            ".schema(...)",
+        )
+    scale, places = kind.scale, kind.scale + 4
+    rows = F.nullif(count, F.lit(0)).cast(DecimalType(_COUNT_DIGITS, 0))
+    rest = (total % rows).cast(DecimalType(_COUNT_DIGITS + scale, scale))
+    whole = ((total - rest) / rows).cast(DecimalType(kind.precision - scale + 1, 0))
+    part = (rest / rows).cast(DecimalType(places + 1, places))
+    return (whole + part).cast(DecimalType(kind.precision + 4, places))
