@@ -259,6 +259,7 @@ def test_what_is_plain_is_read_by_the_scanner(value):
         '{"x":{"a"}}',
         '{"x":' + "[" * 61 + "]" * 61 + "}",
         '{"x":"\x01"}',
+        '{"x":"a longer text with \x1f inside","y":"another text"}',
         '{"i":1}{}',
         '{"i":1,}',
         '{"i":1',
