@@ -90,8 +90,10 @@ def _list_damages() -> str:
         for kind, known in DAMAGES.items()
         if known.mended is not None
     ]
-    left = [kind for kind, known in DAMAGES.items() if known.mended is None]
-    return "\n".join(["what repair mends:", *mended, f"what it names only: {', '.join(left)}"])
+    named_only = [kind for kind, known in DAMAGES.items() if known.mended is None]
+    return "\n".join(
+        ["what repair mends:", *mended, f"what it names only: {', '.join(named_only)}"]
+    )
 
 
 def _parse_storage_options(texts: list[str] | None) -> dict[str, str]:

@@ -271,14 +271,16 @@ def _state_cells(row: Row, times: TimeAxis, style: Style, columns: int, is_boole
 def _draw_times(times: TimeAxis, style: Style, left: int, columns: int) -> Iterator[str]:
     corner, line, mark = "+-+" if style.is_ascii else "└─┬"
     places = times.fraction(np.array([tick.us for tick in times.ticks], np.int64))
-    at = [min(round(place * (columns - 1)), columns - 1) for place in places.tolist()]
+    marked = [min(round(place * (columns - 1)), columns - 1) for place in places.tolist()]
     ruler = [line] * columns
-    for column in at:
+    for column in marked:
         ruler[column] = mark
     yield f"{' ' * left} {corner}{''.join(ruler)}"
     margin = " " * (left + 2)
-    yield margin + _place([tick.label for tick in times.ticks], at, columns)
-    contexts = [(tick.context, x) for tick, x in zip(times.ticks, at, strict=True) if tick.context]
+    yield margin + _place([tick.label for tick in times.ticks], marked, columns)
+    contexts = [
+        (tick.context, x) for tick, x in zip(times.ticks, marked, strict=True) if tick.context
+    ]
     # The first context yields to the next one, where a day or a year begins.
     if len(contexts) > 1 and contexts[1][1] - contexts[0][1] < len(contexts[0][0]) + 2:
         contexts = contexts[1:]

@@ -59,10 +59,10 @@ def convert_column(column: Column, field: pa.Field) -> pa.ChunkedArray:
     def build(some: Any) -> pa.Array:
         return _convert(some, field.type, "")
 
-    made, before = [], 0
+    built, before = [], 0
     for chunk in chunks:
         try:
-            made.append(build(chunk))
+            built.append(build(chunk))
         except pa.ArrowException as error:  # Arrow has no kernel for such a type.
             have = type_name(chunk.type) if isinstance(chunk, pa.Array) else "object"
             raise _error(field, _Misfit(have, field.type, str(error)), None) from None
@@ -72,7 +72,7 @@ def convert_column(column: Column, field: pa.Field) -> pa.ChunkedArray:
             row, first = _first_misfit(chunk, build, misfit)
             raise _error(field, first, before + row) from None
         before += len(chunk)
-    return pa.chunked_array(made, field.type)
+    return pa.chunked_array(built, field.type)
 
 
 def convert_value(value: Any, field: pa.Field) -> pa.Array:
@@ -90,9 +90,9 @@ def _error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleVal
     name = f"column '{field.name}'" + (f", in '{misfit.path}'," if misfit.path else "")
     wanted = type_name(misfit.kind)
     if misfit.value:
-        at = "" if row is None else f"row {row}: "
+        place = "" if row is None else f"row {row}: "
         reason = misfit.reason or f"it is of type {misfit.have}"
-        problem = f"{at}{name} cannot hold {show_value(misfit.value[0])}: {reason}"
+        problem = f"{place}{name} cannot hold {show_value(misfit.value[0])}: {reason}"
     else:
         problem = f"{name} is of type {misfit.have}, in the store it is of type {wanted}"
         problem += f": {misfit.reason}" if misfit.reason else ""
@@ -194,9 +194,9 @@ def _split_arrow(array: pa.Array, kind: pa.DataType, path: str) -> _Split:
             array = array.cast(pa.list_(pa.struct(entry)))
         return array.flatten().flatten(), list_lengths(array)
     if kinds.is_struct(kind) and kinds.is_struct(have):
-        at = _fields_by_name(kind, [field.name for field in have], type_name(have), path)
+        places = _fields_by_name(kind, [field.name for field in have], type_name(have), path)
         children, none = array.flatten(), pa.nulls(len(array))
-        return [children[at[f.name]] if f.name in at else none for f in kind], None
+        return [children[places[f.name]] if f.name in places else none for f in kind], None
     raise _wrong_type(have, kind, path)
 
 
@@ -307,14 +307,14 @@ def _same_awareness(have: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def _cast_there_and_back(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    made = array.cast(kind, safe=False)
-    same = pc.equal(made.cast(array.type, safe=False), array)
+    converted = array.cast(kind, safe=False)
+    same = pc.equal(converted.cast(array.type, safe=False), array)
     if kinds.is_floating(kind):
         # A NaN equals nothing, but no cast changes it.
         same = pc.or_(same, pc.is_nan(array))
     if not pc.all(same, min_count=0).as_py():
         raise pa.ArrowInvalid("a value would change")
-    return made
+    return converted
 
 
 def _show_cell(cell: pa.Scalar) -> Any:
@@ -448,11 +448,11 @@ def _split_mappings(values: list[Any], kind: pa.DataType, path: str) -> list[lis
             raise _wrong_class(value, kind, "a mapping of its fields is needed", path)
         keys = list(named)
         try:
-            at = _fields_by_name(kind, keys, type(value).__name__, path)
+            places = _fields_by_name(kind, keys, type(value).__name__, path)
         except _Misfit as misfit:
             misfit.value = (value,)
             raise
-        for name, place in at.items():
+        for name, place in places.items():
             columns[name][row] = named[keys[place]]
     return list(columns.values())
 
@@ -551,20 +551,22 @@ def stage_given_rows(rows: Any, values: list[pa.Field]) -> pa.Table:
             "rows with a text in 'series'",
             "add it, or rename the column that has the names",
         )
-    made = {
+    given_columns = {
         name: convert_column(column, fields[name].with_name(said))
         for name, (said, column) in matched.items()
     }
     plan = RowPlan(
         series="series",
         series_name=None,
-        timestamp="timestamp" if "timestamp" in made else None,
-        author="author" if "author" in made else None,
-        edit_of=_EDIT_OF if _EDIT_OF in made else None,
+        timestamp="timestamp" if "timestamp" in given_columns else None,
+        author="author" if "author" in given_columns else None,
+        edit_of=_EDIT_OF if _EDIT_OF in given_columns else None,
         cti=None,
-        values=tuple((field.name if field.name in made else None, field) for field in values),
+        values=tuple(
+            (field.name if field.name in given_columns else None, field) for field in values
+        ),
     )
-    batches = [batch for batch in pa.table(made).to_batches() if batch.num_rows]
+    batches = [batch for batch in pa.table(given_columns).to_batches() if batch.num_rows]
     return pa.Table.from_batches([stage_rows(batch, plan) for batch in batches], staged)
 
 
@@ -674,7 +676,7 @@ def _read_pandas_column(name: Any, column: Any) -> Column:
     if hasattr(column.dtype, "subtype") and hasattr(column, "sparse"):
         column = column.sparse.to_dense()
     try:
-        made: Column = pa.array(column, from_pandas=True)
+        converted: Column = pa.array(column, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise IncompatibleValue(
             f"column '{name}' is of type {column.dtype}, which Arrow cannot hold: "
@@ -682,7 +684,7 @@ def _read_pandas_column(name: Any, column: Any) -> Column:
             "types of a store",
             "convert it",
         ) from None
-    return made
+    return converted
 
 
 def parse_duration_argument(name: str, duration: timedelta | None) -> int | None:

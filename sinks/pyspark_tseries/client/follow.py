@@ -227,8 +227,8 @@ class Follower:
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
 
     def _find_wait(self, until: float | None) -> float:
-        left = self._poll_s if until is None else until - time.monotonic()
-        return min(left, self._poll_s)
+        remaining = self._poll_s if until is None else until - time.monotonic()
+        return min(remaining, self._poll_s)
 
     def _take(self) -> Any:
         event = self._ready.popleft()

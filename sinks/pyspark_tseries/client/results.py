@@ -445,16 +445,20 @@ def build_receipt(rows: pa.Table, numbered: Sequence[NumberedRows], author: str)
     """Return the metadata of each row of a batch, in its order; nulls for a dropped row."""
     edit = rows["original_sequence"].is_valid().to_numpy()
     sequence = np.zeros(len(rows), np.int64)
-    stamp, there = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
+    stamp, is_stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
     # Each part's events refer to its own rows: the appends, or the edits.
     kinds = [np.flatnonzero(~edit), np.flatnonzero(edit)] if edit.any() else [np.arange(len(rows))]
     for mine, events in zip(kinds, numbered, strict=True):
-        at = mine[events.order]
-        sequence[at], stamp[at], there[at] = events.sequence, events.timestamp_us, True
+        rows_of_batch = mine[events.order]
+        sequence[rows_of_batch], stamp[rows_of_batch], is_stored[rows_of_batch] = (
+            events.sequence,
+            events.timestamp_us,
+            True,
+        )
     columns = [
         rows["series"],
-        pa.array(sequence, mask=~there),
-        pa.array(stamp, mask=~there).cast(INSTANT),
+        pa.array(sequence, mask=~is_stored),
+        pa.array(stamp, mask=~is_stored).cast(INSTANT),
         rows["author"].fill_null(author),
     ]
     return pa.Table.from_arrays(columns, schema=RECEIPT_SCHEMA)

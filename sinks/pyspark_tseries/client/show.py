@@ -244,8 +244,8 @@ def _parse_function(text: str | None) -> str | float | None:
 
 
 def _find_silent(names: Sequence[str], table: pa.Table) -> list[str]:
-    there = set(table["series"].unique().to_pylist())
-    return [name for name in dict.fromkeys(names) if name not in there]
+    seen = set(table["series"].unique().to_pylist())
+    return [name for name in dict.fromkeys(names) if name not in seen]
 
 
 # -- the newest values -----------------------------------------------------------------------------

@@ -283,10 +283,10 @@ class _Known:
 
     def update(self, snapshot: Snapshot) -> None:
         """Forget files that are gone, and edits without a new column."""
-        there = {file.path for file in snapshot.files}
+        paths = {file.path for file in snapshot.files}
         if snapshot.as_of is None:
-            self._layout_of = {p: at for p, at in self._layout_of.items() if p in there}
-            self._edits = {path: rows for path, rows in self._edits.items() if path in there}
+            self._layout_of = {p: layout for p, layout in self._layout_of.items() if p in paths}
+            self._edits = {path: rows for path, rows in self._edits.items() if path in paths}
         if snapshot.values != self._values:
             self._values, self._edits = snapshot.values, {}
             schema = file_schema(snapshot.values).append(pa.field("edit_timestamp", INSTANT))
@@ -302,17 +302,17 @@ class _Known:
 
     def layout(self, file: DataFile) -> int:
         """Return a number that all files with the same columns and types have."""
-        at = self._layout_of.get(file.path)
-        if at is None:
+        number = self._layout_of.get(file.path)
+        if number is None:
             with explain_read_errors(self._location, file):
                 schema = FOOTER_CACHE.get(self._location, file).metadata.schema
             known = [n for n, (other, _) in enumerate(self._layouts) if schema.equals(other)]
-            at = known[0] if known else len(self._layouts)
+            number = known[0] if known else len(self._layouts)
             if not known:
                 self._layouts.append((schema, self._stored_types(file)))
-            self._layout_of[file.path] = at
+            self._layout_of[file.path] = number
             _ENGINE.count_files(1)
-        return at
+        return number
 
     def stored_types(self, layout: int) -> dict[str, str]:
         """Return DuckDB's types of the columns of files with this layout, by lower-case names."""
@@ -489,8 +489,8 @@ class _Commit:
             else:
                 source = f"__tseries_{name}_{len(texts)}"
                 tables[source] = _open_dataset(self.snapshot, group)
-                there = {field.name.lower(): "" for field in file_schema(self._values)}
-                columns = self._select_columns(schema, there)
+                columns_of_files = {field.name.lower(): "" for field in file_schema(self._values)}
+                columns = self._select_columns(schema, columns_of_files)
             where = f" WHERE commit <= {as_of}" if is_late else ""
             texts.append(f"SELECT {columns} FROM {source}{where}")
         return " UNION ALL ".join(texts) or f"SELECT {self._select_columns(schema, {})} WHERE false"
@@ -565,9 +565,9 @@ class _Retained:
             snapshot.settings.retained, last[order], newest_us[order], floors
         )
         # A series that began after this commit has no events, and hides none.
-        there = last[order] >= 0
+        has_edit = last[order] >= 0
         self._blocks = [
-            _block_maxima(values, there) for values in (self._sequence, self._us) if len(order)
+            _block_maxima(values, has_edit) for values in (self._sequence, self._us) if len(order)
         ]
 
     def may_hide(self, file: DataFile) -> bool:

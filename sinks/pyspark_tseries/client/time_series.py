@@ -597,14 +597,14 @@ class TimeSeries(Questions):
         require_owner(self._store, self._author, "add columns")
         known = {field.name.lower(): field for field in self._store.values}
         for field in wanted:
-            there = known.get(field.name.lower(), field)
-            if not fits(field.type, there.type):
+            stored = known.get(field.name.lower(), field)
+            if not fits(field.type, stored.type):
                 raise IncompatibleValue(
-                    f"column '{there.name}' is there as {type_name(there.type)}, and cannot be "
+                    f"column '{stored.name}' is there as {type_name(stored.type)}, and cannot be "
                     f"added as {type_name(field.type)}",
                     "names that the store lacks",
                     "make it wider with widen_columns"
-                    if fits(there.type, field.type)
+                    if fits(stored.type, field.type)
                     else "take another name",
                 )
         add_columns(self._store, wanted)
@@ -852,14 +852,14 @@ def _check_columns(store: Store, wanted: list[pa.Field]) -> None:
     known = {field.name: field.type for field in store.values}
     for field in wanted:
         if field.name not in known or not fits(field.type, known[field.name]):
-            there = ", ".join(f"{name} {type_name(kind)}" for name, kind in known.items())
+            accepted = ", ".join(f"{name} {type_name(kind)}" for name, kind in known.items())
             way = "add the column with add_columns"
             if field.name in known and fits(known[field.name], field.type):
                 way = "make it wider with widen_columns"
             raise IncompatibleValue(
                 f"the store at '{store.root}' has no column '{field.name}' "
                 f"({type_name(field.type)})",
-                there or "no value columns",
+                accepted or "no value columns",
                 f"name its columns, {way}, or take another path",
             )
 

@@ -246,8 +246,8 @@ def remove_obsolete_files(
     # Small files that need not wait for the hour.
     removed = _list_removed_small_files(location, store.version())
     early = [path for path in _choose_early(removed, now_us, small_files) if path not in live]
-    there = {file.full for file in list_event_files(location)}
-    remove(there.intersection(map(location.file, early)))
+    present = {file.full for file in list_event_files(location)}
+    remove(present.intersection(map(location.file, early)))
     # Old heads outside the current chain, and the heads of these small files.
     heads = location.file("_tseries", "head")
     hour_ago_us = now_us - REMOVED_FILE_RETENTION_HOURS * _HOUR_US

@@ -116,10 +116,10 @@ def _refuse_target(source: Location, to: Location) -> None:
                 "a directory outside of the store",
                 "name another one",
             )
-    there = _list_names(to, to.file())
-    if there:
+    names = _list_names(to, to.file())
+    if names:
         raise UnusableStore(
-            f"'{to.root}' is not empty: it has '{there[0]}'; nothing was copied",
+            f"'{to.root}' is not empty: it has '{names[0]}'; nothing was copied",
             "a directory that is empty, or is not there yet",
             "name another one, or remove what is in it",
         )
@@ -158,10 +158,14 @@ def _read_moment(store: Store) -> _Moment | None:
     first = int(tail[0][:20]) if tail else version
     with contextlib.suppress(FileNotFoundError):
         # Opening checks other tools' entries from our last one on, so keep these (semantics 27.2).
-        at = version
-        while at >= 0 and (entry := read_entry(location, at)) is not None and entry.own is None:
-            at -= 1
-        earlier = [f"{number:020d}.json" for number in range(max(at, 0), first)]
+        number_before = version
+        while (
+            number_before >= 0
+            and (entry := read_entry(location, number_before)) is not None
+            and entry.own is None
+        ):
+            number_before -= 1
+        earlier = [f"{number:020d}.json" for number in range(max(number_before, 0), first)]
         kept = [*(name for name in earlier if name in names), *tail]
         log = {name: _read(location, location.file(_LOG, name)) for name in kept}
         if read_last_checkpoint(location).version == first:

@@ -174,10 +174,10 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
     try:
         with location.read(path) as source:
             file = pq.ParquetFile(source)
-            there = [name for name in KEY_COLUMNS if name in file.schema_arrow.names]
+            key_columns = [name for name in KEY_COLUMNS if name in file.schema_arrow.names]
             for group in range(file.num_row_groups):
-                rows = file.read_row_group(group, columns=there)
-                for name in set(KEY_COLUMNS) - set(there):
+                rows = file.read_row_group(group, columns=key_columns)
+                for name in set(KEY_COLUMNS) - set(key_columns):
                     kind = pa.string() if name in ("series", "erasure") else pa.int64()
                     rows = rows.append_column(name, pa.nulls(rows.num_rows, kind))
                 if keys.find_values(rows).any():
@@ -314,18 +314,18 @@ def erase_events(
         act.discard_unused()
     assert commit is not None
     record = act.records[commit.head_id]
-    left = find_files_with_values(store, [record])
-    return dataclasses.replace(record.act, files=tuple(left))
+    files_left = find_files_with_values(store, [record])
+    return dataclasses.replace(record.act, files=tuple(files_left))
 
 
 def list_erasures(store: Store) -> list[Erasure]:
     """Return the acts that erased values, oldest first, with the files that still have some."""
-    left = {}
+    files_left = {}
     if find_files_with_values(store, open_acts(store)):
         for record in open_acts(store):
-            left[record.act.id] = tuple(find_files_with_values(store, [record]))
+            files_left[record.act.id] = tuple(find_files_with_values(store, [record]))
     acts = [record.act for record in read_records(store.location, store.metadata().erasure)]
-    return [dataclasses.replace(act, files=left.get(act.id, ())) for act in reversed(acts)]
+    return [dataclasses.replace(act, files=files_left.get(act.id, ())) for act in reversed(acts)]
 
 
 def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -> tuple[int, ...]:
@@ -425,8 +425,8 @@ class _Act:
         )
 
     def _find_removed(self, stored: "_StoredSeries") -> tuple[int, ...]:
-        there = np.isin(np.array(self._sequences, np.int64), stored.stored)
-        return tuple(np.array(self._sequences, np.int64)[~there].tolist())
+        is_stored = np.isin(np.array(self._sequences, np.int64), stored.stored)
+        return tuple(np.array(self._sequences, np.int64)[~is_stored].tolist())
 
     def _rewrite(
         self, snapshot: Snapshot, stored: "_StoredSeries"
@@ -505,9 +505,9 @@ class _StoredSeries:
             if meant.any():
                 self.holders.append(file)
                 erased += to_int64(rows["sequence"])[meant].tolist()
-                at = rows.schema.get_field_index(ERASURE_FIELD.name)
-                ids = np.where(meant, act, np.array(rows[at].to_pylist(), object))
-                rows = rows.set_column(at, ERASURE_FIELD, pa.array(ids, pa.string()))
+                column = rows.schema.get_field_index(ERASURE_FIELD.name)
+                ids = np.where(meant, act, np.array(rows[column].to_pylist(), object))
+                rows = rows.set_column(column, ERASURE_FIELD, pa.array(ids, pa.string()))
             parts.append(rows.cast(parts[0].schema))
         self._rows = pa.concat_tables(parts)
         self.erased = tuple(sorted(erased))

@@ -201,8 +201,8 @@ def _new_path(file: DataFile, new_id: str) -> str:
     """Return the path of `file` with another id after the last dash of its name."""
     directory, name = os.path.split(file.path)
     stem, dot, rest = name.partition(".")
-    commits, dash, own = stem.rpartition("-")
-    _, line, number = own.partition("_")
+    commits, dash, head = stem.rpartition("-")
+    _, line, number = head.partition("_")
     return f"{directory}/{commits}{dash}{new_id}{line}{number}{dot}{rest}"
 
 

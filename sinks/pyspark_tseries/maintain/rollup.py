@@ -497,8 +497,8 @@ class _Run:
         newest = self._index.lookup(names)["original_us"]
         rows = np.flatnonzero(newest != NEVER_US)
         starts = self._buckets.starts(newest[rows])
-        there = self._next_starts([names[row] for row in rows.tolist()])
-        rows = rows[(starts >= there) & (newest[rows] < now)]
+        next_starts = self._next_starts([names[row] for row in rows.tolist()])
+        rows = rows[(starts >= next_starts) & (newest[rows] < now)]
         return sorted(touched.union(names[row] for row in rows.tolist()))
 
     def _is_later(self, before: int, now: int) -> bool:
@@ -522,7 +522,7 @@ class _Run:
         names, codes = encode_runs(rows["series"])
         us = pc.coalesce(rows["original_timestamp"], rows["timestamp"])
         starts = self._buckets.starts(to_int64(us))
-        there = pa.array(starts < self._next_starts(names.to_pylist())[codes])
+        is_rolled = pa.array(starts < self._next_starts(names.to_pylist())[codes])
         size = rows.num_rows
         columns = [
             rows["series"].cast(pa.string()),
@@ -533,7 +533,7 @@ class _Run:
             rows["because"] if "because" in rows.column_names else pa.nulls(size, pa.string()),
             pa.array(np.ones(size, np.int64)),
         ]
-        return pa.Table.from_arrays(columns, schema=CHANGES).filter(there)
+        return pa.Table.from_arrays(columns, schema=CHANGES).filter(is_rolled)
 
     def _read_erasures(self, since: int) -> pa.Table:
         """Return the events that were erased in later commits as changes."""
@@ -562,8 +562,8 @@ class _Run:
             rows = rows.filter(pc.invert(pc.is_in(rows["original_sequence"], events)))
             size = rows.num_rows
             for name, value in (("commit", act.commit), ("author", act.principal)):
-                at = rows.schema.get_field_index(name)
-                rows = rows.set_column(at, name, pa.repeat(value, size))
+                column = rows.schema.get_field_index(name)
+                rows = rows.set_column(column, name, pa.repeat(value, size))
             rows = rows.append_column("because", pa.repeat(act.reason, size))
             erased.append(self._find_changes(rows))
         return pa.concat_tables(erased)
@@ -590,7 +590,7 @@ class _Run:
         low, high = part.low, part.high
         codes = np.union1d(part.new, due.codes[part.changed])
         names = due.names.take(pa.array(codes)).to_pylist()
-        there = self._read_there(names, part)
+        kept = self._read_there(names, part)
         changes = due.changes.take(pa.array(part.changed))
         for group in self._divide_series(names, low, high):
             first = self._find_first_buckets(names, group)
@@ -600,9 +600,9 @@ class _Run:
                 for table in found:
                     whole = self._filter_whole(table, first)
                     if len(part.new):
-                        self._add(whole, due, there)
+                        self._add(whole, due, kept)
                     else:
-                        self._edit(whole, changes, there)
+                        self._edit(whole, changes, kept)
                     if self._held.added + self._held.edited >= MAX_BUCKETS_PER_COMMIT:
                         self._commit(is_last=False)
 
@@ -679,12 +679,12 @@ class _Run:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def _add(self, found: pa.Table, due: _Due, there: pa.Table) -> None:
+    def _add(self, found: pa.Table, due: _Due, kept: pa.Table) -> None:
         """Take the buckets that are new."""
         starts = to_int64(found["timestamp"])
         codes = pc.index_in(found["series"].cast(pa.string()), due.names).to_numpy()
         is_new = (starts >= due.lows[codes]) & (starts < due.highs[codes])
-        is_new[_join_keys(found, there)[0]] = False
+        is_new[_join_keys(found, kept)[0]] = False
         found = found.filter(pa.array(is_new))
         if found.num_rows:
             columns = {name: found[name] for name in ("series", "timestamp", *self._value_names)}
@@ -716,15 +716,15 @@ class _Run:
         self._hold(columns, found.num_rows)
         self._held.edited += found.num_rows
 
-    def _flag_erased(self, there: pa.Table) -> BoolArray:
+    def _flag_erased(self, kept: pa.Table) -> BoolArray:
         """Flag the buckets that were erased in the rollup, which nobody can edit."""
         erased = {
             (record.act.series, sequence)
             for record in read_records(self._there.location, self._there.metadata.erasure)
             for sequence in record.act.events
         }
-        originals = pc.coalesce(there["original_sequence"], there["sequence"]).to_pylist()
-        keys = zip(there["series"].to_pylist(), originals, strict=True)
+        originals = pc.coalesce(kept["original_sequence"], kept["sequence"]).to_pylist()
+        keys = zip(kept["series"].to_pylist(), originals, strict=True)
         return np.array([key in erased for key in keys], bool)
 
     def _hold(self, columns: Mapping[str, Any], size: int) -> None:

@@ -382,10 +382,10 @@ def _check_timestamps(events: _Events) -> Iterator[Finding]:
     back = (np.diff(events.us[rows], prepend=0) < 0) & (
         np.diff(events.codes[rows], prepend=-1) == 0
     )
-    for at in np.flatnonzero(back)[:MAX_EXAMPLES]:
-        us, before = (format_instant(int(events.us[row])) for row in (rows[at], rows[at - 1]))
-        why = f"at {us} is before the original {events.sequence[rows[at - 1]]} at {before}"
-        yield events.finding("timestamp", rows[at], why)
+    for place in np.flatnonzero(back)[:MAX_EXAMPLES]:
+        us, before = (format_instant(int(events.us[row])) for row in (rows[place], rows[place - 1]))
+        why = f"at {us} is before the original {events.sequence[rows[place - 1]]} at {before}"
+        yield events.finding("timestamp", rows[place], why)
 
 
 def _check_commits(events: _Events) -> Iterator[Finding]:
@@ -409,14 +409,14 @@ def _check_edits(events: _Events, required: Int64Array) -> Iterator[Finding]:
     codes, wanted = events.codes[rows], events.edited[rows]
     # One 64-bit number per key: beside the code, a sequence may only fit as its rank.
     sequences, ranks = np.unique(np.concatenate([events.sequence, wanted]), return_inverse=True)
-    there = events.codes * len(sequences) + ranks[: len(events.sequence)]
+    stored = events.codes * len(sequences) + ranks[: len(events.sequence)]
     target = codes * len(sequences) + ranks[len(events.sequence) :]
-    at = np.minimum(np.searchsorted(there, target), len(there) - 1)
-    exists = there[at] == target
+    originals = np.minimum(np.searchsorted(stored, target), len(stored) - 1)
+    exists = stored[originals] == target
     forward = wanted >= events.sequence[rows]
     lost = ~exists & (wanted >= required[codes]) & ~forward
-    wrong = exists & (events.edited[at] != NO_ORIGINAL) & ~forward
-    unlike = exists & ~wrong & ~forward & _find_wrong_originals(events.table, rows, at)
+    wrong = exists & (events.edited[originals] != NO_ORIGINAL) & ~forward
+    unlike = exists & ~wrong & ~forward & _find_wrong_originals(events.table, rows, originals)
     for bad, fault in (
         (forward, "which is not before it"),
         (lost, "which does not exist"),
@@ -427,9 +427,11 @@ def _check_edits(events: _Events, required: Int64Array) -> Iterator[Finding]:
             yield events.finding("edit", rows[i], f"edits {wanted[i]}, {fault}")
 
 
-def _find_wrong_originals(table: pa.Table, rows: Int64Array, at: Int64Array) -> BoolArray:
+def _find_wrong_originals(
+    table: pa.Table, rows: Int64Array, original_rows: Int64Array
+) -> BoolArray:
     """Flag the edits that record another timestamp or author than their original has."""
-    edits, originals = table.take(pa.array(rows)), table.take(pa.array(at))
+    edits, originals = table.take(pa.array(rows)), table.take(pa.array(original_rows))
     unlike = np.zeros(len(rows), bool)
     for name in ("timestamp", "author"):
         equal = pc.equal(edits[f"original_{name}"], originals[name]).fill_null(False)

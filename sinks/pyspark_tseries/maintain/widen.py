@@ -181,15 +181,15 @@ class _Act:
         """Return the value columns with their new types; raise IncompatibleValue as 35.4 says."""
         known = {field.name.lower(): field for field in snapshot.values}
         for field in self._wanted:
-            there = known.get(field.name.lower())
-            if there is None:
+            stored = known.get(field.name.lower())
+            if stored is None:
                 names = ", ".join(f"'{f.name}' {type_name(f.type)}" for f in snapshot.values)
                 raise IncompatibleValue(
                     f"the store at '{snapshot.root}' has no column '{field.name}'",
                     names or "no value columns",
                     "correct the name, or add the column with add_columns",
                 )
-            known[field.name.lower()] = widen_field(there, field)
+            known[field.name.lower()] = widen_field(stored, field)
         values = list(known.values())
         kinds = {
             field.name: field.type
@@ -290,8 +290,8 @@ class _Act:
                 if original is None or not self._is_copy(footer):
                     return None
                 every = range(footer.groups), sorted(footer.names)
-                for at, length, crc in footer.chunks(*every):
-                    if zlib.crc32(source.read_at(length, at)) != crc:
+                for offset, length, crc in footer.chunks(*every):
+                    if zlib.crc32(source.read_at(length, offset)) != crc:
                         return None
         except (OSError, pa.ArrowException):
             return None

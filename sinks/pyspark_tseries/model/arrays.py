@@ -203,13 +203,13 @@ class BlockColumns(Mapping[str, Int64Array]):
     def take(self, rows: Int64Array, absent: Mapping[str, int]) -> dict[str, Int64Array]:
         """Return the columns of `absent` at `rows`; its numbers fill missing rows and columns."""
         known = (rows >= 0) & (rows < self.rows)
-        there = rows[known]
-        places = _locate(there)
+        rows_known = rows[known]
+        places = _locate(rows_known)
         taken = {}
         for name, missing in absent.items():
             taken[name] = np.full(len(rows), missing, np.int64)
             if name in self._blocks:
-                taken[name][known] = _gather(self._blocks[name], there, places)
+                taken[name][known] = _gather(self._blocks[name], rows_known, places)
         return taken
 
     def row(self, row: int, absent: Mapping[str, int]) -> dict[str, int]:

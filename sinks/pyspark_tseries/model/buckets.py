@@ -159,8 +159,8 @@ class Buckets:
         below = int(self._floor(np.array([wall - 1]))[0])
         if offset > before.offset and below >= start + before.offset:
             last = start  # The clock skips the start of a bucket, which begins with the skip.
-        at = int(self._floor(np.array([wall]))[0])
-        first = start if at == wall else self._next_multiple(at) - offset
+        begin = int(self._floor(np.array([wall]))[0])
+        first = start if begin == wall else self._next_multiple(begin) - offset
         if self._is_calendar and offset < before.offset:
             # The clock shows these times again: their buckets have begun already.
             again = start + before.offset
@@ -180,10 +180,10 @@ class Buckets:
 
     def _last_start(self, piece: "_Piece") -> int:
         """Return the start of the bucket that the last time of `piece` is in."""
-        at = piece.end - 1
-        if at < piece.first:
+        last = piece.end - 1
+        if last < piece.first:
             return piece.before
-        return int(self._floor(np.array([at + piece.offset]))[0]) - piece.offset
+        return int(self._floor(np.array([last + piece.offset]))[0]) - piece.offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,21 +223,21 @@ def parse_buckets(
             "with timezone, widths such as 15 minutes, 6 hours or 2 days",
             "take another width, or leave timezone out",
         )
-    at = DEFAULT_ORIGIN_US
+    origin_us = DEFAULT_ORIGIN_US
     if origin is not None:
-        at = datetime_to_us(origin)
-        at += 0 if name is None else _offset(name, at)
+        origin_us = datetime_to_us(origin)
+        origin_us += 0 if name is None else _offset(name, origin_us)
     elif months:
-        at -= 2 * DAY_US
-    if months and (to_datetime(at).day > 28):
+        origin_us -= 2 * DAY_US
+    if months and (to_datetime(origin_us).day > 28):
         raise InvalidQuery(
             f"origin {origin} is on a day that some months lack",
             "a day up to the 28th for widths in months",
             "take an earlier day",
         )
     if us and name is not None and origin is None and us < DAY_US:
-        at = 0  # Any midnight will do.
-    return Buckets(us, months, name, at)
+        origin_us = 0  # Any midnight will do.
+    return Buckets(us, months, name, origin_us)
 
 
 def _parse_width(width: str | timedelta) -> tuple[int, int]:
@@ -291,8 +291,8 @@ def _join_months(months: Int64Array, into: int | Int64Array) -> Int64Array:
 
 def _offset(zone: str, us: int) -> int:
     """Return how far the clock of `zone` is ahead of UTC at a time, in microseconds."""
-    at = to_datetime(min(max(us, MIN_US + DAY_US), FINAL_US - DAY_US))
-    gap = at.astimezone(ZoneInfo(zone)).utcoffset()
+    moment = to_datetime(min(max(us, MIN_US + DAY_US), FINAL_US - DAY_US))
+    gap = moment.astimezone(ZoneInfo(zone)).utcoffset()
     assert gap is not None
     return gap // timedelta(microseconds=1)
 

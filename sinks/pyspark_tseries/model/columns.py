@@ -187,15 +187,15 @@ def show_columns(rows: pa.Table, names: Sequence[str], *, at_originals: bool) ->
     `rows` has these columns and `SHOWN_FROM`. With `at_originals`, `timestamp` is that of the
     original, as in a `values` query.
     """
-    made = {}
+    shown = {}
     if at_originals and "timestamp" in names and rows["original_sequence"].null_count < len(rows):
-        made["timestamp"] = pc.coalesce(rows["original_timestamp"], rows["timestamp"])
+        shown["timestamp"] = pc.coalesce(rows["original_timestamp"], rows["timestamp"])
     if EDIT_TIME.name in names:
         none, edited = pa.scalar(None, EDIT_TIME.type), rows["original_sequence"].is_valid()
-        made[EDIT_TIME.name] = pc.if_else(edited, rows["timestamp"], none)
+        shown[EDIT_TIME.name] = pc.if_else(edited, rows["timestamp"], none)
     known = rows.schema.append(EDIT_TIME)
     fields = [known.field(name).with_nullable(True) for name in names]
-    columns = [made[name] if name in made else rows[name] for name in names]
+    columns = [shown[name] if name in shown else rows[name] for name in names]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 

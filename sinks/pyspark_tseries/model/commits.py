@@ -86,7 +86,7 @@ def unpack_ids(content: bytes, first: int) -> dict[int, int]:
         return {}
     if len(ids) != COMMITS_PER_FILE:
         return {}
-    return {first + int(at): int(ids[at]) for at in np.flatnonzero(ids != _UNKNOWN)}
+    return {first + int(row): int(ids[row]) for row in np.flatnonzero(ids != _UNKNOWN)}
 
 
 MAX_CLOCK_SKEW_US: Final = HOUR_US

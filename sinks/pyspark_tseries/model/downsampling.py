@@ -247,9 +247,11 @@ def find_bands(named: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     }
     bands = {}
     for column in dict.fromkeys(column for column, _ in wanted.values()):
-        own = {name: function for name, (of, function) in wanted.items() if of == column}
-        edges = [next((n for n, f in own.items() if f == edge), None) for edge in ("min", "max")]
-        between = [n for n, f in own.items() if f not in ("min", "max", "sum", "count")]
+        functions = {name: function for name, (of, function) in wanted.items() if of == column}
+        edges = [
+            next((n for n, f in functions.items() if f == edge), None) for edge in ("min", "max")
+        ]
+        between = [n for n, f in functions.items() if f not in ("min", "max", "sum", "count")]
         if None not in edges and between:
             bands[between[0]] = (str(edges[0]), str(edges[1]))
     return bands

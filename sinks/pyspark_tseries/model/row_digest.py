@@ -147,10 +147,10 @@ def _hash_text(column: pa.Array) -> Hashes:
         column = column.cast(pa.large_string()).view(pa.large_binary())
     else:
         column = column.cast(pa.large_binary())
-    _, at, content = column.buffers()
-    if not len(column) or at is None or content is None:
+    _, offsets_buffer, content = column.buffers()
+    if not len(column) or offsets_buffer is None or content is None:
         return np.full(len(column), _ODD)
-    ends = np.frombuffer(at, np.int64)[column.offset : column.offset + len(column) + 1]
+    ends = np.frombuffer(offsets_buffer, np.int64)[column.offset : column.offset + len(column) + 1]
     sizes = np.diff(ends)
     words = (sizes + 7) >> 3
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])

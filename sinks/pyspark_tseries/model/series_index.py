@@ -197,9 +197,9 @@ def _put_rows(index: SeriesIndex, change: pa.Table, metadata: CommitMetadata) ->
     # NumPy converts a million names to str in a quarter of the time.
     names = change["series"].to_numpy().tolist()
     rows = index.ids.add(names)
-    there = set(change.column_names)
-    absent = _default_values(index.columns, there)
-    changes = {name: to_int64(change[name]) for name in absent if name in there}
+    changed = set(change.column_names)
+    absent = _default_values(index.columns, changed)
+    changes = {name: to_int64(change[name]) for name in absent if name in changed}
     return SeriesIndex(index.ids, index.columns.put(rows, changes, absent), metadata)
 
 
@@ -256,8 +256,8 @@ def make_full_table(index: SeriesIndex) -> pa.Table:
     """Return a table of all series that have events, with the metadata of `index` at depth 0."""
     size = index.columns.rows
     table = make_change(pa.array(index.ids.names()[:size], pa.string()), index.columns)
-    there = table.filter(pa.array(index.columns["last_sequence"] != NO_SEQUENCE))
-    return attach_metadata(there, dataclasses.replace(index.metadata, depth=0, rows=0))
+    rows = table.filter(pa.array(index.columns["last_sequence"] != NO_SEQUENCE))
+    return attach_metadata(rows, dataclasses.replace(index.metadata, depth=0, rows=0))
 
 
 def min_retained_table(index: SeriesIndex) -> pa.Table | None:
@@ -362,9 +362,9 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
     """
     sequence = events["sequence"]
     us = events["timestamp"].cast(pa.int64())
-    there = pc.is_null(events["erasure"])
+    has_values = pc.is_null(events["erasure"])
     is_edit = pc.is_valid(events["original_sequence"])
-    original, edit = pc.and_not(there, is_edit), pc.and_(there, is_edit)
+    original, edit = pc.and_not(has_values, is_edit), pc.and_(has_values, is_edit)
     # An edit may have taken its time from an original in the future that is now erased (18.8).
     counted_us = pc.if_else(
         edit, pc.min_element_wise(us, events["commit_time"].cast(pa.int64())), us
@@ -373,7 +373,7 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
     none = pa.scalar(None, pa.int64())
     columns = {
         "last_sequence": sequence,
-        "newest_us": pc.if_else(there, counted_us, none),
+        "newest_us": pc.if_else(has_values, counted_us, none),
         "original_sequence": pc.if_else(original, sequence, none),
         "original_us": pc.if_else(original, us, none),
         "first_us": pc.if_else(is_edit, none, us),

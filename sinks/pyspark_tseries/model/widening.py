@@ -126,9 +126,9 @@ def is_readable_as(stored: pa.DataType, wanted: pa.DataType) -> bool:
     """
     types = pa.types
     if types.is_struct(stored) and types.is_struct(wanted):
-        there = {field.name: field.type for field in wanted}
+        kinds = {field.name: field.type for field in wanted}
         return bool(len(stored)) and all(
-            field.name in there and is_readable_as(field.type, there[field.name])
+            field.name in kinds and is_readable_as(field.type, kinds[field.name])
             for field in stored
         )
     if types.is_list(stored) and types.is_list(wanted):
@@ -142,8 +142,8 @@ def is_readable_as(stored: pa.DataType, wanted: pa.DataType) -> bool:
 def widen_rows(rows: pa.Table, values: Sequence[pa.Field]) -> pa.Table:
     """Return `rows`, with those of its columns that `values` have in a wider type converted."""
     kinds = {field.name.lower(): field.type for field in values}
-    for at, field in enumerate(rows.schema):
+    for place, field in enumerate(rows.schema):
         kind = kinds.get(field.name.lower(), field.type)
         if kind != field.type and fits(field.type, kind):
-            rows = rows.set_column(at, field.with_type(kind), rows[at].cast(kind))
+            rows = rows.set_column(place, field.with_type(kind), rows[place].cast(kind))
     return rows

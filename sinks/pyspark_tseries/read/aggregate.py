@@ -176,9 +176,9 @@ class _Kept:
     def _values(self, column: str) -> tuple[FloatArray, Int64Array, Int64Array]:
         """Return the values that are not null as doubles, and the bucket and time of each."""
         whole = self._rows[column].combine_chunks()
-        there = np.flatnonzero(whole.is_valid().to_numpy(zero_copy_only=False))
-        values = whole.take(pa.array(there)).cast(pa.float64(), safe=False).to_numpy()
-        return values, self._bucket[there], self._us[there]
+        rows = np.flatnonzero(whole.is_valid().to_numpy(zero_copy_only=False))
+        values = whole.take(pa.array(rows)).cast(pa.float64(), safe=False).to_numpy()
+        return values, self._bucket[rows], self._us[rows]
 
     def quantile(self, column: str, quantile: float) -> pa.Array:
         """Return a quantile of each bucket."""

@@ -166,17 +166,17 @@ def find_initial_end(
     events of the series of `start.after` are there and were delivered.
     """
     first = 0 if start.upto is None else bisect.bisect_right(series, start.upto)
-    left = counts[first:].copy()
-    left[:1] -= delivered
-    within = np.cumsum(left)
-    there = int(within[-1]) if len(within) else 0
-    missed = start.missed + max(0, (there if start.due is None else start.due) - there)
+    remaining = counts[first:].copy()
+    remaining[:1] -= delivered
+    within = np.cumsum(remaining)
+    stored = int(within[-1]) if len(within) else 0
+    missed = start.missed + max(0, (stored if start.due is None else start.due) - stored)
     size = len(within)
     if max_events is not None:
         size = max(int(np.searchsorted(within, max_events, "right")), 1)
     if size >= len(within):
         return replace(start, initial=False, upto=None, after=None, missed=missed, due=None)
-    due = there - int(within[size - 1])
+    due = stored - int(within[size - 1])
     return replace(start, upto=series[first + size - 1], after=None, missed=missed, due=due)
 
 
@@ -196,10 +196,10 @@ def find_places(start: Position, end: Position, events: pa.Table) -> Callable[[i
             return end
         if not number:
             return start
-        left = total - number
+        remaining = total - number
         key = series[number - 1].as_py(), sequence[number - 1].as_py()
         if start.initial:
-            due = left + (end.due or 0)
+            due = remaining + (end.due or 0)
             here = replace(start, missed=end.missed, due=due)
             if series[number].as_py() != key[0]:
                 return replace(here, upto=key[0], after=None)
@@ -207,7 +207,7 @@ def find_places(start: Position, end: Position, events: pa.Table) -> Callable[[i
             first = pc.index(series, key[0]).as_py()
             upto = series[first - 1].as_py() if first else start.upto
             return replace(here, upto=upto, after=key)
-        here = replace(start, seen=end.seen - left, missed=end.missed)
+        here = replace(start, seen=end.seen - remaining, missed=end.missed)
         last = commit[number - 1].as_py()
         if commit[number].as_py() != last:
             return replace(here, commit=last, after=None)
@@ -438,9 +438,9 @@ def _select_latest_edits(
     same = (np.diff(codes[order]) == 0) & (np.diff(edited[order]) == 0)
     latest = order[np.append(~same, True)]
     rows = np.flatnonzero(originals)
-    there = pa.table({"series": codes[rows], "edited": sequence[rows]})
+    edit_rows = pa.table({"series": codes[rows], "edited": sequence[rows]})
     wanted = pa.table({"series": codes[latest], "edited": edited[latest], "row": latest})
-    joined = wanted.join(there, ["series", "edited"], join_type="left semi")
+    joined = wanted.join(edit_rows, ["series", "edited"], join_type="left semi")
     flags[joined["row"].to_numpy()] = True
     return flags
 

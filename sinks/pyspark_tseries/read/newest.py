@@ -262,8 +262,8 @@ def newest_in(
     """
     series = find_series(index, None if names is None else sorted(set(names)))
     inside = keys.contains(pa.array(series.names, pa.string()), np.zeros(len(series.names), int))
-    there = [*columns, *(name for name in KEYS if name not in columns)]
-    rows = read_newest(snapshot, series.pick(np.flatnonzero(inside)), there, count)
+    read = [*columns, *(name for name in KEYS if name not in columns)]
+    rows = read_newest(snapshot, series.pick(np.flatnonzero(inside)), read, count)
     return rows.table.select(list(columns))
 
 
@@ -278,9 +278,9 @@ def read_newest_one(
     state, floors = index.lookup_one(name), index.min_retained([name])
     last, us = state["last_sequence"], state["original_us"]
     is_shown = last >= floors["floor_sequence"][0] and us >= floors["floor_us"][0]
-    there = [*columns, *(key for key in KEYS if key not in columns)]
+    read = [*columns, *(key for key in KEYS if key not in columns)]
     if NO_SEQUENCE != last == state["original_sequence"] and is_shown and snapshot.as_of is None:
-        stored = _stored_schema(snapshot, there)
+        stored = _stored_schema(snapshot, read)
         wanted = RowFilter([name], sequences=(last, last))
         for file in reversed(snapshot.files):
             is_within = file.first <= name <= file.last and file.kind != "edit"
@@ -288,7 +288,7 @@ def read_newest_one(
                 rows = read_files(snapshot.location, [file], stored, wanted)
                 if rows.num_rows:
                     return show_columns(rows, columns, at_originals=True)
-    return read_newest(snapshot, find_series(index, [name]), there, 1).table.select(list(columns))
+    return read_newest(snapshot, find_series(index, [name]), read, 1).table.select(list(columns))
 
 
 def read_located(
@@ -336,8 +336,8 @@ def _merge(
     )
     firsts = np.flatnonzero(is_first)
     # An edit of an original that is hidden, or older than the newest ones, has no place here.
-    there = np.maximum.reduceat(is_place[order], firsts) if len(firsts) else np.empty(0, bool)
-    lasts = (np.append(firsts, len(order))[1:] - 1)[there]
+    has_place = np.maximum.reduceat(is_place[order], firsts) if len(firsts) else np.empty(0, bool)
+    lasts = (np.append(firsts, len(order))[1:] - 1)[has_place]
     from_end = np.searchsorted(ordered_codes[lasts], ordered_codes[lasts], "right")
     kept = lasts[from_end - np.arange(len(lasts)) <= count]
     sizes = np.bincount(ordered_codes[kept], minlength=len(series))

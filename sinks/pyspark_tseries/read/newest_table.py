@@ -112,8 +112,8 @@ def find_names(names: Sequence[str], among: Sequence[str]) -> Int64Array:
     places = [bisect_left(among, name) for name in names]
     size = len(among)
     pairs = zip(names, places, strict=True)
-    there = [place < size and among[place] == name for name, place in pairs]
-    return np.where(np.array(there, bool), np.array(places, np.int64), -1)
+    is_same = [place < size and among[place] == name for name, place in pairs]
+    return np.where(np.array(is_same, bool), np.array(places, np.int64), -1)
 
 
 class _KnownStore:
@@ -309,10 +309,14 @@ class _Question:
             erased = table.erased_since(self.snapshot)
             if erased is None:
                 continue
-            at = find_names(self.series.names, table.names)
-            seen = np.where(at >= 0, table.seen[at], NO_SEQUENCE) if len(table.names) else nothing
+            places = find_names(self.series.names, table.names)
+            seen = (
+                np.where(places >= 0, table.seen[places], NO_SEQUENCE)
+                if len(table.names)
+                else nothing
+            )
             _forget(erased, self.series.names, seen)
-            return _Match(table, at, seen, erased)
+            return _Match(table, places, seen, erased)
         return _Match(None, nothing, nothing)
 
     def _read_stale(
@@ -360,13 +364,13 @@ class _Question:
             names = before
         elif here < len(before):
             names = sorted({*before, *names})
-        at, read = find_names(before, names), find_names(self.series.names, names)[stale]
+        places, read = find_names(before, names), find_names(self.series.names, names)[stale]
         seen = np.full(len(names), NO_SEQUENCE)
-        seen[at] = match.table.seen
+        seen[places] = match.table.seen
         _forget(match.erased, names, seen)
         seen[read] = self.series.last[stale]
-        others = np.flatnonzero(~np.isin(at, read))
-        parts = [(at[others], match.table.rows.pick(others)), (read, new)]
+        others = np.flatnonzero(~np.isin(places, read))
+        parts = [(places[others], match.table.rows.pick(others)), (read, new)]
         return names, seen, interleave(len(names), parts)
 
     def _make_table(
@@ -424,8 +428,8 @@ class _Question:
 
 def _forget(erased: Sequence[str], names: Sequence[str], seen: Int64Array) -> None:
     """Let the rows of the series `erased` no longer count."""
-    at = find_names(erased, names)
-    seen[at[at >= 0]] = NO_SEQUENCE
+    places = find_names(erased, names)
+    seen[places[places >= 0]] = NO_SEQUENCE
 
 
 def _select(rows: NewestRows, columns: Sequence[str]) -> NewestRows:

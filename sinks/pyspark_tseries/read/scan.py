@@ -429,9 +429,9 @@ def sample_series(
 ) -> list[Sample]:
     """Sample evenly spaced series, or `series`; each stands for an equal part of `size`."""
     if series is None:
-        there = np.flatnonzero(head.columns["last_sequence"] != NO_SEQUENCE)
+        rows = np.flatnonzero(head.columns["last_sequence"] != NO_SEQUENCE)
         names = head.ids.names()
-        some = [names[i] for i in there[:: max(1, len(there) // MAX_SAMPLES)].tolist()]
+        some = [names[i] for i in rows[:: max(1, len(rows) // MAX_SAMPLES)].tolist()]
     else:
         some = sorted(set(series))
     return [(name, 0, max(1, size // len(some))) for name in some]
@@ -440,5 +440,5 @@ def sample_series(
 def _find_known(series: Sequence[str], head: SeriesIndex) -> list[str]:
     """Return the requested series that have events, sorted."""
     names = sorted(set(series))
-    there = head.lookup(names)["last_sequence"] != NO_SEQUENCE
-    return [name for name, known in zip(names, there.tolist(), strict=True) if known]
+    is_known = head.lookup(names)["last_sequence"] != NO_SEQUENCE
+    return [name for name, known in zip(names, is_known.tolist(), strict=True) if known]

@@ -383,19 +383,19 @@ class _Slots:
         if erased is not None:
             wanted.append(~erased if among is None else among & ~erased)
         for flags in wanted:
-            there = np.flatnonzero(flags)
-            if len(there):
-                at = np.maximum(np.searchsorted(codes[there], series, "right") - 1, 0)
-                last = np.where(codes[there][at] == series, there[at], last)
+            flagged = np.flatnonzero(flags)
+            if len(flagged):
+                ends = np.maximum(np.searchsorted(codes[flagged], series, "right") - 1, 0)
+                last = np.where(codes[flagged][ends] == series, flagged[ends], last)
         return self.events.us[last]
 
     def event_at(self, index: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return sequence and timestamp of each series' slot `index`, clipped to existing slots."""
         if not len(self._sequence):
             return np.zeros_like(index), np.zeros_like(index)
-        at = self._starts + np.clip(index, 0, np.maximum(self.size - 1, 0))
-        at = np.minimum(at, len(self._sequence) - 1)
-        return self._sequence[at], self._us[at]
+        rows = self._starts + np.clip(index, 0, np.maximum(self.size - 1, 0))
+        rows = np.minimum(rows, len(self._sequence) - 1)
+        return self._sequence[rows], self._us[rows]
 
     def locate_sequence(self, sequence: int) -> _SlotPosition:
         """Return the position of a sequence."""
@@ -407,12 +407,12 @@ class _Slots:
         """Return the position of a time: the first slot from it on, or the last slot up to it."""
         if forward:
             index = self.size.copy()
-            at = self._select_timed(self._us >= us[self._codes])
-            np.minimum.at(index, self._codes[at], self._index[at])
+            selected = self._select_timed(self._us >= us[self._codes])
+            np.minimum.at(index, self._codes[selected], self._index[selected])
             return _SlotPosition(index, (index < self.size) & (self.event_at(index)[1] == us))
         last = np.full(len(self.size), -1)
-        at = self._select_timed(self._us <= us[self._codes])
-        np.maximum.at(last, self._codes[at], self._index[at])
+        selected = self._select_timed(self._us <= us[self._codes])
+        np.maximum.at(last, self._codes[selected], self._index[selected])
         on = (last >= 0) & (self.event_at(last)[1] == us)
         return _SlotPosition(np.where(on, last, last + 1), on)
 
@@ -447,9 +447,9 @@ def _select_inside(wanted: Range, slots: _Slots) -> BoolArray:
         )
     end = _absolute_bound(wanted.span, slots)
     # The ends may come in either order, and in each series in another one.
-    there, back = _select_between(anchor, end, slots), _select_between(end, anchor, slots)
-    ahead = np.bincount(codes[there], minlength=len(slots.size)) > 0
-    return np.where(ahead[codes], there, back)
+    upwards, back = _select_between(anchor, end, slots), _select_between(end, anchor, slots)
+    ahead = np.bincount(codes[upwards], minlength=len(slots.size)) > 0
+    return np.where(ahead[codes], upwards, back)
 
 
 def _find_fixed_ends(wanted: Range) -> tuple[bool, int, int] | None:

@@ -40,9 +40,9 @@ def list_series(
         columns = {name: index.columns[name] for name in SeriesIndex().lookup([])}
     else:
         texts, columns = pa.array(names, pa.string()), index.lookup(names)
-    there = np.flatnonzero(columns["last_sequence"] != NO_SEQUENCE)
-    columns = {name: column[there] for name, column in columns.items()}
-    texts = texts.take(pa.array(there))
+    rows_used = np.flatnonzero(columns["last_sequence"] != NO_SEQUENCE)
+    columns = {name: column[rows_used] for name, column in columns.items()}
+    texts = texts.take(pa.array(rows_used))
     if snapshot.as_of is not None and snapshot.horizon >= 0:
         columns |= _count_as_of(snapshot, texts, columns["last_sequence"])
     unknown = columns["first_us"] == NEVER_US
@@ -75,7 +75,7 @@ def _count_as_of(snapshot: Snapshot, names: pa.Array, last: Int64Array) -> dict[
     files = [file for file in snapshot.files if file.kind == "edit"]
     later = RowFilter(commits=(snapshot.as_of + 1, MAX_NUMBER))
     rows = read_rows(snapshot.location, files, BASE_SCHEMA, ("series", "commit"), later)
-    at = pc.index_in(rows["series"].cast(pa.string()), names).fill_null(-1)
-    codes = to_int64(at)
+    places = pc.index_in(rows["series"].cast(pa.string()), names).fill_null(-1)
+    codes = to_int64(places)
     edits -= np.bincount(codes[codes >= 0], minlength=len(names))
     return {"edits": edits, "first_us": now["first_us"]}

@@ -114,9 +114,9 @@ class _Present:
         """Return `found`, of the runs with a value, for all `size` runs; others are null."""
         if len(self.mine) == size:
             return found
-        at = np.full(size, -1)
-        at[self.mine] = np.arange(len(self.mine))
-        return found.take(pa.array(at, mask=at < 0))
+        places = np.full(size, -1)
+        places[self.mine] = np.arange(len(self.mine))
+        return found.take(pa.array(places, mask=places < 0))
 
 
 def _drop_nulls(values: pa.Array, runs: Runs) -> _Present:
@@ -183,8 +183,8 @@ class Folding:
         sequence = to_int64(to_array(events["sequence"])) if self._in_order else us
         for name, states in self._states.items():
             values = _drop_nulls(to_array(events[name]), runs)
-            made = _fold_values(values, states, series, us, sequence)
-            columns |= {f"{name} {state}": column for state, column in made.items()}
+            folded = _fold_values(values, states, series, us, sequence)
+            columns |= {f"{name} {state}": column for state, column in folded.items()}
         return States(pa.table(columns), self._keep(events, runs, us, sequence))
 
     def _keep(self, events: pa.Table, runs: Runs, us: Int64Array, sequence: Int64Array) -> pa.Table:
@@ -195,11 +195,11 @@ class Folding:
         ties = ["series"] if self._wanted.tag is not None else []
         columns = events.select([*ties, *self._kept]).take(pa.array(rows))
         state = np.repeat(np.arange(len(runs)), runs.sizes)
-        made: dict[str, Any] = {"state": state, "us": us[rows], "sequence": sequence[rows]}
+        kept: dict[str, Any] = {"state": state, "us": us[rows], "sequence": sequence[rows]}
         for name in columns.column_names:
             is_text = name == "series" and not pa.types.is_dictionary(columns[name].type)
-            made[name] = columns[name].dictionary_encode() if is_text else columns[name]
-        return pa.table(made)
+            kept[name] = columns[name].dictionary_encode() if is_text else columns[name]
+        return pa.table(kept)
 
     def merge(self, some: Sequence[States]) -> States:
         """Return one state for each bucket, sorted by group and start."""
@@ -326,8 +326,8 @@ def _search_runs(
     columns = [column.tolist() for column in (begins, ends, lows, highs)]
     rows = np.stack(
         [
-            begin + us[begin:end].searchsorted(np.minimum(np.maximum(cuts, at), until + 1))
-            for begin, end, at, until in zip(*columns, strict=True)
+            begin + us[begin:end].searchsorted(np.minimum(np.maximum(cuts, start), until + 1))
+            for begin, end, start, until in zip(*columns, strict=True)
         ]
     )
     sizes = np.diff(rows, axis=1)
@@ -381,44 +381,44 @@ def _fold_values(
     `series` is that of each run; `us` and `sequence` are those of each row.
     """
     runs, values, size = present.runs, present.values, len(series)
-    made: dict[str, Any] = {}
+    folded: dict[str, Any] = {}
     if "count" in states:
-        made["count"] = np.zeros(size, np.int64)
-        made["count"][present.mine] = runs.sizes
+        folded["count"] = np.zeros(size, np.int64)
+        folded["count"][present.mine] = runs.sizes
     if "sum" in states:
-        made |= {
+        folded |= {
             name: present.spread(pa.array(part), size)
             for name, part in _fold_sum(values, runs).items()
         }
     for state in ("min", "max"):
         if state in states:
-            made[state] = present.spread(_reduce(values, runs, state), size)
-    for state, at in (("first", runs.first), ("last", runs.ends - 1)):
+            folded[state] = present.spread(_reduce(values, runs, state), size)
+    for state, rows_of_runs in (("first", runs.first), ("last", runs.ends - 1)):
         if state in states:
-            rows = at if present.rows is None else present.rows[at]
-            made[state] = present.spread(values.take(pa.array(at)), size)
-            made[f"{state} us"] = present.spread(pa.array(us[rows]), size)
-            made[f"{state} series"] = series
-            made[f"{state} sequence"] = present.spread(pa.array(sequence[rows]), size)
-    return made
+            rows = rows_of_runs if present.rows is None else present.rows[rows_of_runs]
+            folded[state] = present.spread(values.take(pa.array(rows_of_runs)), size)
+            folded[f"{state} us"] = present.spread(pa.array(us[rows]), size)
+            folded[f"{state} series"] = series
+            folded[f"{state} sequence"] = present.spread(pa.array(sequence[rows]), size)
+    return folded
 
 
 def _merge_values(mine: dict[str, pa.Array], states: set[str], runs: Runs) -> dict[str, Any]:
     """Return the merged columns of the states of one column of values."""
-    made: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     if "count" in states:
-        made["count"] = _add(mine["count"], runs)
+        merged["count"] = _add(mine["count"], runs)
     if "sum" in states:
-        made |= _merge_sum(mine, runs)
+        merged |= _merge_sum(mine, runs)
     for state in ("min", "max"):
         if state in states:
-            made[state] = _merge_present(mine[state], runs, state)
+            merged[state] = _merge_present(mine[state], runs, state)
     for state in ("first", "last"):
         if state in states:
-            at = pa.array(_find_outermost(mine, state, runs))
+            outermost = pa.array(_find_outermost(mine, state, runs))
             columns = (state, f"{state} us", f"{state} series", f"{state} sequence")
-            made |= {name: mine[name].take(at) for name in columns}
-    return made
+            merged |= {name: mine[name].take(outermost) for name in columns}
+    return merged
 
 
 def _find_outermost(mine: dict[str, pa.Array], state: str, runs: Runs) -> Int64Array:

@@ -217,29 +217,29 @@ class Subscription:
         if is_whole and not self._choice.is_all and self._choice.names is None:
             # Counting the chosen series among many takes longer than reading what is new.
             later = self._read_due(snapshot, start, due)
-            there = committed = later.num_rows
+            count = committed = later.num_rows
             seen = start.seen + committed
         else:
             seen = self._count_up_to(snapshot, head, commit)
-            there = committed = seen - start.seen
+            count = committed = seen - start.seen
         if later is None and (not is_whole or committed > (max_events or committed)):
             later = self._read_due(snapshot, start, due)
-            there = later.num_rows
-        missed = start.missed + committed - there
+            count = later.num_rows
+        missed = start.missed + committed - count
         end = replace(start, commit=commit, after=None, seen=seen, missed=missed)
-        if max_events is None or later is None or there <= max_events:
+        if max_events is None or later is None or count <= max_events:
             return end
         commits, rows = np.unique(to_int64(later["commit"]), return_counts=True)
         within = np.cumsum(rows)
         whole = int(np.searchsorted(within, max_events, "right"))
         if whole:
-            end = replace(end, seen=seen - there + int(within[whole - 1]))
+            end = replace(end, seen=seen - count + int(within[whole - 1]))
             return replace(end, commit=int(commits[whole - 1]))
         # Not even one commit fits, so the batch ends within it.
         commit = int(commits[0])
         after = start.after if commit == start.commit + 1 else None
         key = self._find_key(snapshot, commit, after, max_events)
-        return replace(end, commit=commit - 1, after=key, seen=seen - there + max_events)
+        return replace(end, commit=commit - 1, after=key, seen=seen - count + max_events)
 
     def plan_tasks(self, start: Position, end: Position) -> list[Delivery]:
         """Divide the events between two positions among tasks, by series."""
@@ -409,14 +409,14 @@ class Subscription:
         names = list(starts)
         last = head.lookup(names)["last_sequence"]
         asked = np.maximum(last + 1 - np.array([starts[name] for name in names]), 0).sum()
-        there = 0
+        stored = 0
         for name in names:
             data = [file for file in snapshot.files if file.first <= name <= file.last]
             row_filter = RowFilter([name], sequences=(starts[name], MAX_NUMBER))
-            there += read_rows(
+            stored += read_rows(
                 snapshot.location, data, BASE_SCHEMA, ("sequence",), row_filter
             ).num_rows
-        return int(asked - there)
+        return int(asked - stored)
 
 
 def _began_without_floors(start: Position, snapshot: Snapshot) -> bool:

@@ -134,10 +134,10 @@ class View:
         self._require_past("ask for the past of the store")
         last = self.snapshot.metadata.commit
         if not 0 <= number <= last:
-            there = f"0 to {last}" if last >= 0 else "none, the store has no commits"
+            accepted = f"0 to {last}" if last >= 0 else "none, the store has no commits"
             raise InvalidQuery(
                 f"there is no commit {number}",
-                there,
+                accepted,
                 "name a commit that history() shows, or a time",
             )
         return dataclasses.replace(self, snapshot=self.snapshot.at_commit(number))
@@ -185,9 +185,9 @@ class View:
 def known_series(index: SeriesIndex) -> list[str]:
     """Return the names of all series that have events, in the order of the index."""
     names = index.ids.names()
-    there = np.flatnonzero(index.columns["last_sequence"] != NO_SEQUENCE)
+    known = np.flatnonzero(index.columns["last_sequence"] != NO_SEQUENCE)
     return (
-        names[: len(there)]
-        if len(there) == index.columns.rows
-        else [names[row] for row in there.tolist()]
+        names[: len(known)]
+        if len(known) == index.columns.rows
+        else [names[row] for row in known.tolist()]
     )

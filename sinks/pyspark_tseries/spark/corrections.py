@@ -111,9 +111,9 @@ def merge_windows(
 
     A null is the result of no value, and changes nothing.
     """
-    own = {name: how for name, how in merges.items() if not isinstance(how, str)}
+    functions = {name: how for name, how in merges.items() if not isinstance(how, str)}
     known = {**{n: how for n, how in merges.items() if isinstance(how, str)}, ROWS: "sum"}
-    lists = [(name, "list") for name in own]
+    lists = [(name, "list") for name in functions]
     grouped = windows.group_by(list(keys), use_threads=False).aggregate(
         [*((name, str(how)) for name, how in known.items()), *lists]
     )
@@ -121,17 +121,19 @@ def merge_windows(
     for name in windows.column_names:
         if name in known:
             columns[name] = grouped[f"{name}_{known[name]}"].cast(windows[name].type)
-        elif name in own:
-            folded = [_fold(values, own[name]) for values in grouped[f"{name}_list"].to_pylist()]
+        elif name in functions:
+            folded = [
+                _fold(values, functions[name]) for values in grouped[f"{name}_list"].to_pylist()
+            ]
             columns[name] = pa.chunked_array([pa.array(folded, windows[name].type)])
     merged = pa.table(columns, windows.schema)
     return merged.sort_by([(key, "ascending") for key in keys]).combine_chunks()
 
 
 def _fold(values: list[Any], how: Callable[[Any, Any], Any]) -> Any:
-    there = [value for value in values if value is not None]
-    result = there[0] if there else None
-    for value in there[1:]:
+    present = [value for value in values if value is not None]
+    result = present[0] if present else None
+    for value in present[1:]:
         result = how(result, value)
     return result
 
@@ -271,12 +273,16 @@ class Corrections:
         )
         # A join does not keep the order of rows.
         names = oldest[series].combine_chunks()
-        at = pc.index_in(there[series], value_set=names)
-        first_original, first_us = (oldest[name].take(at) for name in ("original_min", "us_min"))
+        rows_of_names = pc.index_in(there[series], value_set=names)
+        first_original, first_us = (
+            oldest[name].take(rows_of_names) for name in ("original_min", "us_min")
+        )
         time_us = pc.add(there[window].cast(pa.int64()), self.rules.offset_us)
         is_older = pc.and_(pc.greater(first_original, 0), pc.less_equal(time_us, first_us))
         last = index.lookup(there[series].to_pylist())["last_sequence"]
-        all_hidden = pc.and_(pc.is_null(at), pa.chunked_array([pa.array(last != NO_SEQUENCE)]))
+        all_hidden = pc.and_(
+            pc.is_null(rows_of_names), pa.chunked_array([pa.array(last != NO_SEQUENCE)])
+        )
         may_be_hidden = pc.or_(pc.fill_null(is_older, False), all_hidden)
         return pc.and_(there["original"].is_null(), may_be_hidden)
 

@@ -223,13 +223,13 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
                 f"windows of a query with 'violationPolicy' = '{KEEP_ALL}'",
                 "write the windows to a new store with that policy. Nothing is stored",
             )
-        for name, own, first in _list_starts(stream, alike):
-            if own > first:
+        for name, start, first in _list_starts(stream, alike):
+            if start > first:
                 _LOG.warning(
                     "the query that wrote the windows of '%s' began at offset %d of '%s', and this "
                     "one at %d: late rows between are not corrected, and some after that may be "
                     "taken for rows in time",
-                    store.root, first, name, own,
+                    store.root, first, name, start,
                 )  # fmt: skip
 
 
@@ -278,7 +278,9 @@ def _list_starts(mine: RecordStream, theirs: RecordStream) -> list[tuple[str, in
     """Return the partitions with two known starts, and both starts."""
     pairs = [(name, mine.starts.get(name), first) for name, first in sorted(theirs.starts.items())]
     return [
-        (name, own, first) for name, own, first in pairs if own is not None and first is not None
+        (name, start, first)
+        for name, start, first in pairs
+        if start is not None and first is not None
     ]
 
 

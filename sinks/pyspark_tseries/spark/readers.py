@@ -192,16 +192,16 @@ def _group_files(originals: Sequence[DataFile]) -> list[Work]:
     return [tuple(paths) for paths in groups]
 
 
-def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
+def check_schema(wanted: pa.Schema, schema_of_store: pa.Schema) -> None:
     """Refuse a user's schema with other columns than those of the store."""
     for field in wanted:
-        if field.name not in there.names:
+        if field.name not in schema_of_store.names:
             raise IncompatibleValue(
                 f"column '{field.name}' is not in the store",
-                ", ".join(there.names),
+                ", ".join(schema_of_store.names),
                 "correct the schema, or leave it out",
             )
-        known = there.field(field.name).type
+        known = schema_of_store.field(field.name).type
         if field.type != known:
             raise IncompatibleValue(
                 f"column '{field.name}' is asked for as {type_name(field.type)}",

@@ -96,10 +96,10 @@ class DefaultSource(DataSource):
             return keep_options(DefaultSource(table).schema(), table, self.name())
         options = parse_any_read(self.options)
         values = pa.schema(Store.open(options.location).values)
-        there = result_schema(values)
+        columns = result_schema(values)
         if isinstance(options, ReadOptions):
             return _to_spark(_read_schema(values, options, options.plan_buckets(values)))
-        return _to_spark(_add_cti_column(there, options))
+        return _to_spark(_add_cti_column(columns, options))
 
     def reader(self, schema: StructType) -> RangeReader:
         """Return the reader of a batch read."""
@@ -208,19 +208,19 @@ def _check_subscription(
     check_schema(wanted, _add_cti_column(result_schema(store.values), options))
 
 
-def _add_cti_column(there: pa.Schema, options: SubscribeOptions) -> pa.Schema:
+def _add_cti_column(columns: pa.Schema, options: SubscribeOptions) -> pa.Schema:
     """Add the column of CTIs to the columns of a subscription, if it asks for one."""
     if not options.cti:
-        return there
-    if options.cti.lower() in (name.lower() for name in there.names):
+        return columns
+    if options.cti.lower() in (name.lower() for name in columns.names):
         raise OptionError(
             "cti",
             f"the store has a column '{options.cti}'",
-            f"another name than {', '.join(there.names)}",
+            f"another name than {', '.join(columns.names)}",
             "name the column of CTIs otherwise, such as 'store_cti'",
         )
     # In a row of a CTI everything else is null.
-    nullable = [field.with_nullable(True) for field in there]
+    nullable = [field.with_nullable(True) for field in columns]
     return pa.schema([*nullable, pa.field(options.cti, INSTANT)])
 
 
@@ -277,8 +277,8 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
 def _merge_columns(store: Store, wanted: list[pa.Field]) -> None:
     """Add columns, and fields of structs, that only the incoming rows have."""
     add_columns(store, wanted)
-    there = {field.name.lower(): field.type for field in store.values}
-    grown = [field for field in wanted if not fits(field.type, there[field.name.lower()])]
+    kinds = {field.name.lower(): field.type for field in store.values}
+    grown = [field for field in wanted if not fits(field.type, kinds[field.name.lower()])]
     if grown:
         add_struct_fields(store, grown)
 

@@ -151,23 +151,23 @@ def _commit(
     has_rows = any(task.output.rows for task in tasks)
     store = Store.open(target.location)
     joins = _joins(store, target.plan, token)
-    made = None
+    commit = None
     if has_rows or joins or _is_news(store, token, cti_us):
         batch = _build_batch(target, tasks, token, cti_us, joins=joins)
         try:
-            made = store.append(batch, synced=target.options.synced)
+            commit = store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
             is_new = _is_query(token) and store.transaction(token[0]) is None
             if not is_new or error.kind != BEFORE_NEWEST:
                 raise
             raise error.with_next_step(_NEW_QUERY_ADVICE) from None
-        if made is not None:
-            _tell_of_future_rows(token, made.index.metadata)
+        if commit is not None:
+            _tell_of_future_rows(token, commit.index.metadata)
         if target.options.auto_compact:
             maintain_after_commit(store)
     _remove_staged(target, tasks)
     freeze_objects()
-    return None if made is None else CommitId(made.index.metadata.commit, made.head_id)
+    return None if commit is None else CommitId(commit.index.metadata.commit, commit.head_id)
 
 
 def _sum_digests(tasks: Iterable[StagedTask]) -> int | None:

@@ -81,8 +81,8 @@ def split_dictionaries(events: pa.Table, group_rows: int) -> pa.Table:
     groups = []
     for start in range(0, len(codes), group_rows):
         mine = codes[start : start + group_rows]
-        own = names.slice(mine[0], mine[-1] - mine[0] + 1)
-        groups.append(pa.DictionaryArray.from_arrays(pa.array(mine - mine[0]), own))
+        used = names.slice(mine[0], mine[-1] - mine[0] + 1)
+        groups.append(pa.DictionaryArray.from_arrays(pa.array(mine - mine[0]), used))
     return events.set_column(0, "series", pa.chunked_array(groups))
 
 
@@ -402,14 +402,14 @@ def read_bounds(location: Location, path: str, size: int) -> Bounds:
 
 def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
     """Return the bounds of a column from the footer; None if it lacks them."""
-    at = metadata.schema.names.index(column)
-    groups = [metadata.row_group(group).column(at) for group in range(metadata.num_row_groups)]
+    place = metadata.schema.names.index(column)
+    groups = [metadata.row_group(group).column(place) for group in range(metadata.num_row_groups)]
     known = [group.statistics for group in groups]
     if not known or not all(group is not None and group.has_min_max for group in known):
         return None
     if column == "series":
         return min(group.min for group in known), max(group.max for group in known)
-    if not has_raw_bounds(metadata.schema.column(at)):
+    if not has_raw_bounds(metadata.schema.column(place)):
         return None
     return min(group.min_raw for group in known), max(group.max_raw for group in known)
 
@@ -598,7 +598,7 @@ class LiveFiles:
 
 def _added_file(path: str, action: Mapping[str, Any]) -> DataFile | None:
     """Return a file of this package as an entry adds it; None for any other."""
-    own = EVENT_FILE_PATH.fullmatch(path)
+    parts = EVENT_FILE_PATH.fullmatch(path)
     try:
         said = json.loads(action["stats"])
         ends = said["minValues"], said["maxValues"]
@@ -610,7 +610,7 @@ def _added_file(path: str, action: Mapping[str, Any]) -> DataFile | None:
         named = path, action["size"], action["partitionValues"]["kind"]
     except (KeyError, TypeError, ValueError):
         return None
-    return None if own is None else _make_data_file(named, stats, _commits_of(own))
+    return None if parts is None else _make_data_file(named, stats, _commits_of(parts))
 
 
 def _log_column(actions: pa.Table, name: str) -> list[Any]:
@@ -624,13 +624,13 @@ def _log_column(actions: pa.Table, name: str) -> list[Any]:
 def _logged_file(location: Location, file: tuple[Any, ...], logged: FileStats) -> DataFile:
     """Return the file that the log names with the bounds `logged`, which may be null."""
     path, size, _ = file
-    own = EVENT_FILE_PATH.fullmatch(path)
-    if own is None and not is_inside_store(path):
+    parts = EVENT_FILE_PATH.fullmatch(path)
+    if parts is None and not is_inside_store(path):
         raise outside_file_error(location, path)
     known = (logged.rows, *logged.series, *logged.sequence, *logged.us)
-    if own is None or None in known:
+    if parts is None or None in known:
         return _make_data_file(file, *read_bounds(location, path, size))
-    return _make_data_file(file, logged, _commits_of(own))
+    return _make_data_file(file, logged, _commits_of(parts))
 
 
 def _commits_of(path: re.Match[str]) -> tuple[int, int]:
@@ -692,11 +692,11 @@ def write_events(
     )
     rows = split_dictionaries(table, group_rows)
     is_small = location.is_local and table.num_rows < SMALL_FILE_ROWS
-    made: list[Any] = []
+    footers: list[Any] = []
     try:
         with (
             pa.BufferOutputStream() if is_small else location.write(full) as sink,
-            pq.ParquetWriter(sink, rows.schema, metadata_collector=made, **options) as writer,
+            pq.ParquetWriter(sink, rows.schema, metadata_collector=footers, **options) as writer,
         ):
             writer.write_table(rows, row_group_size=group_rows)
             if notes:
@@ -707,9 +707,9 @@ def write_events(
             writer.close()
             content = sink.getvalue() if is_small else None
         size = (
-            seal_file(location, full, made[0])
+            seal_file(location, full, footers[0])
             if content is None
-            else _write_sealed(location, full, bytearray(content), made[0])
+            else _write_sealed(location, full, bytearray(content), footers[0])
         )
     except BaseException:
         location.discard([full])

@@ -265,10 +265,10 @@ def parse_location(
         return location
     if not isinstance(location, str | os.PathLike):
         raise ValueError(compose_message(f"{location!r} is not a path", "a text or a pathlib.Path"))
-    there = normalize_location(os.fspath(location))
+    root = normalize_location(os.fspath(location))
     try:
         pairs = _normalize_options(options or {})
-        if pairs and not there.startswith("s3://"):
+        if pairs and not root.startswith("s3://"):
             raise ValueError(f"a local path needs no {pairs[0][0]}")
     except ValueError as error:
         raise OptionError(
@@ -277,7 +277,7 @@ def parse_location(
             ", ".join(STORAGE_OPTIONS),
             "correct it, or leave it out for what the environment says",
         ) from None
-    return Location(there, pairs) if there.startswith("s3://") else Location(os.path.abspath(there))
+    return Location(root, pairs) if root.startswith("s3://") else Location(os.path.abspath(root))
 
 
 def _normalize_options(options: Mapping[str, str]) -> OptionPairs:
@@ -399,24 +399,24 @@ class Location:
         """
         if not self.is_local or os.path.isdir(path):
             return
-        made = self.root
+        directory = self.root
         for name in os.path.relpath(path, self.root).split(os.sep):
-            made = os.path.join(made, name)
+            directory = os.path.join(directory, name)
             with contextlib.suppress(FileExistsError):
-                os.mkdir(made)
-                self._share(made)
+                os.mkdir(directory)
+                self._share(directory)
 
     def _share(self, path: str) -> None:
         """Give a new file or directory the rights of the store's directory."""
-        wanted, there = os.stat(self.root).st_mode, os.stat(path).st_mode
+        wanted, mode = os.stat(self.root).st_mode, os.stat(path).st_mode
         shared = wanted & (stat.S_IWGRP | stat.S_IWOTH)
-        if stat.S_ISDIR(there):
+        if stat.S_ISDIR(mode):
             shared |= wanted & (stat.S_ISGID | stat.S_IXGRP | stat.S_IXOTH)
         shared |= wanted & (stat.S_IRGRP | stat.S_IROTH)
-        if there | shared != there:
+        if mode | shared != mode:
             # Fails on a file system without rights, and for another user's file.
             with contextlib.suppress(OSError):
-                os.chmod(path, stat.S_IMODE(there | shared))
+                os.chmod(path, stat.S_IMODE(mode | shared))
 
     def open_lock(self, name: str) -> int | None:
         """Open the local lock file `name` of this host's processes; return None if that fails.

@@ -362,9 +362,11 @@ class RowFilter:
         start, end = bisect_left(self.names, ends["min"]), bisect_right(self.names, ends["max"])
         if end - start > NAMES_PER_PROBE * len(names):
             texts = names.to_pylist()
-            at = [bisect_left(self.names, text, start, end) for text in texts]
-            there = [i < end and self.names[i] == text for i, text in zip(at, texts, strict=True)]
-            rows, known = np.array(at, np.int64), np.array(there, bool)
+            places = [bisect_left(self.names, text, start, end) for text in texts]
+            is_known = [
+                i < end and self.names[i] == text for i, text in zip(places, texts, strict=True)
+            ]
+            rows, known = np.array(places, np.int64), np.array(is_known, bool)
         else:
             among = pa.array(self.names[start:end], pa.string())
             rows = to_int64(pc.index_in(names, among).fill_null(-1)) + start
@@ -557,7 +559,7 @@ def _divide_pieces(pieces: Iterable[FilePiece], width: int) -> list[list[FilePie
     jobs: list[list[FilePiece]] = []
     for _, of_file in groupby(pieces, key=lambda piece: piece.file.path):
         group = list(of_file)
-        jobs += [group[at : at + most] for at in range(0, len(group), most)]
+        jobs += [group[start : start + most] for start in range(0, len(group), most)]
     return jobs
 
 
@@ -699,9 +701,11 @@ def _select_groups(
 ) -> tuple[list[int], BoolArray]:
     """Return the `groups` with a needed row, and the flags of their rows; `sizes` are in rows."""
     ends = np.cumsum(sizes)
-    there = [bool(needed[end - size : end].any()) for size, end in zip(sizes, ends, strict=True)]
-    kept = [group for group, is_there in zip(groups, there, strict=True) if is_there]
-    return kept, needed if len(kept) == len(groups) else needed[np.repeat(there, sizes)]
+    is_needed = [
+        bool(needed[end - size : end].any()) for size, end in zip(sizes, ends, strict=True)
+    ]
+    kept = [group for group, is_there in zip(groups, is_needed, strict=True) if is_there]
+    return kept, needed if len(kept) == len(groups) else needed[np.repeat(is_needed, sizes)]
 
 
 def _texts(schema: pa.Schema) -> list[str]:
@@ -763,10 +767,10 @@ class OpenFile:
         """
         if not names:
             return {}
-        for at, size, wanted in self.footer.chunks(groups, names):
-            if zlib.crc32(self._file.read_at(size, at)) != wanted:
+        for offset, size, wanted in self.footer.chunks(groups, names):
+            if zlib.crc32(self._file.read_at(size, offset)) != wanted:
                 raise pa.ArrowInvalid(
-                    f"its {size} bytes from {at} on are not what was written: the checksum is "
+                    f"its {size} bytes from {offset} on are not what was written: the checksum is "
                     "another one"
                 )
         as_codes = tuple(
@@ -869,9 +873,9 @@ def scan_file(
 ) -> Iterator[pa.Table]:
     """Yield what `read_rows` returns for one file, in parts that are not empty."""
     for rows in stream_file(location, file, _select_fields(schema, columns), row_filter):
-        left = rows if wanted is None else rows.filter(wanted)
-        if left.num_rows:
-            yield left
+        matching = rows if wanted is None else rows.filter(wanted)
+        if matching.num_rows:
+            yield matching
 
 
 def _select_fields(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:

@@ -359,13 +359,13 @@ def write_entry(
 def unreachable_error(location: Location, done: str, error: Exception) -> UnusableStore:
     """Return an error without the secrets that `error`, the storage's answer, may contain."""
     said = " ".join(_COLOUR_CODES.sub("", location.redact(str(error))).split())
-    there, options = "a directory that can be written", ""
+    accepted, options = "a directory that can be written", ""
     if not location.is_local:
-        there = "a prefix in a bucket that exists, and credentials that may read and write it"
+        accepted = "a prefix in a bucket that exists, and credentials that may read and write it"
         options = " and storageOptions (storage_options=, --storage-option)"
     return UnusableStore(
         f"'{location.root}' cannot be {done} as a store: {said[:500]}",
-        there,
+        accepted,
         f"check the path{options}",
     )
 
@@ -456,9 +456,9 @@ class Log:
             return False
         while (identity := self._entry_identity(self._version + 1)) is not None:
             version = self._version + 1
-            own = self._own_entry
-            if own is not None and own[0] == version and own[1].metadata is None:
-                change = own[1]
+            own_entry = self._own_entry
+            if own_entry is not None and own_entry[0] == version and own_entry[1].metadata is None:
+                change = own_entry[1]
                 self._remember_transactions(version, change.transactions)
                 self._files.follow(change.files("add"), change.files("remove"))
             else:
@@ -637,7 +637,11 @@ class Log:
         The partition that it overwrites has no files.
         """
         assert change.metadata is not None
-        named = {name: at for name, at in change.transactions.items() if name != HEAD_TRANSACTION}
+        named = {
+            name: version
+            for name, version in change.transactions.items()
+            if name != HEAD_TRANSACTION
+        }
         columns = Change(transactions=named)
         self.table.create_write_transaction(
             [],
@@ -810,9 +814,9 @@ class Log:
 def _check_table(table: DeltaTable, location: Location) -> None:
     """Raise UnusableStore if another tool changed the table so that it is no store any more."""
     check_version(table.metadata().configuration, location.root)
-    there = pa.schema(table.schema())
+    columns = pa.schema(table.schema())
     for column in table_schema([]):
-        if column.name not in there.names or there.field(column.name).type != column.type:
+        if column.name not in columns.names or columns.field(column.name).type != column.type:
             raise UnusableStore(
                 f"store '{location.root}': another tool has changed or removed its column "
                 f"'{column.name}'",

@@ -105,8 +105,10 @@ def check_log_at(location: Location, version: int) -> None:
     base = recorded.version
     path = location.file("_delta_log", _checkpoint_name(base))
     if base > version or not os.path.exists(path):
-        there = [int(name[:20]) for name in _log_names(location) if _CHECKPOINT.fullmatch(name)]
-        base = max((number for number in there if number <= version), default=-1)
+        checkpoints = [
+            int(name[:20]) for name in _log_names(location) if _CHECKPOINT.fullmatch(name)
+        ]
+        base = max((number for number in checkpoints if number <= version), default=-1)
         path = location.file("_delta_log", _checkpoint_name(base))
     if base in recorded.checksums and os.path.exists(path) and not _is_as_recorded(path, recorded):
         raise _torn_error(location, "checkpoint", path, "it cannot be read")
@@ -253,8 +255,10 @@ def find_readable_log(location: Location, upto: int) -> ReadableLog:
                 base = int(name[:20])
                 break
             torn.append(name)
-    there = {int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name) and name not in torn}
-    if recorded.damaged or not there.issuperset({recorded.version} - {-1}):
+    checkpoints = {
+        int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name) and name not in torn
+    }
+    if recorded.damaged or not checkpoints.issuperset({recorded.version} - {-1}):
         torn.append(LAST_CHECKPOINT)
     for version in range(base + 1, upto + 1):
         reason = entry_damage(location, version)
@@ -362,14 +366,14 @@ def _torn_reason(path: str, size: int | None) -> str | None:
     ending = b"PAR1" if path.endswith(".parquet") else _END_OF_STREAM
     try:
         with open(path, "rb") as file:
-            there = file.seek(0, os.SEEK_END)
-            file.seek(max(0, there - len(ending)))
+            length = file.seek(0, os.SEEK_END)
+            file.seek(max(0, length - len(ending)))
             end = file.read()
     except FileNotFoundError:
         return "it is missing"
-    if size is not None and there != size:
-        return f"it has {there} bytes instead of the {size} in the log"
-    return None if end == ending else "it is empty" if not there else "it breaks off"
+    if size is not None and length != size:
+        return f"it has {length} bytes instead of the {size} in the log"
+    return None if end == ending else "it is empty" if not length else "it breaks off"
 
 
 def unsynced_files(
@@ -396,8 +400,8 @@ def unsynced_files(
             for name, index in entry.transactions.items()
             if name == HEAD_TRANSACTION
         ]
-    there = [path for path in files if _is_file_inside(location, path)]
-    return [*there, *list_directories(location.root, there)]
+    present = [path for path in files if _is_file_inside(location, path)]
+    return [*present, *list_directories(location.root, present)]
 
 
 @dataclass(frozen=True, slots=True)

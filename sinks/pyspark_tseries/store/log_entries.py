@@ -180,8 +180,8 @@ def adopt_entry(entry: bytes, checked: int, location: str) -> bytes:
     lines = [json.loads(line) for line in entry.splitlines()]
     for line in lines:
         if "commitInfo" in line:
-            info, own = line["commitInfo"], Change().info(checked)
-            info[_INFO_KEY] = {**own, "lines": len(lines), CHECKSUM_KEY: NO_CHECKSUM}
+            info, own_info = line["commitInfo"], Change().info(checked)
+            info[_INFO_KEY] = {**own_info, "lines": len(lines), CHECKSUM_KEY: NO_CHECKSUM}
             if "location" in info.get("operationParameters", {}):
                 info["operationParameters"]["location"] = location
     return seal(b"".join(map(_line, lines)))
@@ -213,8 +213,8 @@ def correct_bit(content: bytes) -> bytes | None:
     Every single bit changes the checksum differently, so the checksum shows which bit it was.
     """
     candidates = [content]
-    for at in range(len(_CHECKSUM_KEY)):
-        broken = re.escape(_CHECKSUM_KEY[:at]) + b"." + re.escape(_CHECKSUM_KEY[at + 1 :])
+    for digit in range(len(_CHECKSUM_KEY)):
+        broken = re.escape(_CHECKSUM_KEY[:digit]) + b"." + re.escape(_CHECKSUM_KEY[digit + 1 :])
         candidates += (
             content[: key.start()] + _CHECKSUM_KEY + content[key.end() :]
             for key in re.finditer(broken, content, re.DOTALL)
@@ -236,7 +236,7 @@ _CRC_POLYNOMIAL: Final = 0xEDB88320
 def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
     """Return `content`, with its checksum from `start` to `end`, after flipping the wrong bit."""
     right = b"%08x" % _checksum_around(content, start, end)
-    wrong = [at for at in range(start, end) if content[at] != right[at - start]]
+    wrong = [place for place in range(start, end) if content[place] != right[place - start]]
     if not wrong:
         return content
     if len(wrong) == 1 and (content[wrong[0]] ^ right[wrong[0] - start]).bit_count() == 1:
@@ -248,10 +248,10 @@ def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
     # Go from the last byte to the first; `changes` has what each bit of it changes in the checksum.
     table = [_shift(byte) for byte in range(256)]
     changes = [table[1 << bit] for bit in range(8)]
-    for at in range(len(content) - 1, -1, -1):
-        if difference in changes and not start <= at < end:
+    for place in range(len(content) - 1, -1, -1):
+        if difference in changes and not start <= place < end:
             flipped = bytearray(content)
-            flipped[at] ^= 1 << changes.index(difference)
+            flipped[place] ^= 1 << changes.index(difference)
             return bytes(flipped)
         changes = [change >> 8 ^ table[change & 0xFF] for change in changes]
     return None
@@ -285,8 +285,8 @@ def _content_checksum(lines: Iterable[Mapping[str, Any]], own_info: Mapping[str,
         for kind, fields in _COVERED.items()
         if kind in line
     ]
-    own = {name: value for name, value in own_info.items() if name != CHECKSUM_KEY}
-    items = sorted(json.dumps(item, sort_keys=True) for item in [*said, ["own", own]])
+    own_fields = {name: value for name, value in own_info.items() if name != CHECKSUM_KEY}
+    items = sorted(json.dumps(item, sort_keys=True) for item in [*said, ["own", own_fields]])
     return f"{zlib.crc32(chr(10).join(items).encode()):08x}"
 
 
@@ -303,9 +303,9 @@ def parse_entry(version: int, data: bytes) -> Entry:
     lines = _parse_lines(data)
     infos = [line["commitInfo"] for line in lines if "commitInfo" in line]
     info: dict[str, Any] = infos[0] if infos else {}
-    own = info.get(_INFO_KEY)
-    if own is not None:
-        _check_own(data, lines, own)
+    own_info = info.get(_INFO_KEY)
+    if own_info is not None:
+        _check_own(data, lines, own_info)
     elif has_wrong_checksum(data) is not None:
         raise TornEntry("its 'commitInfo' is not what was written")
     transactions = {line["txn"]["appId"]: line["txn"]["version"] for line in lines if "txn" in line}
@@ -315,7 +315,7 @@ def parse_entry(version: int, data: bytes) -> Entry:
     )
     return Entry(
         version,
-        own,
+        own_info,
         str(info.get("operation", "")),
         str(info.get("engineInfo", "")),
         transactions,
@@ -353,9 +353,9 @@ def _parse_lines(data: bytes) -> list[dict[str, Any]]:
             if action in line:
                 _check_fields(action, line[action], fields)
     for line in lines:
-        own = line.get("commitInfo", {}).get(_INFO_KEY)
-        if own is not None:
-            _check_fields(f"commitInfo.{_INFO_KEY}", own, _OWN_FIELDS)
+        own_info = line.get("commitInfo", {}).get(_INFO_KEY)
+        if own_info is not None:
+            _check_fields(f"commitInfo.{_INFO_KEY}", own_info, _OWN_FIELDS)
     return lines
 
 
@@ -367,14 +367,16 @@ def _check_fields(action: str, content: object, fields: Mapping[str, type | Unio
             raise TornEntry(f"its '{action}' has no right '{name}'")
 
 
-def _check_own(data: bytes, lines: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> None:
+def _check_own(
+    data: bytes, lines: Sequence[Mapping[str, Any]], own_info: Mapping[str, Any]
+) -> None:
     """Raise TornEntry if an entry of this package is not as it was written."""
-    if "lines" in own:
-        if own["lines"] != len(lines):
-            raise TornEntry(f"it has {len(lines)} of {own['lines']} lines")
+    if "lines" in own_info:
+        if own_info["lines"] != len(lines):
+            raise TornEntry(f"it has {len(lines)} of {own_info['lines']} lines")
         wrong = has_wrong_checksum(data) is not False
     else:
-        wrong = own[CHECKSUM_KEY] != _content_checksum(lines, own)
+        wrong = own_info[CHECKSUM_KEY] != _content_checksum(lines, own_info)
     if wrong:
         raise TornEntry("it is not what was written: the checksum is another one")
 
@@ -503,8 +505,10 @@ def _parse_last_checkpoint(content: bytes) -> LastCheckpoint:
         return LastCheckpoint(damaged=True)
     try:
         said = json.loads(content)
-        version, own = said["version"], said.get(_KEY, {})
-        known = {int(number): int(crc, 16) for number, crc in own.get("checkpoints", {}).items()}
+        version, own_info = said["version"], said.get(_KEY, {})
+        known = {
+            int(number): int(crc, 16) for number, crc in own_info.get("checkpoints", {}).items()
+        }
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
             return LastCheckpoint(damaged=True)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -63,18 +63,18 @@ def write_checkpoint(location: Location, version: int) -> None:
     entry = location.identity(entry_path(location, version))
     # The shadow is in the store: it goes, or moves, with the store's directory.
     with shadow_log(location, version, elsewhere=False) as copy:
-        made = os.path.join(copy, _LOG_DIRECTORY)
-        copied = set(os.listdir(made))  # Maintenance may remove these from the log meanwhile.
+        copied_log = os.path.join(copy, _LOG_DIRECTORY)
+        copied = set(os.listdir(copied_log))  # Maintenance may remove these from the log meanwhile.
         DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
-        names = [name for name in os.listdir(made) if name not in copied]
+        names = [name for name in os.listdir(copied_log) if name not in copied]
         parts = [name for name in names if _NUMBERED.fullmatch(name)]
-        _mark_checkpoint(location, made, parts)
-        sync(os.path.join(made, name) for name in [*parts, LAST_CHECKPOINT])
+        _mark_checkpoint(location, copied_log, parts)
+        sync(os.path.join(copied_log, name) for name in [*parts, LAST_CHECKPOINT])
         if location.identity(entry_path(location, version)) != entry:
             return
         for names in (parts, [LAST_CHECKPOINT]):
             for name in names:
-                os.replace(os.path.join(made, name), os.path.join(log, name))
+                os.replace(os.path.join(copied_log, name), os.path.join(log, name))
             sync([log])
 
 
@@ -138,11 +138,13 @@ def _checkpointer(pid: int) -> _Checkpointer:
 
 def has_checkpoint(location: Location, version: int) -> bool:
     """Return whether there is a checkpoint of `version`, in one part or several."""
-    there = os.path.join(glob.escape(location.file(_LOG_DIRECTORY)), f"{version:020d}.checkpoint*")
-    return bool(glob.glob(there))
+    pattern = os.path.join(
+        glob.escape(location.file(_LOG_DIRECTORY)), f"{version:020d}.checkpoint*"
+    )
+    return bool(glob.glob(pattern))
 
 
-def _mark_checkpoint(location: Location, made: str, parts: Sequence[str]) -> None:
+def _mark_checkpoint(location: Location, directory: str, parts: Sequence[str]) -> None:
     """Record the checksums of new checkpoints, the files `parts` of the directory `made`."""
     known = {
         version: crc
@@ -150,9 +152,9 @@ def _mark_checkpoint(location: Location, made: str, parts: Sequence[str]) -> Non
         if os.path.exists(location.file(_LOG_DIRECTORY, f"{version:020d}.checkpoint.parquet"))
     }
     for name in parts:
-        with open(os.path.join(made, name), "rb") as file:
+        with open(os.path.join(directory, name), "rb") as file:
             known[int(name[:20])] = zlib.crc32(file.read())
-    with open(os.path.join(made, LAST_CHECKPOINT), "r+b") as file:
+    with open(os.path.join(directory, LAST_CHECKPOINT), "r+b") as file:
         content = format_last_checkpoint(file.read(), known)
         file.seek(0)
         file.write(content)

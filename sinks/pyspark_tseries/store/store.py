@@ -368,8 +368,8 @@ class Store:
     def _refresh_or_fail(self, *, whole: bool = True) -> None:
         """Bring the log up to date, with its table if `whole`; see `Log.refresh`."""
         with self._lock:
-            there = self.log.refresh(whole=whole)
-        if not there:
+            is_there = self.log.refresh(whole=whole)
+        if not is_there:
             raise NoSuchStore(
                 f"the store '{self.root}' was removed or replaced while it was in use",
                 next_step="start the query again",

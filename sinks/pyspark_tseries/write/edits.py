@@ -78,13 +78,13 @@ def number_edits(
     An original may be edited if it is inside `retained` before the batch (by `index`), or in the
     batch itself. An edit gets the timestamp `now_us`, or its series' newest if that is later.
     """
-    there = _find_editable(targets, index, retained)
+    editable = _find_editable(targets, index, retained)
     before = lookup_after(targets.names, index, appended)
-    lost = np.flatnonzero(~there)
+    lost = np.flatnonzero(~editable)
     example = _describe_missing(targets, int(lost[0]), before) if len(lost) else None
     if example and STORE_POLICIES[missing_original] is Action.FAIL:
         raise _missing_original_error(example, len(lost))
-    order = np.flatnonzero(there)
+    order = np.flatnonzero(editable)
     order = order[np.argsort(targets.codes[order], kind="stable")]
     present, codes = np.unique(targets.codes[order], return_inverse=True)
     before = {name: column[present] for name, column in before.items()}
@@ -114,8 +114,8 @@ def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedR
     known = targets.us != NEVER_US
     known &= ~targets.erased
     visible = (targets.sequence >= low[codes]) & (targets.us >= low_us[codes])
-    there: BoolArray = known & (visible | (targets.sequence > newest[0][codes]))
-    return there
+    editable: BoolArray = known & (visible | (targets.sequence > newest[0][codes]))
+    return editable
 
 
 def _describe_missing(

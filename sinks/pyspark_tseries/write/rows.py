@@ -149,8 +149,8 @@ def _find_cti_column(
 def _missing_column_error(
     name: str, value: str, by_name: dict[str, pa.Field], next_step: str
 ) -> OptionError:
-    there = ", ".join(f"'{field.name}'" for field in by_name.values())
-    return OptionError(name, f"the DataFrame has no column '{value}'", there, next_step)
+    names = ", ".join(f"'{field.name}'" for field in by_name.values())
+    return OptionError(name, f"the DataFrame has no column '{value}'", names, next_step)
 
 
 def _check_type(field: pa.Field | None, name: str, kind: pa.DataType) -> None:

@@ -132,7 +132,9 @@ def _sort_columns(rows: pa.Table | pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
 
 def _split_parts(rows: pa.Table, order: Int64Array, budget: int) -> Iterator[pa.Table]:
     step = rows_for_bytes(rows, budget // MAX_MERGED_CHUNKS, MAX_PART_ROWS)
-    return (rows.take(pa.array(order[at : at + step])) for at in range(0, len(order), step))
+    return (
+        rows.take(pa.array(order[start : start + step])) for start in range(0, len(order), step)
+    )
 
 
 def _write_chunk(
@@ -208,13 +210,15 @@ def merge_sorted(chunks: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Tabl
     """
     reading = [_ChunkCursor(chunk) for chunk in chunks]
     while True:
-        there = [(chunk.last(), at) for at, chunk in enumerate(reading) if chunk.part is not None]
-        if not there:
+        open_chunks = [
+            (chunk.last(), at) for at, chunk in enumerate(reading) if chunk.part is not None
+        ]
+        if not open_chunks:
             return
         # After this part, no row before `bound` can come. Equal keys of later chunks wait until
         # this chunk is past the key, so that equal rows keep the order of the chunks.
-        bound, whose = min(there)
-        parts = [reading[at].take_until(bound, inclusive=at <= whose) for _, at in there]
+        bound, whose = min(open_chunks)
+        parts = [reading[at].take_until(bound, inclusive=at <= whose) for _, at in open_chunks]
         yield pa.Table.from_batches([part for part in parts if part.num_rows]).combine_chunks()
 
 
@@ -224,7 +228,8 @@ def reduce_chunks(
     """Merge chunks until at most MAX_MERGED_CHUNKS are left; keep the files of merged ones."""
     while len(chunks) > MAX_MERGED_CHUNKS:
         groups = [
-            chunks[at : at + MAX_MERGED_CHUNKS] for at in range(0, len(chunks), MAX_MERGED_CHUNKS)
+            chunks[start : start + MAX_MERGED_CHUNKS]
+            for start in range(0, len(chunks), MAX_MERGED_CHUNKS)
         ]
         chunks = [_merge_chunks(location, temp_paths, group, schema, budget) for group in groups]
     return chunks

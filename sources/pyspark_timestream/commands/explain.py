@@ -226,11 +226,11 @@ def _find_mistake(path: tuple[ClassicStep, ...]) -> Diagnosis | None:
         return None
     for operator in way:
         if operator.watermark is not None:
-            own = operator.watermark
+            watermark = operator.watermark
             return (
                 None
-                if own.endswith(_CTI_COLUMN)
-                else _own_watermark(f"withWatermark on column '{own}'")
+                if watermark.endswith(_CTI_COLUMN)
+                else _own_watermark(f"withWatermark on column '{watermark}'")
             )
         joins_streams = operator.name == JOIN and all(each.is_stream for each in operator.inputs)
         if operator.name in _STATEFUL_OPERATORS or joins_streams:

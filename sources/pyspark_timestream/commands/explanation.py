@@ -123,7 +123,7 @@ def explain_stream(
 ) -> StreamExplanation:
     """Report on `history`; see `diagnose` for the arguments."""
     last, offset = history[-1], history[-1].offset
-    diagnoses, left = diagnose(history, failed, known), count_remaining(history)
+    diagnoses, unread = diagnose(history, failed, known), count_remaining(history)
     ranks: dict[Partition, int] = {}
     for place, each in enumerate(diagnoses):
         for part in each.partitions - each.well:
@@ -138,7 +138,7 @@ def explain_stream(
             PartitionFacts(
                 partition=part,
                 offset=partition_offset.start_inclusive,
-                lag=size + left[part] if part in left else None,
+                lag=size + unread[part] if part in unread else None,
                 cti_us=state.cti_us,
                 last_us=state.last_us,
                 idle=partition_offset.idle,

@@ -189,13 +189,13 @@ def _read_iso_column(texts: pa.Array) -> tuple[Instants, Mask, Mask]:
     valid = np.array(texts.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
     instants, readable = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.bool_)
     odd = valid & (lengths > _MAX_LENGTH)
-    left = np.flatnonzero(valid & ~odd)
+    unread = np.flatnonzero(valid & ~odd)
     for _ in range(_MAX_SHAPES):
-        if not len(left):
+        if not len(unread):
             return instants, readable, odd
-        length = lengths[left[0]]
-        same_length = lengths[left] == length
-        rows = left[same_length]
+        length = lengths[unread[0]]
+        same_length = lengths[unread] == length
+        rows = unread[same_length]
         matrix = _to_matrix(data, starts[rows], int(length))
         shape = _DIGIT.sub(b"0", matrix[0].tobytes())
         alike = _match_shape(matrix, shape)
@@ -206,8 +206,8 @@ def _read_iso_column(texts: pa.Array) -> tuple[Instants, Mask, Mask]:
         else:
             odd[rows] = alike
         same_length[same_length] = alike
-        left = left[~same_length]
-    odd[left] = True
+        unread = unread[~same_length]
+    odd[unread] = True
     return instants, readable, odd
 
 

@@ -177,8 +177,8 @@ def read_options(
     given = {key.lower(): value for key, value in raw.items()}
     declared = option_specs(options_class)
     by_key = {spec.name.lower(): field for field, spec in declared.items()}
-    own = {key: value for key, value in given.items() if not key.startswith(tuple(prefixes))}
-    _refuse_unknown(own, declared.values(), injected, foreign or {}, settings)
+    named = {key: value for key, value in given.items() if not key.startswith(tuple(prefixes))}
+    _refuse_unknown(named, declared.values(), injected, foreign or {}, settings)
     values = {
         by_key[key]: _parse(declared[by_key[key]], value)
         for key, value in given.items()

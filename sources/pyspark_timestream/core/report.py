@@ -176,9 +176,9 @@ def align_within(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     lines = align(
         [[cut_text(cell, size) for cell, size in zip(row, widths, strict=False)] for row in cells]
     )
-    left = cells[0][len(widths) :]
-    if left:
-        more = f"and {format_count(len(left), 'more column')}: {', '.join(left)}"
+    left_out = cells[0][len(widths) :]
+    if left_out:
+        more = f"and {format_count(len(left_out), 'more column')}: {', '.join(left_out)}"
         lines.append(cut_text(more, width))
     return lines
 

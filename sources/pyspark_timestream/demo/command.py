@@ -266,9 +266,9 @@ def _list_differences(data: str, address: str, registry_port: int) -> Iterator[s
         f"http://localhost:{_REGISTRY_PORT}": f"http://localhost:{registry_port}",
         _DATA: data,
     }
-    for name, own in usual.items():
-        if own != name:
-            yield f"Where the pages say {name}, put {own}."
+    for name, used in usual.items():
+        if used != name:
+            yield f"Where the pages say {name}, put {used}."
 
 
 def _format_instructions(address: str, count: int) -> str:

@@ -165,8 +165,8 @@ def page_topics() -> Mapping[str, list[PageRecord]]:
         "rides": [_ride(minute) for minute in (10, 6, 70, 8, 130, 66)],
         "changes": [_change(0, "c", "open"), _change(1, "u", "paid"), _change(2, "d", None)],
         "devices": [
-            PageRecord(json.dumps({"device": f"till-{number}", "at": f"{at}Z"}))
-            for number, at in (
+            PageRecord(json.dumps({"device": f"till-{number}", "at": f"{time}Z"}))
+            for number, time in (
                 (1, "2026-01-01T10:00:00"),
                 (2, "2026-01-01T10:00:00"),
                 (3, "2031-01-01T10:01:00"),
@@ -255,11 +255,11 @@ def _delivery(minute: int, parcel: str, grams: int) -> bytes:
 
 def _stop(minute: int, station: str, boarded: int) -> PageRecord:
     seconds = (_DAY_MS + minute * _MINUTE_MS) // 1_000
-    at = b"\x08" + _varint(seconds)
+    timestamp = b"\x08" + _varint(seconds)
     name = station.encode()
     message = b"\x0a" + _varint(len(name)) + name + b"\x10" + _varint(boarded)
     # After the id, 0 says that the message is the first of the file.
-    return PageRecord(_frame(6) + b"\x00" + message + b"\x1a" + _varint(len(at)) + at)
+    return PageRecord(_frame(6) + b"\x00" + message + b"\x1a" + _varint(len(timestamp)) + timestamp)
 
 
 _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
@@ -424,10 +424,10 @@ def _produce(bootstrap: str, records: Iterable[tuple[str, PageRecord]]) -> None:
         if count % 1000 == 0:
             producer.direct.poll(0)
     try:
-        left = producer.flush(timeout=_DELIVERY_TIMEOUT_S)
+        undelivered = producer.flush(timeout=_DELIVERY_TIMEOUT_S)
     except KafkaException as error:
-        left, failures = 1, [error.args[0].str()]
-    if left or failures:
+        undelivered, failures = 1, [error.args[0].str()]
+    if undelivered or failures:
         raise NoDemo(f"the broker at {bootstrap} did not take all records: {failures[:1]}")
 
 

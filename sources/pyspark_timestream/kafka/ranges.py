@@ -153,12 +153,14 @@ def cut_ranges(
         return pieces
     total = sum(span.size for span in pieces)
     small = {span for span in pieces if _apportion(span.size, total, min_pieces) == 1}
-    left = total - sum(span.size for span in small)
+    remaining = total - sum(span.size for span in small)
     count = max(min_pieces - len(small), 1)
     return [
         piece
         for span in pieces
-        for piece in ([span] if span in small else _cut(span, _apportion(span.size, left, count)))
+        for piece in (
+            [span] if span in small else _cut(span, _apportion(span.size, remaining, count))
+        )
     ]
 
 

@@ -94,11 +94,11 @@ class _TaskRun:
         self._options, self._projection, self._read = options, projection, read
         self._columns = required_columns(options, projection)
         self._has_ctis = projection.requests("cti")
-        own = tuple(task_range.state.cti_us for task_range in plan.ranges)
+        own_us = tuple(task_range.state.cti_us for task_range in plan.ranges)
         from_us = options.rules.from_us
         self.unshown_us = None if from_us is None else from_us - TICK_US
         shown_us = max_known(plan.emitted_us, self.unshown_us)
-        self.watermark = TaskWatermark(own, plan.others_us, shown_us)
+        self.watermark = TaskWatermark(own_us, plan.others_us, shown_us)
         self.range_end = RangeEnd(PartitionState())
 
     def show_cti(self, cti_us: int | None, shown_us: int | None) -> Iterator[pa.RecordBatch]:

@@ -86,7 +86,8 @@ class DeliveryReports:
     def _describe_unreachable(self) -> str:
         failures = self._log.recent_failures(_RECENT_FAILURES_S)
         reasons = ", ".join(
-            f"{at}: {each.reason}" if at else each.reason for at, each in failures.items()
+            f"{address}: {each.reason}" if address else each.reason
+            for address, each in failures.items()
         )
         return f" ({reasons})" if reasons else ""
 
@@ -315,9 +316,9 @@ class PunctuatedProducer:
         def flush(client: Any) -> int:
             return int(client.flush(step_s))
 
-        while left := self._serve(self._lock.lend(flush, is_flush=True), step_s, "flush"):
+        while waiting := self._serve(self._lock.lend(flush, is_flush=True), step_s, "flush"):
             # Other threads may refill the queue meanwhile, so progress is a new minimum.
-            least = min(least, left)
+            least = min(least, waiting)
             self._check_delivery(patience, least)
         self._reports.raise_failure()
 
@@ -534,8 +535,8 @@ class PunctuatedProducer:
             return "abort() and produce it again; after a fatal error, with a new producer"
         return "correct what this names, and note the time again"
 
-    def _check_delivery(self, patience: _Patience, left: int = 0) -> None:
-        if patience.is_over((self._reports.count, left)):
+    def _check_delivery(self, patience: _Patience, waiting: int = 0) -> None:
+        if patience.is_over((self._reports.count, waiting)):
             why = f"nothing was delivered in {self._delivery_limit_s:.0f} s"
             raise DeliveryFailed(self._reports.describe_failure(why))
 

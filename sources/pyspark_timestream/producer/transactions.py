@@ -247,8 +247,8 @@ def _query_requests(client: Mapping[str, str], topic: str | None) -> Requests:
 def reading_config(client: Mapping[str, str]) -> dict[str, Any]:
     """Return the user's settings for clients that read, without those of producers."""
     set_here = PRODUCER_DEFAULTS | PRODUCER_REQUIRED
-    own = {key: text for key, text in client.items() if not key.startswith(_PRODUCER_ONLY)}
-    return {key: text for key, text in own.items() if key not in set_here}
+    settings = {key: text for key, text in client.items() if not key.startswith(_PRODUCER_ONLY)}
+    return {key: text for key, text in settings.items() if key not in set_here}
 
 
 _NONE: Final = -1001

@@ -347,14 +347,14 @@ def _cut_runs(
     goes_on = (is_new & ~is_silent)[begins]
     counts = np.array([writer.counted for writer in before], dtype=np.int64)
     bases_us = np.array([instant_or_sentinel(writer.base_us) for writer in before], dtype=np.int64)
-    own = codes[begins]
-    based = np.where(goes_on, bases_us[own], NEVER)
+    codes_of_runs = codes[begins]
+    based = np.where(goes_on, bases_us[codes_of_runs], NEVER)
     return _Runs(
         times=times,
         is_first=is_first,
         numbers=np.cumsum(is_first) - 1,
         begins=begins,
-        counts=np.where(goes_on, counts[own], 0),
+        counts=np.where(goes_on, counts[codes_of_runs], 0),
         bases_us=np.where(based == NEVER, times[begins], based),
     )
 

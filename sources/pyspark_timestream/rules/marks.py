@@ -250,9 +250,9 @@ def _list_changes(
         numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()
     ]
     writer_codes = np.array(dictionary_codes, dtype=np.int64)[encoded.indices.to_numpy()]
-    own = numbers.get("", -1)
+    unnamed = numbers.get("", -1)
     marked = np.flatnonzero(marks.marked & marks.readable)
-    closed = np.flatnonzero(marks.closes & (writer_codes != own))
+    closed = np.flatnonzero(marks.closes & (writer_codes != unnamed))
     now_us = np.full(len(marked), NEVER)
     if clock is not None and first_us is not None:
         now_us = np.maximum(clock[marks.places[marked]], first_us)
@@ -269,7 +269,13 @@ def _list_changes(
     seen_us = np.concatenate([np.array(start_seen_us, np.int64), now_us, never])
     by = sort_by_writer(keys, codes)
     return _Changes(
-        keys[by], codes[by], us[by], seen_us[by], is_mark[by], codes[by] != own, list(numbers)
+        keys[by],
+        codes[by],
+        us[by],
+        seen_us[by],
+        is_mark[by],
+        codes[by] != unnamed,
+        list(numbers),
     )
 
 
@@ -334,8 +340,8 @@ def _find_opening(
         return None
     if state.record_us is not None and state.record_us - first_us >= rules.writer_grace_us:
         return -1
-    at = int(np.searchsorted(clock, first_us + rules.writer_grace_us))
-    return at if at < len(clock) else None
+    row = int(np.searchsorted(clock, first_us + rules.writer_grace_us))
+    return row if row < len(clock) else None
 
 
 def _propose(intervals: _Intervals, opens_at: int | None) -> Proposals:

@@ -342,8 +342,8 @@ def find_min_of_others(
     ascending = sorted(range(len(ctis_us)), key=lambda i: (ctis_us[i] is not None, ctis_us[i] or 0))
     minima: list[tuple[int | None, ...]] = []
     for group in groups:
-        own = set(group)
-        first = next((i for i in ascending if i not in own), None)
+        members = set(group)
+        first = next((i for i in ascending if i not in members), None)
         minima.append(() if first is None else (ctis_us[first],))
     return minima
 
@@ -398,11 +398,11 @@ class TaskWatermark:
         none = np.empty(0, dtype=np.int64)
         if not len(ctis_us):
             return self, none, none
-        own = (*self.own_us[:position], int(ctis_us[-1]), *self.own_us[position + 1 :])
+        own_us = (*self.own_us[:position], int(ctis_us[-1]), *self.own_us[position + 1 :])
         rest = (*self.own_us[:position], *self.own_us[position + 1 :], *self.others_us)
         floor_us = min_cti(rest)
         if rest and floor_us is None:
-            return TaskWatermark(own, self.others_us, self.emitted_us), none, none
+            return TaskWatermark(own_us, self.others_us, self.emitted_us), none, none
         proven = ctis_us if floor_us is None else np.minimum(ctis_us, floor_us)
         before = np.concatenate(([np.iinfo(np.int64).min], proven[:-1]))
         news = proven > before
@@ -410,7 +410,7 @@ class TaskWatermark:
             news &= proven > self.emitted_us
         places = np.flatnonzero(news)
         emitted_us = int(proven[places[-1]]) if len(places) else self.emitted_us
-        return TaskWatermark(own, self.others_us, emitted_us), places, proven[places]
+        return TaskWatermark(own_us, self.others_us, emitted_us), places, proven[places]
 
 
 def find_max_proven(

@@ -148,18 +148,18 @@ def step(
     until_us = rules.until_us
     if until_us is None or not rules.is_at_end(moved.cti_us):
         return moved, result
-    at = int(np.searchsorted(result.cti_us, until_us))
-    stop = int(result.cti_index[at]) + 1
+    last = int(np.searchsorted(result.cti_us, until_us))
+    stop = int(result.cti_index[last]) + 1
     # Fold again, only up to the record at which the CTI reaches the end.
     moved, before = _fold(rules, state, _cut_events(events, stop), _cut_marks(marks, stop))
     # The cut block may lack the record that revealed a writer's silence and so brought this CTI.
-    moved = dataclasses.replace(moved, cti_us=until_us, ctis=state.ctis + at + 1)
+    moved = dataclasses.replace(moved, cti_us=until_us, ctis=state.ctis + last + 1)
     is_before = np.arange(len(result.keep)) < stop
     return moved, dataclasses.replace(
         result,
         keep=result.keep & is_before,
-        cti_index=result.cti_index[: at + 1],
-        cti_us=np.append(result.cti_us[:at], until_us),
+        cti_index=result.cti_index[: last + 1],
+        cti_us=np.append(result.cti_us[:last], until_us),
         failure=before.failure,
         unreadable=before.unreadable,
         inside=is_before if result.inside is None else result.inside & is_before,
@@ -374,11 +374,11 @@ def _apply(action: Action, code: int, mask: Mask, result: BlockResult) -> BlockR
 
 
 def _find_failure(code: int, mask: Mask, result: BlockResult) -> Failure:
-    at, failure = int(np.argmax(mask)), result.failure
-    if failure is not None and failure.index < at:
+    row, failure = int(np.argmax(mask)), result.failure
+    if failure is not None and failure.index < row:
         return failure
-    cti_us = instant_or_none(result.in_force_us[at])
-    return Failure(at, str(VIOLATIONS[code]), int(result.times[at]), cti_us)
+    cti_us = instant_or_none(result.in_force_us[row])
+    return Failure(row, str(VIOLATIONS[code]), int(result.times[row]), cti_us)
 
 
 def _select_inside(rules: TimeRules, result: BlockResult) -> Mask:

@@ -132,8 +132,8 @@ def _look_up(numbers: Int64Array, values: Mapping[int, int]) -> Int64Array:
 
 
 def _newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
-    at = pc.index_in(names, newest_us["series"].combine_chunks().cast(pa.string()))
-    us = newest_us["newest_us"].combine_chunks().cast(pa.int64()).take(at)
+    rows = pc.index_in(names, newest_us["series"].combine_chunks().cast(pa.string()))
+    us = newest_us["newest_us"].combine_chunks().cast(pa.int64()).take(rows)
     newest: Int64Array = us.fill_null(NEVER_US).to_numpy(zero_copy_only=False)
     return newest
 
@@ -154,8 +154,8 @@ def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
         "commit_time": pa.array(commit_us).cast(INSTANT),
     }
     for name, column in new.items():
-        at = rows.schema.get_field_index(name)
-        rows = rows.set_column(at, rows.schema.field(at), column)
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, rows.schema.field(place), column)
     return rows
 
 
@@ -273,9 +273,9 @@ def _rebuild_head(store: Store, files: Sequence[DataFile], now_us: int) -> Serie
     if floors is not None:
         low_us = to_int64(floors["floor_us"])
         original_us = build_index(states, metadata).lookup(floors["series"].to_pylist())
-        made = low_us > original_us["original_us"]
+        has_floor = low_us > original_us["original_us"]
         place = floors.schema.get_field_index("floor_us")
-        kept_us = np.where(made, MIN_RETAINED_DEFAULTS["floor_us"], low_us)
+        kept_us = np.where(has_floor, MIN_RETAINED_DEFAULTS["floor_us"], low_us)
         floors = floors.set_column(place, "floor_us", pa.array(kept_us))
     return build_index(_keep_counts(states, before), metadata, floors)
 

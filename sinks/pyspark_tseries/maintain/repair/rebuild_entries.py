@@ -119,10 +119,10 @@ def rebuild_entries(location: Location) -> list[RebuiltEntry]:
         with contextlib.suppress(*_UNREADABLE):
             _rebuild_from_files(log)
     # If an entry made from files does not fit, the entries corrected by checksum still may.
-    for made in (list(log.rebuilt.values()), corrected):
-        upto = min((v for v in log.damage if v not in {e.version for e in made}), default=None)
+    for entries in (list(log.rebuilt.values()), corrected):
+        upto = min((v for v in log.damage if v not in {e.version for e in entries}), default=None)
         last = log.newest if upto is None else upto - 1
-        usable = [entry for entry in made if entry.version <= last]
+        usable = [entry for entry in entries if entry.version <= last]
         if usable and _fits(log, usable, last):
             return usable
     return []
@@ -302,40 +302,40 @@ def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, FileAct
     files: dict[str, tuple[int, FileAction]] = {}
     for later in range(version + 1, log.newest + 1):
         for path, gone in (log.entries[later].removed if later in log.entries else {}).items():
-            own = _OWN_FILE.fullmatch(path)
-            if own and int(own["commit"]) == number and path not in named:
+            parts = _OWN_FILE.fullmatch(path)
+            if parts and int(parts["commit"]) == number and path not in named:
                 size = int(gone.get("size") or 0)
                 files[path] = (
-                    int(own["head"], 16),
-                    FileAction(path, size, own["kind"], 0, True, "{}"),
+                    int(parts["head"], 16),
+                    FileAction(path, size, parts["kind"], 0, True, "{}"),
                 )
     for file in list_event_files(log.location):
-        own = _OWN_FILE.fullmatch(file.path)
-        if own and int(own["commit"]) == number and file.path not in named:
+        parts = _OWN_FILE.fullmatch(file.path)
+        if parts and int(parts["commit"]) == number and file.path not in named:
             columns = ["series", "sequence", "timestamp"]
             rows = pq.read_table(file.full, columns=columns, partitioning=None)
             size, time_ms = log.location.size(file.full), file.modified_ns // 1_000_000
             stats = compute_stats(rows).to_json()
-            made = FileAction(file.path, size, own["kind"], time_ms, True, stats)
-            files[file.path] = int(own["head"], 16), made
+            action = FileAction(file.path, size, parts["kind"], time_ms, True, stats)
+            files[file.path] = int(parts["head"], 16), action
     return list(files.values())
 
 
-def _fits(log: _Log, made: Sequence[RebuiltEntry], last: int) -> bool:
+def _fits(log: _Log, entries: Sequence[RebuiltEntry], last: int) -> bool:
     """Return True if the log up to `last` has every event once, with the entries `made`."""
     try:
-        with _shadow(log, made, last) as copy:
+        with _shadow(log, entries, last) as copy:
             return not _has_faults(log.location, DeltaTable(pathlib.Path(copy).as_uri()))
     except (DeltaError, *_UNREADABLE):
         return False
 
 
 @contextlib.contextmanager
-def _shadow(log: _Log, made: Sequence[RebuiltEntry], last: int) -> Iterator[str]:
+def _shadow(log: _Log, entries: Sequence[RebuiltEntry], last: int) -> Iterator[str]:
     """Provide a directory with the log up to the entry `last`, including the entries `made`."""
     broken = [os.path.basename(_entry_path(log, version)) for version in log.damage]
     with shadow_log(log.location, last, [*broken, *log.torn, LAST_CHECKPOINT]) as copy:
-        for entry in made:
+        for entry in entries:
             if entry.version <= last:
                 name = os.path.basename(_entry_path(log, entry.version))
                 with open(os.path.join(copy, "_delta_log", name), "wb") as file:
@@ -366,9 +366,9 @@ def _has_faults(location: Location, table: DeltaTable) -> bool:
     return any(check_rows(location, compacted, head, files, samples))
 
 
-def put_rebuilt(location: Location, made: Iterable[RebuiltEntry]) -> str:
+def put_rebuilt(location: Location, rebuilt: Iterable[RebuiltEntry]) -> str:
     """Replace damaged entries; return the folder with the originals."""
-    entries = list(made)
+    entries = list(rebuilt)
     log = location.file("_delta_log")
     aside = location.file("_tseries", "lost", f"{entries[0].version:020d}-{secrets.token_hex(4)}")
     make_directories(os.path.join(aside, "_delta_log"))

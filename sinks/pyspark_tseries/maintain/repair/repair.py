@@ -99,9 +99,11 @@ def plan_revert(store: Store) -> tuple[Revert | None, int | None]:
     gone: list[str] = []
     if change is not None:
         sound = _list_files_at(store.location, change.sound)
-        there = {path for path in change.missing if path in sound and _is_there(sound[path], store)}
-        again = [sound[path] for path in change.missing if path in there]
-        gone = [path for path in change.missing if path not in there]
+        present = {
+            path for path in change.missing if path in sound and _is_there(sound[path], store)
+        }
+        again = [sound[path] for path in change.missing if path in present]
+        gone = [path for path in change.missing if path not in present]
     extra = dict.fromkeys([*(change.extra if change else ()), *outside])
     removed = tuple((path, sizes.get(path, 0)) for path in extra)
     return Revert(change, tuple(again), removed, tuple(gone)), missing
@@ -238,9 +240,9 @@ def repair(
 def _run_steps(job: _Repair) -> bool:
     """Run the steps; return False if the later ones, and `verify`, cannot rely on their outcome."""
     for step in REPAIR_STEPS:
-        left = len(job.left)
+        left_before = len(job.left)
         step(job)
-        if step is _repair_head and len(job.left) > left:
+        if step is _repair_head and len(job.left) > left_before:
             return False  # The rest needs a head.
         is_torn = bool(job.left) and job.location.is_local and find_log_damage(job.location)
         if (job.dry_run and job.mended) or is_torn:
@@ -251,14 +253,14 @@ def _run_steps(job: _Repair) -> bool:
 def _repair_log_entries(job: _Repair) -> None:
     """Rebuild damaged log entries that later commits depend on."""
     location = job.location
-    made = rebuild_entries(location) if location.is_local else []
-    if not made:
+    entries = rebuild_entries(location) if location.is_local else []
+    if not entries:
         return
     where = location.file("_tseries", "lost")
     if not job.dry_run:
         with lock_commits(location):
-            where = put_rebuilt(location, made)
-    for entry in made:
+            where = put_rebuilt(location, entries)
+    for entry in entries:
         path = entry_path(location, entry.version)
         problem = f"log entry '{path}': {entry.damage}; {entry.how}"
         kept = f"What there was of it is kept in '{where}'"
@@ -377,7 +379,7 @@ def _repair_head(job: _Repair) -> None:
         job.mend(damage, how, lambda: rebuild(job.location, principal=job.principal))
         job.lost += lost
     except UnusableStore as missing:
-        left = replace(
+        finding = replace(
             damage,
             problem=f"{damage.problem}, and it cannot be rebuilt: {missing.problem}",
             accepts="the files as they were written",
@@ -385,7 +387,7 @@ def _repair_head(job: _Repair) -> None:
             "without its files and all that followed with: python -m pyspark_tseries repair "
             f"--give-up {job.location.root}",
         )
-        job.left.append(left)
+        job.left.append(finding)
 
 
 def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:

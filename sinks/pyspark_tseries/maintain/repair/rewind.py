@@ -153,8 +153,8 @@ def _find_attempt(
 ) -> int | None:
     """Return the id of the only attempt on top of `head_id` that has left event files, if any."""
     follow = [own_id for own_id, metadata in metadata_by_head.items() if metadata.parent == head_id]
-    left = [own_id for own_id in follow if _list_files_of(location, own_id)]
-    return left[0] if len(left) == 1 else None
+    attempts = [own_id for own_id in follow if _list_files_of(location, own_id)]
+    return attempts[0] if len(attempts) == 1 else None
 
 
 def _list_files_of(location: Location, own_id: int) -> list[str]:
@@ -271,32 +271,32 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
             whole = f"{entry.problem}, and commits after it are whole and were synced"
             return Rewind(last, newest, (), (), (), replace(entry, problem=whole))
         findings.append(entry)
-    left: dict[str, Finding] = {}
+    unsynced: dict[str, Finding] = {}
     # Each step back changes which files the store has, so check them again until none is torn.
     while True:
         files = read_state_at(location, last, torn)[0].items()
-        broken = {path: why for path, why in torn_files(location, files) if path not in left}
+        broken = {path: why for path, why in torn_files(location, files) if path not in unsynced}
         if not broken:
             break
-        made = {path: _find_version(location, path, last) for path in broken}
-        path = max(broken, key=lambda path: made[path])
+        version_of = {path: _find_version(location, path, last) for path in broken}
+        path = max(broken, key=lambda path: version_of[path])
         file = Finding("file", f"file '{path}': {broken[path]}", path=path)
-        later = range(made[path] + 1, last + 1)
-        if made[path] < 0 or not (give_up or not any(_is_whole(location, v) for v in later)):
+        later = range(version_of[path] + 1, last + 1)
+        if version_of[path] < 0 or not (give_up or not any(_is_whole(location, v) for v in later)):
             synced = f"{file.problem}, and no power loss did that: it had been synced"
-            left[path] = replace(file, problem=synced)
+            unsynced[path] = replace(file, problem=synced)
             continue
-        reach = find_readable_log(location, made[path] - 1)
+        reach = find_readable_log(location, version_of[path] - 1)
         last, torn = reach.last, [*torn, *(name for name in reach.torn if name not in torn)]
         findings.append(file)
-    if not findings and not left:
+    if not findings and not unsynced:
         return None
     names = sorted(os.listdir(location.file("_delta_log")))
     beyond = [n for n in names if (m := _CHECKPOINT_FILE.fullmatch(n)) and int(m[1]) > last]
     if beyond and LAST_CHECKPOINT in names:
         beyond.append(LAST_CHECKPOINT)
     gone = tuple(dict.fromkeys([*torn, *beyond]))
-    return Rewind(last, newest, tuple(findings), gone, tuple(left.values()))
+    return Rewind(last, newest, tuple(findings), gone, tuple(unsynced.values()))
 
 
 def read_state_at(
@@ -326,7 +326,7 @@ def _find_version(location: Location, path: str, last: int) -> int:
 
     Entries before a checkpoint may be torn: a file that no whole entry names may belong to one.
     """
-    own = EVENT_FILE_PATH.fullmatch(path)
+    parts = EVENT_FILE_PATH.fullmatch(path)
     oldest = -1
     for version, entry in read_entries_back(location, last):
         if entry is None:
@@ -335,7 +335,7 @@ def _find_version(location: Location, path: str, last: int) -> int:
         if path in entry.added:
             return version
         before = None if entry.own is None else entry.own.get("commit")
-        if own is None or (before is not None and before < int(own["first"])):
+        if parts is None or (before is not None and before < int(parts["first"])):
             break
     return oldest
 

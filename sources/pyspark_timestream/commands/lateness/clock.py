@@ -170,7 +170,7 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
     # The timestamp of the record that each CTI directly follows.
     before_us = instant_or_sentinel(clock.record_us)
     stamps_us = np.concatenate(([before_us], block.record_us))[result.cti_index + 1]
-    left, waits = _release(waiting, result.cti_us, stamps_us)
+    still_waiting, waits = _release(waiting, result.cti_us, stamps_us)
     places = np.flatnonzero(late)
     most_late_us = clock.most_late_us
     if len(places):
@@ -181,7 +181,7 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
         state=state,
         most_late_us=most_late_us,
         waits=clock.waits.add(waits),
-        waiting=left,
+        waiting=still_waiting,
         record_us=instant_or_none(block.record_us[-1]),
     )
 
@@ -195,11 +195,11 @@ def _release(
     """
     if not len(ctis_us):
         return waiting, _NOTHING
-    left: list[_Waiting] = []
+    still_waiting: list[_Waiting] = []
     waits: list[Instants] = []
     for each in waiting:
         if each.first_us >= ctis_us[-1]:
-            left.append(each)
+            still_waiting.append(each)
             continue
         passed_by = np.searchsorted(ctis_us, each.times, side="right")
         still = passed_by == len(ctis_us)
@@ -208,8 +208,8 @@ def _release(
         waits.append(np.maximum(then_us[has_both] - own_us[has_both], 0) // _US_PER_MS)
         if still.any():
             times = each.times[still]
-            left.append(_Waiting(times, each.record_us[still], int(times.min())))
-    return tuple(left), np.concatenate(waits) if waits else _NOTHING
+            still_waiting.append(_Waiting(times, each.record_us[still], int(times.min())))
+    return tuple(still_waiting), np.concatenate(waits) if waits else _NOTHING
 
 
 _MAX_SAMPLED: Final = 500_000

@@ -345,8 +345,8 @@ def _find_ranges(
             since_ms = max(newest_ms - -(-last_us // 1_000), 0)
             offsets = broker.offsets_at(dict.fromkeys(starts, since_ms))
             for part, start in starts.items():
-                at = offsets.get(part)
-                later = max(start, stops[part] if at is None else min(at, stops[part]))
+                offset = offsets.get(part)
+                later = max(start, stops[part] if offset is None else min(offset, stops[part]))
                 is_limited |= later > start
                 starts[part] = later
     ranges = tuple(Range(part, starts[part], stops[part]) for part in sorted(starts))

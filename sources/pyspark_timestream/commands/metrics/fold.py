@@ -382,12 +382,12 @@ def _note_ended(state: MetricsState, run: str) -> MetricsState:
 
 
 def _forget_ended(state: MetricsState, now_us: int) -> MetricsState:
-    left = {
+    running = {
         name: each
         for name, each in state.queries.items()
         if each.ended_us is None or now_us - each.ended_us < state.keep_ended_us
     }
-    return replace(state, queries=left)
+    return replace(state, queries=running)
 
 
 # -- samples ---------------------------------------------------------------------------------------

@@ -370,9 +370,9 @@ def find_candidates(
                 # Such a value is almost certainly a time.
                 rank = _RELATED_NAME
             ranked.append(((rank, nearness, place), candidate))
-    own = _describe("record:timestamp", "record", "", record, record)
-    if own is not None:
-        ranked.append(((_RECORD, 0, 0), own))
+    timestamp = _describe("record:timestamp", "record", "", record, record)
+    if timestamp is not None:
+        ranked.append(((_RECORD, 0, 0), timestamp))
     return tuple(each for _, each in sorted(ranked, key=lambda pair: pair[0]))
 
 

@@ -218,8 +218,12 @@ def _format_head(report: TopicReport) -> list[str]:
 
 
 def _find_timestamps(report: TopicReport) -> tuple[str, str] | None:
-    own = [each for each in report.candidates if each.kind == "record"]
-    return (format_instant(own[0].first_us), format_instant(own[0].last_us)) if own else None
+    timestamps = [each for each in report.candidates if each.kind == "record"]
+    return (
+        (format_instant(timestamps[0].first_us), format_instant(timestamps[0].last_us))
+        if timestamps
+        else None
+    )
 
 
 def _format_detection(detection: Detection) -> str:

@@ -206,8 +206,8 @@ def _list_columns(sample: Sample, options: KafkaOptions, side: Side) -> Columns:
     else:
         columns = list_columns(read_schema(rules.format, options.readers[side]))
     fields = [field for field in columns.fields if _is_readable(options, rules, field)]
-    left = max(len(fields) - _MAX_COLUMNS, 0)
-    return columns._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), left=left)
+    left_out = max(len(fields) - _MAX_COLUMNS, 0)
+    return columns._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), left=left_out)
 
 
 def _list_bodies(sample: Sample, rules: PayloadRules) -> list[bytes | None]:

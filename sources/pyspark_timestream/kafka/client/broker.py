@@ -121,7 +121,10 @@ class Broker:
         """Return the first offset with a timestamp at or after an instant; None if none has."""
         specs = {partition: OffsetSpec.for_timestamp(ms) for partition, ms in instants_ms.items()}
         offsets = self._list_offsets(specs, none_is=_NO_OFFSET)
-        return {partition: None if at == _NO_OFFSET else at for partition, at in offsets.items()}
+        return {
+            partition: None if offset == _NO_OFFSET else offset
+            for partition, offset in offsets.items()
+        }
 
     def open_transactions(self, ends: Mapping[Partition, int]) -> set[Partition]:
         """Return the partitions with records after the last stable offset.
@@ -180,9 +183,9 @@ class Broker:
             )
             return {}
         return {
-            Partition(left.topic, left.partition): left.metadata
-            for left in answer
-            if left.error is None and left.metadata
+            Partition(committed.topic, committed.partition): committed.metadata
+            for committed in answer
+            if committed.error is None and committed.metadata
         }
 
     def _list_topic(self, topic: str) -> list[Partition]:
@@ -233,7 +236,7 @@ class Broker:
         if not specs:
             return {}
         committed = self._config["isolation.level"] == "read_committed"
-        own = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        usual = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         topics = {partition.topic for partition in specs}
 
         def ask(request_s: float) -> dict[Partition, int]:
@@ -248,7 +251,7 @@ class Broker:
                 return {}
             try:
                 futures = self._admin.list_offsets(
-                    asked, isolation_level=level or own, request_timeout=request_s
+                    asked, isolation_level=level or usual, request_timeout=request_s
                 )
                 answers = [
                     (partition, self._read_offset(each, none_is, request_s))

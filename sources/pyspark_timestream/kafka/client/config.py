@@ -104,8 +104,10 @@ def new_logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: Cl
 
     logged = {**config, "error_cb": note_error}
     # A user who sets librdkafka's own debug or logger gets its output unchanged.
-    own = {} if "debug" in config or "logger" in config else {"logger": log}
-    return call_bounded(lambda: kind(logged, **own), 2 * GRACE_S, "the creation of a client")
+    log_argument = {} if "debug" in config or "logger" in config else {"logger": log}
+    return call_bounded(
+        lambda: kind(logged, **log_argument), 2 * GRACE_S, "the creation of a client"
+    )
 
 
 def open_client(

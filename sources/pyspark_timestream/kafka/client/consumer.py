@@ -105,8 +105,8 @@ class MessageConsumer:
     ) -> None:
         self._answers: dict[frozenset[tuple[Partition, int]], dict[Partition, KafkaError]] = {}
         self._messages_per_call = 1
-        own = {**config, "on_commit": self._on_commit}
-        self._consumer = new_logged_client(create, own, log)
+        settings = {**config, "on_commit": self._on_commit}
+        self._consumer = new_logged_client(create, settings, log)
 
     @property
     def received_bytes(self) -> int:

@@ -123,9 +123,9 @@ class ClientLog:
         # librdkafka reports these only once, so they count for longer.
         limits = {"": max(within_s, _CLIENT_FAILURE_WINDOW_S)}
         return {
-            at: each
-            for at, each in list(self._failures.items())
-            if now_s - each.at_s <= limits.get(at, within_s)
+            address: each
+            for address, each in list(self._failures.items())
+            if now_s - each.at_s <= limits.get(address, within_s)
         }
 
     def _emit(self, level: int, facility: str, line: str) -> None:
@@ -356,9 +356,11 @@ def no_answer_error(
 
     `prefix` stands before librdkafka's names in the user's options.
     """
-    addresses = dict.fromkeys([*_bootstrap_addresses(client), *(at for at in complaints if at)])
-    answers = [f"{at} ({complaints[at].reason if at in complaints else 'no answer'})"
-            for at in addresses]  # fmt: skip
+    addresses = dict.fromkeys(
+        [*_bootstrap_addresses(client), *(address for address in complaints if address)]
+    )
+    answers = [f"{address} ({complaints[address].reason if address in complaints else 'no answer'})"
+            for address in addresses]  # fmt: skip
     everywhere = f"{complaints[''].reason}; " if "" in complaints else ""
     return BrokerUnreachable(
         f"no Kafka broker answered within {spent_s:.0f} s when asked for {target}: "
@@ -398,7 +400,7 @@ def lasting_error(
     answer: str, complaints: Mapping[str, BrokerFailure], spent_s: float, target: str
 ) -> BrokerUnreachable:
     """Build the error for a retriable error that persisted."""
-    others = [f"{at} ({each.reason})" for at, each in complaints.items() if at]
+    others = [f"{address} ({each.reason})" for address, each in complaints.items() if address]
     unreached = f"; not to be reached meanwhile: {', '.join(others)}" if others else ""
     return BrokerUnreachable(
         f"cannot get {target}: for {spent_s:.0f} s the Kafka brokers answered "
@@ -417,7 +419,9 @@ def _bootstrap_addresses(client: Mapping[str, Any]) -> list[str]:
     given = str(client.get("bootstrap.servers", "")).split(",")
     named = (each.strip().rpartition("://")[2] for each in given)
     return [
-        at if at.rpartition(":")[2].isdigit() else f"{at}:{_DEFAULT_PORT}" for at in named if at
+        address if address.rpartition(":")[2].isdigit() else f"{address}:{_DEFAULT_PORT}"
+        for address in named
+        if address
     ]
 
 

@@ -47,28 +47,28 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
     Return nothing without `timeSettings`, or if its text or the topics' names cannot be parsed: a
     later check refuses the options then.
     """
-    own = {name.lower(): text for name, text in raw.items()}
+    query_options = {name.lower(): text for name, text in raw.items()}
     try:
-        place = TIME_SETTINGS.parse(own["timesettings"])
-        topics = _name_topics(own)
+        place = TIME_SETTINGS.parse(query_options["timesettings"])
+        topics = _name_topics(query_options)
     except (KeyError, ValueError):
         return {}
     specs = {spec.name: spec for spec in option_specs(KafkaOptions).values()}
-    by_topic = _read_file(place) if place.path else _read_topic(place, topics, own)
+    by_topic = _read_file(place) if place.path else _read_topic(place, topics, query_options)
     described = {
         topic: read_topic_settings(by_topic[topic], topic, place, specs)
         if topic in by_topic
         else None
         for topic in topics
     }
-    return select_settings(own, merge_topic_settings(described, place), specs)
+    return select_settings(query_options, merge_topic_settings(described, place), specs)
 
 
-def _name_topics(own: Mapping[str, str]) -> list[str]:
+def _name_topics(query_options: Mapping[str, str]) -> list[str]:
     """Return the topics that the options name, sorted; raise a KeyError if they name none."""
-    if "assign" in own:
-        return sorted({partition.topic for partition in ASSIGN.parse(own["assign"])})
-    return sorted(SUBSCRIBE.parse(own["subscribe"]))
+    if "assign" in query_options:
+        return sorted({partition.topic for partition in ASSIGN.parse(query_options["assign"])})
+    return sorted(SUBSCRIBE.parse(query_options["subscribe"]))
 
 
 def _read_file(place: SettingsPlace) -> Mapping[str, Any]:
@@ -90,14 +90,16 @@ def _read_file(place: SettingsPlace) -> Mapping[str, Any]:
 
 
 def _read_topic(
-    place: SettingsPlace, topics: Collection[str], own: Mapping[str, str]
+    place: SettingsPlace, topics: Collection[str], query_options: Mapping[str, str]
 ) -> Mapping[str, Any]:
     """Return the last description of each of `topics`; a record without a value removes one."""
     names = {name.lower() for name in _REQUESTS}
-    requests = read_options(KafkaOptions, {name: own[name] for name in names & own.keys()})
+    requests = read_options(
+        KafkaOptions, {name: query_options[name] for name in names & query_options.keys()}
+    )
     options = replace(
         requests,
-        client=read_client_settings(own),
+        client=read_client_settings(query_options),
         subscribe=(place.topic or "",),
         starting_offsets=EARLIEST,
     )

@@ -442,12 +442,12 @@ def _skip_indexes(data: Bytes, places: Longs, ends: Longs) -> Longs:
     counts, places = _read_varints(data, places, ends)
     # Zigzag encodes a negative count as an odd number.
     sound = (places > 0) & (counts % 2 == 0) & (counts <= 2 * MAX_INDEXES)
-    left = np.where(sound, counts // 2, 0)
+    remaining = np.where(sound, counts // 2, 0)
     places = np.where(sound, places, 0)
-    while (rows := np.flatnonzero(left)).size:
+    while (rows := np.flatnonzero(remaining)).size:
         indexes, behind = _read_varints(data, places[rows], ends[rows])
         places[rows] = np.where(indexes % 2 == 0, behind, 0)
-        left[rows] = np.where(places[rows] > 0, left[rows] - 1, 0)
+        remaining[rows] = np.where(places[rows] > 0, remaining[rows] - 1, 0)
     return places
 
 
@@ -457,12 +457,12 @@ def _read_varints(data: Bytes, places: Longs, ends: Longs) -> tuple[Longs, Longs
     behind = np.zeros(len(places), dtype=np.int64)
     rows = np.arange(len(places))
     for step in range(_MAX_VARINT):
-        at = places[rows] + step
-        read = _read_bytes(data, at, ends[rows])
-        rows, at, read = rows[read >= 0], at[read >= 0], read[read >= 0]
+        offsets = places[rows] + step
+        read = _read_bytes(data, offsets, ends[rows])
+        rows, offsets, read = rows[read >= 0], offsets[read >= 0], read[read >= 0]
         values[rows] |= (read & 0x7F) << (7 * step)
         last = read < 0x80
-        behind[rows[last]] = at[last] + 1
+        behind[rows[last]] = offsets[last] + 1
         rows = rows[~last]
     return values, np.where(values < 2**32, behind, 0)
 

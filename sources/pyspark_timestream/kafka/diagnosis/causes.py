@@ -78,11 +78,11 @@ def diagnose(
         rules += _find_blockers(history, far)
     warnings, seen = recall_warnings(last.offset.warnings), {each.kind for each in rules}
     rules += [each for each in warnings if seen.isdisjoint(_list_refined(each))]
-    left = {part for part, size in count_remaining(history).items() if size}
+    unread = {part for part, size in count_remaining(history).items() if size}
     if last.offset.final:
         rules.append(_report_end(history, failed or bool(rules)))
-    elif left and all(each.kind is not Kind.BACKLOG for each in rules):
-        rules.append(_report_backlog(history, sorted(left)))
+    elif unread and all(each.kind is not Kind.BACKLOG for each in rules):
+        rules.append(_report_backlog(history, sorted(unread)))
     warned = {kind for each in (*known, *warnings) for kind in _list_refined(each)}
     diagnoses = sorted(
         rules,
@@ -125,16 +125,16 @@ def _find_quiet_partitions(history: History, now_us: int) -> list[Diagnosis]:
 
     A bounded run reports them once everything is read, and partitions without any record at once.
     """
-    last, left = history[-1], count_remaining(history)
+    last, unread = history[-1], count_remaining(history)
     partition_offsets = last.offset.partitions
-    if not makes_ctis(last) or (last.offset.bounded and any(left.values())):
+    if not makes_ctis(last) or (last.offset.bounded and any(unread.values())):
         return []
     ahead_us = max_known(*(state.cti_us for state in last.states.values()))
     parts = {
         part
         for part in find_blocking_partitions(last)
         if partition_offsets[part].state.cti_us != ahead_us
-        and not left.get(part)
+        and not unread.get(part)
         and not partition_offsets[part].pending
         and _is_quiet(last.offset, part, now_us)
     }
@@ -161,9 +161,9 @@ def _find_lost_rows(history: History, far: frozenset[Partition]) -> list[Diagnos
 
 def _report_end(history: History, is_wrong: bool) -> Diagnosis:
     began_us = find_unchanged_since(history, lambda moment: moment.offset.final)
-    left = sum(count_remaining(history).values())
+    unread = sum(count_remaining(history).values())
     text = "the final CTI promised that nothing changes any more, and every result is out"
-    if not is_wrong and not left:
+    if not is_wrong and not unread:
         return Diagnosis(Kind.ENDED, "nothing is wrong", text, since_us=began_us)
     text += "; new records on this checkpoint are refused"
     return Diagnosis(Kind.FINAL_CTI, "option 'finalCti' of a bounded run", text, since_us=began_us)
@@ -201,14 +201,14 @@ def _describe_end(offset: StreamOffset) -> str:
 
 def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each reason why partitions at the minimum do not advance."""
-    left, reasons = count_remaining(history), dict[Kind, set[Partition]]()
+    unread, reasons = count_remaining(history), dict[Kind, set[Partition]]()
     states = history[-1].states
     whole = _Whole(
         sum(state.events for state in states.values()),
         max_known(*(state.cti_us for part, state in states.items() if part not in far)),
     )
     for part in sorted(find_blocking_partitions(history[-1])):
-        kind = _find_reason(history, part, whole, left)
+        kind = _find_reason(history, part, whole, unread)
         if kind is not None:
             reasons.setdefault(kind, set()).add(part)
     for kind, parts in reasons.items():
@@ -223,7 +223,7 @@ class _Whole(NamedTuple):
 
 
 def _find_reason(
-    history: History, part: Partition, whole: _Whole, left: Mapping[Partition, int]
+    history: History, part: Partition, whole: _Whole, unread: Mapping[Partition, int]
 ) -> Kind | None:
     """Return why `part`, at the minimum or without a CTI, does not advance; None if it does."""
     offset = history[-1].offset
@@ -231,7 +231,7 @@ def _find_reason(
     state, size = partition_offset.state, partition_offset.size
     if partition_offset.pending or _import_is_late(offset, state):
         return Kind.LATE_IMPORT
-    if left.get(part, size):
+    if unread.get(part, size):
         return Kind.BACKLOG
     generated = "ctiFrequency" in offset.settings and "writerFrom" not in offset.settings
     waits = not generated and _stands_still(history, part) and find_silent_writers(state)
@@ -288,8 +288,8 @@ def _stands_still(history: History, part: Partition) -> bool:
 
 
 def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
-    left, partition_offsets = count_remaining(history), history[-1].offset.partitions
-    count = sum(left[part] for part in parts if part in left)
+    unread, partition_offsets = count_remaining(history), history[-1].offset.partitions
+    count = sum(unread[part] for part in parts if part in unread)
     size = sum(partition_offsets[part].size for part in parts)
     text = (
         f"{count} records or more are left to read after the last batch, which read up to {size}"

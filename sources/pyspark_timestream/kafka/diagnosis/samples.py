@@ -118,17 +118,17 @@ def _name_json(value: Any) -> ValueForm:
 
 def _name_broken(text: str, error: ValueError) -> ValueForm:
     """Name the form of a text that is not JSON."""
-    at = error.pos if isinstance(error, json.JSONDecodeError) else 0
-    if at == 0 or text.lstrip()[:1] not in ("{", "["):
+    place = error.pos if isinstance(error, json.JSONDecodeError) else 0
+    if place == 0 or text.lstrip()[:1] not in ("{", "["):
         is_xml = text.lstrip().startswith("<")
         return ValueForm("XML" if is_xml else "no JSON", is_xml)
     if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
         return ValueForm("several JSON texts in one record", is_near=True)
-    if at >= len(text.rstrip()) - 1 or error.args[0].startswith("Unterminated string"):
+    if place >= len(text.rstrip()) - 1 or error.args[0].startswith("Unterminated string"):
         return ValueForm("JSON that is cut off", is_near=True)
-    if "'" in text[at : at + 1]:
+    if "'" in text[place : place + 1]:
         return ValueForm("JSON with single quotes", is_near=True)
-    return ValueForm(f"no JSON from character {at + 1} on")
+    return ValueForm(f"no JSON from character {place + 1} on")
 
 
 def name_time_form(value: Any) -> str:

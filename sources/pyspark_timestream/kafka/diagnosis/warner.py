@@ -100,7 +100,7 @@ class Warner:
         self, earliest: Mapping[Partition, int], starts: Mapping[Partition, int], bounded: bool
     ) -> Warnings:
         """Return the warnings of a new query that starts reading at `starts`."""
-        passed_over = sum(at - earliest.get(part, at) for part, at in starts.items())
+        passed_over = sum(start - earliest.get(part, start) for part, start in starts.items())
         if not bounded or not self._options.starts_by_default or not passed_over:
             return ()
         text = (
@@ -220,15 +220,15 @@ class Warner:
             return ""
         key = diagnosis.kind, diagnosis.level
         if key not in self._details:
-            part, at = _choose_example(diagnosis, now)
-            look = partial(self._describe, describe, at)
+            part, offset = _choose_example(diagnosis, now)
+            look = partial(self._describe, describe, offset)
             self._details[key] = self._try(look, part, now) or ""
         return self._details[key]
 
     def _describe(
-        self, describe: DescribeBlock, at: int | None, part: Partition, now: StreamOffset
+        self, describe: DescribeBlock, offset: int | None, part: Partition, now: StreamOffset
     ) -> str:
-        blocks = self._read_newest(part, now, at)
+        blocks = self._read_newest(part, now, offset)
         descriptions = (describe(self._options, self._projection, block) for block in blocks)
         return next(filter(None, descriptions), "")
 
@@ -243,10 +243,10 @@ class Warner:
             return None
 
     def _read_newest(
-        self, part: Partition, now: StreamOffset, at: int | None = None
+        self, part: Partition, now: StreamOffset, offset: int | None = None
     ) -> list[RecordBlock]:
         """Read the newest records, or those up to offset `at`."""
-        position = now.partitions[part].start_inclusive if at is None else at + 1
+        position = now.partitions[part].start_inclusive if offset is None else offset + 1
         newest = Range(part, max(position - _SAMPLE_RECORDS, 0), position)
         patience_ms = min(self._options.poll_timeout_ms, _MAX_SAMPLE_WAIT_MS)
         options = replace(self._options, poll_timeout_ms=patience_ms, fail_on_data_loss=True)
@@ -263,12 +263,12 @@ def _choose_example(diagnosis: Diagnosis, now: StreamOffset) -> tuple[Partition,
     for part in sorted(diagnosis.partitions):
         if part in now.partitions:
             noted = now.partitions[part].malformed_values
-            at = {
+            offset = {
                 Kind.MALFORMED: noted.event_at,
                 Kind.IMPROBABLE_TIMES: noted.time_at,
             }.get(diagnosis.kind, noted.value_at)
-            if at is not None:
-                return part, at
+            if offset is not None:
+                return part, offset
     return min(diagnosis.partitions), None
 
 

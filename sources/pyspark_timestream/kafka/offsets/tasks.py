@@ -226,9 +226,9 @@ def slice_read(
 
 def select_partitions(own_slice: ReadSlice, listed: Collection[Partition]) -> list[Partition]:
     """Return those existing partitions that the task reads, whole or cut."""
-    own = {open_range.partition for open_range in own_slice.ranges}
+    read = {open_range.partition for open_range in own_slice.ranges}
     return [
-        partition for partition in listed if partition in own or _is_spare(own_slice, partition)
+        partition for partition in listed if partition in read or _is_spare(own_slice, partition)
     ]
 
 
@@ -253,11 +253,11 @@ def plan_slice(
         OptionError: a partition starts after its end.
     """
     check_order(options, starts, stops)
-    own = {open_range.partition: open_range for open_range in own_slice.ranges}
+    open_ranges = {open_range.partition: open_range for open_range in own_slice.ranges}
     task_ranges = []
     for partition, start in sorted(starts.items()):
         stop = stops[partition]
-        _, first, last = own.get(partition, OpenRange(partition, None, None))
+        _, first, last = open_ranges.get(partition, OpenRange(partition, None, None))
         begin = start if first is None else max(first, start)
         span = Range(partition, begin, stop if last is None else min(last, stop))
         warm_up = Range(partition, start, begin)

@@ -42,25 +42,29 @@ def parse_path(text: str) -> Path:
         ValueError: a name is empty, or a backquote is not where it can be.
     """
     names: list[str] = []
-    at = 0
+    position = 0
     while True:
-        name, at = _read_quoted(text, at) if text[at : at + 1] == "`" else _read_plain(text, at)
+        name, position = (
+            _read_quoted(text, position)
+            if text[position : position + 1] == "`"
+            else _read_plain(text, position)
+        )
         names.append(name)
-        if at == len(text):
+        if position == len(text):
             return tuple(names)
-        at += 1
+        position += 1
 
 
 def _read_quoted(text: str, start: int) -> tuple[str, int]:
     """Read a name that begins with the backquote at `start`; return it and the place after it."""
-    at = start + 1
+    position = start + 1
     while True:
-        close = text.find("`", at)
+        close = text.find("`", position)
         if close < 0:
             raise ValueError("a backquote is not closed")
         if text[close + 1 : close + 2] != "`":
             break
-        at = close + 2
+        position = close + 2
     if text[close + 1 : close + 2] not in ("", "."):
         raise ValueError("a name in backquotes must end before a dot or at the end")
     return text[start + 1 : close].replace("``", "`"), close + 1

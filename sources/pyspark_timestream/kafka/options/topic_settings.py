@@ -194,44 +194,53 @@ def merge_topic_settings(
 
 
 def select_settings(
-    own: Mapping[str, str], topic_settings: Mapping[str, str], specs: Mapping[str, OptionSpec]
+    query_options: Mapping[str, str],
+    topic_settings: Mapping[str, str],
+    specs: Mapping[str, OptionSpec],
 ) -> dict[str, str]:
     """Return the settings that a query takes from the description of its topics.
 
     `own` are the query's own options by their lower-cased names.
     """
-    excluded = _find_excluded(own, specs)
+    excluded = _find_excluded(query_options, specs)
     return {
         name: text
         for name, text in topic_settings.items()
-        if name.lower() not in own and name not in excluded
+        if name.lower() not in query_options and name not in excluded
     }
 
 
-def _find_excluded(own: Mapping[str, str], specs: Mapping[str, OptionSpec]) -> set[str]:
+def _find_excluded(query_options: Mapping[str, str], specs: Mapping[str, OptionSpec]) -> set[str]:
     """Return the topic settings that the query's own options exclude."""
     excluded = {
         name
         for name in TOPIC_SETTINGS
         for other, spec in specs.items()
-        if other.lower() in own and (other in specs[name].excludes or name in spec.excludes)
+        if other.lower() in query_options
+        and (other in specs[name].excludes or name in spec.excludes)
     }
-    shape = _read_choice(own, "eventShape", specs)
+    shape = _read_choice(query_options, "eventShape", specs)
     if shape is not None:
         excluded |= {"endTime", "edge"}.difference(_SHAPES[shape])
-    preset = _read_choice(own, "advanceTime", specs)
+    preset = _read_choice(query_options, "advanceTime", specs)
     if preset not in (None, "UnorderedStartTime"):
         excluded.add("ctiDelay")
     return excluded
 
 
-def _read_choice(own: Mapping[str, str], name: str, specs: Mapping[str, OptionSpec]) -> str | None:
+def _read_choice(
+    query_options: Mapping[str, str], name: str, specs: Mapping[str, OptionSpec]
+) -> str | None:
     """Return the value of one of the query's own options.
 
     None if it is not set, or cannot be read: a later check refuses it then.
     """
     try:
-        return None if name.lower() not in own else specs[name].parser.parse(own[name.lower()])
+        return (
+            None
+            if name.lower() not in query_options
+            else specs[name].parser.parse(query_options[name.lower()])
+        )
     except ValueError:
         return None
 

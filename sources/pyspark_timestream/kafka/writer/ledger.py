@@ -37,8 +37,8 @@ class Place:
     def of(cls, options: KafkaWriteOptions, query_id: str, name: int | str) -> "Place":
         """Return the place `name` of a query or of a batch write."""
         before, after = cls._frame(options, query_id)
-        own = f"{before}{name}{after}"
-        return cls(own.removesuffix(f"/{query_id}") if options.writer else own, own)
+        group = f"{before}{name}{after}"
+        return cls(group.removesuffix(f"/{query_id}") if options.writer else group, group)
 
     @classmethod
     def _frame(cls, options: KafkaWriteOptions, query_id: str) -> tuple[str, str]:

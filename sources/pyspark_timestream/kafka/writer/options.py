@@ -120,9 +120,9 @@ class KafkaWriteOptions:
     @property
     def wants_marks(self) -> bool:
         """Return whether an option about marks is set."""
-        own = KafkaWriteOptions()
+        defaults = KafkaWriteOptions()
         given = self.writer, self.header, self.cti_from, self.delay_us
-        return given != (own.writer, own.header, own.cti_from, own.delay_us)
+        return given != (defaults.writer, defaults.header, defaults.cti_from, defaults.delay_us)
 
     def find_mark(self, cti_us: int | None) -> int | None:
         """Return the mark for a CTI: `ctiDelay` before it; a final CTI stays as it is."""
@@ -148,11 +148,11 @@ def read_write_options(raw: Mapping[str, Any]) -> KafkaWriteOptions:
     given = {key.lower(): value for key, value in raw.items()}
     plain = {key: value for key, value in given.items() if not key.startswith(_CLIENT)}
     plain.pop("transport", None)
-    of_reads, own = (
+    of_reads, of_writes = (
         {spec.name for spec in option_specs(kind).values()}
         for kind in (KafkaOptions, KafkaWriteOptions)
     )
-    foreign = dict.fromkeys(of_reads - own, "belongs to reads, and this is a write")
+    foreign = dict.fromkeys(of_reads - of_writes, "belongs to reads, and this is a write")
     options = read_options(
         KafkaWriteOptions, plain, foreign=foreign, settings=("kafka.bootstrap.servers",)
     )

@@ -208,11 +208,11 @@ def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True
 
     `write` makes its own client. `can_repeat` prepares another attempt; False if there can be none.
     """
-    for left in reversed(range(_ATTEMPTS)):
+    for attempts_left in reversed(range(_ATTEMPTS)):
         try:
             return write()
         except DeliveryFailed as error:
-            if not (left and error.may_repeat and can_repeat()):
+            if not (attempts_left and error.may_repeat and can_repeat()):
                 raise
             _LOG.warning("a new client tries it again: %s", error.problem)
     raise AssertionError("every attempt returns or raises")

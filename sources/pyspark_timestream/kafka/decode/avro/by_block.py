@@ -336,20 +336,20 @@ def _read_wire(step: Scalar, places: Places) -> Wire | None:
 
 def _read_repeated(step: Repeated, places: Places) -> Converted:
     """Read the first item of every row, then the second, and so on; then put them in order."""
-    left = np.zeros(len(places), np.int64)
+    remaining = np.zeros(len(places), np.int64)
     sized_end = np.full(len(places), -1, np.int64)
     open_rows = np.arange(len(places))[~places.broken]
     items: list[Converted] = []
     keys: list[Converted] = []
     owners: list[Longs] = []
     for rounds in itertools.count():
-        fresh = open_rows[left[open_rows] == 0]
+        fresh = open_rows[remaining[open_rows] == 0]
         if len(fresh):
             some = places.select(fresh)
             counts, ends = some.read_block_header(sized_end[fresh])
             places.update(fresh, some)
-            left[fresh], sized_end[fresh] = counts, ends
-            open_rows = open_rows[(left[open_rows] > 0) & ~places.broken[open_rows]]
+            remaining[fresh], sized_end[fresh] = counts, ends
+            open_rows = open_rows[(remaining[open_rows] > 0) & ~places.broken[open_rows]]
         if not len(open_rows):
             break
         if rounds >= _FEW_ROUNDS and len(open_rows) < _FEW_ROWS:
@@ -362,7 +362,7 @@ def _read_repeated(step: Repeated, places: Places) -> Converted:
         items.append(read_block(step.item, some))
         owners.append(open_rows)
         places.update(open_rows, some)
-        left[open_rows] -= 1
+        remaining[open_rows] -= 1
         open_rows = open_rows[~places.broken[open_rows]]
     if step.type is None:
         return _SKIPPED

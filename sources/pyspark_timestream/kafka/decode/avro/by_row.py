@@ -164,10 +164,10 @@ class RowReader:
         read = _choose_reader(step)
         if step.type is None or step.kind == "null":
             return read
-        at = self._add_list()
+        column = self._add_list()
         if step.is_text:
-            return lambda row: row.columns[at].append(read(row).decode())
-        return lambda row: row.columns[at].append(read(row))
+            return lambda row: row.columns[column].append(read(row).decode())
+        return lambda row: row.columns[column].append(read(row))
 
     def _build_record(self, step: Record) -> Reader:
         readers = [self._build(field) for field, _ in step.fields]
@@ -186,20 +186,20 @@ class RowReader:
         return read_deeper if self._plan.recursive else read
 
     def _build_union(self, step: Union) -> Reader:
-        at = self._add_list() if step.type is not None else None
+        column = self._add_list() if step.type is not None else None
         readers = [self._build(branch) for branch in step.branches]
 
         def read(row: _Row) -> None:
             chosen = row.read_index(len(readers))
-            if at is not None:
-                row.columns[at].append(chosen)
+            if column is not None:
+                row.columns[column].append(chosen)
             readers[chosen](row)
 
         return read
 
     def _build_repeated(self, step: Repeated) -> Reader:
-        at = self._add_list() if step.type is not None else None
-        key = Scalar("string", None if at is None else pa.string())
+        column = self._add_list() if step.type is not None else None
+        key = Scalar("string", None if column is None else pa.string())
         read_key = self._build_scalar(key) if step.keyed else None
         read_item = self._build(step.item)
 
@@ -216,8 +216,8 @@ class RowReader:
                 if end not in (-1, row.at):
                     raise ValueError("a block is not as long as it says")
                 total += count
-            if at is not None:
-                row.columns[at].append(total)
+            if column is not None:
+                row.columns[column].append(total)
 
         return read
 

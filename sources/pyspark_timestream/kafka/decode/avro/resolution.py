@@ -163,25 +163,29 @@ class _Resolver:
 
     def _read_union(self, what: str, schemas: list[Schema], requested: Requested) -> Union:
         steps: dict[int, TypedStep] = {}
-        nulls = [at for at, branch in enumerate(schemas) if branch == "null" and requested.nullable]
-        for at, branch in enumerate(schemas):
+        nulls = [
+            number
+            for number, branch in enumerate(schemas)
+            if branch == "null" and requested.nullable
+        ]
+        for number, branch in enumerate(schemas):
             try:
                 if self._is_other(branch, schemas, requested):
                     raise _unresolved(what, branch, requested)
-                if at not in nulls:
+                if number not in nulls:
                     step = self._read_one(what, self._writer.look_up(branch), requested)
                     first = next(iter(steps.values()), step)
                     if not isinstance(step, Bad) and step.type == first.type:
-                        steps[at] = step
+                        steps[number] = step
             except _Unresolved:
                 continue
         if not steps and not nulls:
             raise _unresolved(what, schemas, requested)
         # At most one array, map or record of a union fits, and scalars get the requested type.
         kind = next((step.type for step in steps.values()), requested.type)
-        steps |= {at: Scalar("null", kind) for at in nulls}
+        steps |= {number: Scalar("null", kind) for number in nulls}
         branches = tuple(
-            steps.get(at) or Bad(self.skip(each), kind) for at, each in enumerate(schemas)
+            steps.get(number) or Bad(self.skip(each), kind) for number, each in enumerate(schemas)
         )
         return Union(branches, kind)
 
@@ -215,14 +219,14 @@ class _Resolver:
                 missing.append(place)
         fields = []
         for each in schema["fields"]:
-            at = places.get(each["name"])
-            if at is None:
+            number = places.get(each["name"])
+            if number is None:
                 fields.append(RecordField(self.skip(each["type"]), None))
                 continue
-            read_as_ = requested.fields[at]
+            read_as_ = requested.fields[number]
             step = self.read(f"field '{each['name']}'", each["type"], read_as_.inner)
             types[read_as_.name] = step.type
-            fields.append(RecordField(step, at))
+            fields.append(RecordField(step, number))
         return Record(tuple(fields), pa.struct(list(types.items())), defaults, tuple(missing))
 
 

@@ -263,6 +263,6 @@ def _drop_repeated_keys(
     last = len(pairs) - 1 - np.unique(pairs[::-1], return_index=True)[1]
     kept = last[np.argsort(first)]
     rest = [keep(part.column.take(pa.array(kept))) for part in parts]
-    left = np.bincount(owners[kept], minlength=len(lengths))
+    lengths_kept = np.bincount(owners[kept], minlength=len(lengths))
     absent = to_mask(built.column.is_null())
-    return Converted(build_repeated(target, rest, left, absent).column, built.bad)
+    return Converted(build_repeated(target, rest, lengths_kept, absent).column, built.bad)
