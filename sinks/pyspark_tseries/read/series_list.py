@@ -44,7 +44,7 @@ def list_series(
     columns = {name: column[rows_used] for name, column in columns.items()}
     texts = texts.take(pa.array(rows_used))
     if snapshot.as_of is not None and snapshot.horizon >= 0:
-        columns |= _count_as_of(snapshot, texts, columns["last_sequence"])
+        columns |= _count_as_of(snapshot, texts)
     unknown = columns["first_us"] == NEVER_US
     counts = columns["last_sequence"] + 1 - columns["edits"], columns["edits"]
     table = pa.Table.from_arrays(
@@ -64,7 +64,7 @@ def _show_times(us: Int64Array) -> pa.Array:
     return pa.array(us, mask=us == NEVER_US).cast(INSTANT)
 
 
-def _count_as_of(snapshot: Snapshot, names: pa.Array, last: Int64Array) -> dict[str, Int64Array]:
+def _count_as_of(snapshot: Snapshot, names: pa.Array) -> dict[str, Int64Array]:
     """Return first time and edits as of an earlier commit: those of now without the later ones.
 
     Compaction may have removed rows of that time, but none of later commits.

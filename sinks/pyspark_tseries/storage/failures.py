@@ -144,15 +144,13 @@ def _storage_error(code: int, path: str | None, location: Location | None) -> St
 
 
 def _explain_full(path: str | None) -> str:
-    there = path
-    while there and not os.path.exists(there):
-        there = os.path.dirname(there)
-    if not there:
+    nearest = _find_nearest(path)
+    if not nearest:
         return "free space on the file system, then do it again"
-    mount = there
+    mount = nearest
     while not os.path.ismount(mount):
         mount = os.path.dirname(mount)
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(nearest).free
     return (
         f"free space on the file system mounted at '{mount}', which has {free:,} bytes left (or "
         "raise the user's quota), then do it again"
@@ -160,20 +158,25 @@ def _explain_full(path: str | None) -> str:
 
 
 def _explain_rights(path: str | None, root: str | None) -> str:
-    there = path
-    while there and not os.path.exists(there):
-        there = os.path.dirname(there)
-    if not there:
+    nearest = _find_nearest(path)
+    if not nearest:
         return "give this user the right to read and write there, then do it again"
-    if os.path.isfile(there) and os.access(there, os.R_OK):
-        there = os.path.dirname(there)  # The directory decides who may make and remove files.
-    entry = os.stat(there)
+    if os.path.isfile(nearest) and os.access(nearest, os.R_OK):
+        nearest = os.path.dirname(nearest)  # The directory decides who may make and remove files.
+    entry = os.stat(nearest)
     return (
-        f"'{there}' is {stat.filemode(entry.st_mode)} of user {_user(entry.st_uid)} and group "
+        f"'{nearest}' is {stat.filemode(entry.st_mode)} of user {_user(entry.st_uid)} and group "
         f"{_group(entry.st_gid)}, and this process is user {_user(os.geteuid())}: let its owner "
         f"give the group the store with: chmod -R g+rwXs '{root}' (what is made in it later "
         "inherits that), or run as its owner"
     )
+
+
+def _find_nearest(path: str | None) -> str | None:
+    """Return the path, or the nearest directory above it that exists."""
+    while path and not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def _user(uid: int) -> str:

@@ -182,13 +182,11 @@ class FutureCommits:
     Attributes:
         files: the files with their events.
         change: their corrected times, and the events that get another time.
-        latest_us: the latest of their current times.
         now_us: the time of the correction; no commit is later.
     """
 
     files: tuple[DataFile, ...]
     change: TimeCorrection
-    latest_us: int
     now_us: int
 
 
@@ -209,7 +207,7 @@ def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommi
     times = correct_times(numbers, _read_file_times(store, files), last_good_us, now_us)
     states, _ = scan_state(store.location, store.data_files(), -1, wanted=~late)
     change = plan_correction(keys, states.select(["series", "newest_us"]), times)
-    return FutureCommits(tuple(files), change, store.metadata().commit_us, now_us)
+    return FutureCommits(tuple(files), change, now_us)
 
 
 def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
