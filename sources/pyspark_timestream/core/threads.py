@@ -1,7 +1,9 @@
-"""What the threads of a process may share without waiting for each other."""
+"""What the threads of a process, and its forks, may share without waiting for each other."""
 
+import os
 from collections.abc import Callable
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Final, Generic, Protocol, Self, TypeVar, overload
+from weakref import WeakSet
 
 T = TypeVar("T")
 
@@ -28,3 +30,29 @@ class lazy(Generic[T]):
             return self
         value = vars(thing)[self._name] = self._compute(thing)
         return value
+
+
+class Inherited(Protocol):
+    """An object that a forked process may use, too."""
+
+    def begin_child(self) -> None:
+        """Begin anew in a forked process: another thread of the parent may have held a lock."""
+
+
+_INHERITED: Final[WeakSet[Inherited]] = WeakSet()
+
+
+def begin_in_forks(thing: Inherited) -> None:
+    """See to it that each process that is forked from this one calls `thing.begin_child()`.
+
+    A fork has the locks of its parent as they were, but not the threads that would release them.
+    """
+    _INHERITED.add(thing)
+
+
+def _begin_child() -> None:
+    for thing in list(_INHERITED):
+        thing.begin_child()
+
+
+os.register_at_fork(after_in_child=_begin_child)

@@ -1,8 +1,9 @@
-"""Threads that share what is computed once do not wait for each other for ever."""
+"""What threads and forks share makes none of them wait for ever."""
 
+import os
 import threading
 
-from pyspark_timestream.core.threads import lazy
+from pyspark_timestream.core.threads import begin_in_forks, lazy
 
 
 class Answer:
@@ -42,3 +43,20 @@ def test_lazy_values_of_two_objects_do_not_wait_for_each_other():
     may_end.set()
     thread.join(60)
     assert slow.value is True
+
+
+def test_a_fork_begins_anew_what_was_registered_and_is_still_there():
+    class Shared:
+        lock = None
+
+        def begin_child(self):
+            self.lock = os.getpid()
+
+    kept = Shared()
+    begin_in_forks(kept)
+    begin_in_forks(Shared())
+    child = os.fork()
+    if not child:
+        os._exit(0 if kept.lock == os.getpid() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert kept.lock is None
