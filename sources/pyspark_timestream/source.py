@@ -13,6 +13,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyspark_timestream.core.hand_over import HandingReader
 from pyspark_timestream.core.options import choice, option, option_specs, read_options
 from pyspark_timestream.core.worker import (
     RefusedReader,
@@ -99,9 +100,12 @@ class DefaultSource(DataSource):
         try:
             table = restore_options(self.options, schema, self.name())
             source = self if table is None else DefaultSource(table)
-            return source._transport().stream_reader(drop_options(schema))
+            reader = source._transport().stream_reader(drop_options(schema))
         except (OptionError, SchemaRefused) as error:
             return RefusedReader(error)
+        if isinstance(reader, HandingReader):
+            reader.set_handed_schema(schema)
+        return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch query, if the transport supports it."""

@@ -15,6 +15,7 @@ KAFKA = {
     "minOffsetsPerTrigger": ("many", "0"),
     "maxTriggerDelay": ("soon", "-1 second"),
     "maxTasks": ("many", "0"),
+    "maxDriverRecords": ("-1", "some"),
     "minPartitions": ("many", "0"),
     "maxRecordsPerPartition": ("many", "0"),
     "failOnDataLoss": ("maybe",),

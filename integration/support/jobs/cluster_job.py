@@ -6,6 +6,7 @@ Arguments: `Places` as JSON, and the names of the jobs. Run again, they resume.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import correct_late_job
 import pyarrow.parquet as pq
 import store_chain_job
 from broker import Broker
+from handed_blocks import list_blocks
 from kafka_query import Stream
 from pyspark.sql import SparkSession
 
@@ -74,6 +76,9 @@ def start_quiet(spark: SparkSession, given: Places) -> Callable[[], None]:
 
     def end() -> None:
         wait_until(lambda: count_rows(quiet.place / "rows") == QUIET_ROWS)
+        if os.environ.get("HAND_OVER") != "off":
+            # Executors read rows that the driver has been handed (semantics 8.9).
+            wait_until(lambda: list_blocks(spark))
         query.stop()
 
     return end

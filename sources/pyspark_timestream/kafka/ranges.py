@@ -66,12 +66,15 @@ class TaskRange:
         warm_up: records before `offsets` to read for the clock only; None if not needed.
         forced_ctis: pairs (offset, CTI): the clock is raised to the CTI before the record at the
             offset. The offsets increase and lie in `offsets` or at its end.
+        end_cti_us: a CTI that takes effect on the partition where `offsets` ends, for the CTI rows
+            only; None for none.
     """
 
     offsets: Range
     state: PartitionState
     warm_up: Range | None = None
     forced_ctis: tuple[tuple[int, int], ...] = ()
+    end_cti_us: int | None = None
 
     def split_at_forced_ctis(self) -> Iterator[tuple[int | None, Range]]:
         """Split `offsets` at the forced CTIs; return each piece with the CTI before it, if any."""

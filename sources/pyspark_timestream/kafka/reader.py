@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
+from pyspark_timestream.core.hand_over import HandingReader, collect_rows
 from pyspark_timestream.core.session import find_wrong_settings
 from pyspark_timestream.core.window_fold import fold_rows
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
@@ -60,6 +62,9 @@ from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas,
 from pyspark_timestream.kafka.task import RangeEnd, run_task
 
 _LOG: Final = logging.getLogger(__name__)
+
+_States = Mapping[Partition, tuple[int, str]]
+"""What a task commits: the end of each partition, and its clock as text."""
 
 
 class KafkaTransport:
@@ -153,17 +158,20 @@ class KafkaTask(InputPartition):
 
 
 @hide_tracebacks
-class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
     """Reads Kafka records and CTIs as a stream, exactly once per checkpoint.
 
     The offset holds the batch's ranges and the clocks at its start. The tasks commit the clocks at
     its end to the consumer group; if they are missing there, the driver reads the ranges again.
+    A small batch is read here instead of in a task (semantics 8.9).
     """
 
     def __init__(self, options: KafkaOptions, projection: Projection) -> None:
         self._options = options
         self._projection = projection
         self._driver: StreamDriver | None = None
+        self._max_handed = options.max_driver_records
+        self._has_run_task = False
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant: Spark calls this again after a restart, so it must decide nothing."""
@@ -203,9 +211,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = -1 if is_initial_offset(start) else StreamOffset.from_json(start).number
         if offset.number == before + 1:
             plans = plan_stream_tasks(self._options, offset)
-            return [
+            tasks = [
                 KafkaTask(plan, group, _restrict_to_task(offset, plan), readers) for plan in plans
             ]
+            self._hand_over_if_small(offset, tasks)
+            return tasks
         joined = self._get_driver().plan_joined_batches(start, offset)
         return [KafkaTask(plan, group, readers=readers) for plan in joined]
 
@@ -217,6 +227,45 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Forget what only a restart before `end` needed; the tasks have committed to the group."""
         self._get_driver().mark_committed(end)
+
+    def _hand_over_if_small(self, offset: StreamOffset, tasks: Sequence[KafkaTask]) -> None:
+        records = sum(span.size for span in offset.ranges())
+        is_handed = self._may_hand_over(records, tasks) and self._read_here(offset, tasks[0])
+        self._has_run_task |= records > 0 and not is_handed
+
+    def _read_here(self, offset: StreamOffset, task: KafkaTask) -> bool:
+        """Read a task's rows, and hand them over; return False to leave them to the task."""
+        ended: dict[Partition, RangeEnd] = {}
+        states: dict[Partition, tuple[int, str]] = {}
+        batches = read_task(
+            self._options,
+            self._projection,
+            task,
+            commit=lambda _, given: states.update(given),
+            keep_ends=ended.update,
+        )
+        try:
+            rows = collect_rows(batches)
+        except Exception as error:
+            # The task says it again, unless it helps to try again, as Spark does with tasks.
+            _LOG.info("a task reads the batch, since reading it here failed: %s", error)
+            return False
+        if rows is None:
+            # Its records are large, so reading such batches twice would be the rule.
+            self._max_handed = sum(span.size for span in offset.ranges()) // 2
+            return False
+        commit = partial(_commit, self._options, task.group, states)
+        self._get_driver().note_end(offset, ended, commit)
+        self.hand_over(rows)
+        return True
+
+    def _may_hand_over(self, records: int, tasks: Sequence[KafkaTask]) -> bool:
+        if not self.can_hand_over or self._options.is_cut or len(tasks) != 1:
+            return False
+        if records > self._max_handed:
+            return False
+        # Only a task sees the settings of the session, so one reads the first records of a run.
+        return self._has_run_task or not records or not self._projection.requests("cti")
 
     def _get_driver(self) -> "StreamDriver":
         # The driver connects on demand: the copy of this reader in a task must never connect.
@@ -296,6 +345,12 @@ def _extend_connect_timeout(options: KafkaOptions) -> KafkaOptions:
     return replace(options, connect_timeout_ms=most_ms)
 
 
+def _commit(options: KafkaOptions, group: str, states: _States) -> None:
+    """Commit the states of a batch that this process has read, with the consumer that read it."""
+    with acquire_reader(_extend_connect_timeout(options), group) as reader:
+        reader.commit_state(states)
+
+
 def read_task(
     options: KafkaOptions,
     projection: Projection,
@@ -304,10 +359,16 @@ def read_task(
     is_batch: bool = False,
     acquire: Callable[[KafkaOptions, str], AbstractContextManager[RangeReader]] = acquire_reader,
     settle: Callable[[], object] = freeze_objects,
+    commit: Callable[[RangeReader, _States], object] = lambda reader, ends: reader.commit_state(
+        ends
+    ),
+    keep_ends: Callable[[Mapping[Partition, RangeEnd]], object] = dict,
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a task.
 
-    `acquire` borrows a range reader; `settle` is called last, unless the task fails.
+    `acquire` borrows a range reader, and `commit` gives the states after the ranges to the group;
+    `settle` is called last, unless the task fails, and `keep_ends` before it with the end of every
+    range.
     """
     if task.readers or options.registry:
         options = with_readers(options, task.readers)
@@ -332,19 +393,16 @@ def read_task(
         if task.offset:
             settings = _find_broken_settings() if projection.requests("cti") else {}
             known_ends = _find_known_ends(task.plan, task.offset)
-            reader.commit_state(
-                {
-                    partition: (
-                        end,
-                        ""
-                        if options.is_cut
-                        else encode_group_metadata(
-                            task.offset, partition, *ended[partition], settings
-                        ),
-                    )
-                    for partition, end in known_ends.items()
-                }
-            )
+            states = {
+                partition: (
+                    end,
+                    ""
+                    if options.is_cut
+                    else encode_group_metadata(task.offset, partition, *ended[partition], settings),
+                )
+                for partition, end in known_ends.items()
+            }
+            commit(reader, states)
     if is_batch:
         finished = {
             partition: (stop, *ended[partition])
@@ -352,6 +410,7 @@ def read_task(
         }
         log_like_spark("pyspark_timestream")
         warn_about_read(options, projection, RangeReader, finished)
+    keep_ends(ended)
     settle()
 
 

@@ -126,6 +126,9 @@ class _TaskRun:
                 if options.rules.is_at_end(state.cti_us):
                     break
         self.range_end = RangeEnd(state, malformed_values)
+        end_us = task_range.end_cti_us
+        if end_us is not None and (state.cti_us is None or end_us > state.cti_us):
+            yield from self._prove(place, np.array([end_us]))
 
     def _prove(self, place: int, ctis_us: Instants) -> Iterator[pa.RecordBatch]:
         self.watermark, _, rows_us = self.watermark.advance(place, ctis_us)

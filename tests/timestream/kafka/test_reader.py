@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -14,10 +14,17 @@ from timestream.builders import at, options
 
 from pyspark_timestream.core.window_fold import Partial, WindowFold
 from pyspark_timestream.errors import OptionError, SchemaRefused
+from pyspark_timestream.kafka import reader as module
 from pyspark_timestream.kafka.decode.columns import default_schema, project
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
-from pyspark_timestream.kafka.reader import KafkaTask, KafkaTransport, read_task
+from pyspark_timestream.kafka.reader import (
+    KafkaStreamReader,
+    KafkaTask,
+    KafkaTransport,
+    read_task,
+)
 from pyspark_timestream.rules.state import PartitionState
 
 pytestmark = pytest.mark.spark
@@ -70,6 +77,38 @@ def test_a_task_that_failed_does_not_settle() -> None:
     with pytest.raises(ZeroDivisionError):
         run(full, done, fails)
     assert done == ["borrowed"]
+
+
+def test_a_batch_that_cannot_be_read_on_the_driver_is_left_to_its_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = options(ctiFrequency="1")
+    reader = KafkaStreamReader(given, project(given, default_schema(given)))
+    reader._has_run_task = True
+    partition = PartitionOffset(0, 7, PartitionState())
+    offset = StreamOffset("me", given.settings(), 1, {at(0): partition}, tasks=1)
+    noted: list[StreamOffset] = []
+    reader._driver = cast(Any, SimpleNamespace(note_end=lambda each, *_: noted.append(each)))
+    outcomes: Iterator[Any] = iter([[], OSError("no route"), [], [too_large()], []])
+
+    def read(*_: object, **__: object) -> Iterator[Any]:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        yield from outcome
+
+    monkeypatch.setattr(module, "read_task", read)
+    for is_handed in (True, False, True, False, False):
+        [task] = reader.partitions({**offset.to_json(), "number": -1}, offset.to_json())
+        assert task.plan.ranges[0].offsets == Range(at(0), 0, 7)
+        assert (reader.__class__ is not KafkaStreamReader) == is_handed
+        assert list(reader.getCache({}, {})) == []
+    # After rows that were too large it does not try a batch of as many records again.
+    assert (len(noted), len(list(outcomes))) == (2, 1)
+
+
+def too_large() -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": pa.array(range(5_000_000), pa.int64())})
 
 
 def test_a_streams_task_waits_for_a_broker_as_long_as_for_progress() -> None:

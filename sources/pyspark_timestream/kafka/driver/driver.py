@@ -9,6 +9,7 @@ needs; the fields of `StreamDriver` are caches and the state of the current run.
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +24,12 @@ from pyspark_timestream.kafka.decode.records import Projection
 from pyspark_timestream.kafka.diagnosis.kinds import recall_warnings
 from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.driver.bounds import PartitionCache, RunEnds, make_steady_clock
-from pyspark_timestream.kafka.driver.end_states import EndStates, find_restored_states, read_again
+from pyspark_timestream.kafka.driver.end_states import (
+    EndStates,
+    find_restored_states,
+    read_again,
+    take_end_states,
+)
 from pyspark_timestream.kafka.driver.importer import CtiImporter, IdleTracker, derive_import_options
 from pyspark_timestream.kafka.offsets.alignment import find_alignment
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
@@ -56,6 +62,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan
 from pyspark_timestream.kafka.registry.schemas import add_newer_readers, fix_readers
+from pyspark_timestream.kafka.task import RangeEnd
 from pyspark_timestream.rules.state import PartitionState
 
 _LOG: Final = logging.getLogger(__name__)
@@ -110,6 +117,8 @@ class StreamDriver:
         self._projection = projection
         self._has_schemas = False
         self._warner = Warner(options, projection, create_reader)
+        self._beside = ThreadPoolExecutor(1, "timestream-commit")
+        self._committing: Future[object] | None = None
 
     def limit_to_current_ends(self, seen: Mapping[Partition, int] | None = None) -> None:
         """Make this a bounded run up to the current ends, or up to `seen` if that is higher."""
@@ -158,6 +167,7 @@ class StreamDriver:
 
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
+        self._wait_for_commit()
         check_stream_offset(start, self._options.settings(), self._options.topic_settings)
         previous = None if is_initial_offset(start) else StreamOffset.from_json(start)
         self.fix_schemas({} if previous is None else previous.schemas)
@@ -241,6 +251,25 @@ class StreamDriver:
         previous = StreamOffset.from_json(start)
         states = self._get_end_states(previous).states
         return join_batches(previous, states, end, max_emitted_cti(previous, states))
+
+    def note_end(
+        self,
+        offset: StreamOffset,
+        ended: Mapping[Partition, RangeEnd],
+        commit: Callable[[], object],
+    ) -> None:
+        """Take the clocks after the batch `offset` from its rows, which this process has read.
+
+        `commit` runs beside the batch: only a restart needs what it leaves in the group. The next
+        `plan` waits for it.
+        """
+        self._last_end_states = (offset, take_end_states(offset, ended))
+        self._committing = self._beside.submit(commit)
+
+    def _wait_for_commit(self) -> None:
+        committing, self._committing = self._committing, None
+        if committing is not None:
+            committing.result()
 
     def mark_committed(self, end: Mapping[str, Any]) -> None:
         """Record that the batch `end` is committed, so that no restart runs it again."""

@@ -31,7 +31,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
-from pyspark_timestream.kafka.task import compute_end_state
+from pyspark_timestream.kafka.task import RangeEnd, compute_end_state
 from pyspark_timestream.rules.state import PartitionState
 
 _LOG: Final = logging.getLogger(__name__)
@@ -65,6 +65,16 @@ def copy_start_states(offset: StreamOffset) -> EndStates:
             for partition, partition_offset in offset.partitions.items()
         },
     )
+
+
+def take_end_states(offset: StreamOffset, ended: Mapping[Partition, RangeEnd]) -> EndStates:
+    """Return the end states of the batch `offset` from those of its ranges."""
+    begun = copy_start_states(offset)
+    states, malformed = dict(begun.states), dict(begun.malformed_values)
+    for partition, end in ended.items():
+        states[partition] = end.state
+        malformed[partition] += end.malformed_values
+    return EndStates(states, malformed, _repeat_findings(offset))
 
 
 def find_end_states(

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import FORMAT_VERSION, check_offset
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
+from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic, release
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import (
     Partition,
@@ -146,6 +146,11 @@ class PartitionOffset:
     forced_ctis: tuple[tuple[int, int, int], ...] = ()
     malformed_values: MalformedValues = NO_MALFORMED_VALUES
     waits: bool = False
+
+    @property
+    def end_cti_us(self) -> int | None:
+        """Return the imported CTI that takes effect once the batch has read the partition."""
+        return release(self.pending, self.end_exclusive)[0] if self.size else None
 
     @property
     def size(self) -> int:

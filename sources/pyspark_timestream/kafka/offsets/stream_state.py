@@ -179,7 +179,10 @@ def max_emitted_cti(
     start_us = [previous.partitions[partition].state.cti_us for partition in active]
     # A partition that is missing now has no end state: its clock at the start counts.
     end_us = [
-        clocks[partition].cti_us if partition in clocks else start
+        max_known(
+            clocks[partition].cti_us if partition in clocks else start,
+            previous.partitions[partition].end_cti_us,
+        )
         for partition, start in zip(active, start_us, strict=True)
     ]
     groups = [[place[span.partition] for span in group] for group in previous.groups()]

@@ -35,24 +35,21 @@ Entry = TypeVar("Entry", tuple[int, int], tuple[int, int, int])
 
 def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     """Plan the tasks of the batch `offset`; the first one emits the first CTI row."""
-    states = {
-        partition: partition_offset.state
-        for partition, partition_offset in offset.partitions.items()
-    }
+    partitions = offset.partitions
     groups = offset.groups()
     active = [
-        partition
-        for partition, partition_offset in offset.partitions.items()
-        if not partition_offset.idle
+        partition for partition, partition_offset in partitions.items() if not partition_offset.idle
     ]
     place = {partition: index for index, partition in enumerate(active)}
     mine = [
         [place[span.partition] for span in group if span.partition in place] for group in groups
     ]
-    others = find_min_of_others([states[partition].cti_us for partition in active], mine)
+    others = find_min_of_others([partitions[each].state.cti_us for each in active], mine)
     plans = [
         TaskPlan(
-            tuple(TaskRange(span, states[span.partition]) for span in group), least, offset.cti_us
+            tuple(_plan_range(span, partitions[span.partition]) for span in group),
+            least,
+            offset.cti_us,
         )
         for group, least in zip(groups, others, strict=True)
     ]
@@ -60,6 +57,10 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
         opened = plans[0] if plans else TaskPlan(emitted_us=offset.cti_us)
         plans[:1] = [dataclasses.replace(opened, first_cti_us=offset.first_cti_us)]
     return plans
+
+
+def _plan_range(span: Range, partition_offset: PartitionOffset) -> TaskRange:
+    return TaskRange(span, partition_offset.state, end_cti_us=partition_offset.end_cti_us)
 
 
 def note_restart_point(

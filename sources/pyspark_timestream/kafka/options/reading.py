@@ -177,6 +177,17 @@ class ReadingOptions:
         description="at most this many tasks a batch of a stream",
         effect="stream",
     )
+    max_driver_records: int = option(
+        "maxDriverRecords",
+        whole_number(0),
+        10_000,
+        description=(
+            "a stream's batch of at most this many records, in one task, is read on the driver, "
+            "in Spark's Python process of the source, so that its task starts no Python; 0: tasks "
+            "read all"
+        ),
+        effect="stream",
+    )
     min_partitions: int | None = option(
         "minPartitions",
         whole_number(1),

@@ -10,6 +10,7 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext
+from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.rules.state import PartitionState
 
 A, B = at(0), at(1)
@@ -161,10 +162,14 @@ def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect()
     assert again.partitions == {A: PartitionOffset(3, 4, FIVE, pending=((4, 8),))}
     found = next_offset(again, {A: FIVE}, {A: 4, B: 0}, {A: 4, B: 2}, RUN, told)
     assert found.partitions[B].pending == ((2, 8),)
-    taken = next_offset(again, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
+    # The batch that reads up to there ends with the row of the CTI.
+    [task] = plan_tasks(again)
+    assert [task_range.end_cti_us for task_range in task.ranges] == [8]
+    assert next_offset(again, {A: FIVE}, {A: 4}, {A: 4}, RUN, told) is again
+    taken = next_offset(again, {A: FIVE}, {A: 4}, {A: 5}, RUN, told)
     eight = PartitionState(cti_us=8)
-    assert taken.partitions == {A: PartitionOffset(4, 4, eight, forced_ctis=((3, 4, 8),))}
-    assert (taken.cti_us, taken.first_cti_us) == (8, 8)
+    assert taken.partitions == {A: PartitionOffset(4, 5, eight, forced_ctis=((3, 4, 8),))}
+    assert (taken.cti_us, taken.first_cti_us) == (8, None)
 
 
 def test_imported_cti_waits_for_the_records_of_open_transactions():
@@ -177,8 +182,10 @@ def test_imported_cti_waits_for_the_records_of_open_transactions():
     later = BrokerSnapshot(imported=ImportedTopic(cti_us=8))
     read = next_offset(waits, {A: FIVE}, {A: 4}, {A: 11}, RUN, later)
     assert read.partitions == {A: PartitionOffset(4, 11, FIVE, pending=((9, 8),))}
-    taken = next_offset(read, {A: FIVE}, {A: 11}, {A: 11}, RUN, later)
-    assert (taken.cti_us, taken.first_cti_us) == (8, 8)
+    [task] = plan_tasks(read)
+    assert [task_range.end_cti_us for task_range in task.ranges] == [8]
+    taken = next_offset(read, {A: FIVE}, {A: 11}, {A: 12}, RUN, later)
+    assert (taken.cti_us, taken.first_cti_us) == (8, None)
 
 
 def test_a_run_that_has_closed_decides_nothing_more():

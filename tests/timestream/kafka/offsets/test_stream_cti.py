@@ -21,6 +21,7 @@ def test_any_course_of_idleness_finds_deletes_and_imports_keeps_the_rules(
     every, logs, imports, data
 ):
     world = World(every, logs, imports)
+    world.max_tasks = data.draw(st.sampled_from((None, 1)))
     for action in data.draw(st.lists(steps, max_size=14)):
         act(world, action, data)
     drain(world)

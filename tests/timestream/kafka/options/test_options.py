@@ -28,6 +28,7 @@ LEGAL = {
     "minPartitions": "4",
     "maxRecordsPerPartition": "100",
     "maxTasks": "2",
+    "maxDriverRecords": "500",
     "ctiFrequency": "1",
     "ctiDelay": "1 s",
     "advanceTime": "IncreasingStartTime",

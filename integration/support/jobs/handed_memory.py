@@ -1,0 +1,74 @@
+"""The memory of Spark's process of a source: `handed_memory.py BOOTSTRAP TOPIC OFFSETS`.
+
+Plans batch after batch of so many offsets with Spark's own function, which sends the rows of small
+ones away. Prints the batches, those handed over, and by how many megabytes the process has grown.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+from pyspark.serializers import read_int, write_int
+from pyspark.sql.streaming import python_streaming_source_runner as spark
+from reading_memory import peak_mb
+
+from pyspark_timestream.kafka.reader import KafkaTransport
+
+
+class Socket(io.RawIOBase):
+    """Its other end keeps only the beginning of what was sent: the partition, and Spark's flag."""
+
+    begun = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, given: Any) -> int:
+        sent = memoryview(given).cast("B")
+        self.begun += bytes(sent[: 100_000 - len(self.begun)])
+        return len(sent)
+
+    @property
+    def flag(self) -> int:
+        """What Spark was told of the rows."""
+        answer = io.BytesIO(self.begun)
+        if read_int(answer) == 0:
+            # The end-of-run batch has neither rows nor CTIs.
+            return spark.PREFETCHED_RECORDS_NOT_FOUND
+        answer.seek(read_int(answer), io.SEEK_CUR)
+        return read_int(answer)
+
+
+def main() -> None:
+    """Read the topic to its end, as Spark's process of a source does."""
+    bootstrap, topic, offsets = sys.argv[1:]
+    transport = KafkaTransport(
+        {
+            "kafka.bootstrap.servers": bootstrap,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": offsets,
+        }
+    )
+    schema = transport.schema()
+    reader = transport.stream_reader(schema)
+    reader.prepareForTriggerAvailableNow()
+    start, batches, handed, before = reader.initialOffset(), 0, 0, peak_mb()
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        asked, answer = io.BytesIO(), Socket()
+        for offset in (start, end):
+            text = json.dumps(offset).encode()
+            write_int(len(text), asked)
+            asked.write(text)
+        asked.seek(0)
+        spark.partitions_func(reader, None, schema, 10_000, asked, answer)
+        handed += answer.flag == spark.NON_EMPTY_PYARROW_RECORD_BATCHES
+        batches, start = batches + 1, end
+    print(batches, handed, round(peak_mb() - before))
+
+
+if __name__ == "__main__":
+    main()
