@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -39,6 +39,7 @@ from pyspark_timestream.core.checkpoint import (
     check_offset,
     is_initial_offset,
 )
+from pyspark_timestream.core.hand_over import HandingReader
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.worker import hide_tracebacks
 from pyspark_timestream.errors import OptionError
@@ -50,6 +51,9 @@ TIME_SCHEMA: Final = (
 
 Declared as never null, because Spark then delivers rows faster.
 """
+
+_MAX_HANDED: Final = 10_000
+"""Ticks of a batch that Spark gets with its one task, which then starts no Python."""
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _LOG: Final = logging.getLogger("pyspark_timestream")
@@ -67,6 +71,10 @@ class TickPartition(InputPartition):
     clock: Clock
     start_inclusive: int
     end_exclusive: int
+
+
+def _count(task: TickPartition) -> int:
+    return task.end_exclusive - task.start_inclusive
 
 
 class TimeTransport:
@@ -101,8 +109,8 @@ class TimeTransport:
 
 
 @hide_tracebacks
-class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches of ticks on the driver and delivers them in tasks.
+class TimeStreamReader(HandingReader, SupportsTriggerAvailableNow):
+    """Plans batches of ticks on the driver and delivers them in tasks, a small one at once.
 
     An offset holds the batch that ends at it and the decisions of the first start: `from` and `to`
     (the ticks delivered, end exclusive), `skipped`, `zero_us`, `started_us`, `settings`, `version`.
@@ -168,7 +176,10 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         clock, ticks = self._resume(end, now_us=0)
         before = NO_TICKS if is_initial_offset(start) else Ticks.from_json(start)
         cuts = cut_evenly(*find_delivered_range(clock, before, ticks), self._options.partitions)
-        return [TickPartition(clock, begin, stop) for begin, stop in cuts]
+        tasks = [TickPartition(clock, begin, stop) for begin, stop in cuts]
+        if self.can_hand_over and len(tasks) == 1 and _count(tasks[0]) <= _MAX_HANDED:
+            self.hand_over(list(self.read(tasks[0])))
+        return tasks
 
     def read(self, partition: TickPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Yield the rows of one task in tick order."""

@@ -128,6 +128,24 @@ def test_a_batch_is_split_into_contiguous_tasks():
     assert values(stream, INITIAL_OFFSET, end) == list(range(10))
 
 
+@pytest.mark.parametrize(
+    ("count", "tasks", "is_handed"),
+    [(1, 1, True), (10_000, 1, True), (10_001, 1, False), (9, 2, False)],
+)
+def test_a_small_batch_of_one_task_is_handed_over_with_it(count, tasks, is_handed):
+    options = {"rate": "max", "maxCount": str(count), "numPartitions": str(tasks), "timeZero": YEAR}
+    stream = TimeTransport(options).stream_reader(TIME_SCHEMA)
+    stream.set_handed_schema(TIME_SCHEMA)
+    end = stream.latestOffset(INITIAL_OFFSET, ALL)
+    parts = stream.partitions(INITIAL_OFFSET, end)
+    handed = list(stream.getCache(INITIAL_OFFSET, end))
+    expected = [batch for part in parts for batch in stream.read(part)]
+    assert handed == (expected if is_handed else [])
+    # A batch that is planned again, as after a restart, is the same.
+    stream.partitions(INITIAL_OFFSET, end)
+    assert list(stream.getCache(INITIAL_OFFSET, end)) == handed
+
+
 def test_rows_have_exactly_the_types_that_spark_checks():
     stream = reader(rate="max", maxCount="1")
     batch = next(
