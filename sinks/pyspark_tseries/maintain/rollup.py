@@ -68,6 +68,7 @@ from pyspark_tseries.model.rollups import (
     parse_settings,
     tell_reasons,
 )
+from pyspark_tseries.model.widening import fits
 from pyspark_tseries.read.downsample import downsample
 from pyspark_tseries.read.scan import run_query, sample_series
 from pyspark_tseries.read.view import known_series
@@ -283,7 +284,10 @@ def _check_columns(source: Store, target: Store, settings: RollupSettings) -> No
                 f"{type_name(known[field.name])}, as the rollup was made"
                 if field.name in known
                 else None,
-                "begin another rollup at a path of its own",
+                "make it wider: open the rollup, call widen_columns with this column and type, and "
+                "run the rollup again"
+                if field.name in known and fits(known[field.name], kind)
+                else "begin another rollup at a path of its own",
             )
 
 

@@ -14,6 +14,7 @@ from tseries.meetings import Meeting
 
 from pyspark_tseries import (
     HistoryChanged,
+    IncompatibleValue,
     InvalidQuery,
     NoSuchStore,
     PermissionDenied,
@@ -466,6 +467,22 @@ def test_a_setting_that_no_rollup_or_not_this_one_has_is_refused_by_name(
         ask(source, tmp_path)
     assert refused.value.next_step
     assert not (tmp_path / "new").exists()
+
+
+def test_a_rollup_of_a_widened_source_goes_on_once_it_is_widened_too(tmp_path):
+    store = TimeSeries.create(tmp_path / "s", {"n": pa.int32()}, "unlimited", auto_compact=False)
+    for minutes in (0, 90):
+        store.append("a", 1, BEGIN + timedelta(minutes=minutes))
+    assert store.rollup(tmp_path / "r", HOUR, {"top": ("n", "max")}).added == 1
+    store.widen_columns({"n": pa.int64()})
+    store.append("a", 2**40, BEGIN + timedelta(minutes=150))
+    store.append("a", 1, BEGIN + timedelta(minutes=210))
+    with pytest.raises(IncompatibleValue, match="widen_columns with this column"):
+        store.rollup(tmp_path / "r")
+    TimeSeries.open(tmp_path / "r").widen_columns({"top": pa.int64()})
+    assert store.rollup(tmp_path / "r").added == 2
+    rows = TimeSeries.open(tmp_path / "r").range_query().select_from("a").to_arrow()
+    assert rows["top"].to_pylist() == [1, 1, 2**40]
 
 
 def test_a_store_that_is_no_rollup_or_of_another_source_is_refused(source, tmp_path):
