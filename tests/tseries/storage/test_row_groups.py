@@ -247,7 +247,10 @@ def test_columns_of_one_value_alone_are_as_long_as_the_rows(large):
         assert len(found["author"].unique()) == 1
 
 
-def test_of_a_time_slice_other_columns_are_read_from_groups_that_have_rows(tmp_path, watched):
+def test_of_a_time_slice_other_columns_are_read_from_groups_that_have_rows(
+    tmp_path, watched, monkeypatch
+):
+    monkeypatch.setattr("pyspark_tseries.storage.row_reader.SMALL_PIECE_ROWS", 0)
     location = parse_location(str(tmp_path))
     times = {"a": (0, 100), "b": (0, 50), "c": (50, 100), "d": (0, 90)}
     rows = [((name, n), us, 0) for name, both in times.items() for n, us in enumerate(both)]
