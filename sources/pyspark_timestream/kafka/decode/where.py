@@ -482,6 +482,12 @@ def _unify(left: _Step, right: _Step, in_list: bool = False) -> pa.DataType:
     if any(map(pa.types.is_floating, pair)):
         _refuse_rounding(left, right)
         return _DOUBLE
+    for step in (left, right):
+        value = step.value if isinstance(step, _Value) else 0
+        if any(kind in _INTEGRAL_DIGITS for kind in pair) and not -(2**63) <= value < 2**63:
+            raise _Wrong(
+                f"{value} is outside of bigint, beside which Spark takes null for a number"
+            )
     return _unify_decimals(*(_as_decimal(step, in_list) for step in (left, right)))
 
 

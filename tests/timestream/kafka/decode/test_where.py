@@ -126,6 +126,7 @@ def test_a_field_of_a_null_struct_is_null():
         ("day in ('2024-01-01')", "date is compared with string"),
         ("f = i32", "float is compared with int"),
         ("f = 16777217", "float is compared with int"),
+        ("i64 < 99999999999999999999", "is outside of bigint"),
         ("big = i64", "takes 50 digits"),
         ("big in (5)", "takes 40 digits"),
         ("arr = arr", "is compared"),
