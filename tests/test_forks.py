@@ -41,8 +41,9 @@ def modules() -> list[ModuleType]:
         for package in (pyspark_timestream, pyspark_tseries)
         for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
-    # The native reader is no module of Python.
-    return [importlib.import_module(n) for n in names if not n.endswith(("main__", "_reader"))]
+    # Libraries in C are no modules of Python.
+    others = "main__", "native_reader", "scan_json"
+    return [importlib.import_module(name) for name in names if not name.endswith(others)]
 
 
 def locks() -> dict[int, tuple[str, Any]]:
