@@ -22,10 +22,12 @@ HELD_BY_THE_FORK = "pyspark_timestream.kafka.client.bounded"
 
 
 def in_fork(check: Any) -> None:
-    """Fail if `check` fails in a fork, or takes ten seconds."""
+    """Fail if `check` fails in a fork, or takes a minute."""
     child = os.fork()
     if not child:
-        signal.alarm(10)
+        # The handler of pytest-timeout would wait for a main thread that waits in a library.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
         try:
             check()
             os._exit(0)
