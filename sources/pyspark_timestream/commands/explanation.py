@@ -246,10 +246,12 @@ _MAX_WRITERS: Final = 10
 _MAX_DIAGNOSES: Final = 5
 """A text without details shows this many: the first in full, the others on one line each."""
 
-_COUNTERS: Final = ("events", "dropped", "adjusted", "flagged", "malformed", "tombstones", "future")
+COUNTERS: Final = ("events", "dropped", "adjusted", "flagged", "malformed", "tombstones", "future")
+"""The counters that are shown of a partition, by their public names."""
+
 _COLUMNS: Final = (
     *("", "partition", "offset", "lag", "CTI", "behind", "last event", "idle"),
-    *_COUNTERS,
+    *COUNTERS,
 )
 
 
@@ -327,7 +329,7 @@ def _make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
             _format_behind(fact.behind_us),
             format_time(fact.last_us),
             "yes" if fact.idle else "no",
-            *(str(fact.counters[name]) for name in _COUNTERS),
+            *(str(fact.counters[name]) for name in COUNTERS),
         )
     ]
     writers, more = fact.writers, len(fact.writers) - _MAX_WRITERS

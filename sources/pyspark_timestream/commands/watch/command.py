@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Thread
 from typing import Any, Final
 
+from pyspark_timestream.commands.explanation import COUNTERS
 from pyspark_timestream.commands.peek.command import read_given, select_reading
 from pyspark_timestream.commands.peek.detect import NoSample
 from pyspark_timestream.commands.serving import PageServer, is_loopback
 from pyspark_timestream.commands.watch.follow import (
-    COUNTED,
     CheckpointFollower,
     QueryView,
     StreamView,
@@ -127,18 +127,18 @@ def _look(
 ) -> list[QueryView]:
     views = []
     for follower in followers:
-        now_us = _read_clock()
-        view = follower.look(now_us)
-        if ends is not None and view.streams:
+        follower.read()
+        log = follower.log
+        notes: tuple[str, ...] = ()
+        if ends is not None and log.partitions:
             if once:
-                ends.ask(follower.log.partitions)
+                ends.ask(log.partitions)
             else:
-                ends.watch(follower.log.partitions)
-            follower.log.ends.update(ends.known)
-            view = follower.look(now_us)
-            if ends.trouble:
-                view = dataclasses.replace(view, notes=(*view.notes, ends.trouble))
-        views.append(view)
+                ends.watch(log.partitions)
+            log.ends.update(ends.known)
+            notes = (ends.trouble,) if ends.trouble else ()
+        view = follower.view(_read_clock())
+        views.append(dataclasses.replace(view, notes=(*view.notes, *notes)))
     return views
 
 
@@ -233,7 +233,7 @@ def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[st
     if len(told.diagnoses) > 1:
         others = format_count(len(told.diagnoses) - 1, "more finding")
         yield from _wrap(f"   and {others}: explain has them", width)
-    yield from _wrap(", ".join(f"{stream.counts[name]:,} {name}" for name in COUNTED), width)
+    yield from _wrap(", ".join(f"{stream.counts[name]:,} {name}" for name in COUNTERS), width)
     facts = rank_partitions(told.partitions)
     rows = [["", "partition", "CTI", "behind", "waiting", "remarks"]]
     for fact in facts[:_MAX_TEXT_LANES]:

@@ -5,6 +5,7 @@ progress, and keeps what a page shows: the last batches in full, for the diagnos
 ones a curve. It is bounded however long the query runs. Nothing here knows how it is shown.
 """
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from pyspark_timestream.commands.explanation import (
+    COUNTERS,
     PartitionFacts,
     StreamExplanation,
     explain_stream,
 )
 from pyspark_timestream.commands.waiting_state import OperatorState
-from pyspark_timestream.core.checkpoint import read_entry, resolve_directory
+from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import FINAL_US, MINUTE_US, SECOND_US
 from pyspark_timestream.errors import CheckpointUnreadable, TimestreamError
 from pyspark_timestream.kafka.diagnosis.history import (
@@ -26,6 +28,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
     History,
     build_histories,
     drop_skipped,
+    read_batches,
 )
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -47,10 +50,8 @@ WINDOW_US: Final = MINUTE_US
 _QUIET_US: Final = 10 * SECOND_US
 """A query that has finished its last batch is quiet after this long."""
 
-COUNTED: Final = ("events", "dropped", "adjusted", "flagged", "future", "malformed", "tombstones")
-"""The counters that are shown, by their public names."""
-
-SHOWS_CASES: Final = COUNTED[1:]
+SHOWS_CASES: Final = COUNTERS[1:]
+"""The counters of which it is shown where they have counted: all but that of events."""
 
 
 class Point(NamedTuple):
@@ -224,12 +225,12 @@ def _count_lately(history: History) -> dict[str, int]:
     since_us = last.planned_us - WINDOW_US
     early = [each for each in history if each.planned_us <= since_us]
     first = early[-1] if early else history[0]
-    totals = dict.fromkeys(COUNTED, 0)
+    totals = dict.fromkeys(COUNTERS, 0)
     for part, offset in last.offset.partitions.items():
         new = offset.state.counters()
         before = first.offset.partitions.get(part)
-        old = before.state.counters() if before is not None else dict.fromkeys(COUNTED, 0)
-        for name in COUNTED:
+        old = before.state.counters() if before is not None else dict.fromkeys(COUNTERS, 0)
+        for name in COUNTERS:
             totals[name] += max(new[name] - old[name], 0)
     return totals
 
@@ -331,6 +332,7 @@ class CheckpointFollower:
         self._log = QueryLog(str(self.root))
         self._seen: dict[int, int] = {}
         self._torn: dict[int, str] = {}
+        self._trouble = ""
 
     @property
     def log(self) -> QueryLog:
@@ -339,16 +341,27 @@ class CheckpointFollower:
 
     def look(self, now_us: int) -> QueryView:
         """Return what is shown now; whatever is wrong with the checkpoint is said there."""
+        self.read()
+        return self.view(now_us)
+
+    def read(self) -> None:
+        """Read what is new; what is wrong with the checkpoint is in the views from then on."""
         try:
             self._read()
+            self._trouble = ""
         except (TimestreamError, OSError) as error:
-            view = self._log.view(now_us)
-            if not view.streams:
-                return QueryView(self._log.name, "unknown", str(error))
-            return QueryView(
-                view.name, "unknown", str(error), view.changed_us, view.streams, view.triggers
-            )
-        return self._log.view(now_us, [f"{why}" for _, why in sorted(self._torn.items())])
+            self._trouble = str(error)
+
+    def view(self, now_us: int) -> QueryView:
+        """Return what is shown at `now_us` of what was read."""
+        if not self._trouble:
+            torn = sorted(self._torn.items())
+            notes = [f"offsets/{number} cannot be read: {why}" for number, why in torn]
+            return self._log.view(now_us, notes)
+        known = self._log.view(now_us)
+        if not known.streams:
+            return QueryView(self._log.name, "unknown", self._trouble)
+        return dataclasses.replace(known, status="unknown", detail=self._trouble, notes=())
 
     def _read(self) -> None:
         stamps = _list_log(self.root / "offsets")
@@ -364,18 +377,11 @@ class CheckpointFollower:
         if changed or (stamps and max(stamps) < newest):
             # It was restored from a copy, or begun anew: what is known is of another history.
             self._log, self._seen, self._torn = QueryLog(self._log.name), {}, {}
-        new, entries = [n for n in sorted(stamps) if n not in self._seen], {}
-        for number in new[-MAX_BATCHES:]:
-            try:
-                entry = read_entry(self.root, number)
-                entries[number] = Batch(entry.planned_us, entry.offsets)
-                self._torn.pop(number, None)
-            except (OSError, ValueError, RecursionError) as error:
-                self._torn[number] = f"offsets/{number} cannot be read: {error}"
+        new = [n for n in sorted(stamps) if n not in self._seen]
+        entries, self._torn = read_batches(self.root, new[-MAX_BATCHES:])
         for number, batch in drop_skipped(entries).items():
             self._log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
         self._seen |= {n: stamps[n] for n in new if n not in self._torn}
-        self._torn = {n: why for n, why in self._torn.items() if n in stamps}
         for number in self._log.unfinished():
             finished_us = _modified_us(self.root / "commits" / str(number))
             if finished_us is not None:

@@ -12,7 +12,6 @@ from pyspark_timestream.commands.serving import Answer
 from pyspark_timestream.commands.waiting_state import read_operators
 from pyspark_timestream.commands.watch.follow import QueryLog, QueryView
 from pyspark_timestream.commands.watch.page import (
-    changed_sections,
     digest,
     render_sections,
     render_shell,
@@ -49,7 +48,7 @@ class LivePage:
         self._root, self._wait_s = root, wait_s
         self._changed = Condition()
         self._views: tuple[QueryView, ...] = ()
-        self._rendered: tuple[tuple[QueryView, ...], dict[str, str]] | None = None
+        self._rendered: tuple[tuple[QueryView, ...], dict[str, str], dict[str, str]] | None = None
 
     def publish(self, views: Sequence[QueryView]) -> None:
         """Show these queries from now on."""
@@ -80,19 +79,21 @@ class LivePage:
         end_s = time.monotonic() + self._wait_s
         with self._changed:
             while True:
-                sections = self._render()
-                digests = {name: digest(html) for name, html in sections.items()}
+                sections, digests = self._render()
                 left_s = end_s - time.monotonic()
                 if digests != seen or left_s <= 0:
                     break
                 self._changed.wait(left_s)
-        changed = dict(changed_sections(sections, seen))
+        changed = {name: html for name, html in sections.items() if seen.get(name) != digests[name]}
         return json.dumps({"now_us": self._read_clock(), "digests": digests, "sections": changed})
 
-    def _render(self) -> dict[str, str]:
+    def _render(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the sections and their digests, which are made once for each of the views."""
         if self._rendered is None or self._rendered[0] != self._views:
-            self._rendered = self._views, render_sections(self._views)
-        return self._rendered[1]
+            sections = render_sections(self._views)
+            digests = {name: digest(html) for name, html in sections.items()}
+            self._rendered = self._views, sections, digests
+        return self._rendered[1:]
 
 
 class LiveQueries:

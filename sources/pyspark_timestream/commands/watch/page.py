@@ -5,13 +5,12 @@ from topics and records, so everything is escaped, and no section has a script o
 Times that grow older have the attribute `data-age-us`; the page counts them up by itself.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final
 
-from pyspark_timestream.commands.explanation import PartitionFacts
+from pyspark_timestream.commands.explanation import COUNTERS, PartitionFacts
 from pyspark_timestream.commands.watch.follow import (
-    COUNTED,
     SHOWS_CASES,
     Point,
     QueryView,
@@ -178,7 +177,7 @@ def _render_counts(stream: StreamView, place: int) -> str:
     boxes = "".join(
         f'<li class="{"some" if name != "events" and stream.counts[name] else ""}">'
         f"<b>{stream.counts[name]:,}</b> {name}</li>"
-        for name in COUNTED
+        for name in COUNTERS
     )
     told = stream.explanation
     reasons = "".join(
@@ -366,12 +365,3 @@ def render_shell(title: str, root: str) -> str:
         "<code>python -m pyspark_timestream watch CHECKPOINT --text</code> does not."
         "</noscript></main></body></html>"
     )
-
-
-def changed_sections(
-    sections: Mapping[str, str], seen: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    """Yield the sections whose digest is not the one in `seen`."""
-    for name, html in sections.items():
-        if seen.get(name) != digest(html):
-            yield name, html

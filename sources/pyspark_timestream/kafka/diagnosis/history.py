@@ -94,14 +94,9 @@ def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
             "a local directory",
             _NEXT_STEP,
         )
-    batches: dict[int, Batch] = {}
-    notes = []
-    for number in sorted(int(file.name) for file in log.iterdir() if file.name.isdecimal()):
-        try:
-            entry = read_entry(root, number)
-            batches[number] = Batch(offsets=entry.offsets, planned_us=entry.planned_us)
-        except (OSError, ValueError, RecursionError) as error:
-            notes.append(f"offsets/{number} was passed over: {error}")
+    numbers = sorted(int(file.name) for file in log.iterdir() if file.name.isdecimal())
+    batches, unreadable = read_batches(root, numbers)
+    notes = [f"offsets/{number} was passed over: {why}" for number, why in unreadable.items()]
     if not batches:
         reason = notes[-1] if notes else "the query has planned no batch yet"
         raise CheckpointUnreadable(
@@ -113,6 +108,19 @@ def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
         for number in batches.keys() - kept.keys()
     ]
     return kept, notes
+
+
+def read_batches(root: Path, numbers: Iterable[int]) -> tuple[dict[int, Batch], dict[int, str]]:
+    """Return the batches of these entries of an offset log, and why others cannot be read."""
+    batches: dict[int, Batch] = {}
+    unreadable: dict[int, str] = {}
+    for number in numbers:
+        try:
+            entry = read_entry(root, number)
+            batches[number] = Batch(offsets=entry.offsets, planned_us=entry.planned_us)
+        except (OSError, ValueError, RecursionError) as error:
+            unreadable[number] = str(error)
+    return batches, unreadable
 
 
 def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
