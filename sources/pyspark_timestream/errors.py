@@ -202,7 +202,12 @@ class BrokerUnreachable(TimestreamError):
     """The broker does not answer, or answers with a permanent error.
 
     Check the addresses and credentials in the message, then restart: the query resumes.
+
+    Attributes:
+        may_repeat: a new client may reach it, because this one was connected before.
     """
+
+    may_repeat = False
 
 
 class SchemaRegistryError(TimestreamError):

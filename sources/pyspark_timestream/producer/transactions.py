@@ -109,7 +109,10 @@ class Requests:
             if cause.code() >= 0 and not failures:
                 raise self.failure(error, action, may_repeat=False) from None
             asked = f"{self._where} ({self._text(cause)})"
-            raise no_answer_error(self._config, failures, spent_s, asked, self._prefix) from None
+            unreached = no_answer_error(self._config, failures, spent_s, asked, self._prefix)
+            # A client that sat through a restart may keep its timeouts though the brokers are back.
+            unreached.may_repeat = self._is_connected
+            raise unreached from None
 
         answer = budget.call(lambda _: step(), pause_or_raise)
         self._is_connected = True

@@ -35,6 +35,7 @@ from pyspark_timestream.core.checkpoint import (
 from pyspark_timestream.core.instants import FINAL_US, format_instant
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
 from pyspark_timestream.errors import (
+    BrokerUnreachable,
     CheckpointUnreadable,
     DeliveryFailed,
     OptionError,
@@ -211,7 +212,7 @@ def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
             return write()
-        except DeliveryFailed as error:
+        except (BrokerUnreachable, DeliveryFailed) as error:
             if not (attempts_left and error.may_repeat and can_repeat()):
                 raise
             _LOG.warning("a new client tries it again: %s", error.problem)

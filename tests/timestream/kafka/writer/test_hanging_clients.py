@@ -17,8 +17,9 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from pyspark_timestream.errors import DeliveryFailed
+from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
 from pyspark_timestream.kafka.client import bounded
+from pyspark_timestream.kafka.client.errors import RetryBudget
 from pyspark_timestream.kafka.writer import rows, stream_writer
 from pyspark_timestream.kafka.writer.ledger import MARKS, Place
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
@@ -44,6 +45,8 @@ class Cluster:
         """Method -> how many of its next calls hang."""
         self.before_effect = True
         self.errors: list[Any] = []
+        self.deaf: set[int] = set()
+        """The producers, by number, whose transactions get no answer."""
         self.groups: list[str] = []
         self.gate = threading.Event()
         self.made = 0
@@ -65,6 +68,7 @@ class Cluster:
 class Producer:
     def __init__(self, cluster: Cluster, config: dict[str, Any]) -> None:
         cluster.made += 1
+        self.number = cluster.made
         self.cluster, self.id = cluster, config["transactional.id"]
         self.open: list[Any] = []
         self.noted: tuple[str, tuple[int, str]] | None = None
@@ -96,6 +100,9 @@ class Producer:
             self.check()
             self.noted = group, (offsets[0].offset, offsets[0].metadata)
 
+        if self.number in self.cluster.deaf:
+            late = "Local: Timed out"
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, late, False, True, False))
         if self.cluster.errors:
             raise KafkaException(self.cluster.errors.pop(0))
         self.cluster.meet("send_offsets_to_transaction", note)
@@ -234,6 +241,22 @@ def test_a_transaction_that_a_restarted_broker_has_ended_is_begun_anew_at_once(
     BatchCommits().write_mark(OPTIONS, RUN, 0, 10**6)
     assert (cluster.made, len(cluster.records)) == (2, 1)
     assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("deaf", [{1}, {1, 2, 3}], ids=["one client", "every client"])
+def test_a_client_that_was_connected_and_gets_no_answer_any_more_is_replaced_in_bounds(
+    cluster: Cluster, deaf: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart librdkafka may time out for ever, though the brokers answer new clients."""
+    monkeypatch.setattr(transactions, "RetryBudget", lambda limit_s, pause_s: RetryBudget(0.1))
+    cluster.deaf = deaf
+    if len(deaf) == 1:
+        BatchCommits().write_mark(OPTIONS, RUN, 0, 10**6)
+        assert (cluster.made, len(cluster.records)) == (2, 1)
+        return
+    with pytest.raises(BrokerUnreachable, match="no Kafka broker answered"):
+        BatchCommits().write_mark(OPTIONS, RUN, 0, 10**6)
+    assert (cluster.made, cluster.records) == (stream_writer._ATTEMPTS, [])
 
 
 @pytest.mark.parametrize(
