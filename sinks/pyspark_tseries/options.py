@@ -656,6 +656,15 @@ class SubscribeOptions(_Located):
         None,
         description="the most events of a batch; initial events come by whole series",
     )
+    max_driver_events: int = _stream_option(
+        "maxDriverEvents",
+        whole_number(at_least=0),
+        10_000,
+        description=(
+            "a batch of at most this many events, in one task, is read on the driver, in Spark's "
+            "Python process of the source, so that its task starts no Python; 0: tasks read all"
+        ),
+    )
     cti: str = _stream_option(
         "cti",
         CTI,

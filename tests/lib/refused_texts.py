@@ -109,6 +109,7 @@ TSERIES = {
     "aggregate": ("mean", "n average", "n mean, n max"),
     "asOf": ("yesterday",),
     "startingSequence": ("[7]", '{"a": -1}'),
+    "maxDriverEvents": ("-1", "some"),
     "maxEventsPerTrigger": ("many", "0"),
     "cti": (" ",),
 }

@@ -1,7 +1,8 @@
 """The memory of Spark's process of a source: `handed_memory.py BOOTSTRAP TOPIC OFFSETS`.
 
-Plans batch after batch of so many offsets with Spark's own function, which sends the rows of small
-ones away. Prints the batches, those handed over, and by how many megabytes the process has grown.
+`handed_memory.py tseries STORE EVENTS OFFSET` reads a store from an offset on. Plans batch after
+batch of so many offsets or events with Spark's own function, which sends the rows of small ones
+away. Prints the batches, those handed over, and by how many megabytes the process has grown.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 
 from pyspark.serializers import read_int, write_int
 from pyspark.sql.streaming import python_streaming_source_runner as spark
+from pyspark.sql.types import StructType
 from reading_memory import peak_mb
 
 from pyspark_timestream.kafka.reader import KafkaTransport
+from pyspark_tseries import DefaultSource
 
 
 class Socket(io.RawIOBase):
@@ -42,21 +45,28 @@ class Socket(io.RawIOBase):
         return read_int(answer)
 
 
-def main() -> None:
-    """Read the topic to its end, as Spark's process of a source does."""
-    bootstrap, topic, offsets = sys.argv[1:]
+def open_reader(source: str, place: str, most: str) -> tuple[StructType, Any]:
+    """The columns and the reader of a stream."""
+    if source == "tseries":
+        subscription = DefaultSource({"path": place, "maxEventsPerTrigger": most})
+        return subscription.schema(), subscription.streamReader(subscription.schema())
     transport = KafkaTransport(
         {
-            "kafka.bootstrap.servers": bootstrap,
-            "subscribe": topic,
+            "kafka.bootstrap.servers": source,
+            "subscribe": place,
             "startingOffsets": "earliest",
-            "maxOffsetsPerTrigger": offsets,
+            "maxOffsetsPerTrigger": most,
         }
     )
-    schema = transport.schema()
-    reader = transport.stream_reader(schema)
+    return transport.schema(), transport.stream_reader(transport.schema())
+
+
+def main() -> None:
+    """Read the topic to its end, as Spark's process of a source does."""
+    schema, reader = open_reader(*sys.argv[1:4])
     reader.prepareForTriggerAvailableNow()
-    start, batches, handed, before = reader.initialOffset(), 0, 0, peak_mb()
+    start = json.loads(sys.argv[4]) if len(sys.argv) > 4 else reader.initialOffset()
+    batches, handed, before = 0, 0, peak_mb()
     while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
         asked, answer = io.BytesIO(), Socket()
         for offset in (start, end):

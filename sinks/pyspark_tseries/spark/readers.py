@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.core.checkpoint import is_initial_offset
+from pyspark_timestream.core.hand_over import MAX_BYTES, HandingReader, collect_rows
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.worker import find_later_start, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
@@ -215,7 +216,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DeliveryTask(InputPartition):
-    """One task of a batch: events, or the CTI that comes after all of them."""
+    """One task of a batch: events, then the CTI that comes after all of the batch; or one alone."""
 
     delivery: Delivery | None
     cti_us: int | None = None
@@ -223,10 +224,11 @@ class DeliveryTask(InputPartition):
 
 @hide_tracebacks
 @wrap_methods(lambda reader, error: explain_failure(getattr(reader, "_location", None), error))
-class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
     """Delivers the initial events, then every appended event, exactly once per checkpoint.
 
-    The offset is a position in the order of commits; see `read/delivery.py`.
+    The offset is a position in the order of commits; see `read/delivery.py`. A small batch is read
+    here instead of in a task (semantics 23.8).
     """
 
     def __init__(
@@ -246,6 +248,7 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Position | None = None
         self._subscription: Any = None
         self._told = False
+        self._max_handed = options.max_driver_events
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant: Spark calls this again on a restart, so it may decide nothing."""
@@ -284,21 +287,43 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = Position.from_json(end)
         first = last.beginning() if is_initial_offset(start) else Position.from_json(start)
         tasks = [DeliveryTask(task) for task in self._open_subscription().plan_tasks(first, last)]
-        is_new = last.cti is not None and last.cti != first.cti
-        # The CTI is last, so that it follows the events that it covers where order is kept.
-        return [*tasks, DeliveryTask(None, last.cti)] if self._options.cti and is_new else tasks
+        if self._options.cti and last.cti is not None and last.cti != first.cti:
+            # The CTI is last, so that it follows the events that it covers where order is kept.
+            delivery = tasks.pop().delivery if len(tasks) == 1 else None
+            tasks.append(DeliveryTask(delivery, last.cti))
+        self._hand_over_if_small(tasks)
+        return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a task's events, by series and sequence."""
+        """Yield a task's events, by series and sequence, and then its CTI."""
         assert isinstance(partition, DeliveryTask)
         cti = self._options.cti
-        if partition.delivery is None:
+        if partition.delivery is not None:
+            for batch in read_delivery(partition.delivery):
+                none = pa.nulls(batch.num_rows, INSTANT)
+                yield self._select([none if f.name == cti else batch[f.name] for f in self._target])
+        if partition.cti_us is not None:
             row = {cti: pa.array([partition.cti_us], pa.int64()).cast(INSTANT)}
             yield self._select([row.get(f.name, pa.nulls(1, f.type)) for f in self._target])
+
+    def _hand_over_if_small(self, tasks: Sequence[DeliveryTask]) -> None:
+        """Read the only task's rows and hand them over, unless they are many or large."""
+        if not self.can_hand_over or len(tasks) != 1:
             return
-        for batch in read_delivery(partition.delivery):
-            none = pa.nulls(batch.num_rows, INSTANT)
-            yield self._select([none if f.name == cti else batch[f.name] for f in self._target])
+        events, stored_bytes = _measure(tasks[0].delivery)
+        if events > self._max_handed or stored_bytes > MAX_BYTES:
+            return
+        try:
+            rows = collect_rows(self.read(tasks[0]))
+        except Exception as error:
+            # The task says it again, unless it helps to try again, as Spark does with tasks.
+            _LOG.info("a task reads the batch, since reading it here failed: %s", error)
+            return
+        if rows is None:
+            # Its events are large, so reading such batches twice would be the rule.
+            self._max_handed = events // 2
+        else:
+            self.hand_over(rows)
 
     def _select(self, columns: list[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(columns, schema=self._target)
@@ -351,3 +376,13 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_subscription": None, "_check": None}
+
+
+def _measure(delivery: Delivery | None) -> tuple[int, int]:
+    """Return at most how many events a task delivers, and the size of their files."""
+    if delivery is None:
+        return 0, 0
+    events = sum(file.rows for file in delivery.files)
+    if not delivery.start.initial:
+        events = min(events, delivery.end.seen - delivery.start.seen)
+    return events, sum(file.size for file in delivery.files)

@@ -148,9 +148,11 @@ class DefaultSource(DataSource):
         try:
             table = restore_options(self.options, schema, self.name())
             source = self if table is None else DefaultSource(table)
-            return source._open_subscription(drop_options(schema))
+            reader = source._open_subscription(drop_options(schema))
         except (OptionError, TseriesError) as error:
             return RefusedReader(error)
+        reader.set_handed_schema(schema)
+        return reader
 
     def _open_subscription(self, schema: StructType) -> SubscriptionReader:
         options = parse_subscribe(self.options)
