@@ -222,6 +222,25 @@ def value_of(module: str, name: str) -> Any:
     return getattr(loaded, name)
 
 
+def fuzz_targets() -> list[str]:
+    """The targets of the fuzzer: the keys of the tables `TARGETS`."""
+    return [
+        str(ast.literal_eval(key))
+        for path, module in modules().items()
+        if path.parent.name == "fuzz"
+        for node in module.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TARGETS"
+        for key in getattr(node.value, "keys", ())
+    ]
+
+
+def seconds_of_fuzzing() -> float:
+    """How long a target runs in CI."""
+    (path,) = (path for path in modules() if path.name == "test_fuzz.py")
+    (found,) = re.findall(r"^SECONDS = .*in_ci\([\d.]+, ([\d.]+)\)$", "\n".join(lines(path)), re.M)
+    return float(found)
+
+
 def cited() -> str:
     """Tests by whose case they repeat."""
     counts = {
@@ -322,6 +341,11 @@ KINDS: Final = (
         "hostile payloads, in bounded time and memory",
         lambda: f"10,000 in each of {len(named('ten_thousand_hostile'))} tests",
         of_name("hostile"),
+    ),
+    Kind(
+        "kinds of hostile input that a fuzzer makes, with a seed for each commit",
+        lambda: f"{len(fuzz_targets())}, {seconds_of_fuzzing():g} seconds each in CI",
+        "make fuzz",
     ),
     Kind(
         "seconds of random topics through the native reader, under the address sanitizer",

@@ -52,3 +52,18 @@ def test_option_error_pickled_by_spark_keeps_name_text_and_notes(list_last):
 def test_base_class_raised_itself_is_refused(base):
     with pytest.raises(TypeError, match="raise"):
         base("it is empty")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://key:hu/sh@bucket/a", "http://hush@registry", "https://me:hush@h:1/x", "a://:hush@b"],
+)
+def test_no_message_shows_the_login_of_an_address(address):
+    told = [
+        str(OptionError("path", f"cannot read '{address}'", f"not {address}", f"see {address}")),
+        str(timestream_errors.DataLost(f"at {address}")),
+        str(tseries_errors.UnusableStore(f"'{address}' is none", None, address)),
+    ]
+    for text in told:
+        assert "hu" not in text.replace("[hidden]", ""), text
+        assert address.rpartition("@")[2] in text

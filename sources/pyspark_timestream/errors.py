@@ -2,24 +2,31 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 C = TypeVar("C", bound=type)
 
 
+LOGIN: Final = re.compile(r"://(?:[^\s'\"/@]*|[^\s'\"/@:]+:[^\s'\"@]*)@")
+"""Finds the part of an address with a user's name or password."""
+
+
 def compose_message(problem: str, accepts: str | None = None, next_step: str | None = None) -> str:
     """The text of an error: the problem, the accepted values, the next step.
 
-    >>> compose_message("it is empty", "a name", "set it")
-    'it is empty; accepted: a name; next step: set it'
+    A login in an address that the text quotes is hidden.
+
+    >>> compose_message("'s3://me:hush@bucket' is empty", "a name", "set it")
+    "'s3://[hidden]@bucket' is empty; accepted: a name; next step: set it"
     """
     parts = [problem]
     if accepts is not None:
         parts.append(f"accepted: {accepts}")
     if next_step is not None:
         parts.append(f"next step: {next_step}")
-    return "; ".join(parts)
+    return LOGIN.sub("://[hidden]@", "; ".join(parts))
 
 
 def walk_causes(error: BaseException | None) -> Iterator[BaseException]:

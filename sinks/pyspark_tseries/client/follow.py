@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from pyspark_timestream.core.threads import begin_in_forks
 from pyspark_tseries.client.results import Event, QueryResult
-from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
+from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, UnusableStore
 from pyspark_tseries.model.columns import type_name
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.ranges import (
@@ -396,7 +396,7 @@ def _parse_position(text: str) -> tuple[Position, SeriesChoice, InitialEvents]:
         initial = InitialEvents(parse_initial(start), saved.get("starting_sequence") or {})
         if version == _VERSION:
             return Position.from_json(position), chosen, initial
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, UnusableStore):
         shown = show_value(text)
         raise InvalidQuery(
             f"position {shown if len(shown) < 200 else shown[:200] + '...'} is not one",

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.typed import find_mistake
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import (
     MIN_NUMBER,
@@ -138,7 +139,7 @@ class Position:
         """Return the position that a checkpoint's offset holds.
 
         Raises:
-            UnusableStore: the offset has another format version.
+            UnusableStore: the offset has another format version, or is damaged.
         """
         version = offset.get("version")
         if version != POSITION_VERSION:
@@ -148,9 +149,20 @@ class Position:
                 "go on with the version of this package that wrote them",
             )
         fields = {name: value for name, value in offset.items() if name != "version"}
-        after, newest = fields.pop("after"), CommitId.from_json(fields.pop("commit_id"))
-        key = None if after is None else (after[0], after[1])
-        return Position(after=key, commit_id=newest, **fields)
+        try:
+            after, newest = fields.pop("after"), CommitId.from_json(fields.pop("commit_id"))
+            key = None if after is None else (after[0], after[1])
+            position = Position(after=key, commit_id=newest, **fields)
+            mistake = find_mistake(position)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            mistake = f"{type(error).__name__} {error}"
+        if mistake is not None:
+            raise UnusableStore(
+                f"the checkpoint's offset is damaged: {mistake}",
+                "offsets as this package wrote them",
+                "copy the checkpoint again, restore a backup of it, or start with a new one",
+            )
+        return position
 
 
 def find_initial_end(

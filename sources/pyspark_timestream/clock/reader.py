@@ -37,10 +37,12 @@ from pyspark_timestream.core.checkpoint import (
     FORMAT_VERSION,
     INITIAL_OFFSET,
     check_offset,
+    damaged_offset,
     is_initial_offset,
 )
 from pyspark_timestream.core.hand_over import HandingReader
 from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.typed import is_instant
 from pyspark_timestream.core.worker import hide_tracebacks
 from pyspark_timestream.errors import OptionError
 
@@ -218,8 +220,10 @@ class TimeStreamReader(HandingReader, SupportsTriggerAvailableNow):
         if is_initial_offset(offset):
             zero_us = self._options.zero_us
             return self._options.clock(now_us if zero_us is None else zero_us, now_us), NO_TICKS
-        clock = self._options.clock(offset["zero_us"], offset["started_us"])
-        return clock, Ticks.from_json(offset)
+        zero_us, started_us = offset.get("zero_us"), offset.get("started_us")
+        if not (is_instant(zero_us) and is_instant(started_us)):
+            raise damaged_offset(f"its clock begins at {zero_us!r}, when it was {started_us!r}")
+        return self._options.clock(zero_us, started_us), Ticks.from_json(offset)
 
     def _offset(self, clock: Clock, ticks: Ticks) -> dict[str, Any]:
         # Sorted, because Spark compares offsets as JSON text.

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from pyspark_timestream.core.checkpoint import damaged_offset
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, Instants, clamp_instant
 
 BLOCK_TICKS: Final = 1 << 16
@@ -71,8 +72,15 @@ class Ticks:
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> "Ticks":
-        """Return the ticks of the batch that ends at `offset`; ignore its other keys."""
-        return cls(offset["from"], offset["to"], offset["skipped"])
+        """Return the ticks of the batch that ends at `offset`; ignore its other keys.
+
+        Raises:
+            CheckpointUnreadable: it lacks one of its own, or one is no number of ticks.
+        """
+        numbers: list[Any] = [offset.get(name) for name in ("from", "to", "skipped")]
+        if not all(type(each) is int and 0 <= each < 2**63 for each in numbers):
+            raise damaged_offset(f"its ticks are {numbers}")
+        return cls(*numbers)
 
 
 NO_TICKS: Final = Ticks(0, 0)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.core.typed import is_instant
 from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
 
 LOG_VERSIONS: Final = ("v1", "v2")
@@ -79,7 +80,10 @@ class LogEntry:
     @property
     def planned_us(self) -> int:
         """The wall clock when the batch was planned."""
-        return self._read_ms("batchTimestampMs") * 1_000
+        planned_us = self._read_ms("batchTimestampMs") * 1_000
+        if not is_instant(planned_us):
+            raise ValueError("its batchTimestampMs is not in the years 1 to 9999")
+        return planned_us
 
     @property
     def watermark_us(self) -> int | None:
@@ -104,7 +108,7 @@ class LogEntry:
 
     def _read_ms(self, name: str) -> int:
         value = self._metadata.get(name) if isinstance(self._metadata, dict) else None
-        if not isinstance(value, int):
+        if type(value) is not int:
             raise ValueError(f"its second line has no {name}")
         return value
 
@@ -168,6 +172,16 @@ def is_initial_offset(offset: Mapping[str, Any]) -> bool:
     return set(offset) == {"version"}
 
 
+def damaged_offset(problem: str, stream: object = None) -> CheckpointUnreadable:
+    """Return the error about an offset that is not as this package writes them."""
+    of_stream = f" of stream {stream!r}" if isinstance(stream, str) else ""
+    return CheckpointUnreadable(
+        f"an offset{of_stream} is damaged: {problem}",
+        "offsets as timestream wrote them",
+        "copy the checkpoint again, or restore a backup of it",
+    )
+
+
 def check_offset(
     offset: Mapping[str, Any],
     settings: Mapping[str, str],
@@ -182,7 +196,10 @@ def check_offset(
 
     Raises:
         CheckpointMismatch: the format version or the value of an option in `settings` differs.
+        CheckpointUnreadable: it is no object, or its settings are not texts.
     """
+    if not isinstance(offset, Mapping):
+        raise damaged_offset("it is no object")
     version = offset.get("version")
     if version != FORMAT_VERSION:
         raise CheckpointMismatch(
@@ -190,6 +207,9 @@ def check_offset(
             f"version {FORMAT_VERSION}: install the timestream release that wrote the checkpoint"
         )
     stored = offset.get("settings", settings)
+    texts = stored.values() if isinstance(stored, Mapping) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise damaged_offset("its settings are no texts")
     for name in sorted({*stored, *settings}):
         old, new = stored.get(name, "not set"), settings.get(name, "not set")
         if old != new:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from pyspark_timestream.errors import OptionError
+from pyspark_timestream.errors import LOGIN, OptionError
 
 T = TypeVar("T")
 Effect = Literal["stream", "batch", "both"]
@@ -25,15 +25,12 @@ SPARK_INJECTED: Final = frozenset(
 SECRET: Final = re.compile("passw|secret|token|credential|jaas|private|user[.]info|[.](key|pem)$")
 """Finds the lower-cased names of options and settings that hold secrets."""
 
-_LOGIN: Final = re.compile("://[^/]*@")
-"""Finds addresses that contain a user's name or password."""
-
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether `name` names a secret, or `value` is an address that contains one."""
     is_address = name.lower().endswith(".url") and "@" not in value
     named = bool(SECRET.search(name.lower())) and not is_address
-    return named or _LOGIN.search(value) is not None
+    return named or LOGIN.search(value) is not None
 
 
 def quote_value(name: str, value: str) -> str:

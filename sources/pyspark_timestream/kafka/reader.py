@@ -203,12 +203,12 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         check_stream_offset(end, self._options.settings(), self._options.topic_settings)
-        offset = StreamOffset.from_json(end)
+        offset = self._get_driver().read_offset(end)
         readers: Mapping[str, ReaderSchema] = {}
         if self._options.has_schemas:
             readers = self._get_driver().fix_schemas(offset.schemas)
         group = group_name(self._options.group_prefix, offset.stream)
-        before = -1 if is_initial_offset(start) else StreamOffset.from_json(start).number
+        before = -1 if is_initial_offset(start) else self._get_driver().read_offset(start).number
         if offset.number == before + 1:
             plans = plan_stream_tasks(self._options, offset)
             tasks = [

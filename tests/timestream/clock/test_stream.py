@@ -17,7 +17,7 @@ from pyspark_timestream.clock.options import read_time_options
 from pyspark_timestream.clock.reader import TIME_SCHEMA, TimeStreamReader, TimeTransport
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.core.instants import parse_instant
-from pyspark_timestream.errors import CheckpointMismatch, OptionError
+from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable, OptionError
 
 SECOND = 1_000_000
 ALL = ReadAllAvailable()
@@ -464,3 +464,16 @@ def test_a_user_schema_must_be_the_sources_own(spark, tmp_path):
     other = spark.readStream.format("timestream").schema("timestamp timestamp, value int")
     with pytest.raises(StreamingQueryException, match=r"leave .schema.* out"):
         available_now(other.load(), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("to", "5"), ("to", None), ("from", -1), ("skipped", 2**63), ("zero_us", "x"),
+     ("started_us", 2**62)],
+)  # fmt: skip
+def test_a_damaged_offset_is_refused_by_name(name, value):
+    sample = json.loads(SAMPLE.read_text())
+    raw = {key: text for key, text in sample["settings"].items() if key != "transport"}
+    reader = TimeStreamReader(read_time_options(raw))
+    with pytest.raises(CheckpointUnreadable, match=r"damaged: its (ticks|clock)"):
+        reader.latestOffset({**sample, name: value}, ALL)

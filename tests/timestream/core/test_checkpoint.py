@@ -38,6 +38,8 @@ def test_sources_without_names_are_in_their_order_in_any_order_of_lines():
         (entry(), "before the first source"),
         (entry("{}", metadata="[]"), "batchTimestampMs"),
         (entry("{}", metadata='{"batchTimestampMs": "x"}'), "batchTimestampMs"),
+        (entry("{}", metadata='{"batchTimestampMs": true}'), "batchTimestampMs"),
+        (entry("{}", metadata='{"batchTimestampMs": 9007199254740993}'), "years 1 to 9999"),
         (entry('{"from'), "."),
         ("\x00\x00", "begins with"),
     ],

@@ -223,3 +223,19 @@ def test_the_filters_of_a_position_divide_all_events_in_two():
 
 def test_the_default_initial_range_is_the_last_event():
     assert RetainedRange(limit=1) == DEFAULT_INITIAL
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"commit": "5"}, {"after": ["a"]}, {"after": 7}, {"commit_id": [1]}, {"seen": 2**70},
+     {"initial": 1}, {"other": 1}, {"store": None}],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_position_is_refused_by_name(changed):
+    position = Position("id", 1, True, 4, 9, 0, "limit 3", 2, "a", ("b", 4), 7).to_json()
+    assert Position.from_json(position).after == ("b", 4)
+    with pytest.raises(UnusableStore, match="offset is damaged"):
+        Position.from_json({**position, **changed})
+    del position["commit"]
+    with pytest.raises(UnusableStore, match="offset is damaged"):
+        Position.from_json(position)

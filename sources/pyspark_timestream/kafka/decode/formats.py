@@ -335,7 +335,15 @@ def _create_protobuf_reader(given: ReaderSchema) -> "ProtobufReader":
 def _create_avro_reader(given: ReaderSchema) -> "AvroReader":
     from pyspark_timestream.kafka.decode.avro.schemas import parse_avro_reader
 
-    return parse_avro_reader(given.text, given.message)
+    try:
+        return parse_avro_reader(given.text, given.message)
+    except ValueError as error:
+        where = "" if given.subject is None else f" of subject '{given.subject}'"
+        raise SchemaRefused(
+            f"the schema{where} cannot be read: {error}",
+            "a schema of Avro",
+            "correct it, or name another one",
+        ) from error
 
 
 def _create_avro_readers(given: ReaderSchema) -> "tuple[AvroReader, ...]":

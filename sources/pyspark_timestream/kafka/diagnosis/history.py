@@ -14,7 +14,11 @@ from typing import Any, Final
 from pyspark_timestream.core.checkpoint import check_offset, parse_offset, read_entry
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.errors import CheckpointUnreadable
-from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import (
+    PartitionOffset,
+    StreamOffset,
+    read_recorded_offset,
+)
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState, min_cti
 
@@ -135,7 +139,9 @@ def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
         remaining = {
             value["stream"]: int(value["number"])
             for value in batches[number].offsets
-            if _is_stream(value) and isinstance(value.get("number"), int)
+            if _is_stream(value)
+            and isinstance(value["stream"], str)
+            and isinstance(value.get("number"), int)
         }
         if all(at <= least.get(stream, at) for stream, at in remaining.items()):
             kept[number] = batches[number]
@@ -161,7 +167,7 @@ def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
         for value, report in zip(batch.offsets, reports, strict=True):
             if _is_stream(value):
                 check_offset(value, value["settings"])
-                offset = _read_offset(value)
+                offset = read_recorded_offset(value)
                 moments = by_source.setdefault(offset.stream, {})
                 seen = moments.get(offset.number)
                 moments[offset.number] = _merge_record(seen, batch.planned_us, offset, report)
@@ -237,17 +243,6 @@ def count_remaining(history: History) -> dict[Partition, int]:
 def _is_stream(value: Any) -> bool:
     """True for an offset of a Kafka stream of this package."""
     return isinstance(value, dict) and value.keys() >= _OFFSET_KEYS
-
-
-def _read_offset(value: Mapping[str, Any]) -> StreamOffset:
-    try:
-        return StreamOffset.from_json(value)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointUnreadable(
-            f"an offset of stream {value['stream']!r} is damaged: {type(error).__name__} {error}",
-            "offsets as timestream wrote them",
-            "copy the checkpoint again",
-        ) from error
 
 
 def _merge_record(

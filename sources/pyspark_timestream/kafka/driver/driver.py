@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pyspark_timestream.core.checkpoint import is_initial_offset
+from pyspark_timestream.core.checkpoint import damaged_offset, is_initial_offset
 from pyspark_timestream.core.instants import format_duration
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
@@ -39,7 +39,12 @@ from pyspark_timestream.kafka.offsets.next_offset import (
     plan_first_offset,
     plan_next_offset,
 )
-from pyspark_timestream.kafka.offsets.offset import StreamOffset, check_stream_offset, group_name
+from pyspark_timestream.kafka.offsets.offset import (
+    StreamOffset,
+    check_stream_offset,
+    group_name,
+    read_recorded_offset,
+)
 from pyspark_timestream.kafka.offsets.positions import (
     find_ended,
     fix_ends,
@@ -113,6 +118,7 @@ class StreamDriver:
         self._filled_us: int | None = None
         self._last_end_states: tuple[StreamOffset, EndStates] | None = None
         self._planned: StreamOffset | None = None
+        self._own_from: int | None = None
         self._requests = EndRequests(find_directory())
         self._projection = projection
         self._has_schemas = False
@@ -169,7 +175,7 @@ class StreamDriver:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         self._wait_for_commit()
         check_stream_offset(start, self._options.settings(), self._options.topic_settings)
-        previous = None if is_initial_offset(start) else StreamOffset.from_json(start)
+        previous = None if is_initial_offset(start) else self.read_offset(start)
         self.fix_schemas({} if previous is None else previous.schemas)
         self._limit_to_own_ends(previous)
         self._follow_end_request(previous)
@@ -188,7 +194,20 @@ class StreamDriver:
         if run.new_start or planned.has_records:
             self._filled_us = self._now_us()
         self._started, self._planned = True, planned
+        if self._own_from is None:
+            self._own_from = planned.number
         return planned.to_json()
+
+    def read_offset(self, value: Mapping[str, Any]) -> StreamOffset:
+        """Read an offset that Spark gives back; one that an earlier run wrote may be damaged.
+
+        Raises:
+            CheckpointUnreadable: it is.
+        """
+        number = value.get("number")
+        if self._own_from is not None and isinstance(number, int) and number >= self._own_from:
+            return StreamOffset.from_json(value)
+        return read_recorded_offset(value)
 
     def _limit_to_own_ends(self, previous: StreamOffset | None) -> None:
         """Make this a bounded run if the stream has ends of its own (semantics 7.6)."""
@@ -248,7 +267,7 @@ class StreamDriver:
         self._connect(group_name(self._options.group_prefix, end.stream))
         if is_initial_offset(start):
             return join_batches(None, {}, end, None)
-        previous = StreamOffset.from_json(start)
+        previous = self.read_offset(start)
         states = self._get_end_states(previous).states
         return join_batches(previous, states, end, max_emitted_cti(previous, states))
 
@@ -274,7 +293,10 @@ class StreamDriver:
     def mark_committed(self, end: Mapping[str, Any]) -> None:
         """Record that the batch `end` is committed, so that no restart runs it again."""
         if not is_initial_offset(end):
-            self._committed_batch = max(self._committed_batch, end["number"])
+            number = end.get("number")
+            if type(number) is not int:
+                raise damaged_offset("its number is none", end.get("stream"))
+            self._committed_batch = max(self._committed_batch, number)
 
     def progress(self) -> dict[str, Any] | None:
         """Return the progress report of the batch planned last."""

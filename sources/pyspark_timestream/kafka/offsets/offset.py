@@ -24,7 +24,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from pyspark_timestream.core.checkpoint import FORMAT_VERSION, check_offset
+from pyspark_timestream.core.checkpoint import FORMAT_VERSION, check_offset, damaged_offset
+from pyspark_timestream.core.typed import find_mistake
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic, release
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import (
@@ -365,6 +366,33 @@ def _partitions_to_json(
 def _partitions_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOffset]:
     partitions = list_by_partition(topics)
     return {partition: PartitionOffset.from_json(value) for partition, value in partitions.items()}
+
+
+def read_recorded_offset(value: Mapping[str, Any]) -> StreamOffset:
+    """Read an offset that another process wrote, and that a disk or a copy may have damaged.
+
+    Raises:
+        CheckpointUnreadable: it lacks an entry, or one has another type or is out of range.
+    """
+    stream = value.get("stream")
+    try:
+        offset = StreamOffset.from_json(value)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise damaged_offset(f"{type(error).__name__} {error}", stream) from error
+    mistake = find_mistake(offset) or _find_bad_range(offset)
+    if mistake is not None:
+        raise damaged_offset(mistake, stream)
+    return offset
+
+
+def _find_bad_range(offset: StreamOffset) -> str | None:
+    for partition, each in (*offset.partitions.items(), *offset.missing.items()):
+        if not 0 <= each.start_inclusive <= each.end_exclusive:
+            return (
+                f"partition {partition.number} of '{partition.topic}' is read from "
+                f"{each.start_inclusive} to {each.end_exclusive}"
+            )
+    return None if offset.number >= 0 and offset.tasks >= 0 else "a number is negative"
 
 
 def check_stream_offset(

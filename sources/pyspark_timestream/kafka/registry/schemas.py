@@ -15,6 +15,7 @@ from pyspark_timestream.errors import (
     SchemaRefused,
     SchemaRegistryError,
 )
+from pyspark_timestream.kafka.decode.avro.schemas import parse_schema
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     build_descriptor_set,
     find_message_name,
@@ -70,8 +71,12 @@ def _load_schema(rules: PayloadRules, name: str, given: str) -> str:
             raise _error(name, f"{what} is not UTF-8") from None
     try:
         json.loads(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise _error(name, f"{what} is not JSON ({error})") from None
+    try:
+        parse_schema(text)
+    except ValueError as error:
+        raise _error(name, f"{what}: {error}") from None
     return text
 
 

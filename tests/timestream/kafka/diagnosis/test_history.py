@@ -119,3 +119,10 @@ def test_what_a_description_gave_is_known_from_the_progress_alone():
         assert record.topic_settings == ("times.json", {"ctiDelay": "1 s"})
     ((record,),) = build_histories([log]).values()
     assert record.topic_settings is None
+
+
+@pytest.mark.parametrize("stream", [["me"], {}, 5])
+def test_a_stream_without_a_name_is_refused_by_name(stream):
+    damaged = {**offset().to_json(), "stream": stream}
+    with pytest.raises(CheckpointUnreadable, match="stream is"):
+        build_histories(drop_skipped({0: Batch(1, (damaged,))}).values())

@@ -9,7 +9,7 @@ from timestream.builders import at, options
 from timestream.driven import Driven, FakeBroker
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
-from pyspark_timestream.errors import DataLost, OptionError
+from pyspark_timestream.errors import CheckpointUnreadable, DataLost, OptionError
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.driver.driver import StreamDriver
@@ -913,3 +913,43 @@ def test_records_before_an_end_that_are_gone_are_lost_as_ever():
 def test_an_end_that_does_not_exist_or_lies_before_the_start_is_refused(more, error, said):
     with pytest.raises(error, match=said):
         Driven(TimedBroker(p0=(0, 10)), **more).plan()
+
+
+DAMAGES = {
+    "a position that is a text": ("partitions", "topic", "0", "from", "7"),
+    "a position before the log": ("partitions", "topic", "0", "from", -7),
+    "a range that ends before it begins": ("partitions", "topic", "0", "to", -1),
+    "a clock of another type": ("partitions", "topic", "0", "state", [1]),
+    "a time after the year 9999": ("partitions", "topic", "0", "state", {"cti_us": 2**62}),
+    "partitions that are a list": ("partitions", []),
+    "a number with a fraction": ("number", 0.5),
+    "a truth value for a number": ("starts", True),
+    "settings that are no texts": ("settings", {"subscribe": 5}),
+    "no stream": ("stream", None),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_offset_of_an_earlier_run_is_refused_by_name(damage):
+    """A checkpoint that a disk or a copy has damaged may be JSON all the same."""
+    before = Driven(FakeBroker(p0=(0, 9)), ctiFrequency="10")
+    before.plan()
+    *path, last, value = DAMAGES[damage]
+    damaged = json.loads(json.dumps(before.offset))
+    holder = damaged
+    for name in path:
+        holder = holder[name]
+    holder[last] = value
+    after = Driven(FakeBroker(p0=(0, 12)), ctiFrequency="10")
+    after.offset = damaged
+    with pytest.raises(CheckpointUnreadable, match=r"damaged: .*; next step: copy the checkpoint"):
+        after.plan()
+    after.offset = before.offset
+    assert after.plan() == {0: (9, 12)}
+
+
+def test_an_offset_that_is_no_object_is_refused_by_name():
+    driven = Driven(FakeBroker(p0=(0, 9)))
+    driven.offset = ["version"]
+    with pytest.raises(CheckpointUnreadable, match="no object"):
+        driven.plan()

@@ -141,3 +141,20 @@ def test_proto_text_in_place_of_a_descriptor_set_is_refused(tmp_path):
     assert message.startswith("option 'keySchema': ")
     assert "is not a descriptor set" in message
     assert "protoc --include_imports --descriptor_set_out" in message
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ('{"type": "record", "name": "R", "fields": [1]}', "not an Avro schema"),
+        ('{"type": "record", "name": "R", "fields": [{"name": 1.5, "type": "int"}]}', "no text"),
+        ('{"type": "enum", "name": "E", "symbols": ["A", true]}', "not an Avro schema"),
+        ('["null", ["null", "long"]]', "a union is a branch of a union"),
+        ('["null", {"type": ["long"]}]', "a union is a branch of a union"),
+        ("[" * 3000 + "]" * 3000, "not"),
+    ],
+)
+def test_json_that_is_no_avro_schema_is_refused_by_its_option(schema, said):
+    message = refusal(valueFormat="avro", valueSchema=schema)
+    assert "option 'valueSchema'" in message
+    assert said in message

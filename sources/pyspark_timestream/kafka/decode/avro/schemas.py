@@ -159,7 +159,10 @@ def _tidy(schema: Any) -> Any:
     Avro ignores an invalid logical type: the value is read as its plain type.
     """
     if isinstance(schema, list):
-        return [_tidy(each) for each in schema]
+        branches = [_tidy(each) for each in schema]
+        if any(isinstance(each, list) for each in branches):
+            raise ValueError("a union is a branch of a union")
+        return branches
     if not isinstance(schema, dict):
         return schema
     if isinstance(schema.get("type"), dict | list):
@@ -202,12 +205,17 @@ def _is_logical(schema: dict[str, Any]) -> bool:
 
 
 def _check_names(names: Mapping[str, Schema]) -> None:
-    """Check what fastavro does not check: sizes, and that a record's field names are distinct."""
+    """Check what fastavro does not: sizes, and that names are texts and those of fields differ."""
     for name, schema in names.items():
         size = schema.get("size", 0)
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise ValueError(f"the size of {name} is {size!r}")
         fields = [field["name"] for field in schema.get("fields", ())]
+        owners = [schema, *schema.get("fields", ())]
+        texts = [*fields, *schema.get("symbols", ())]
+        texts += [alias for owner in owners for alias in owner.get("aliases", ())]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{name} has a name that is no text")
         if len(set(fields)) < len(fields):
             raise ValueError(f"{name} has two fields of the same name")
 

@@ -7,6 +7,7 @@ the same schema has the same fingerprint wherever it was compiled and whatever l
 
 import base64
 import binascii
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -74,6 +75,20 @@ _BASE64: Final = re.compile(rb"[A-Za-z0-9+/\s]+=*\s*")
 _MAIN: Final = "main.proto"
 
 
+@contextlib.contextmanager
+def _refuse_bad_names() -> Iterator[None]:
+    """Refuse a schema with a name that is not UTF-8, which the library finds when it is read."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise SchemaRefused(
+            f"a name in the Protobuf descriptor is not UTF-8 ({error.reason})",
+            "a descriptor that protoc or a registry wrote",
+            "write it with protoc --descriptor_set_out=FILE --include_imports",
+        ) from error
+
+
+@_refuse_bad_names()
 def build_descriptor_set(main: bytes, references: Mapping[str, bytes]) -> bytes:
     """Build a descriptor set, imports first, from a registry's answers to `format=serialized`.
 
@@ -107,6 +122,7 @@ def _parse_file(name: str, data: bytes) -> Any:
     return file
 
 
+@_refuse_bad_names()
 def normalize(descriptor_set: bytes, message: str) -> bytes:
     """Reduce a descriptor set to the parts that reading `message` needs, or refuse it."""
     libraries = import_libraries()
@@ -138,6 +154,7 @@ def normalize(descriptor_set: bytes, message: str) -> bytes:
     return bytes(normal.SerializeToString(deterministic=True))
 
 
+@_refuse_bad_names()
 def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
     """Return the full name of the message at a frame's `indexes`; None if there is none.
 
@@ -264,6 +281,7 @@ class CompiledReader(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)
+@_refuse_bad_names()
 def compile_reader(reader: ProtobufReader) -> CompiledReader:
     """Compile the descriptors of `reader`; refuse files that contradict each other."""
     libraries = import_libraries()
@@ -275,6 +293,8 @@ def compile_reader(reader: ProtobufReader) -> CompiledReader:
             for field in message.field:
                 field.json_name = str(field.number)
     try:
+        for file in files.values():
+            _check_maps(file)
         groups = _find_groups(_create_pool(files), files)
         for file in files.values():
             _remove_groups(file, groups)
@@ -294,6 +314,14 @@ def compile_reader(reader: ProtobufReader) -> CompiledReader:
             "write it with protoc --descriptor_set_out=FILE --include_imports",
         ) from error
     return CompiledReader(descriptor, libraries.message_factory.GetMessageClass(block))
+
+
+def _check_maps(file: Any) -> None:
+    """Check what Google's library does not: that an entry of a map has a key and a value."""
+    for name, message in _walk(file):
+        fields = [(field.name, field.number) for field in message.field]
+        if message.options.map_entry and fields != [("key", 1), ("value", 2)]:
+            raise TypeError(f"the entries of a map, '{name}', are not a key and a value")
 
 
 def describe_block(pool: Any, file: Any, type_name: str) -> Any:

@@ -238,3 +238,19 @@ def test_the_librarys_own_timestamp_is_the_one_that_is_read():
     wanted = RequestedFields(pa.schema([("at", pa.timestamp("us", tz="UTC"))]))
     block = read_protobuf(reader, wanted, pa.array([b"\x0a\2\x08\5"]))
     assert block.columns[0].cast(pa.int64()).to_pylist() == [5_000_000]
+
+
+def test_a_map_whose_entries_are_no_key_and_value_is_refused_by_name():
+    """Google's library takes them, and the columns of its map have no values."""
+    mapped, entry = map_field(".m.M", "m", 1, "string", "int32")
+    entry.field[1].name = "other"
+    whole = descriptor_set(file(message("M", mapped, nested=[entry]), imports=()))
+    with pytest.raises(SchemaRefused, match=r"entries of a map, 'm\.M\.MEntry'"):
+        create_reader(whole, "m.M")
+
+
+def test_a_name_that_is_not_utf8_is_refused_by_name():
+    whole = descriptor_set(file(message("Place", field("x", 1, "int32")), imports=()))
+    damaged = whole.replace(b"test.proto", b"test.prot\xf4")
+    with pytest.raises(SchemaRefused, match="not UTF-8"):
+        create_reader(damaged, "m.Place")

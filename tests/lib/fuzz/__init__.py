@@ -1,0 +1,1 @@
+"""A fuzzer: hostile options, descriptors, schemas, records, headers and stored files."""

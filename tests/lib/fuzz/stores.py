@@ -1,0 +1,158 @@
+"""Files of a store: read as they were written, or refused by name; `repair` never makes it worse.
+
+`tests/tseries/maintain/repair/test_damage.py` damages bytes, and this also the structure: entries
+of the log with other values, whose checksum may be right, as of a tool that writes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from tseries.builders import VALUE, batch
+from tseries.limits import set_limits
+
+from fuzz.engine import Chance, Target
+from fuzz.mutations import damage_bytes, damage_json, damage_json_text
+from pyspark_tseries import TimeSeries
+from pyspark_tseries.errors import TseriesError
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.verify import describe, verify
+from pyspark_tseries.model.ranges import RetainedRange
+from pyspark_tseries.read.delivery import InitialEvents
+from pyspark_tseries.read.subscription import Subscription
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.store.admin_commits import add_columns
+from pyspark_tseries.store.log_writer import wait_for_checkpoints
+from pyspark_tseries.store.store import Store
+
+NAMES: Final = "ab"
+FILES: Final = (
+    "_delta_log/*.json", "_delta_log/*.json", "_delta_log/*.json", "_delta_log/_last_checkpoint",
+    "_delta_log/*.checkpoint.parquet", "_tseries/head/*.arrow", "kind=*/*.parquet",
+    "_tseries/history/*",
+)  # fmt: skip
+_CHECKSUM: Final = re.compile(rb'"crc32":"[0-9a-f]{8}"')
+
+
+def make_store(path: Path) -> Path:
+    """A store with edits, a query's batches, a later column, a compaction and checkpoints."""
+    with pytest.MonkeyPatch.context() as patch:
+        set_limits(patch, checkpoint_interval=5, commits_per_file=4)
+        store = Store.create(str(path), [VALUE], RetainedRange())
+        for number in range(13):
+            rows = [(NAMES[(number + n) % 2], number * 10 + n, number + n / 7) for n in range(2)]
+            edits = [("a", 0, float(number))] if number % 5 == 4 else []
+            token = ("tseries:q:hourly", number) if number % 3 else None
+            store.append(batch(*rows, edits=edits, token=token))
+            wait_for_checkpoints()
+            if number == 3:
+                add_columns(store, [pa.field("more", pa.string())])
+            if number == 7:
+                compact(str(path))
+                store.refresh()
+    Store.forget_all()
+    return path
+
+
+def answers(path: Path) -> Any:
+    """All events, edits included, as a process reads them that has never seen the store."""
+    Store.forget_all()
+    series = TimeSeries.open(path, "me", auto_compact=False)
+    edits = series.range_query().for_edits()
+    return [str(edits.select_from(name).to_arrow().to_pylist()) for name in NAMES]
+
+
+def seal(content: bytes) -> bytes:
+    """An entry of the log with the checksum of what stands in it."""
+    zeros = _CHECKSUM.sub(b'"crc32":"00000000"', content, count=1)
+    return zeros.replace(b'"crc32":"00000000"', b'"crc32":"%08x"' % zlib.crc32(zeros), 1)
+
+
+def damage_entry(content: bytes, chance: Chance) -> tuple[bytes, bool]:
+    """An entry with other JSON, and whether its checksum is right all the same."""
+    lines = [json.loads(line) for line in content.splitlines()]
+    place = chance.randrange(len(lines))
+    line = lines[place]
+    add = line.get("add") if isinstance(line, dict) else None
+    if add and chance.random() < 0.4:
+        add["stats"] = damage_json_text(json.loads(add["stats"]), chance)
+    elif "metaData" in line and chance.random() < 0.6:
+        schema = json.loads(line["metaData"]["schemaString"])
+        line["metaData"]["schemaString"] = damage_json_text(schema, chance)
+    else:
+        lines[place] = damage_json(line, chance, chance.choice([1, 1, 3]))
+    text = "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in lines)
+    changed = text.encode()
+    is_sealed = chance.random() < 0.6
+    return (seal(changed) if is_sealed else changed), is_sealed
+
+
+def stored_files() -> Target:
+    """One file of a store is another one."""
+    root = Path(tempfile.mkdtemp())
+    sound = make_store(root / "sound")
+    right = answers(sound)
+
+    def make(chance: Chance) -> tuple[str, bytes, bool, str]:
+        found = sorted(sound.glob(chance.choice(FILES))) or sorted(sound.glob(FILES[0]))
+        file = chance.choice(found)
+        content, is_forged = file.read_bytes(), False
+        if file.suffix == ".json" and chance.random() < 0.8:
+            changed, is_forged = damage_entry(content, chance)
+        elif file.name == "_last_checkpoint" and chance.random() < 0.7:
+            changed = damage_json_text(json.loads(content), chance).encode("utf-8", "surrogatepass")
+        else:
+            changed = damage_bytes(content, chance)
+        return str(file.relative_to(sound)), changed, is_forged, chance.choice(list(ASKED))
+
+    def run(case: tuple[str, bytes, bool, str]) -> str:
+        name, content, is_forged, asked = case
+        path = root / "s"
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(sound, path)
+        (path / name).write_bytes(content)
+        end = "right"
+        try:
+            assert answers(path) == right or is_forged
+        except TseriesError as error:
+            end = type(error).__name__
+        with contextlib.suppress(TseriesError):
+            Store.forget_all()
+            ASKED[asked](str(path))
+        return end
+
+    return Target(make, run)
+
+
+def _subscribe(path: str) -> None:
+    subscription = Subscription(parse_location(path), InitialEvents(RetainedRange(), {}))
+    start = subscription.find_start()
+    subscription.plan_tasks(start, subscription.find_end(start, None, None))
+
+
+def _append(path: str) -> None:
+    TimeSeries.open(path, "me", auto_compact=False).append("b", 0.5)
+
+
+ASKED: Final[dict[str, Callable[[str], object]]] = {
+    "describe": describe,
+    "verify": verify,
+    "subscribe": _subscribe,
+    "append": _append,
+    "dry repair": lambda path: repair(path, dry_run=True),
+    "repair": repair,
+    "compact": compact,
+}
+
+TARGETS: Final = {"stored_files": stored_files}
