@@ -139,7 +139,7 @@ def test_time_metrics_serves_the_page_from_within(spark: SparkSession, stream) -
         wait_for(lambda: "stopped" in read("/watch/sections"), 60)
         assert str(query.id) in read("/watch/sections")
         assert made.topic in read("/watch/sections")
-        assert "/watch/watch.js" in read("/watch")
+        assert "/watch/page.js" in read("/watch")
         assert "timestream_listener_failures_total 0" in read("/metrics")
     finally:
         spark.streams.removeListener(metrics)

@@ -1,6 +1,6 @@
 """The command line: `python -m pyspark_tseries COMMAND PATH`.
 
-The commands are `show`, `describe`, `verify`, `repair`, `rebuild`, `compact`, `maintain`,
+The commands are `show`, `browse`, `describe`, `verify`, `repair`, `rebuild`, `compact`, `maintain`,
 `erase`, `erasures`, `forget-writer`, `backup` and `rollup`.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 from pyspark_timestream.core.instants import parse_instant, to_datetime
 from pyspark_timestream.core.why import end_with_its_reader
 from pyspark_tseries import __version__
+from pyspark_tseries.browse import command as browse
 from pyspark_tseries.client import show
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.background import (
@@ -247,6 +248,7 @@ OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain", "erase", "forget-w
 
 ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     "show": show.ARGUMENTS,
+    "browse": browse.ARGUMENTS,
     "backup": {"target": {"help": "where to: a directory or prefix that is empty"}},
     "rollup": {
         "--into": {
@@ -301,6 +303,7 @@ ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
 
 COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] = {
     "show": ("draws series in the terminal, or lists the newest values", show.show),
+    "browse": ("serves a page of the store: its series, edits and upkeep", browse.browse),
     "describe": ("prints the facts of a store", _describe),
     "verify": ("checks every invariant; exits 1 and lists the violations", _verify),
     "repair": (

@@ -45,11 +45,15 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marks:
-    """Points beside a line; `now` is where the line is at their times."""
+    """Points beside a line; `now` is where the line is at their times.
+
+    `sequences` are those of their originals; None if the result does not say them.
+    """
 
     us: Int64Array
     values: FloatArray
     now: FloatArray
+    sequences: Int64Array | None
 
     def __len__(self) -> int:
         return len(self.us)
@@ -281,7 +285,8 @@ def _list(names: Sequence[str]) -> str:
 # -- columns ---------------------------------------------------------------------------------------
 
 
-def _is_drawn(kind: pa.DataType) -> bool:
+def is_drawn(kind: pa.DataType) -> bool:
+    """Return whether a chart can draw values of a type."""
     return is_line(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
 
 
@@ -294,7 +299,7 @@ def _choose_columns(
     schema: pa.Schema, shape: Shape, wanted: Wanted
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the columns to draw, and those that could be drawn but are not."""
-    drawn = [name for name in shape.values if _is_drawn(schema.field(name).type)]
+    drawn = [name for name in shape.values if is_drawn(schema.field(name).type)]
     if wanted.columns is not None:
         for name in wanted.columns:
             _check_column(schema, shape, name, drawn)
@@ -341,6 +346,9 @@ class _Rows:
     current: Int64Array
     """For each row the row that has the current value of its event; itself in most results."""
 
+    originals: Int64Array | None
+    """The sequences of the originals, if the result has both columns that tell them."""
+
     low: int
     high: int
 
@@ -369,11 +377,13 @@ class _Rows:
             table, codes, us = table.take(pa.array(order)), codes[order], us[order]
         ends = None if shape.ends is None or not len(us) else shape.ends(us)
         bounds = np.searchsorted(codes, np.arange(len(names) + 1))
-        current = _find_current(table, codes)
+        originals = _find_originals(table)
+        current = _find_current(table, codes, originals)
         low, high = (
             (int(us.min()), int((us if ends is None else ends).max())) if len(us) else (0, 0)
         )
-        rows = _Rows(table, names, bounds, us, ends, _find_edited(table), current, low, high)
+        edited = _find_edited(table)
+        rows = _Rows(table, names, bounds, us, ends, edited, current, originals, low, high)
         return rows, names
 
     def parts(self) -> Iterator[tuple[int, str, slice]]:
@@ -413,15 +423,18 @@ def _find_edited(table: pa.Table) -> BoolArray:
     return np.zeros(len(table), bool)
 
 
-def _find_current(table: pa.Table, codes: Int64Array) -> Int64Array:
+def _find_originals(table: pa.Table) -> Int64Array | None:
+    if not {"sequence", "original_sequence"} <= set(table.column_names):
+        return None
+    return to_int64(pc.coalesce(table["original_sequence"], table["sequence"]))
+
+
+def _find_current(table: pa.Table, codes: Int64Array, original: Int64Array | None) -> Int64Array:
     """Return for each row the row with the highest sequence among its original and its edits."""
     rows = np.arange(len(table))
-    if not {"sequence", "original_sequence"} <= set(table.column_names):
-        return rows
-    if table["original_sequence"].null_count == len(table):
+    if original is None or table["original_sequence"].null_count == len(table):
         return rows
     sequence = to_int64(table["sequence"])
-    original = to_int64(pc.coalesce(table["original_sequence"], table["sequence"]))
     order = np.lexsort((sequence, original, codes))
     is_last = np.ones(len(order), bool)
     same = (np.diff(original[order]) == 0) & (np.diff(codes[order]) == 0)
@@ -585,7 +598,13 @@ def _mark(rows: _Rows, values: FloatArray, at: Int64Array, pixels: int) -> Marks
         height = ((values[at] - values[at].min()) / size * 50).astype(np.int64)
         _, once = np.unique(pixel // 4 * 64 + height, return_index=True)
         at = at[np.sort(once)]
-    return Marks(rows.us[at], values[at], values[rows.current[at]])
+    sequences = rows.originals
+    return Marks(
+        rows.us[at],
+        values[at],
+        values[rows.current[at]],
+        None if sequences is None else sequences[at],
+    )
 
 
 def _band(

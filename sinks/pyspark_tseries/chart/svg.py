@@ -68,8 +68,17 @@ _DIAMOND: Final = "m0,-5l5,5l-5,5l-5,-5z"
 _ToY = Callable[[np.ndarray], np.ndarray]
 """Returns the y of values."""
 
+_Link = Callable[[int], str]
+"""Returns the address of an event's mark from the sequence of its original."""
 
-def draw_svg(figure: Figure, width: int, height: int, theme: str | None) -> str:
+
+def draw_svg(
+    figure: Figure,
+    width: int,
+    height: int,
+    theme: str | None,
+    link: _Link | None = None,
+) -> str:
     """Return the picture of a figure.
 
     Args:
@@ -78,6 +87,8 @@ def draw_svg(figure: Figure, width: int, height: int, theme: str | None) -> str:
         height: the height of a panel of numbers.
         theme: a key of `PAGES`; `auto` follows the reader's settings; None for an inline picture in
             the colours of the page around it.
+        link: returns an address for the mark of an edit, from the sequence of its original. The
+            page around an inline picture then sizes it by its own style.
     """
     layout = _lay_out(figure, width, height)
     body = [*_draw_title(figure, layout)]
@@ -85,13 +96,13 @@ def draw_svg(figure: Figure, width: int, height: int, theme: str | None) -> str:
         if panel.rows:
             body += _draw_states(panel, layout, top)
         else:
-            body += _draw_lines(panel, layout, top, bottom)
+            body += _draw_lines(panel, layout, top, bottom, link)
     body += _draw_times(layout) if figure.panels else _draw_nothing(layout)
     body += _draw_notes(layout)
-    return _frame(figure, layout, theme, "".join(body))
+    return _frame(figure, layout, theme, link is None, "".join(body))
 
 
-def _frame(figure: Figure, layout: "_Layout", theme: str | None, body: str) -> str:
+def _frame(figure: Figure, layout: "_Layout", theme: str | None, is_alone: bool, body: str) -> str:
     name = figure.title or "Chart"
     columns = ", ".join(panel.title for panel in figure.panels)
     label = f"{name}: {columns} over time" if columns else f"{name}: no events"
@@ -104,7 +115,8 @@ def _frame(figure: Figure, layout: "_Layout", theme: str | None, body: str) -> s
     told = f"<title>{escape(label)}</title><desc>{escape(figure.describe())}</desc>"
     if theme is None:
         # A narrow page shrinks it as a whole.
-        style = ' fill="currentColor" style="max-width:100%;height:auto"'
+        style = ' fill="currentColor"'
+        style += ' style="max-width:100%;height:auto"' if is_alone else ""
         return f"{head}{style}>{told}{body}</svg>"
     page, ink = PAGES["light" if theme == "auto" else theme]
     other = ""
@@ -332,7 +344,9 @@ def _draw_notes(layout: _Layout) -> Iterator[str]:
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def _draw_lines(panel: Panel, layout: _Layout, top: float, bottom: float) -> Iterator[str]:
+def _draw_lines(
+    panel: Panel, layout: _Layout, top: float, bottom: float, link: _Link | None
+) -> Iterator[str]:
     axis = layout.axis(panel)
 
     def y(values: np.ndarray) -> np.ndarray:
@@ -371,7 +385,7 @@ def _draw_lines(panel: Panel, layout: _Layout, top: float, bottom: float) -> Ite
         if len(line.us):
             yield from _draw_line(line, layout, y, panel.unit)
     for line in panel.lines:
-        yield from _draw_marks(line, layout, y, panel.unit)
+        yield from _draw_marks(line, layout, y, panel.unit, link)
     if _needs_label(layout.figure):
         yield from _draw_names(panel.lines, layout, y, top, bottom)
 
@@ -443,7 +457,9 @@ def _band_path(band: Band, layout: _Layout, y: _ToY) -> str:
     return "".join(parts)
 
 
-def _draw_marks(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str]:
+def _draw_marks(
+    line: Line, layout: _Layout, y: _ToY, unit: str, link: _Link | None
+) -> Iterator[str]:
     old, new = line.overridden, line.edited
     for i, (x, at, now) in enumerate(_points(old, layout, y)):
         stem = f"M{x},{at}V{now}"
@@ -451,7 +467,7 @@ def _draw_marks(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str
             "path", d=stem, stroke=colour(line.place), stroke_opacity=0.6, stroke_dasharray="2 2"
         )
         told = _tooltip(line.name, int(old.us[i]), float(old.values[i]), unit, layout, "overridden")
-        yield svg(
+        ring = svg(
             "circle",
             "",
             told if i < _MAX_TOOLTIPS else "",
@@ -462,9 +478,10 @@ def _draw_marks(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str
             stroke=colour(line.place),
             stroke_opacity=0.8,
         )
+        yield _link(ring, old, i, x, at, link)
     for i, (x, at, _) in enumerate(_points(new, layout, y)):
         told = _tooltip(line.name, int(new.us[i]), float(new.values[i]), unit, layout, "edited")
-        yield svg(
+        diamond = svg(
             "path",
             "",
             told if i < _MAX_TOOLTIPS else "",
@@ -473,6 +490,16 @@ def _draw_marks(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str
             stroke="currentColor",
             stroke_width=0.8,
         )
+        yield _link(diamond, new, i, x, at, link)
+
+
+def _link(mark: str, marks: Marks, row: int, x: str, y: str, link: _Link | None) -> str:
+    """Return a mark as a link, if there are any; a page has these in a table for keyboards."""
+    if link is None or marks.sequences is None:
+        return mark
+    # Larger than the mark, for fingers.
+    target = svg("circle", cx=x, cy=y, r=11, fill="none", pointer_events="all")
+    return svg("a", "", target, mark, href=link(int(marks.sequences[row])), tabindex=-1)
 
 
 def _points(marks: Marks, layout: _Layout, y: _ToY) -> Iterator[tuple[str, str, str]]:

@@ -22,7 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import TseriesError
-from pyspark_tseries.maintain.compactor import CompactionResult, merge_file_groups
+from pyspark_tseries.maintain.compactor import (
+    CompactionResult,
+    choose_files,
+    count_single_commits,
+    merge_file_groups,
+)
 from pyspark_tseries.maintain.erase import remove_erased_bytes
 from pyspark_tseries.model.commits import COMMITS_PER_MAINTENANCE, is_maintenance_due
 from pyspark_tseries.options import author_or_user
@@ -100,6 +105,42 @@ class MaintenanceResult:
 
     merged: CompactionResult
     removed_files: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenancePlan:
+    """What a round of maintenance would do now.
+
+    Attributes:
+        merged_files: the number of event files that it would merge into few; 0 if it would merge
+            none.
+        merged_bytes: their size.
+        single_commits: the number of groups of event files that are of single commits; merging
+            begins at `MIN_GROUPS_TO_MERGE`.
+        removed_files: the number of event, head and log files that it would remove because nothing
+            refers to them, besides those with erased values.
+        next_commit: the commit after which writers with `autoCompact` start the next round.
+    """
+
+    merged_files: int
+    merged_bytes: int
+    single_commits: int
+    removed_files: int
+    next_commit: int
+
+
+def plan_maintenance(store: Store, now_us: int) -> MaintenancePlan:
+    """Return what `maintain` would do now, and write nothing."""
+    snapshot = store.snapshot()
+    chosen = choose_files(snapshot.files, everything=False)
+    following = snapshot.metadata.commit + 1
+    return MaintenancePlan(
+        len(chosen),
+        sum(file.size for file in chosen),
+        count_single_commits(snapshot.files),
+        remove_obsolete_files(store, now_us, dry_run=True),
+        following + -(following + 1) % COMMITS_PER_MAINTENANCE,
+    )
 
 
 def maintain_after_commit(store: Store, commit: int | None = None) -> None:
@@ -210,6 +251,7 @@ def remove_obsolete_files(
     *,
     small_files: int = MAX_KEPT_SMALL_FILES,
     log_versions: int = MIN_LOG_VERSIONS_KEPT,
+    dry_run: bool = False,
 ) -> int:
     """Remove old log entries, and files that nothing can refer to any more; return how many.
 
@@ -218,20 +260,23 @@ def remove_obsolete_files(
         now_us: the time by which files are old.
         small_files: keep at most this many removed files of single commits for the full hour.
         log_versions: keep this many entries of the log, however old they are.
+        dry_run: change nothing, and count what a round would remove besides files with erased
+            values.
     """
     table = load_table(store.location)
     location = store.location
-    removed_files = 0
+    gone_files = set[str]()
 
     def remove(paths: Iterable[str]) -> None:
-        nonlocal removed_files
         some = list(paths)
-        location.remove(some)
-        removed_files += len(some)
+        if not dry_run:
+            location.remove(some)
+        gone_files.update(some)
 
-    keep_history(store)
-    sync_checkpoint(location)  # Another tool may have written it.
-    table.cleanup_metadata()
+    if not dry_run:
+        keep_history(store)
+        sync_checkpoint(location)  # Another tool may have written it.
+        table.cleanup_metadata()
     # Event files that left the store an hour ago, or that no commit has named for a day.
     gone = table.vacuum(
         REMOVED_FILE_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False
@@ -260,11 +305,13 @@ def remove_obsolete_files(
         remove(old.difference(head_chain(location, store.head_id(), since_us)))
     staging = location.file("_tseries", "staging")
     remove(_list_files_before(location, staging, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US))
-    remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
-    removed_files += remove_erased_bytes(store, now_us)
+    erased = 0
+    if not dry_run:
+        remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
+        erased = remove_erased_bytes(store, now_us)
     # Last, because Delta reads a checkpoint again where it has read it before.
     remove(_list_obsolete_log(location, now_us, log_versions))
-    return removed_files
+    return len(gone_files) + erased
 
 
 def _choose_early(removed: Mapping[str, int], now_us: int, most: int) -> list[str]:

@@ -75,7 +75,7 @@ def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile
     groups = _group_files(data)
     if everything or not groups:
         return [file for group in groups for file in group]
-    if sum(not group[0].is_compacted for group in groups) < MIN_GROUPS_TO_MERGE:
+    if count_single_commits(data) < MIN_GROUPS_TO_MERGE:
         return []
     gathered: list[DataFile] = []
     for group in reversed(groups):
@@ -84,6 +84,11 @@ def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile
             break
         gathered = group + gathered
     return gathered
+
+
+def count_single_commits(data: Sequence[DataFile]) -> int:
+    """Return how many file groups are those of single commits."""
+    return sum(not group[0].is_compacted for group in _group_files(data))
 
 
 def _group_files(data: Sequence[DataFile]) -> list[list[DataFile]]:

@@ -191,6 +191,11 @@ def to_html(text: str) -> str:
     return escape(escape_controls(text))
 
 
+def age_html(us: int) -> str:
+    """Return an instant as a time that grows older; the script of a page counts it up."""
+    return f'<time data-age-us="{us}" title="{to_html(format_instant(us))}"></time>'
+
+
 def paragraph(lines: Sequence[str], title: str = "") -> str:
     """Format lines of text as a paragraph below a bold title."""
     bold = [f"<b>{to_html(title)}</b>"] if title else []

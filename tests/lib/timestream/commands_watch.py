@@ -1,28 +1,9 @@
 """Views of queries for tests of the live page."""
 
-from hypothesis import strategies as st
 from timestream.histories import NOON, SECOND, history
 
 from pyspark_timestream.commands.watch.follow import QueryLog
 from pyspark_timestream.kafka.diagnosis.history import Batch
-
-NAMES = st.one_of(
-    st.sampled_from(
-        [
-            "<script>alert(1)</script>",
-            "a' onload='x",
-            'b" style="x',
-            "&lt;i&gt;",
-            "</svg><b>",
-            "\x1b[2J",
-        ]
-    ),
-    st.text(
-        st.characters(exclude_characters="\x00", exclude_categories=("Cs",)),
-        min_size=1,
-        max_size=20,
-    ),
-)
 
 
 def view_of(shares, topic="topic", query="q", batches=3):

@@ -29,9 +29,9 @@ from pyspark_timestream.commands.metrics.fold import (
     record_progress,
     record_start,
 )
-from pyspark_timestream.commands.serving import Answer, PageServer
 from pyspark_timestream.commands.watch.live import LiveQueries
 from pyspark_timestream.core.instants import parse_duration
+from pyspark_timestream.core.serving import Answer, PageServer
 from pyspark_timestream.errors import MissingExtra
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

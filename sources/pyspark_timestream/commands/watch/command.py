@@ -14,7 +14,6 @@ from typing import Any, Final
 from pyspark_timestream.commands.explanation import COUNTERS
 from pyspark_timestream.commands.peek.command import read_given, select_reading
 from pyspark_timestream.commands.peek.detect import NoSample
-from pyspark_timestream.commands.serving import PageServer, is_loopback
 from pyspark_timestream.commands.watch.follow import (
     CheckpointFollower,
     QueryView,
@@ -33,6 +32,7 @@ from pyspark_timestream.core.report import (
     shorten_duration,
     wrap_text,
 )
+from pyspark_timestream.core.serving import PageServer, address_arguments, announce
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition
@@ -57,9 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask these brokers how many records wait")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
         help="any option of the source, such as kafka.security.protocol=SSL")  # fmt: skip
-    parser.add_argument("--host", default="127.0.0.1",
-        help="the address to listen on; the default is this machine only")  # fmt: skip
-    parser.add_argument("--port", type=int, default=4050, help="the port; 0: any free one")
+    for name, settings in address_arguments(4050).items():
+        parser.add_argument(name, **settings)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--text", action="store_true",
         help="show it in this terminal, and keep it up to date")  # fmt: skip
@@ -92,10 +91,7 @@ def _serve(
 ) -> None:
     page = LivePage("Time of queries", _read_clock)
     server = PageServer(host, port, page.answer, PAGES, "--port")
-    shown = f"[{host}]" if ":" in host else host
-    print(f"http://{shown}:{server.port}/ shows it; Ctrl-C ends this", flush=True)
-    if not is_loopback(host):
-        print("Note: everyone who reaches this address can read the page", flush=True)
+    print(announce(host, server.port), flush=True)
     _repeat(lambda: page.publish(_look(followers, ends)))
 
 

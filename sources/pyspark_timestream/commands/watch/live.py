@@ -1,28 +1,25 @@
 """The page as it is served: the shell, its script and style, and the sections that have changed."""
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from threading import Condition
 from typing import Any, Final
-from urllib.parse import parse_qs
 
-from pyspark_timestream.commands.serving import Answer
 from pyspark_timestream.commands.waiting_state import read_operators
 from pyspark_timestream.commands.watch.follow import QueryLog, QueryView
-from pyspark_timestream.commands.watch.page import (
+from pyspark_timestream.commands.watch.page import NEEDS_SCRIPT, render_sections
+from pyspark_timestream.core.serving import (
+    Answer,
+    answer_file,
+    answer_sections,
     digest,
-    render_sections,
+    read_seen,
     render_shell,
 )
 from pyspark_timestream.kafka.diagnosis.history import read_progress
 
 PAGES: Final = "the page is at /"
-_STATIC: Final = {
-    "watch.css": "text/css; charset=utf-8",
-    "watch.js": "text/javascript; charset=utf-8",
-}
+_PAUSE_MS: Final = 250
 _WAIT_S: Final = 10.0
 """A request for sections waits this long for one that has changed."""
 
@@ -59,24 +56,17 @@ class LivePage:
     def answer(self, path: str, query: str) -> Answer | None:
         """Answer a request; None: there is no such page."""
         if path in (self._root, self._root.rstrip("/")):
-            return Answer("text/html; charset=utf-8", render_shell(self._title, self._root))
-        name = path.removeprefix(self._root)
+            shell = render_shell(self._title, self._root, "watch.css", within=NEEDS_SCRIPT)
+            return Answer("text/html; charset=utf-8", shell)
         if not path.startswith(self._root):
             return None
-        if name in _STATIC:
-            text = (files(__package__) / name).read_text(encoding="utf-8")
-            return Answer(_STATIC[name], text)
-        if name == "sections":
-            return Answer("application/json", self._answer_sections(query))
-        return None
+        name = path.removeprefix(self._root)
+        return (
+            self._answer_sections(query) if name == "sections" else answer_file(__package__, name)
+        )
 
-    def _answer_sections(self, query: str) -> str:
-        try:
-            given = json.loads(parse_qs(query)["seen"][0])
-            seen = {str(name): str(text) for name, text in given.items()}
-        except (AttributeError, KeyError, RecursionError, ValueError):
-            seen = {}
-        end_s = time.monotonic() + self._wait_s
+    def _answer_sections(self, query: str) -> Answer:
+        seen, end_s = read_seen(query), time.monotonic() + self._wait_s
         with self._changed:
             while True:
                 sections, digests = self._render()
@@ -84,8 +74,7 @@ class LivePage:
                 if digests != seen or left_s <= 0:
                     break
                 self._changed.wait(left_s)
-        changed = {name: html for name, html in sections.items() if seen.get(name) != digests[name]}
-        return json.dumps({"now_us": self._read_clock(), "digests": digests, "sections": changed})
+        return answer_sections(sections, digests, seen, self._read_clock(), _PAUSE_MS)
 
     def _render(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return the sections and their digests, which are made once for each of the views."""

@@ -1,12 +1,11 @@
 """The page of `watch` as HTML: a section for each query, drawn here and only put in place there.
 
-`render_sections` returns the sections by id; `server` sends those that have changed. Names come
-from topics and records, so everything is escaped, and no section has a script or an inline style.
-Times that grow older have the attribute `data-age-us`; the page counts them up by itself.
+`render_sections` returns the sections by id; `core.serving` sends those that have changed. Names
+come from topics and records, so everything is escaped, and no section has a script or an inline
+style. Times that grow older have the attribute `data-age-us`; the page counts them up by itself.
 """
 
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Final
 
 from pyspark_timestream.commands.explanation import COUNTERS, PartitionFacts
@@ -21,7 +20,14 @@ from pyspark_timestream.commands.watch.follow import (
     thin_curve,
 )
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, format_instant
-from pyspark_timestream.core.report import format_count, format_time, shorten_duration, svg, to_html
+from pyspark_timestream.core.report import (
+    age_html,
+    format_count,
+    format_time,
+    shorten_duration,
+    svg,
+    to_html,
+)
 from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, Kind
 
 MAX_LANES: Final = 50
@@ -34,6 +40,10 @@ _HEIGHT: Final = 150
 _LANE: Final = 16
 _CELL: Final = 10
 _CELLS_A_ROW: Final = 100
+NEEDS_SCRIPT: Final = (
+    "<noscript>This page needs JavaScript to stay up to date: "
+    "<code>python -m pyspark_timestream watch CHECKPOINT --text</code> does not.</noscript>"
+)
 _NO_CASES: Final = "nothing late, early or malformed in the last batches"
 
 _HEALTHY: Final = (Kind.ENDED, Kind.CAUGHT_UP)
@@ -51,14 +61,9 @@ def render_sections(views: Sequence[QueryView]) -> dict[str, str]:
     return {f"q{place}": _render_query(view) for place, view in enumerate(views)}
 
 
-def digest(html: str) -> str:
-    """Return a short text that differs if the HTML does."""
-    return sha256(html.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
 def _render_query(view: QueryView) -> str:
     word, look = _SIGNS[view.status]
-    seen = f", last batch {_age(view.changed_us)} ago" if view.changed_us is not None else ""
+    seen = f", last batch {age_html(view.changed_us)} ago" if view.changed_us is not None else ""
     why = f": {to_html(view.detail)}" if view.detail else ""
     head = (
         f"<header><h2>{to_html(view.name)}</h2>"
@@ -86,10 +91,10 @@ def _render_clock(stream: StreamView) -> str:
         return '<p class="clock"><b>final CTI</b>: the stream has ended</p>'
     if told.cti_us is None:
         return '<p class="clock"><b>no CTI yet</b></p>'
-    since = f", for {_age(told.since_us)}" if told.since_us is not None else ""
+    since = f", for {age_html(told.since_us)}" if told.since_us is not None else ""
     return (
         f'<p class="clock">CTI <b>{to_html(format_time(told.cti_us))}</b>, '
-        f"{_age(told.cti_us)} behind the wall clock{since}</p>"
+        f"{age_html(told.cti_us)} behind the wall clock{since}</p>"
     )
 
 
@@ -107,7 +112,7 @@ def _render_diagnoses(diagnoses: Sequence[Diagnosis], place: int) -> str:
 
 def _render_diagnosis(diagnosis: Diagnosis, key: str) -> str:
     look = "fine" if diagnosis.kind in _HEALTHY else "finding"
-    since = f", for {_age(diagnosis.since_us)}" if diagnosis.since_us is not None else ""
+    since = f", for {age_html(diagnosis.since_us)}" if diagnosis.since_us is not None else ""
     fix = to_html(diagnosis.fix)
     return (
         f'<div class="{look}"><p><b>{to_html(diagnosis.kind)}</b>: '
@@ -236,7 +241,7 @@ def _render_lanes(stream: StreamView, place: int) -> str:
         else ""
     )
     return (
-        f'<div class="lanes" tabindex="0" role="region" aria-label="partitions" '
+        f'<div class="lanes scroll" tabindex="0" role="region" aria-label="partitions" '
         f'data-key="lanes{place}"><table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody>'
         f"</table></div>{ends}{more}"
     )
@@ -342,26 +347,3 @@ def _render_state(view: QueryView) -> str:
         for each in view.state
     )
     return f'<p>State that waits for a CTI:</p><ul class="state">{rows}</ul>' if rows else ""
-
-
-def _age(us: int) -> str:
-    """Return a time whose age the page shows and counts up."""
-    return f'<time data-age-us="{us}" title="{to_html(format_instant(us))}"></time>'
-
-
-# -- the page around the sections ------------------------------------------------------------------
-
-
-def render_shell(title: str, root: str) -> str:
-    """Return the page, which fetches its style, script and sections from below the path `root`."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{to_html(title)}</title>"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="stylesheet" href="{root}watch.css"><link rel="icon" href="data:,">'
-        f'<script src="{root}watch.js" defer></script></head><body>'
-        f'<h1>{to_html(title)}</h1><p id="lost" role="alert" hidden></p><main id="queries">'
-        "<noscript>This page needs JavaScript to stay up to date: "
-        "<code>python -m pyspark_timestream watch CHECKPOINT --text</code> does not."
-        "</noscript></main></body></html>"
-    )

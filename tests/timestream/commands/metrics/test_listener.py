@@ -14,7 +14,7 @@ from timestream.histories import share, state
 from timestream.progress_events import event, offset_of, parse_page, values
 
 from pyspark_timestream.commands.metrics.listener import TimeMetrics
-from pyspark_timestream.commands.serving import PageServer
+from pyspark_timestream.core.serving import PageServer
 
 ID, RUN = UUID(int=1), UUID(int=2)
 

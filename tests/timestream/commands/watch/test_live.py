@@ -1,57 +1,26 @@
 """The page is small, safe from hostile names, and sends what has changed to this machine alone."""
 
 import argparse
-import http.client
 import json
 import re
 import threading
 import time
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from timestream.commands_watch import NAMES, view_of
+from pages import NAMES, parse, request
+from timestream.commands_watch import view_of
 from timestream.histories import NOON, SECOND, share, state
 
 from pyspark_timestream.__main__ import main
-from pyspark_timestream.commands.serving import PageServer
 from pyspark_timestream.commands.watch.command import add_arguments, format_text, to_json
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
-from pyspark_timestream.commands.watch.page import digest, render_sections, render_shell
+from pyspark_timestream.commands.watch.page import render_sections
 from pyspark_timestream.core.report import cell_width, escape_controls
+from pyspark_timestream.core.serving import PageServer, digest, render_shell
 
 MAX_PAGE = 300_000
-
-
-class Tags(HTMLParser):
-    """Collects tags and attributes; what it cannot balance is an error."""
-
-    VOID = ("br", "img", "link", "meta", "wbr")
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.tags, self.attributes, self.text = [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [name for name, _ in attrs]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def parse(html):
-    tags = Tags()
-    tags.feed(html)
-    tags.close()
-    assert not tags.open
-    return tags
 
 
 SCRIPTED = {"script", "style", "iframe", "img", "object", "embed", "form", "a", "link", "base"}
@@ -70,9 +39,11 @@ def test_hostile_names_are_text_and_nothing_else(name):
 def test_a_thousand_partitions_are_one_small_page():
     shares = [share(state(50 if n != 7 else 1)) for n in range(1_000)]
     (html,) = render_sections([view_of(shares)]).values()
-    shell = len(render_shell("t", "/"))
+    shell = len(render_shell("t", "/", "watch.css"))
     page = LivePage("t", lambda: 0)
-    static = sum(len(page.answer(f"/{name}", "").text) for name in ("watch.js", "watch.css"))
+    static = sum(
+        len(page.answer(f"/{name}", "").text) for name in ("page.js", "page.css", "watch.css")
+    )
     assert len(html) + shell + static < MAX_PAGE
     assert html.index("topic 7") < html.index("topic 0<")
     assert "50 of 1,000 partitions" in html
@@ -138,16 +109,7 @@ def server(page):
     server.close()
 
 
-def request(server, path="/", host=None, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-    headers = {} if host is None else {"Host": host}
-    connection.request(method, path, headers=headers)
-    answer = connection.getresponse()
-    answer.text = answer.read().decode()
-    return answer
-
-
-@pytest.mark.parametrize("path", ["/", "/watch.js", "/watch.css", "/sections"])
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/watch.css", "/sections"])
 def test_every_page_forbids_whatever_is_not_its_own(server, path):
     answer = request(server, path)
     assert answer.status == 200
@@ -174,7 +136,7 @@ def test_a_page_of_this_machine_answers_to_no_other_name(server, host, status):
     assert request(server, host=host).status == status
 
 
-@pytest.mark.parametrize("path", ["/../pyproject.toml", "/page.py", "//watch.js/..", "/x"])
+@pytest.mark.parametrize("path", ["/../pyproject.toml", "/page.py", "//page.js/..", "/x"])
 def test_there_is_nothing_else_to_get(server, path):
     assert request(server, path).status == 404
 
@@ -185,11 +147,11 @@ def test_nothing_can_be_written(server, method):
 
 
 def test_the_shell_has_a_language_a_title_and_no_inline_script():
-    shell = parse(render_shell("a <b>", "/watch/"))
+    shell = parse(render_shell("a <b>", "/watch/", "watch.css"))
     assert "style" not in shell.tags
     assert shell.text.count("a <b>") == 2
-    assert 'src="/watch/watch.js"' in render_shell("t", "/watch/")
-    assert '<html lang="en">' in render_shell("t", "/")
+    assert 'src="/watch/page.js"' in render_shell("t", "/watch/", "watch.css")
+    assert '<html lang="en">' in render_shell("t", "/", "watch.css")
 
 
 @given(NAMES, st.integers(30, 200))

@@ -1,8 +1,9 @@
 "use strict";
 // Fetches the sections that have changed, and puts them in place; what is open stays open.
-const main = document.getElementById("queries"), lost = document.getElementById("lost");
+// What a page shows is in its address: links and forms change that, and need no reload.
+const main = document.querySelector("main"), lost = document.getElementById("lost");
 const sections = new URL("sections", document.currentScript.src).pathname;
-let ahead = 0, failures = 0;
+let ahead = 0, failures = 0, pause = 0, hurry = () => {}, show = "";
 const seen = {};
 
 function age(us) {
@@ -37,13 +38,14 @@ function keep(section) {
     }
     if (!key) return;
     const back = section.querySelector(
-      `[tabindex][data-key="${key}"], [data-copy="${key}"], details[data-key="${key}"] > summary`);
+      `[data-key="${key}"]:not(details), [data-copy="${key}"], details[data-key="${key}"] > summary`);
     if (back) back.focus({ preventScroll: true });
   };
 }
 
 function place(answer) {
   ahead = answer.now_us - Date.now() * 1000;
+  pause = answer.pause_ms;
   for (const child of [...main.children])
     if (!(child.id in answer.digests)) child.remove();
   for (const [id, html] of Object.entries(answer.sections)) {
@@ -57,21 +59,43 @@ function place(answer) {
     section.innerHTML = html;
     restore();
   }
+  const shown = show && document.querySelector(`#${show} h2`);
+  if (shown) {
+    shown.focus({ preventScroll: true });
+    shown.scrollIntoView({ block: "nearest" });
+  }
+  show = "";
   Object.keys(seen).forEach((id) => delete seen[id]);
   Object.assign(seen, answer.digests);
   tick();
 }
 
+function room() {
+  const width = (document.querySelector("[data-room]") || main).clientWidth;
+  return width - width % 20;
+}
+
 async function follow() {
   for (;;) {
+    const stop = new AbortController();
+    let isHurried = false;
+    const hurried = new Promise((done) => {
+      hurry = () => { isHurried = true; stop.abort(); done(); };
+    });
     try {
-      const answer = await fetch(sections + "?seen=" + encodeURIComponent(JSON.stringify(seen)),
-        { cache: "no-store" });
+      const asked = new URLSearchParams(location.search);
+      asked.set("seen", JSON.stringify(seen));
+      const width = room();
+      asked.set("width", width);
+      const answer = await fetch(sections + "?" + asked, { cache: "no-store", signal: stop.signal });
       if (!answer.ok) throw new Error(answer.statusText);
-      place(await answer.json());
+      const told = await answer.json();
+      if (!isHurried) place(told);
       failures = 0;
       lost.hidden = true;
+      if (room() !== width) continue;
     } catch (error) {
+      if (isHurried) continue;
       failures += 1;
       if (failures > 1) {
         lost.textContent = "Nobody answers: the command or the query that serves this page has " +
@@ -79,10 +103,40 @@ async function follow() {
         lost.hidden = false;
       }
     }
-    await new Promise((done) => setTimeout(done, failures ? 2000 : 250));
+    if (!isHurried)
+      await Promise.race([hurried, new Promise((done) => setTimeout(done, failures ? 2000 : pause))]);
   }
 }
 
+function go(address, section) {
+  history.pushState(null, "", address);
+  show = section || "";
+  hurry();
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="?"]');
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  event.preventDefault();
+  go(link.getAttribute("href"), link.dataset.show);
+});
+for (const form of document.forms) {
+  const ask = () => {
+    const asked = new URLSearchParams(location.search);
+    for (const [name, text] of new FormData(form)) text ? asked.set(name, text) : asked.delete(name);
+    asked.delete("from");
+    history.replaceState(null, "", "?" + asked);
+    hurry();
+  };
+  form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+  form.addEventListener("input", ask);
+}
+addEventListener("popstate", () => {
+  const asked = new URLSearchParams(location.search);
+  for (const field of document.querySelectorAll("input[name]"))
+    field.value = asked.get(field.name) || "";
+  hurry();
+});
 document.addEventListener("click", async (event) => {
   const key = event.target.dataset && event.target.dataset.copy;
   if (!key) return;

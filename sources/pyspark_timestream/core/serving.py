@@ -1,17 +1,24 @@
 """Serves small pages of this machine over HTTP: to `GET` and `HEAD` alone, and nothing is written.
 
+A page is a shell with sections. Its script, `page.js`, asks for the sections that have changed and
+puts them in place; `page.css` is the look of all pages, and each adds what is its own.
+
 A page that listens on loopback answers only requests that name loopback as their host. Otherwise
 any site could let its name stand for 127.0.0.1, and read the page through the user's browser.
 """
 
 import ipaddress
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from threading import Thread
-from typing import Final, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
+from pyspark_timestream.core.report import to_html
 from pyspark_timestream.errors import compose_message
 
 _LOG: Final = logging.getLogger(__name__)
@@ -26,7 +33,7 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -34,11 +41,76 @@ _HEADERS: Final = {
 """A page shows names from topics: nothing in them may load or run anything."""
 
 
+_SHARED: Final = ("page.css", "page.js")
+_FILES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+
+
 class Answer(NamedTuple):
     """What a page answers: its type, and its text."""
 
     content_type: str
     text: str
+
+
+def answer_file(package: str, name: str) -> Answer | None:
+    """Answer with a style or script: those of all pages, and those of the page's own package.
+
+    None: there is no such file. `name` is what a client asks for, so it is compared, not opened.
+    """
+    kind, root = _FILES.get(name.rpartition(".")[2]), files(package)
+    if name in _SHARED:
+        root = files(__package__)
+    elif name not in {each.name for each in root.iterdir()}:
+        return None
+    return None if kind is None else Answer(kind, (root / name).read_text(encoding="utf-8"))
+
+
+def render_shell(title: str, root: str, style: str, before: str = "", within: str = "") -> str:
+    """Return a page, which fetches its styles, script and sections from below the path `root`.
+
+    Args:
+        title: the heading.
+        root: a path that ends in a slash.
+        style: the name of the page's own style sheet.
+        before: HTML between the heading and the sections.
+        within: HTML in the place of the sections, until the script has fetched them.
+    """
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{to_html(title)}</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="stylesheet" href="{root}page.css"><link rel="stylesheet" href="{root}{style}">'
+        f'<link rel="icon" href="data:,"><script src="{root}page.js" defer></script></head><body>'
+        f'<h1>{to_html(title)}</h1>{before}<p id="lost" role="alert" hidden></p>'
+        f"<main>{within}</main></body></html>"
+    )
+
+
+def read_seen(query: str) -> dict[str, str]:
+    """Return the digests of the sections that a client has; none if it does not tell."""
+    try:
+        given = json.loads(parse_qs(query)["seen"][0])
+        return {str(name): str(text) for name, text in given.items()}
+    except (AttributeError, KeyError, RecursionError, ValueError):
+        return {}
+
+
+def answer_sections(
+    sections: Mapping[str, str],
+    digests: Mapping[str, str],
+    seen: Mapping[str, str],
+    now_us: int,
+    pause_ms: int,
+) -> Answer:
+    """Answer with the sections that have changed; the client asks again after a pause."""
+    changed = {name: html for name, html in sections.items() if seen.get(name) != digests[name]}
+    answer = {"now_us": now_us, "pause_ms": pause_ms, "digests": digests, "sections": changed}
+    return Answer("application/json", json.dumps(answer))
+
+
+def digest(html: str) -> str:
+    """Return a short text that differs if the HTML does."""
+    return sha256(html.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class PageServer:
@@ -84,6 +156,24 @@ class PageServer:
         """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
+
+
+def announce(host: str, port: int) -> str:
+    """Tell where a page is, and who can read it."""
+    shown = f"[{host}]" if ":" in host else host
+    lines = [f"http://{shown}:{port}/ shows it; Ctrl-C ends this"]
+    if not is_loopback(host):
+        lines.append("Note: everyone who reaches this address can read the page")
+    return "\n".join(lines)
+
+
+def address_arguments(port: int) -> dict[str, dict[str, Any]]:
+    """Return the arguments of a command that serves a page; `port` is the default."""
+    here = "the address to listen on; the default is this machine only"
+    return {
+        "--host": {"default": "127.0.0.1", "help": here},
+        "--port": {"type": int, "default": port, "help": "the port; 0: any free one"},
+    }
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,63 @@
+"""Pages that a command serves: what is in their HTML, hostile names, and requests for them."""
+
+import http.client
+from html.parser import HTMLParser
+
+from hypothesis import strategies as st
+
+NAMES = st.one_of(
+    st.sampled_from(
+        [
+            "<script>alert(1)</script>",
+            "a' onload='x",
+            'b" style="x',
+            "&lt;i&gt;",
+            "</svg><b>",
+            "\x1b[2J",
+        ]
+    ),
+    st.text(
+        st.characters(exclude_characters="\x00", exclude_categories=("Cs",)),
+        min_size=1,
+        max_size=20,
+    ),
+)
+
+
+class Tags(HTMLParser):
+    """Collects tags and attributes; what it cannot balance is an error."""
+
+    VOID = ("br", "img", "input", "link", "meta", "wbr")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.text = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def parse(html):
+    tags = Tags()
+    tags.feed(html)
+    tags.close()
+    assert not tags.open
+    return tags
+
+
+def request(server, path="/", host=None, method="GET"):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    headers = {} if host is None else {"Host": host}
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    answer.text = answer.read().decode()
+    return answer
