@@ -79,6 +79,7 @@ def test_a_browser_finds_a_series_and_who_edited_it_and_survives_what_others_do(
         page.keyboard.press("Enter")
         page.wait_for_selector("#drawn svg")
         assert page.evaluate("document.activeElement.textContent") == "hall"
+        page.wait_for_timeout(1_000)  # It is drawn again as wide as there is room.
         page.click("#drawn svg a >> nth=0", force=True)
         page.wait_for_selector("#event table")
         assert page.locator("#event tbody tr").all_inner_texts()[1].split("\t")[2] == EVE

@@ -62,7 +62,12 @@ def render_trouble(told: str) -> str:
 
 def render_refusal(heading: str, told: str) -> str:
     """Return a section whose question the store refuses."""
-    return f'<h2 tabindex="-1" data-key="head">{to_html(heading)}</h2><p class="finding">{to_html(told)}</p>'
+    return f'{_head(to_html(heading))}<p class="finding">{to_html(told)}</p>'
+
+
+def _head(html: str) -> str:
+    """Return the heading of a section, where a reader is led to."""
+    return f'<h2 tabindex="-1" data-key="head">{html}</h2>'
 
 
 # -- the store -------------------------------------------------------------------------------------
@@ -191,7 +196,7 @@ def render_list(listed: Listed, asked: Asked, zone: str | None) -> str:
     if not rows:
         where = f"none of {listed.known:,} fits" if listed.known else "no series has events yet"
     return (
-        f'<h2 tabindex="-1" data-key="head">Series</h2><p class="note" role="status">{where}</p>{table}'
+        f'{_head("Series")}<p class="note" role="status">{where}</p>{table}'
         f'<p class="pages">{" ".join(pages)}</p>'
     )
 
@@ -227,7 +232,7 @@ def _link(address: str, html: str, key: str, *, show: str = "", is_on: bool = Fa
 def render_drawn(drawn: Drawn, asked: Asked, values: Sequence[pa.Field], zone: str | None) -> str:
     """Return the section of one series: its picture, edits and newest events."""
     name = str(asked.series)
-    head = f'<h2 tabindex="-1" data-key="head">{to_html(_cut(name)) or "<i>(no name)</i>"}</h2>'
+    head = _head(to_html(_cut(name)) or "<i>(no name)</i>")
     if drawn.known is None:
         return f"{head}<p>It has no events.</p>"
     facts = [f"{drawn.known['events'].as_py() or 0:,} events ever"]
@@ -383,7 +388,7 @@ def render_event(
         head, rows = head[:-1], [cells[:-1] for cells in rows]
     close = _link(asked.link(event=None), "close", "close", show="drawn")
     return (
-        f'<h2 tabindex="-1" data-key="head">Event {asked.event:,} of {to_html(_cut(str(asked.series)))}</h2>'
+        f"{_head(f'Event {asked.event:,} of {to_html(_cut(str(asked.series)))}')}"
         f"{_scroll(head, rows, 'versions')}<p>{close}</p>"
     )
 
