@@ -223,25 +223,31 @@ def fold_rows(
     """
     schema = fold.build_schema(rows)
     waiting: list[pa.RecordBatch] = []
+    ctis: list[pa.Array] = []
     count = size = 0
     for batch in batches:
-        waiting.append(batch)
+        # A task gives CTIs in batches of their own, so that rows of data need no filter.
+        if batch[CTI].null_count:
+            waiting.append(batch)
+        else:
+            ctis.append(batch[CTI])
         count, size = count + len(batch), size + batch.nbytes
         if count >= _MOST_ROWS or size >= _MOST_BYTES:
-            yield from _fold(fold, schema, pa.Table.from_batches(waiting, rows))
-            waiting, count, size = [], 0, 0
-    if waiting:
-        yield from _fold(fold, schema, pa.Table.from_batches(waiting, rows))
+            yield from _fold(fold, schema, pa.Table.from_batches(waiting, rows), ctis)
+            waiting, ctis, count, size = [], [], 0, 0
+    yield from _fold(fold, schema, pa.Table.from_batches(waiting, rows), ctis)
 
 
-def _fold(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> Iterator[pa.RecordBatch]:
-    ctis = table[CTI]
+def _fold(
+    fold: WindowFold, schema: pa.Schema, table: pa.Table, ctis: list[pa.Array]
+) -> Iterator[pa.RecordBatch]:
     data = _select_data(fold, table)
     if len(data):
         yield from _fold_data(fold, schema, data).to_batches(max_chunksize=_ROWS_A_BATCH)
-    if ctis.null_count < len(ctis):
-        greatest = pa.array([pc.max(ctis).as_py()], _INSTANT)
-        columns = [greatest if each.name == CTI else pa.nulls(1, each.type) for each in schema]
+    greatest = pc.max(pa.chunked_array([*table[CTI].chunks, *ctis], _INSTANT))
+    if greatest.is_valid:
+        cti = pa.array([greatest.as_py()], _INSTANT)
+        columns = [cti if each.name == CTI else pa.nulls(1, each.type) for each in schema]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -160,8 +160,13 @@ class _TaskRun:
             keep = _select_rows(self._options, processed)
             wanted = find_wanted(self._projection, processed)
             keep = keep if wanted is None else keep & wanted
-            yield interleave_ctis(self._projection, processed, keep, after, rows_us)
-        elif len(rows_us):
+            if self._options.fold is None:
+                yield interleave_ctis(self._projection, processed, keep, after, rows_us)
+                return
+            # The fold keeps the greatest CTI alone, wherever it was between the rows.
+            yield interleave_ctis(self._projection, processed, keep, after[:0], rows_us[:0])
+            rows_us = rows_us[-1:]
+        if len(rows_us):
             yield build_cti_rows(self._projection, rows_us)
 
 
