@@ -66,6 +66,12 @@ REQUEST = re.compile(
 )
 QUOTED = re.compile(r"'([^']*)'")
 """What an error quotes, and the reference shows as code."""
+CHANGES = {
+    "": "may not change",
+    "value": "changes with `changeFrom`",
+    "more": "gets more topics with `changeFrom`",
+    "added": "is added with `changeFrom`",
+}
 EFFECTS = {"stream": "streams", "batch": "batch reads", "both": "streams and batch reads"}
 
 
@@ -141,7 +147,7 @@ def option_entry(spec: OptionSpec) -> str:
         "Default": text or "none",
         "Accepted": QUOTED.sub(r"`\1`", spec.parser.accepts),
         "Effect": EFFECTS[spec.effect],
-        "On a checkpoint": "may change" if spec.may_change else "may not change",
+        "On a checkpoint": "may change" if spec.may_change else CHANGES[spec.changes],
     }
     line = " · ".join(f"**{name}:** {text}" for name, text in facts.items())
     return f"### `{spec.name}`\n\n{sentence(spec.description)}\n\n{{.facts}}\n{line}"

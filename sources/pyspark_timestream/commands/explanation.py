@@ -21,6 +21,7 @@ from pyspark_timestream.core.instants import format_duration
 from pyspark_timestream.core.report import (
     Axis,
     align,
+    format_count,
     format_time,
     html_table,
     join_sections,
@@ -37,6 +38,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
 )
 from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, list_counts
 from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons
+from pyspark_timestream.kafka.offsets.changes import Change
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import max_known
 
@@ -105,6 +107,7 @@ class StreamExplanation:
         malformed: the malformed values and keys by reason, the most frequent first.
         topic_settings: option `timeSettings`, and what the stream takes from the topic; None: it
             has no such option, or no progress says so.
+        changes: the changes of options while it ran, in order.
     """
 
     topics: tuple[str, ...]
@@ -116,6 +119,7 @@ class StreamExplanation:
     partitions: tuple[PartitionFacts, ...]
     malformed: tuple[MalformedReason, ...] = ()
     topic_settings: tuple[str, Mapping[str, str]] | None = None
+    changes: tuple[Change, ...] = ()
 
 
 def explain_stream(
@@ -163,6 +167,7 @@ def explain_stream(
         topic_settings=next(
             (each.topic_settings for each in reversed(history) if each.topic_settings), None
         ),
+        changes=offset.changes,
     )
 
 
@@ -240,6 +245,9 @@ def explain_checkpoint(location: str, spark: Any = None, details: bool = False) 
 MAX_ROWS: Final = 20
 """A table shows this many partitions, causes first; the rest is counted."""
 
+MAX_CHANGES: Final = 3
+"""This many changes of options are shown, the newest; the rest is counted."""
+
 _MAX_WRITERS: Final = 10
 """A table shows this many writers of a partition: causes first, then those furthest behind."""
 
@@ -286,7 +294,19 @@ def _describe_head(stream: StreamExplanation) -> list[str]:
         place, taken = stream.topic_settings
         listed = ", ".join(f"'{name}' = '{value}'" for name, value in taken.items())
         lines.append(f"From 'timeSettings' = '{place}': {listed or 'nothing'}")
-    return lines
+    return lines + describe_changes(stream)
+
+
+def describe_changes(stream: StreamExplanation) -> list[str]:
+    """Return a line for each of the last changes of options, newest first."""
+    newest = stream.changes[: -MAX_CHANGES - 1 : -1]
+    lines = [
+        f"Changed from batch {change.number} on, at CTI {format_time(change.cti_us)}: "
+        f"{change.describe()}"
+        for change in newest
+    ]
+    earlier = len(stream.changes) - len(newest)
+    return lines + ([f"... and {format_count(earlier, 'earlier change')}"] if earlier else [])
 
 
 def _name_diagnosis(diagnosis: Diagnosis) -> str:

@@ -186,6 +186,7 @@ def check_offset(
     offset: Mapping[str, Any],
     settings: Mapping[str, str],
     topic_settings: Collection[str] = (),
+    advice: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse an offset that this code or these settings cannot continue.
 
@@ -193,6 +194,7 @@ def check_offset(
         offset: the offset in the checkpoint; its `settings` are option name -> text.
         settings: today's options that define time and records, by option name.
         topic_settings: the names of settings that option `timeSettings` gives.
+        advice: option name -> what to say beside the way back, if its value differs.
 
     Raises:
         CheckpointMismatch: the format version or the value of an option in `settings` differs.
@@ -227,7 +229,8 @@ def check_offset(
                     if name in stored
                     else "leave 'timeSettings' out and set the other options in the query"
                 )
+            more = (advice or {}).get(name, "")
             raise CheckpointMismatch(
                 f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now"
-                f"{origin}; it defines {what}, so {back} or start with a new checkpoint"
+                f"{origin}; it defines {what}, so {back}{more} or start with a new checkpoint"
             )

@@ -15,6 +15,7 @@ from pyspark_timestream.errors import LOGIN, OptionError
 
 T = TypeVar("T")
 Effect = Literal["stream", "batch", "both"]
+Change = Literal["", "value", "more", "added"]
 _KEY: Final = "option"
 
 SPARK_INJECTED: Final = frozenset(
@@ -76,6 +77,8 @@ class OptionSpec:
         needs: at least one of these options must be given with it.
         effect: the kind of query that it changes. A batch read ignores an option of streams.
         may_change: a query may continue from its checkpoint with another value.
+        changes: otherwise, what option `changeFrom` lets a query change on its checkpoint: its
+            `value`, that it has `more` entries, or that it is `added`; empty for nothing.
         help: the next step, where "correct it, or leave it out" does not say enough.
     """
 
@@ -87,6 +90,7 @@ class OptionSpec:
     needs: tuple[str, ...] = ()
     effect: Effect = "both"
     may_change: bool = True
+    changes: Change = ""
     help: str | None = None
 
     @property
@@ -119,10 +123,13 @@ def option(
     needs: tuple[str, ...] = (),
     effect: Effect = "both",
     may_change: bool = True,
+    changes: Change = "",
     help: str | None = None,
 ) -> Any:
     """Declare a dataclass field as the option `name`; without a default it is required."""
-    spec = OptionSpec(name, parser, default, description, excludes, needs, effect, may_change, help)
+    spec = OptionSpec(
+        name, parser, default, description, excludes, needs, effect, may_change, changes, help
+    )
     return dataclasses.field(default=default, metadata={_KEY: spec})
 
 

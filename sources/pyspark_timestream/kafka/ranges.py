@@ -66,6 +66,8 @@ class TaskRange:
         warm_up: records before `offsets` to read for the clock only; None if not needed.
         forced_ctis: pairs (offset, CTI): the clock is raised to the CTI before the record at the
             offset. The offsets increase and lie in `offsets` or at its end.
+        changes: pairs (offset, settings): from the offset on, records are read by these pinned
+            options. The offsets do not decrease, and lie like those of `forced_ctis`.
         end_cti_us: a CTI that takes effect on the partition where `offsets` ends, for the CTI rows
             only; None for none.
     """
@@ -74,15 +76,24 @@ class TaskRange:
     state: PartitionState
     warm_up: Range | None = None
     forced_ctis: tuple[tuple[int, int], ...] = ()
+    changes: tuple[tuple[int, Mapping[str, str]], ...] = ()
     end_cti_us: int | None = None
 
-    def split_at_forced_ctis(self) -> Iterator[tuple[int | None, Range]]:
-        """Split `offsets` at the forced CTIs; return each piece with the CTI before it, if any."""
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all records are read at once, without a warm-up or a cut."""
+        return self.warm_up is None and not self.forced_ctis and not self.changes
+
+    def split(self) -> Iterator[tuple[Mapping[str, str] | None, int | None, Range]]:
+        """Split `offsets` into pieces, each with the new options and the forced CTI before it."""
         partition, begin, end = self.offsets
-        ctis_us = (None, *(cti_us for _, cti_us in self.forced_ctis))
-        places = itertools.pairwise((begin, *(offset for offset, _ in self.forced_ctis), end))
-        for cti_us, (first, stop) in zip(ctis_us, places, strict=True):
-            yield cti_us, Range(partition, first, stop)
+        cuts: list[tuple[int, Mapping[str, str] | None, int | None]] = [(begin, None, None)]
+        cuts += [(offset, settings, None) for offset, settings in self.changes]
+        cuts += [(offset, None, cti_us) for offset, cti_us in self.forced_ctis]
+        cuts.sort(key=itemgetter(0))
+        ends = [*(offset for offset, _, _ in cuts[1:]), end]
+        for (first, settings, cti_us), stop in zip(cuts, ends, strict=True):
+            yield settings, cti_us, Range(partition, first, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,8 @@ class TaskPlan:
         emitted_us: the stream's CTI at the batch's start; only CTI rows above it are emitted.
         first_cti_us: a CTI row to emit first; None for none.
         last_cti_us: a CTI row to emit last; None for none.
+        settings: the pinned options by which the ranges are read up to their first change; None:
+            those of the query.
     """
 
     ranges: tuple[TaskRange, ...] = ()
@@ -103,6 +116,7 @@ class TaskPlan:
     emitted_us: int | None = None
     first_cti_us: int | None = None
     last_cti_us: int | None = None
+    settings: Mapping[str, str] | None = None
 
 
 def limit_ranges(

@@ -30,7 +30,7 @@ from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
 from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
 from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
-from pyspark_timestream.kafka.decode.columns import default_schema, project
+from pyspark_timestream.kafka.decode.columns import check_columns, default_schema, project
 from pyspark_timestream.kafka.decode.payload import check_schemas, required_columns
 from pyspark_timestream.kafka.decode.records import Projection, ReadRange
 from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
@@ -202,8 +202,11 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         """
         if start == end:
             return []
-        check_stream_offset(end, self._options.settings(), self._options.topic_settings)
+        settings, has_change = self._options.settings(), self._options.change_from is not None
+        check_stream_offset(end, settings, self._options.topic_settings, may_change=has_change)
         offset = self._get_driver().read_offset(end)
+        if offset.settings != settings:
+            check_columns(self._options.as_of(offset.settings), self._projection)
         readers: Mapping[str, ReaderSchema] = {}
         if self._options.has_schemas:
             readers = self._get_driver().fix_schemas(offset.schemas)
@@ -211,6 +214,9 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         before = -1 if is_initial_offset(start) else self._get_driver().read_offset(start).number
         if offset.number == before + 1:
             plans = plan_stream_tasks(self._options, offset)
+            if offset.settings != settings:
+                # Spark runs a batch again that was planned before the options changed.
+                plans = [replace(plan, settings=offset.settings) for plan in plans]
             tasks = [
                 KafkaTask(plan, group, _restrict_to_task(offset, plan), readers) for plan in plans
             ]
@@ -370,15 +376,12 @@ def read_task(
     `settle` is called last, unless the task fails, and `keep_ends` before it with the end of every
     range.
     """
+    options = options.as_of(task.plan.settings)
     if task.readers or options.registry:
         options = with_readers(options, task.readers)
     ended: dict[Partition, RangeEnd] = {}
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
-    whole = [
-        task_range
-        for task_range in task.plan.ranges
-        if task_range.warm_up is None and not task_range.forced_ctis
-    ]
+    whole = [task_range for task_range in task.plan.ranges if task_range.is_whole]
     spans = [task_range.offsets for task_range in whole]
     needs = required_columns(options, projection)
     patient = options if is_batch else _extend_connect_timeout(options)

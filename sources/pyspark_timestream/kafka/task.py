@@ -39,6 +39,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
+from pyspark_timestream.rules.change import change_rules
 from pyspark_timestream.rules.state import (
     PartitionState,
     TaskWatermark,
@@ -91,8 +92,8 @@ class _TaskRun:
     def __init__(
         self, options: KafkaOptions, projection: Projection, plan: TaskPlan, read: ReadRange
     ) -> None:
-        self._options, self._projection, self._read = options, projection, read
-        self._columns = required_columns(options, projection)
+        self._projection, self._read = projection, read
+        self._options = self._first_options = options
         self._has_ctis = projection.requests("cti")
         own_us = tuple(task_range.state.cti_us for task_range in plan.ranges)
         from_us = options.rules.from_us
@@ -108,14 +109,22 @@ class _TaskRun:
 
     def read_range(self, place: int, task_range: TaskRange) -> Iterator[pa.RecordBatch]:
         """Return the rows of a range; `place` is the index of its partition in the task."""
-        options, partition = self._options, task_range.offsets.partition
-        state = _find_start_state(options, task_range, self._read)
+        self._options, partition = self._first_options, task_range.offsets.partition
+        state = _find_start_state(self._options, task_range, self._read)
         malformed_values = NO_MALFORMED_VALUES
-        for forced_us, offset_range in task_range.split_at_forced_ctis():
+        for settings, forced_us, offset_range in task_range.split():
+            if settings is not None:
+                changed, before_us = self._options.as_of(settings), state.cti_us
+                state = change_rules(state, self._options.rules, changed.rules)
+                self._options = changed
+                if state.cti_us != before_us:
+                    yield from self._prove(place, np.array([state.cti_us]))
+            options = self._options
             if forced_us is not None:
                 state = raise_cti(state, forced_us)
                 yield from self._prove(place, np.array([state.cti_us]))
-            for block in _read_to_end(options, state, offset_range, self._columns, self._read):
+            columns = required_columns(options, self._projection)
+            for block in _read_to_end(options, state, offset_range, columns, self._read):
                 before = state
                 with _locate_refusals(partition, block):
                     state, processed = self._process(state, partition, block)

@@ -8,7 +8,11 @@ style. Times that grow older have the attribute `data-age-us`; the page counts t
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark_timestream.commands.explanation import COUNTERS, PartitionFacts
+from pyspark_timestream.commands.explanation import (
+    COUNTERS,
+    PartitionFacts,
+    describe_changes,
+)
 from pyspark_timestream.commands.watch.follow import (
     SHOWS_CASES,
     Point,
@@ -79,7 +83,8 @@ def _render_stream(stream: StreamView, place: int) -> str:
     topics = ", ".join(told.topics) or "no topic"
     return (
         f'<section class="stream"><h3>{to_html(topics)}</h3>'
-        f"{_render_clock(stream)}{_render_diagnoses(told.diagnoses, place)}"
+        f"{_render_clock(stream)}{_render_changes(stream)}"
+        f"{_render_diagnoses(told.diagnoses, place)}"
         f"{draw_curve(stream.curve)}{_render_counts(stream, place)}"
         f"{_render_lanes(stream, place)}</section>"
     )
@@ -96,6 +101,11 @@ def _render_clock(stream: StreamView) -> str:
         f'<p class="clock">CTI <b>{to_html(format_time(told.cti_us))}</b>, '
         f"{age_html(told.cti_us)} behind the wall clock{since}</p>"
     )
+
+
+def _render_changes(stream: StreamView) -> str:
+    lines = describe_changes(stream.explanation)
+    return "".join(f'<p class="note">{to_html(line)}</p>' for line in lines)
 
 
 def _render_diagnoses(diagnoses: Sequence[Diagnosis], place: int) -> str:

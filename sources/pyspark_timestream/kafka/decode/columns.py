@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_timestream.core.policies import KINDS, POLICIES, name_any
-from pyspark_timestream.errors import OptionError, SchemaRefused
+from pyspark_timestream.errors import CheckpointMismatch, OptionError, SchemaRefused
 from pyspark_timestream.kafka.decode.records import METADATA, Projection, list_time_sources
 from pyspark_timestream.kafka.decode.where import Condition, resolve
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -214,6 +214,23 @@ def _find_dead_letter(options: KafkaOptions, column: pa.Field) -> str | None:
     return None
 
 
+def check_columns(options: KafkaOptions, projection: Projection) -> None:
+    """Check that a batch with these options, which is run again, can have the asked columns.
+
+    Raises:
+        CheckpointMismatch: its policy flags late rows, and column `violation` is not asked for.
+    """
+    if not POLICIES[options.policy].flags or not projection.requests("cti"):
+        return
+    if not projection.requests("violation"):
+        raise CheckpointMismatch(
+            f"Spark runs a batch again that was planned with 'violationPolicy' = "
+            f"'{options.policy}', and column '{options.metadata_prefix}violation' is no longer "
+            "asked for, so nobody could tell its late rows from others: start once more with that "
+            "policy and schema until the batch is done, then change them"
+        )
+
+
 def _check_flags(options: KafkaOptions, metadata: Mapping[str, str]) -> None:
     """Require column `violation`: without it, flagged rows look like rows that the CTIs cover."""
     if "violation" not in metadata.values():
@@ -262,7 +279,9 @@ def _name_policies(column: str, shape: str) -> str:
 
 def _check_metadata(options: KafkaOptions, column: pa.Field, name: str) -> str:
     filled_by = _list_unfilled(options).get(name)
-    if filled_by:
+    # A batch that is run again may have had another policy (semantics 8.10).
+    is_of_change = options.change_from is not None and name in _BY_POLICY
+    if filled_by and not is_of_change:
         raise _column_refused(
             column,
             "would be empty",

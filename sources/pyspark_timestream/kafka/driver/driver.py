@@ -30,8 +30,14 @@ from pyspark_timestream.kafka.driver.end_states import (
     read_again,
     take_end_states,
 )
-from pyspark_timestream.kafka.driver.importer import CtiImporter, IdleTracker, derive_import_options
+from pyspark_timestream.kafka.driver.importer import (
+    CtiImporter,
+    IdleTracker,
+    change_import,
+    derive_import_options,
+)
 from pyspark_timestream.kafka.offsets.alignment import find_alignment
+from pyspark_timestream.kafka.offsets.changes import NewRules, find_change
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.next_offset import (
     build_progress,
@@ -174,7 +180,8 @@ class StreamDriver:
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         self._wait_for_commit()
-        check_stream_offset(start, self._options.settings(), self._options.topic_settings)
+        settings, has_change = self._options.settings(), self._options.change_from is not None
+        check_stream_offset(start, settings, self._options.topic_settings, may_change=has_change)
         previous = None if is_initial_offset(start) else self.read_offset(start)
         self.fix_schemas({} if previous is None else previous.schemas)
         self._limit_to_own_ends(previous)
@@ -183,12 +190,16 @@ class StreamDriver:
         if previous is None:
             planned = self._plan_first(run)
         else:
+            unpinned = _list_unpinned(self._options, previous.stream)
+            run = replace(run, change=find_change(self._options, settings, previous, unpinned))
             planned = self._plan_next(previous, run)
             self._idle_tracker.note_batch(planned is not previous, self._now_us())
         log_new_warnings(() if previous is None else previous.warnings, planned.warnings)
         if planned is previous:
             self._planned = planned
             return dict(start)
+        if run.change is not None:
+            _LOG.warning("from batch %d on %s", planned.number, planned.changes[-1].describe())
         unpinned = _list_unpinned(self._options, planned.stream)
         planned = replace(planned, schemas=self._options.readers, unpinned=unpinned)
         if run.new_start or planned.has_records:
@@ -334,7 +345,7 @@ class StreamDriver:
     def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
         self._connect(group_name(self._options.group_prefix, previous.stream))
         # Read the import before asking for the ends: a CTI waits for ends later than its reading.
-        imported = self._read_imported(previous)
+        imported = self._read_imported(previous, run.change)
         high_watermarks = (
             self._ends.get_high_watermarks() if has_new_import(previous, imported) else {}
         )
@@ -431,7 +442,9 @@ class StreamDriver:
             self._importer = CtiImporter(options, self._create_broker(options, group), reader.read)
         return self._importer
 
-    def _read_imported(self, previous: StreamOffset | None) -> ImportedTopic | None:
+    def _read_imported(
+        self, previous: StreamOffset | None, change: NewRules | None = None
+    ) -> ImportedTopic | None:
         """Read the imported topic, unless the stream or the run has ended."""
         importer = self._get_importer()
         recorded = None if previous is None else previous.imported
@@ -439,6 +452,8 @@ class StreamDriver:
         if importer is None or (previous and (previous.final or (closed and previous.end_of_run))):
             return recorded
         topic_ids = {} if previous is None else previous.topic_ids
+        if previous and recorded and change and not self._started:
+            recorded = change_import(self._options, previous, recorded)
         return importer.update(recorded, topic_ids, self._now_us())
 
     def _get_topic_ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
@@ -464,13 +479,17 @@ class StreamDriver:
         """Return the clocks after the batch `offset`."""
         if self._last_end_states is None or self._last_end_states[0] != offset:
             end_states = find_restored_states(
-                self._options, offset, self._broker, lambda span: self._read_again(offset, span)
+                self._options.as_of(offset.settings),
+                offset,
+                self._broker,
+                lambda span: self._read_again(offset, span),
             )
             self._last_end_states = (offset, end_states)
         return self._last_end_states[1]
 
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
-        return read_again(self._options, offset, span, self._create_reader)
+        options = self._options.as_of(offset.settings)
+        return read_again(options, offset, span, self._create_reader)
 
 
 def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from pyspark_timestream.kafka.offsets.imported_ctis import (
     advance,
     merge_topic_cti,
 )
-from pyspark_timestream.kafka.offsets.offset import PartitionOffset
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.positions import (
     LEADER_CHANGE_GRACE_S,
     reconcile,
@@ -32,6 +32,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
 from pyspark_timestream.kafka.task import follow_clock
+from pyspark_timestream.rules.change import change_rules
 from pyspark_timestream.rules.state import max_known, raise_cti
 
 _TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
@@ -152,6 +153,21 @@ def derive_import_options(options: KafkaOptions) -> KafkaOptions | None:
         max_future_us=options.max_future_us,
         idle_timeout_us=options.idle_timeout_us,
     )
+
+
+def change_import(
+    options: KafkaOptions, last: StreamOffset, imported: ImportedTopic
+) -> ImportedTopic:
+    """Return the state of the imported topic with which changed `options` go on (8.10)."""
+    before = derive_import_options(options.as_of(last.settings))
+    after = derive_import_options(options)
+    if before is None or after is None:
+        return imported
+    partitions = {
+        partition: replace(state, state=change_rules(state.state, before.rules, after.rules))
+        for partition, state in imported.partitions.items()
+    }
+    return replace(imported, partitions=partitions)
 
 
 class CtiImporter:

@@ -17,6 +17,7 @@ from pyspark_timestream.kafka.offsets.alignment import (
     find_alignment,
     idle_partitions,
 )
+from pyspark_timestream.kafka.offsets.changes import Change, keep_changes
 from pyspark_timestream.kafka.offsets.imported_ctis import Pending, defer, release
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
@@ -38,7 +39,11 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     StreamState,
     max_emitted_cti,
 )
-from pyspark_timestream.kafka.offsets.tasks import note_forced_cti, note_restart_point
+from pyspark_timestream.kafka.offsets.tasks import (
+    note_change_points,
+    note_forced_cti,
+    note_restart_point,
+)
 from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
 from pyspark_timestream.rules.state import COUNTERS, compute_stream_cti, raise_cti
 
@@ -78,10 +83,12 @@ def plan_next_offset(
     state = _end_run_at(state, state.previous.cti_us)
     planned = go_on(state)
     planned = _begin_batch(state, planned)
+    planned = _change_rules(state, planned)
     planned = planned if warnings is None else replace(planned, warnings=warnings)
     planned = _set_idle(state, planned)
     planned = _take_imported_ctis(state, planned)
     planned = _set_stream_cti(state, planned, emitted_us)
+    planned = _note_change(state, planned)
     planned = _raise_new_and_active(state, planned)
     state = _end_run_at(state, planned.cti_us)
     planned = _set_ranges(state, planned, time_index)
@@ -135,6 +142,54 @@ def _begin_batch(state: StreamState, planned: StreamOffset) -> StreamOffset:
         topic_ids={topic: topic_ids[topic] for topic in topics & topic_ids.keys()},
         missing=missing,
     )
+
+
+def _change_rules(state: StreamState, planned: StreamOffset) -> StreamOffset:
+    """8.10: the clocks that there are go on with the new rules; a later partition begins with them.
+
+    A missing partition may come back, so its clock changes as well.
+    """
+    change = state.run.change
+    if change is None:
+        return planned
+    partitions, missing = (
+        {
+            partition: replace(partition_offset, state=change.move(partition_offset.state))
+            if state.last_of(partition)
+            else partition_offset
+            for partition, partition_offset in each.items()
+        }
+        for each in (planned.partitions, planned.missing)
+    )
+    return replace(planned, settings=change.settings, partitions=partitions, missing=missing)
+
+
+def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
+    """8.10: record the change with the stream's CTI, and where it takes effect."""
+    changes, committed = planned.changes, state.run.committed_batch
+    if state.run.change is not None:
+        old, new = state.run.change.old, state.run.change.new
+        changes = (*changes, Change(planned.number, planned.cti_us, old, new))
+    changes = keep_changes(changes, committed)
+    if not changes or changes[-1].number <= committed:
+        return replace(planned, changes=changes)
+    partitions, missing = (
+        {
+            partition: replace(
+                partition_offset,
+                change_points=note_change_points(
+                    state.last_of(partition),
+                    changes,
+                    planned.number,
+                    partition_offset.start_inclusive,
+                    committed,
+                ),
+            )
+            for partition, partition_offset in each.items()
+        }
+        for each in (planned.partitions, planned.missing)
+    )
+    return replace(planned, changes=changes, partitions=partitions, missing=missing)
 
 
 def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
@@ -341,6 +396,15 @@ def build_progress(
         "endOfStream": offset.end_of_run,
         "partitions": topics,
         "warnings": list(warnings),
+        "changes": [
+            {
+                "batch": change.number,
+                "cti": _format_cti(change.cti_us),
+                "from": dict(change.old),
+                "to": dict(change.new),
+            }
+            for change in offset.changes
+        ],
         **totals,
         "malformedValues": _report_malformed(malformed),
         "timeSettings": topic_settings

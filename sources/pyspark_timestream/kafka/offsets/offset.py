@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import FORMAT_VERSION, check_offset, damaged_offset
 from pyspark_timestream.core.typed import find_mistake
+from pyspark_timestream.kafka.offsets.changes import Change, find_obstacle
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic, release
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import (
@@ -132,6 +133,8 @@ class PartitionOffset:
         forced_ctis: raises of the clock by anything other than a record (idleness, discovery, an
             import), as (batch, offset, CTI): the clock is raised before the record at the offset.
             Like `restart_points`, they cover all batches that a restart may run again.
+        change_points: where changed options take effect, as (batch, offset); they cover the same
+            batches.
         malformed_values: the malformed values and keys before `start_inclusive` that tasks
             counted. They are not in the clock, which does not depend on the schema.
         waits: True if it is ahead of the slowest partition by `maxSkew`, and waits for that.
@@ -145,6 +148,7 @@ class PartitionOffset:
     pending: tuple[tuple[int, int], ...] = ()
     restart_points: tuple[tuple[int, int], ...] = ()
     forced_ctis: tuple[tuple[int, int, int], ...] = ()
+    change_points: tuple[tuple[int, int], ...] = ()
     malformed_values: MalformedValues = NO_MALFORMED_VALUES
     waits: bool = False
 
@@ -163,6 +167,7 @@ class PartitionOffset:
         return _leave_out_none(
             {
                 "caught_up": self.caught_up_since_us,
+                "change_points": [list(entry) for entry in self.change_points] or None,
                 "forced_ctis": [list(entry) for entry in self.forced_ctis] or None,
                 "from": self.start_inclusive,
                 "idle": self.idle or None,
@@ -190,6 +195,9 @@ class PartitionOffset:
             ),
             forced_ctis=tuple(
                 (batch, offset, cti_us) for batch, offset, cti_us in value.get("forced_ctis", ())
+            ),
+            change_points=tuple(
+                (batch, offset) for batch, offset in value.get("change_points", ())
             ),
             malformed_values=MalformedValues.from_json(value),
             waits=value.get("waits", False),
@@ -229,7 +237,8 @@ class StreamOffset:
 
     Attributes:
         stream: the stream's id, created with its first offset; names the consumer group.
-        settings: the options that define time, as text; a restart may not change them.
+        settings: the options that define time, as text, by which the batch is read.
+        changes: the changes of options up to this batch (semantics 8.10), in order.
         number: the batch's number in the stream, from 0, without gaps.
         starts: the number of starts of the query; each start makes a new offset.
         cti_us: the stream's CTI at the batch's start; None before the first.
@@ -273,6 +282,7 @@ class StreamOffset:
     schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
     fixed_ends: Mapping[Partition, int] | None = None
     unpinned: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
 
     def ranges(self) -> list[Range]:
         """Return the batch's ranges in the order of partitions, including empty ones."""
@@ -309,6 +319,7 @@ class StreamOffset:
         sometimes = {
             "advanced": self.advanced_us,
             "bounded": self.bounded or None,
+            "changes": [change.to_json() for change in self.changes] or None,
             "ends": None if self.fixed_ends is None else group_by_topic(self.fixed_ends),
             "import": None if self.imported is None else self.imported.to_json(),
             "missing": _partitions_to_json(self.missing) or None,
@@ -346,6 +357,7 @@ class StreamOffset:
             },
             fixed_ends=list_by_partition(value["ends"]) if "ends" in value else None,
             unpinned=value.get("unpinned", {}),
+            changes=tuple(Change.from_json(change) for change in value.get("changes", ())),
         )
 
 
@@ -399,15 +411,36 @@ def check_stream_offset(
     offset: Mapping[str, Any],
     settings: Mapping[str, str],
     topic_settings: Mapping[str, str] | None = None,
+    *,
+    may_change: bool = False,
 ) -> None:
     """Check that an offset has this format version and the pinned options `settings`.
 
-    `topic_settings` are the options taken from the description of the topics, for the message.
+    Args:
+        offset: the offset in the checkpoint.
+        settings: the pinned options of today.
+        topic_settings: the options taken from the description of the topics, for the message.
+        may_change: True with option `changeFrom`, by which some options may differ (8.10).
 
     Raises:
         CheckpointMismatch: the format version is another one, or the value of an option is.
     """
-    check_offset(offset, settings, _pinned_names(topic_settings or {}))
+    stored, names = offset.get("settings", settings), _pinned_names(topic_settings or {})
+    if stored == settings:
+        check_offset(offset, settings, names)
+        return
+    advice, same = {}, dict(settings)
+    for name in {*stored, *settings}:
+        obstacle = find_obstacle(name, stored, settings)
+        if obstacle is not None:
+            advice[name] = f", since 'changeFrom' {obstacle}," if may_change else ""
+        elif not may_change:
+            advice[name] = ", or set option 'changeFrom' to 'now' to change it from here on,"
+        elif name in stored:
+            same[name] = stored[name]
+        else:
+            del same[name]
+    check_offset(offset, same, names, advice)
 
 
 def _pinned_names(topic_settings: Mapping[str, str]) -> set[str]:

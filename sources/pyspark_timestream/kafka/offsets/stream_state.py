@@ -8,6 +8,7 @@ functions of it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pyspark_timestream.kafka.offsets.changes import NewRules
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     MalformedValues,
@@ -65,6 +66,7 @@ class RunContext:
         committed_batch: the last batch that is certainly committed, so that no restart runs it
             again; -1 if none.
         until_us: the CTI at which partitions and stream end (`endingCti`); None for no such end.
+        change: the options that differ from those of the last offset; None without a difference.
     """
 
     max_offsets: int | None = None
@@ -78,6 +80,7 @@ class RunContext:
     max_skew: MaxSkew | None = None
     committed_batch: int = -1
     until_us: int | None = None
+    change: NewRules | None = None
 
 
 @dataclass(frozen=True, slots=True)

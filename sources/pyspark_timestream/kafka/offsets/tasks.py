@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.kafka.offsets.changes import Change, settings_before
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.positions import check_order
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -98,6 +99,28 @@ def note_forced_cti(
     return (*(entry for entry in kept if entry[1] < position), (batch, position, cti_us))
 
 
+def note_change_points(
+    partition_offset: PartitionOffset | None,
+    changes: Sequence[Change],
+    batch: int,
+    position: int,
+    committed: int,
+) -> tuple[tuple[int, int], ...]:
+    """Return where the changes take effect in a partition, for the offset of a new batch.
+
+    The other arguments are those of `note_restart_point`; `changes` are those up to the new batch.
+    """
+    if partition_offset is None:
+        # It begins with the newest options.
+        return tuple((change.number, position) for change in changes if change.number > committed)
+    kept = tuple(
+        (number, min(offset, position))
+        for number, offset in _keep_after(partition_offset.change_points, committed)
+    )
+    is_changed = changes and changes[-1].number == batch
+    return (*kept, (batch, position)) if is_changed else kept
+
+
 def join_batches(
     start: StreamOffset | None,
     states: Mapping[Partition, PartitionState],
@@ -113,6 +136,11 @@ def join_batches(
         CheckpointMismatch: `end` no longer says where a partition began.
     """
     after = -1 if start is None else start.number
+    changes = [change for change in end.changes if change.number > after]
+    first_settings = settings = settings_before(end.settings, changes, after)
+    settings_from = {}
+    for change in changes:
+        settings = settings_from[change.number] = change.apply(settings)
     missing = {} if start is None else start.missing
     partitions = {} if start is None else {**missing, **start.partitions}
     states = {
@@ -141,13 +169,23 @@ def join_batches(
             Range(partition, begin, partition_offset.end_exclusive),
             states.get(partition, PartitionState()),
             forced_ctis=tuple(forced_ctis),
+            changes=tuple(
+                (max(offset, begin), settings_from[number])
+                for number, offset in partition_offset.change_points
+                if number in settings_from
+            ),
         )
     joined = dataclasses.replace(end, partitions=whole, tasks=max(end.tasks, 1))
     # How far the other partitions were at each moment is lost, so a task proves no CTI. The CTI at
     # the start of the last batch holds once everything has been read.
     others: tuple[None, ...] = (None,) * (len(task_ranges) > 1)
     plans = [
-        TaskPlan(tuple(task_ranges[span.partition] for span in group), others, emitted_us)
+        TaskPlan(
+            tuple(task_ranges[span.partition] for span in group),
+            others,
+            emitted_us,
+            settings=first_settings,
+        )
         for group in joined.groups()
     ] or [TaskPlan(emitted_us=emitted_us)]
     return [*plans[:-1], dataclasses.replace(plans[-1], last_cti_us=end.cti_us)]

@@ -6,7 +6,14 @@ from typing import Final
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.event_time import TIME_UNITS
-from pyspark_timestream.core.options import boolean, choice, fixed_settings, option, text
+from pyspark_timestream.core.options import (
+    boolean,
+    choice,
+    fixed_settings,
+    option,
+    option_specs,
+    text,
+)
 from pyspark_timestream.core.policies import (
     DEFAULT_FUTURE_POLICY,
     DEFAULT_POLICY,
@@ -140,6 +147,7 @@ class KafkaOptions(PayloadOptions):
             "a CTI after this many events (`10`), or this much application time (`5 seconds`)"
         ),
         may_change=False,
+        changes="value",
         excludes=("advanceTime",),
     )
     delay_us: int = option(
@@ -151,6 +159,7 @@ class KafkaOptions(PayloadOptions):
             "tick`)"
         ),
         may_change=False,
+        changes="value",
         needs=_GENERATED,
     )
     final_cti: bool = option(
@@ -181,6 +190,7 @@ class KafkaOptions(PayloadOptions):
             "`NAME-writer` and `NAME-close`"
         ),
         may_change=False,
+        changes="added",
     )
     writer_from: TimeFrom | None = option(
         "writerFrom",
@@ -205,6 +215,7 @@ class KafkaOptions(PayloadOptions):
             "for from the start"
         ),
         may_change=False,
+        changes="value",
         needs=("ctiHeader", "writerFrom"),
     )
     writer_grace_us: int | None = option(
@@ -227,6 +238,7 @@ class KafkaOptions(PayloadOptions):
             "its partition back; none: it is waited for indefinitely"
         ),
         may_change=False,
+        changes="value",
         needs=("ctiHeader", "writerFrom", "ctiImport"),
     )
     time_window: bool = option(
@@ -249,6 +261,7 @@ class KafkaOptions(PayloadOptions):
             "most `ctiDelay` no clock that is ahead makes an event late"
         ),
         may_change=False,
+        changes="value",
         needs=_ANY_CTIS,
     )
     future_policy: str = option(
@@ -259,6 +272,7 @@ class KafkaOptions(PayloadOptions):
             "what happens to events in the future: `keep`, `drop`, or `fail`, which ends the query"
         ),
         may_change=False,
+        changes="value",
         needs=("maxFuture",),
     )
     policy: str = option(
@@ -270,6 +284,7 @@ class KafkaOptions(PayloadOptions):
             + ", ".join(f"`{name}`" for name in POLICIES)
         ),
         may_change=False,
+        changes="value",
         needs=_ANY_CTIS,
     )
     idle_timeout_us: int | None = option(
@@ -333,8 +348,23 @@ class KafkaOptions(PayloadOptions):
         ),
         effect="stream",
         may_change=False,
+        changes="added",
     )
 
+    change_from: str | None = option(
+        "changeFrom",
+        choice("now"),
+        None,
+        description=(
+            "lets a restart on the same checkpoint change the clock: `now` is the end of the last "
+            "batch. From there on the new values of `ctiFrequency`, `ctiDelay`, "
+            "`violationPolicy`, `maxFuture`, `futurePolicy`, `writers` and `writerTimeout` hold; "
+            "topics may be added to `subscribe`, and a source of CTIs beside another. The "
+            "checkpoint keeps old and new values, and no CTI goes back. Without a difference it "
+            "does nothing"
+        ),
+        effect="stream",
+    )
     starting_cti_us: int | None = option(
         "startingCti",
         INSTANT,
@@ -410,6 +440,19 @@ class KafkaOptions(PayloadOptions):
             from_us=self.starting_cti_us,
             until_us=self.ending_cti_us,
         )
+
+    def as_of(self, settings: Mapping[str, str] | None) -> "KafkaOptions":
+        """Return the options of a batch whose offset keeps `settings` (8.10); None: as they are."""
+        if settings is None:
+            return self
+        values = {
+            name: spec.default
+            if (kept := settings.get(spec.name)) is None
+            else spec.parser.parse(kept)
+            for name, spec in option_specs(KafkaOptions).items()
+            if spec.changes in ("value", "added")
+        }
+        return replace(self, **values)
 
     def settings(self) -> dict[str, str]:
         """Return the options that define time and records, as text; a checkpoint keeps them."""

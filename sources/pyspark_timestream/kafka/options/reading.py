@@ -53,6 +53,7 @@ class ReadingOptions:
         None,
         description="topics, separated by commas; this, `subscribePattern` or `assign` is required",
         may_change=False,
+        changes="more",
         excludes=("subscribePattern", "assign"),
     )
     subscribe_pattern: str | None = option(

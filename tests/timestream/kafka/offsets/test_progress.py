@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from timestream.builders import at
 
+from pyspark_timestream.kafka.offsets.changes import Change
 from pyspark_timestream.kafka.offsets.next_offset import build_progress
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState
@@ -86,7 +87,20 @@ def test_the_stream_reports_its_cti_its_end_and_the_sums():
         "outside": 0,
         "malformedValues": {"total": 11, "framing": 2, "key type": 1, "type": 8},
         "timeSettings": None,
+        "changes": [],
     }
+
+
+def test_progress_reports_each_change_with_its_batch_cti_and_values() -> None:
+    change = Change(7, 1_500_000, {"ctiDelay": "1 hour"}, {"ctiDelay": "2 hours", "writers": "a"})
+    assert build_progress(replace(OFFSET, changes=(change,)), {})["changes"] == [
+        {
+            "batch": 7,
+            "cti": "1970-01-01T00:00:01.500000Z",
+            "from": {"ctiDelay": "1 hour"},
+            "to": {"ctiDelay": "2 hours", "writers": "a"},
+        }
+    ]
 
 
 def test_a_closing_batch_is_the_end_of_the_stream():

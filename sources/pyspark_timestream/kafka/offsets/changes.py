@@ -1,0 +1,182 @@
+"""Changes of a running clock (semantics 8.10): what a restart may change, and what that does.
+
+An offset keeps the options by which its batch is read, so a change begins with an offset that has
+other ones. `find_change` compares the last offset with today's options, `NewRules` turns the clocks
+of partitions into those with which the new options go on, and the offset records a `Change`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from pyspark_timestream.core.checkpoint import CTI_SETTINGS
+from pyspark_timestream.core.options import OptionSpec, option_specs
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.rules.change import change_rules
+from pyspark_timestream.rules.state import PartitionState, TimeRules
+
+Settings = Mapping[str, str]
+
+MOST_CHANGES: Final = 16
+"""An offset keeps at least this many changes, the last ones."""
+
+IDLE_TIMEOUT: Final = "idleTimeout"
+"""This option is not pinned, so it changes without `changeFrom`, and is recorded all the same."""
+
+_SPECS: Final[Mapping[str, OptionSpec]] = {
+    spec.name: spec for spec in option_specs(KafkaOptions).values()
+}
+_ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of options, as the offsets from then on record it.
+
+    Attributes:
+        number: the first batch that is read by the new values.
+        cti_us: the stream's CTI there; None before the first.
+        old: the old values of the options that differ; one that was not set is left out.
+        new: the new values.
+    """
+
+    number: int
+    cti_us: int | None
+    old: Settings
+    new: Settings
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object with sorted keys."""
+        return {
+            "cti": self.cti_us,
+            "from": dict(sorted(self.old.items())),
+            "number": self.number,
+            "to": dict(sorted(self.new.items())),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Change":
+        """Read the result of `to_json`."""
+        return cls(value["number"], value["cti"], value["from"], value["to"])
+
+    def describe(self) -> str:
+        """Return the options with their old and new values.
+
+        >>> Change(3, None, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s", "writers": "a"}).describe()
+        "'ctiDelay' from '1 s' to '2 s', 'writers' from not set to 'a'"
+        """
+        return ", ".join(
+            f"'{name}' from {_quote(self.old.get(name))} to {_quote(self.new.get(name))}"
+            for name in sorted({*self.old, *self.new})
+        )
+
+    def apply(self, settings: Settings) -> dict[str, str]:
+        """Return the pinned options after the change, from those before it."""
+        rest = {name: text for name, text in settings.items() if name not in self.old}
+        return {**rest, **{name: self.new[name] for name in self.new if name != IDLE_TIMEOUT}}
+
+    def undo(self, settings: Settings) -> dict[str, str]:
+        """Return the pinned options before the change, from those after it."""
+        rest = {name: text for name, text in settings.items() if name not in self.new}
+        return {**rest, **{name: self.old[name] for name in self.old if name != IDLE_TIMEOUT}}
+
+
+def _quote(text: str | None) -> str:
+    return "not set" if text is None else f"'{text}'"
+
+
+@dataclass(frozen=True, slots=True)
+class NewRules:
+    """The change that a batch begins with.
+
+    Attributes:
+        old, new: the options that differ, as those of `Change`.
+        settings: all pinned options from then on.
+        rules_before, rules_after: the rules of the clocks.
+    """
+
+    old: Settings
+    new: Settings
+    settings: Settings
+    rules_before: TimeRules
+    rules_after: TimeRules
+
+    def move(self, state: PartitionState) -> PartitionState:
+        """Return the clock with which a partition goes on."""
+        return change_rules(state, self.rules_before, self.rules_after)
+
+
+class Pinned(Protocol):
+    """The options that an offset keeps."""
+
+    @property
+    def settings(self) -> Settings:
+        """Those that are pinned."""
+
+    @property
+    def unpinned(self) -> Settings:
+        """Some of those that may change."""
+
+
+def find_change(
+    options: KafkaOptions, settings: Settings, last: Pinned, unpinned: Settings
+) -> NewRules | None:
+    """Return how today's options differ from those of the last offset; None if they do not.
+
+    `settings` are those of today's options that a checkpoint pins, `unpinned` those that the next
+    offset notes although they may change.
+    """
+    before = {**last.settings, **_select_idle_timeout(last.unpinned)}
+    after = {**settings, **_select_idle_timeout(unpinned)}
+    if before == after:
+        return None
+    names = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    return NewRules(
+        {name: before[name] for name in names if name in before},
+        {name: after[name] for name in names if name in after},
+        settings,
+        options.as_of(last.settings).rules,
+        options.rules,
+    )
+
+
+def _select_idle_timeout(unpinned: Settings) -> Settings:
+    return {name: text for name, text in unpinned.items() if name == IDLE_TIMEOUT}
+
+
+def keep_changes(changes: Sequence[Change], committed: int) -> tuple[Change, ...]:
+    """Return the changes that an offset keeps: the last ones, and all that a restart may join."""
+    dispensable = max(len(changes) - MOST_CHANGES, 0)
+    return tuple(
+        change
+        for place, change in enumerate(changes)
+        if place >= dispensable or change.number > committed
+    )
+
+
+def settings_before(settings: Settings, changes: Sequence[Change], after: int) -> Settings:
+    """Return the pinned options right after the batch `after`, from those of a later offset."""
+    for change in reversed(changes):
+        if change.number > after:
+            settings = change.undo(settings)
+    return settings
+
+
+def find_obstacle(name: str, stored: Settings, settings: Settings) -> str | None:
+    """Return what `changeFrom` does instead of the change of an option; None if it makes it."""
+    spec, old, new = _SPECS.get(name), stored.get(name), settings.get(name)
+    kind = "" if spec is None else spec.changes
+    if kind == "more":
+        if old is None or new is None or not set(old.split(",")) <= set(new.split(",")):
+            return "only adds topics"
+        if any(end in stored for end in _ENDS):
+            return "adds no topics to a stream with an end"
+        return None
+    if not kind:
+        return "does not change it"
+    if name in CTI_SETTINGS and old is None:
+        beside = any(other in stored for other in CTI_SETTINGS)
+        return None if beside else "adds a source of CTIs only beside another"
+    if name in CTI_SETTINGS and new is None:
+        return "leaves no source of CTIs out"
+    return None if kind == "value" else "only adds it"
