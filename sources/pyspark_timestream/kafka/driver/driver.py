@@ -186,12 +186,10 @@ class StreamDriver:
         self.fix_schemas({} if previous is None else previous.schemas)
         self._limit_to_own_ends(previous)
         self._follow_end_request(previous)
-        run = self._describe_run(cap)
+        run = self._describe_run(cap, previous, settings)
         if previous is None:
             planned = self._plan_first(run)
         else:
-            unpinned = _list_unpinned(self._options, previous.stream)
-            run = replace(run, change=find_change(self._options, settings, previous, unpinned))
             planned = self._plan_next(previous, run)
             self._idle_tracker.note_batch(planned is not previous, self._now_us())
         log_new_warnings(() if previous is None else previous.warnings, planned.warnings)
@@ -245,8 +243,14 @@ class StreamDriver:
             self.limit_to_current_ends(ends)
         self._told_to_end = True
 
-    def _describe_run(self, cap: int | None) -> RunContext:
-        options = self._options
+    def _describe_run(
+        self, cap: int | None, previous: StreamOffset | None, settings: Mapping[str, str]
+    ) -> RunContext:
+        """Return the limits of the next batch; `settings` are today's pinned options."""
+        options, change = self._options, None
+        if previous is not None:
+            unpinned = _list_unpinned(options, previous.stream)
+            change = find_change(options, settings, previous, unpinned)
         return RunContext(
             max_offsets=cap,
             min_offsets=self._choose_min_offsets(),
@@ -259,6 +263,7 @@ class StreamDriver:
             max_skew=MaxSkew.from_options(options),
             committed_batch=self._committed_batch,
             until_us=options.ending_cti_us,
+            change=change,
         )
 
     def _find_ended(self, previous: StreamOffset) -> dict[Partition, int]:
