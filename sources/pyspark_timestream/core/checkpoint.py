@@ -8,7 +8,7 @@ offset of this package holds a format version and settings besides a position (s
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -186,7 +186,7 @@ def check_offset(
     offset: Mapping[str, Any],
     settings: Mapping[str, str],
     topic_settings: Collection[str] = (),
-    advice: Mapping[str, str] | None = None,
+    advise: Callable[[str, Mapping[str, str]], str | None] = lambda name, stored: "",
 ) -> None:
     """Refuse an offset that this code or these settings cannot continue.
 
@@ -194,7 +194,8 @@ def check_offset(
         offset: the offset in the checkpoint; its `settings` are option name -> text.
         settings: today's options that define time and records, by option name.
         topic_settings: the names of settings that option `timeSettings` gives.
-        advice: option name -> what to say beside the way back, if its value differs.
+        advise: is asked about an option that differs, with the stored ones; it returns what to say
+            beside the way back, or None to accept the difference.
 
     Raises:
         CheckpointMismatch: the format version or the value of an option in `settings` differs.
@@ -214,7 +215,8 @@ def check_offset(
         raise damaged_offset("its settings are no texts")
     for name in sorted({*stored, *settings}):
         old, new = stored.get(name, "not set"), settings.get(name, "not set")
-        if old != new:
+        more = "" if old == new else advise(name, stored)
+        if old != new and more is not None:
             what = (
                 "which records there are"
                 if name.startswith(_CLIENT_PREFIX)
@@ -229,7 +231,6 @@ def check_offset(
                     if name in stored
                     else "leave 'timeSettings' out and set the other options in the query"
                 )
-            more = (advice or {}).get(name, "")
             raise CheckpointMismatch(
                 f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now"
                 f"{origin}; it defines {what}, so {back}{more} or start with a new checkpoint"

@@ -166,14 +166,18 @@ def find_obstacle(name: str, stored: Settings, settings: Settings) -> str | None
     """Return what `changeFrom` does instead of the change of an option; None if it makes it."""
     spec, old, new = _SPECS.get(name), stored.get(name), settings.get(name)
     kind = "" if spec is None else spec.changes
+    if spec is None or not kind:
+        return "does not change it"
+    try:
+        _ = old if old is None else spec.parser.parse(old)
+    except ValueError:
+        return f"cannot read '{old}', so the checkpoint is damaged"
     if kind == "more":
         if old is None or new is None or not set(old.split(",")) <= set(new.split(",")):
             return "only adds topics"
         if any(end in stored for end in _ENDS):
             return "adds no topics to a stream with an end"
         return None
-    if not kind:
-        return "does not change it"
     if name in CTI_SETTINGS and old is None:
         beside = any(other in stored for other in CTI_SETTINGS)
         return None if beside else "adds a source of CTIs only beside another"

@@ -425,22 +425,16 @@ def check_stream_offset(
     Raises:
         CheckpointMismatch: the format version is another one, or the value of an option is.
     """
-    stored, names = offset.get("settings", settings), _pinned_names(topic_settings or {})
-    if stored == settings:
-        check_offset(offset, settings, names)
-        return
-    advice, same = {}, dict(settings)
-    for name in {*stored, *settings}:
+
+    def advise(name: str, stored: Mapping[str, str]) -> str | None:
         obstacle = find_obstacle(name, stored, settings)
-        if obstacle is not None:
-            advice[name] = f", since 'changeFrom' {obstacle}," if may_change else ""
-        elif not may_change:
-            advice[name] = ", or set option 'changeFrom' to 'now' to change it from here on,"
-        elif name in stored:
-            same[name] = stored[name]
-        else:
-            del same[name]
-    check_offset(offset, same, names, advice)
+        if obstacle is None and may_change:
+            return None
+        if obstacle is None:
+            return ", or set option 'changeFrom' to 'now' to change it from here on,"
+        return f", since 'changeFrom' {obstacle}," if may_change else ""
+
+    check_offset(offset, settings, _pinned_names(topic_settings or {}), advise)
 
 
 def _pinned_names(topic_settings: Mapping[str, str]) -> set[str]:

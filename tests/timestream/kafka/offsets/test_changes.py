@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from timestream.builders import at
 from timestream.changing import COLUMNS, Changing, Logs
 
-from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
 
 SECOND = 1_000_000
 
@@ -295,3 +295,29 @@ def test_many_changes_keep_the_offset_small_and_the_last_ones_are_there():
     ]  # fmt: skip
     assert len(query.offset().changes) == 16
     assert len(query.offset().partitions[at(0)].change_points) <= 1
+
+
+@pytest.mark.parametrize("text", ["garbage", 7, None])
+def test_a_checkpoint_whose_settings_are_damaged_is_refused_by_name(text):
+    query = Changing(Logs("topic"), ctiFrequency="1", ctiDelay="5 s")
+    query.batch()
+    offset = json.loads(query.offsets[-1])
+    offset["settings"]["ctiDelay"] = text
+    query.offsets[-1] = json.dumps(offset)
+    query.restart(ctiFrequency="1", ctiDelay="7 s")
+    with pytest.raises((CheckpointMismatch, CheckpointUnreadable), match=r"damaged|settings"):
+        query.batch()
+
+
+def test_a_checkpoint_whose_changes_are_damaged_is_refused_by_name():
+    query = Changing(Logs("topic"), ctiFrequency="1", ctiDelay="5 s")
+    query.batch()
+    query.restart(ctiFrequency="1", ctiDelay="7 s")
+    query.batch()
+    for changes in ([{"number": 1}], [{"number": "1", "cti": None, "from": {}, "to": {}}], "no"):
+        offset = json.loads(query.offsets[-1])
+        offset["changes"] = changes
+        query.offsets[-1] = json.dumps(offset)
+        query.restart(ctiFrequency="1", ctiDelay="7 s")
+        with pytest.raises(CheckpointUnreadable):
+            query.batch()
