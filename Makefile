@@ -38,7 +38,7 @@ SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 # slowest tests are named.
 WORKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store fuzz questions soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci prepare clean java
+.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store fuzz questions simulate soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci prepare clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -131,6 +131,12 @@ questions: java $(READY) ## thousands of random stores are asked every question,
 fuzz: export FUZZ_MINUTES := $(or $(MINUTES),10)
 fuzz: java $(READY) ## hostile options, schemas, records and stored files for ten minutes, or MINUTES=; a minute of it is part of CI
 	$(BIN)/python -m pytest -n0 tests/test_fuzz.py -k hostile -s
+
+# A seed decides all that happens: SEED=n runs it again, FAULTS=m lets nothing fail after m steps.
+simulate: export PYTHONPATH := $(CURDIR)/tests/lib
+simulate: $(READY) ## a query, its brokers, its disk and all that may go wrong with them, by seed; MINUTES=2, HOURS=8 or SEED=n
+	@$(BIN)/python -m simulation $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) \
+	  $(if $(MINUTES),--minutes $(MINUTES)) $(if $(HOURS),--hours $(HOURS))
 
 soak-native: export SOAK_SECONDS := 1800
 soak-native: java $(READY) ## the native reader for half an hour under the address sanitizer; twelve seconds of it are part of CI

@@ -139,7 +139,7 @@ def oracles() -> tuple[tuple[Path, str], ...]:
 def repeated(value: ast.expr) -> tuple[int, int] | None:
     """The numbers of a short and of a full run in an expression; None if it has none."""
     for node in ast.walk(value):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "repetitions":
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("repetitions", "in_ci"):
             short, full = (int(ast.literal_eval(each)) for each in node.args)
             return short, full
     if isinstance(value, ast.Constant) and isinstance(value.value, int):
@@ -266,6 +266,20 @@ def mutants() -> str:
     return f"{row[1]} of {row[0]} killed, {row[2]} %, on {date}"
 
 
+def simulated() -> str:
+    """How long seeds are simulated, what that has found, and the longest run."""
+    ((shards, _),), ((short, in_ci),) = constants("SHARDS"), constants("SIMULATION_SECONDS")
+    kept, run = (value_of("kept_seeds", name) for name in ("KEPT", "LONG_RUN"))
+    planted = sum("@bug" in line for line in lines(ROOT / "tests/simulation/test_planted_bugs.py"))
+    ((most, _),) = constants("SEEDS_TO_FIND")
+    return (
+        f"{shards * short} seconds in a short run, {shards * in_ci} in CI; {planted} planted bugs "
+        f"are found, each by at most {most} seeds; {len(kept)} seeds are kept; on {run['date']} "
+        f"{run['seeds']:,} seeds with {run['steps']:,} steps, {run['batches']:,} batches and "
+        f"{run['faults']:,} faults"
+    )
+
+
 def blocks_run() -> str:
     """The code blocks of the documents that are run."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
@@ -317,6 +331,11 @@ KINDS: Final = (
         "worlds: a simulated query whose partitions idle, come and go, beside its oracle",
         lambda: generated(test for test in tests() if "World(" in test.text),
         "make test",
+    ),
+    Kind(
+        "simulation: the code of driver, tasks and store, with faults at any step, by seed",
+        simulated,
+        "make simulate",
     ),
     Kind(
         "random programs on a store, beside its model",

@@ -424,10 +424,11 @@ class RangeReader:
     def _confirm_bounds(self, span: Range, position: int) -> tuple[int, int] | None:
         """Return the partition's bounds once they are reliable."""
         # While its leader changes, a log may seem shorter than `position`, or missing. That counts
-        # only if it persists.
-        budget = self._budget(LEADER_CHANGE_GRACE_S)
+        # only if it persists after the first answer, which may have taken long.
+        budget = None
         while True:
             bounds = self._query_bounds(span, position)
+            budget = budget or self._budget(LEADER_CHANGE_GRACE_S)
             if (bounds and position <= bounds[1]) or not budget.pause_before_retry():
                 return bounds
 

@@ -133,11 +133,31 @@ class RunEnds:
         when it is found again.
         """
         ends = self.get()
-        deadline = time.monotonic() + LEADER_CHANGE_GRACE_S
-        while not self.reaches(places) and time.monotonic() < deadline:
+        asked_s = time.monotonic()
+        deadline_s = asked_s + LEADER_CHANGE_GRACE_S
+        # The time of the question counts: a slow answer tells what was so before.
+        while not self.reaches(places) and asked_s < deadline_s:
             time.sleep(LEADER_CHANGE_GRACE_S / 10)
+            asked_s = time.monotonic()
             ends = self.get(fresh=True)
         return ends
+
+    def find_first(self) -> tuple[Ends, Ends]:
+        """Return, for a first batch, each partition's first offset and how far it may be read.
+
+        A partition that is left out would be found later, and then be read from its beginning. So
+        one that lacks an answer, because its leader changes just now, is waited for.
+        """
+        asked_s = time.monotonic()
+        deadline_s = asked_s + LEADER_CHANGE_GRACE_S
+        while True:
+            ends = self.get(fresh=not self.is_bounded)
+            earliest = self._get_broker().earliest(ends)
+            listed = ends.keys() if self.is_bounded else {*self._partition_cache.get()}
+            if not listed - (ends.keys() & earliest.keys()) or asked_s >= deadline_s:
+                return earliest, {each: end for each, end in ends.items() if each in earliest}
+            time.sleep(LEADER_CHANGE_GRACE_S / 10)
+            asked_s = time.monotonic()
 
     def reaches(self, places: Mapping[Partition, int]) -> bool:
         """Return whether the log of every partition of `places` reaches its offset."""

@@ -332,8 +332,7 @@ class StreamDriver:
         self._connect(group_name(self._options.group_prefix, stream))
         imported = self._read_imported(None)
         high_watermarks = self._ends.get_high_watermarks() if imported else {}
-        ends = self._ends.get(fresh=not self._ends.is_bounded)
-        earliest = self._broker.earliest(ends)
+        earliest, ends = self._ends.find_first()
         starts = resolve_starts(self._options, earliest, ends, self._broker.offsets_at)
         fixed = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
         snapshot = BrokerSnapshot(

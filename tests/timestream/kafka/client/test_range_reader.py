@@ -209,6 +209,18 @@ def test_a_log_that_stays_shorter_for_seconds_has_lost_records(clock, lasting) -
     assert 5 <= clock.now_s < 10
 
 
+def test_a_first_answer_that_took_long_is_no_proof_of_a_loss(clock) -> None:
+    class Slow(Scripted):
+        def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
+            clock.now_s += 8 if len(self._bounds) > 1 else 0
+            return super().query_bounds(partition, timeout_s)
+
+    taken = iter([PollResult(None, 18, ()), REFUSED, PollResult(None, 20, ())])
+    consumer = Slow(taken, [BEHIND, (15, 30)])
+    reader = reader_of(*[consumer] * 9, clock=clock)
+    assert list(reader.read(SPAN, ColumnSet())) == []
+
+
 def test_a_position_that_exists_is_asked_for_again_for_as_long_as_java_does(clock) -> None:
     takes = [PollResult(None, 18, ()), *[REFUSED] * 60, PollResult(None, 20, ())]
     assert read(takes, clock=clock)[1:] == [18] * 60

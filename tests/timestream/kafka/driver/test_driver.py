@@ -1,6 +1,7 @@
 """The driver against a broker that loses, truncates, recreates and briefly misses partitions."""
 
 import json
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -953,3 +954,39 @@ def test_an_offset_that_is_no_object_is_refused_by_name():
     driven.offset = ["version"]
     with pytest.raises(CheckpointUnreadable, match="no object"):
         driven.plan()
+
+
+def test_a_first_batch_waits_for_a_partition_whose_leader_changes():
+    broker = FakeBroker(p0=(0, 10), p1=(0, 20))
+    asked = []
+
+    def earliest(partitions):
+        asked.append(1)
+        return {part: broker.log[part][0] for part in partitions if len(asked) > 1 or part != at(1)}
+
+    broker.earliest = earliest
+    assert Driven(broker).plan() == {0: (0, 10), 1: (0, 20)}
+
+
+def test_a_first_batch_leaves_out_a_partition_that_stays_without_a_leader():
+    broker = FakeBroker(p0=(0, 10), p1=(0, 20))
+    broker.earliest = lambda partitions: {at(0): 0}
+    assert Driven(broker).plan() == {0: (0, 10)}
+
+
+def test_an_answer_that_took_long_is_no_proof_that_a_partition_is_gone():
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker)
+    assert run.plan() == {0: (0, 100)}
+    listed, answers = broker.partitions, [[], []]
+
+    def partitions():
+        if not answers:
+            return listed()
+        # Slower than the time for which a partition must be missing.
+        time.sleep(0.1)
+        return answers.pop()
+
+    broker.partitions = partitions
+    broker.log[at(0)] = (0, 110)
+    assert run.plan() == {0: (100, 110)}

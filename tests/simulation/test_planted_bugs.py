@@ -1,0 +1,192 @@
+"""The simulation can fail: it finds each of these small bugs, and within so many seeds."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from simulation.seeds import run_seeds
+
+from pyspark_timestream.kafka import reader
+from pyspark_timestream.kafka.client import range_reader
+from pyspark_timestream.kafka.driver import bounds, driver
+from pyspark_timestream.kafka.offsets import next_offset, offset
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_tseries.storage import location
+from pyspark_tseries.store import store as stores
+
+SEEDS_TO_FIND = 40
+"""A planted bug is found by one of so many seeds at most."""
+
+FOREVER_S = 1e9
+
+Patch = pytest.MonkeyPatch
+BUGS: dict[str, tuple[Callable[[Patch], object], list[int]]] = {}
+"""Name -> how it is planted, and the seeds that look for it."""
+
+
+def bug(first: int = 0, *, of_store: bool = False) -> Callable[[Callable[[Patch], object]], None]:
+    """A bug that a test plants, and looks for from the seed `first` on."""
+
+    def add(plant: Callable[[Patch], object]) -> None:
+        BUGS[plant.__name__] = (
+            plant,
+            [seed for seed in range(first, first + SEEDS_TO_FIND) if (seed % 4 == 3) is of_store],
+        )
+
+    return add
+
+
+@bug()
+def an_offset_is_lost_at_a_restart(patch: Patch) -> None:
+    real = driver.StreamDriver._find_positions
+
+    def find(self: Any, previous: Any, run: Any) -> Any:
+        found = real(self, previous, run)
+        if not run.new_start:
+            return found
+        ends = found.ends
+        later = {p: min(at + 1, ends.get(p, at)) for p, at in found.positions.items()}
+        return found._replace(positions=later)
+
+    patch.setattr(driver.StreamDriver, "_find_positions", find)
+
+
+@bug()
+def a_replay_reads_other_ranges(patch: Patch) -> None:
+    real = reader.KafkaStreamReader.partitions
+
+    def partitions(self: Any, start: Any, end: Any) -> Any:
+        if self._driver is None:
+            batch = offset.StreamOffset.from_json(end)
+            shorter = {
+                each: replace(one, end_exclusive=max(one.end_exclusive - 1, one.start_inclusive))
+                for each, one in batch.partitions.items()
+            }
+            end = replace(batch, partitions=shorter).to_json()
+        return real(self, start, end)
+
+    patch.setattr(reader.KafkaStreamReader, "partitions", partitions)
+
+
+@bug()
+def a_batch_that_tasks_committed_counts_twice(patch: Patch) -> None:
+    real = driver.find_restored_states
+
+    def find(options: Any, batch: Any, *given: Any) -> Any:
+        found = real(options, batch, *given)
+        states = {
+            each: replace(state, events=2 * state.events - batch.partitions[each].state.events)
+            for each, state in found.states.items()
+        }
+        return replace(found, states=states)
+
+    patch.setattr(driver, "find_restored_states", find)
+
+
+@bug()
+def a_late_commit_of_an_old_batch_is_taken_for_the_last_one(patch: Patch) -> None:
+    patch.setattr(offset, "_compute_key", lambda batch, partition: 0)
+
+
+@bug()
+def the_counter_of_the_clock_is_not_persisted(patch: Patch) -> None:
+    real = PartitionState.to_json
+    patch.setattr(
+        PartitionState,
+        "to_json",
+        lambda state: {name: each for name, each in real(state).items() if name != "count"},
+    )
+
+
+@bug()
+def a_moment_without_a_leader_counts_as_a_loss(patch: Patch) -> None:
+    patch.setattr(bounds.RunEnds, "wait_for", lambda self, places: self.get())
+
+
+@bug(20)
+def a_first_batch_takes_what_is_there(patch: Patch) -> None:
+    def find_first(self: Any) -> Any:
+        ends = self.get(fresh=not self.is_bounded)
+        return self._get_broker().earliest(ends), ends
+
+    patch.setattr(bounds.RunEnds, "find_first", find_first)
+
+
+@bug()
+def a_slow_answer_shows_that_a_partition_is_gone(patch: Patch) -> None:
+    def wait_for(self: Any, places: Any) -> Any:
+        ends = self.get()
+        deadline = time.monotonic() + 5
+        while not self.reaches(places) and time.monotonic() < deadline:
+            time.sleep(0.5)
+            ends = self.get(fresh=True)
+        return ends
+
+    patch.setattr(bounds.RunEnds, "wait_for", wait_for)
+
+
+@bug()
+def a_slow_first_answer_shows_a_loss(patch: Patch) -> None:
+    def confirm(self: Any, span: Any, position: int) -> Any:
+        budget = self._budget(5)
+        while True:
+            found = self._query_bounds(span, position)
+            if (found and position <= found[1]) or not budget.pause_before_retry():
+                return found
+
+    patch.setattr(range_reader.RangeReader, "_confirm_bounds", confirm)
+
+
+@bug()
+def a_partition_that_comes_back_is_not_raised(patch: Patch) -> None:
+    patch.setattr(next_offset, "_raise_new_and_active", lambda state, planned: planned)
+
+
+@bug()
+def handed_rows_lack_their_last_block(patch: Patch) -> None:
+    real = reader.collect_rows
+
+    def collect(rows: Iterator[Any]) -> Any:
+        found = real(rows)
+        return found[:-1] if found and len(found) > 1 else found
+
+    patch.setattr(reader, "collect_rows", collect)
+
+
+@bug()
+def a_fetch_that_hung_goes_on_one_offset_later(patch: Patch) -> None:
+    real = range_reader.RangeReader._check_progress
+
+    def check(self: Any, span: Any, position: int, *given: Any) -> None:
+        real(self, span, position, *given)
+        self._skips = True
+
+    seek = range_reader.RangeReader._seek
+
+    def skip(self: Any, partition: Any, position: int) -> None:
+        skips, self._skips = getattr(self, "_skips", False), False
+        seek(self, partition, position + skips)
+
+    patch.setattr(range_reader.RangeReader, "_check_progress", check)
+    patch.setattr(range_reader.RangeReader, "_seek", skip)
+
+
+@bug(of_store=True)
+def a_batch_that_is_stored_is_stored_again(patch: Patch) -> None:
+    patch.setattr(stores, "is_replay", lambda *given: False)
+
+
+@bug(of_store=True)
+def a_commit_is_acknowledged_before_it_is_on_the_disk(patch: Patch) -> None:
+    patch.setattr(location, "_sync", lambda path: None)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str, monkeypatch: Patch) -> None:
+    plant, seeds = BUGS[name]
+    plant(monkeypatch)
+    report = run_seeds(seeds, FOREVER_S, lambda line: None, shrinks=False)
+    print(f"{name}: {report}", *report.findings)
+    assert report.findings

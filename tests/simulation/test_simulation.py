@@ -1,0 +1,52 @@
+"""The whole source chain and a store under seeds that decide every fault."""
+
+import itertools
+import re
+
+import pytest
+from lengths import in_ci
+from simulation.kept_seeds import KEPT
+from simulation.seeds import first_seed, make_world, run_seeds
+from simulation.world import World
+
+SHARDS = 4
+SIMULATION_SECONDS = in_ci(2, 28)
+"""Of each shard: about two minutes together in CI."""
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_seeds_of_this_commit_deliver_what_the_oracle_says(shard: int) -> None:
+    first = first_seed() + shard
+    report = run_seeds(itertools.count(first, SHARDS), SIMULATION_SECONDS)
+    print(f"seeds {first}, {first + SHARDS}, ...: {report}")
+    assert report.findings == []
+    assert report.faults
+
+
+def test_a_seed_decides_everything() -> None:
+    runs = [make_world(seed).run_quietly() for seed in (1, 3, 1, 3)]
+    first, store, again, store_again = runs
+    assert first.chance.steps == again.chance.steps
+    assert first.chance.hits == again.chance.hits
+    assert first.checkpoint.offsets == again.checkpoint.offsets
+    assert first.sink.batches == again.sink.batches
+    assert store.chance.hits == store_again.chance.hits
+    assert store.sink.batches == store_again.sink.batches
+
+
+@pytest.mark.parametrize("seed", KEPT)
+def test_a_seed_that_failed_once_is_kept(seed: int) -> None:
+    make_world(seed).run()
+
+
+def test_faults_end_after_the_steps_that_are_given() -> None:
+    world = World(2, faults=0)
+    world.run()
+    assert not [name for name in world.chance.hits if name.startswith("kill at")]
+
+
+def test_a_finding_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "compare", lambda world: 1 / 0)
+    report = run_seeds([4], 60, lambda line: None)
+    (finding,) = report.findings
+    assert re.search(r"ZeroDivisionError.*make simulate SEED=4 FAULTS=0$", finding)
