@@ -114,7 +114,7 @@ def a_first_batch_takes_what_is_there(patch: Patch) -> None:
     patch.setattr(bounds.RunEnds, "find_first", find_first)
 
 
-@bug()
+@bug(20)
 def a_slow_answer_shows_that_a_partition_is_gone(patch: Patch) -> None:
     def wait_for(self: Any, places: Any) -> Any:
         ends = self.get()
@@ -125,18 +125,6 @@ def a_slow_answer_shows_that_a_partition_is_gone(patch: Patch) -> None:
         return ends
 
     patch.setattr(bounds.RunEnds, "wait_for", wait_for)
-
-
-@bug()
-def a_slow_first_answer_shows_a_loss(patch: Patch) -> None:
-    def confirm(self: Any, span: Any, position: int) -> Any:
-        budget = self._budget(5)
-        while True:
-            found = self._query_bounds(span, position)
-            if (found and position <= found[1]) or not budget.pause_before_retry():
-                return found
-
-    patch.setattr(range_reader.RangeReader, "_confirm_bounds", confirm)
 
 
 @bug()

@@ -102,6 +102,12 @@ class Cluster:
         for log in self.logs.values():
             log.end_transaction(commits=True)
 
+    def is_changing(self) -> bool:
+        """Whether a partition has no certain leader now."""
+        now_us = self.chance.monotonic_us()
+        ends_us = [*self.hidden.values(), *(until_us for _, until_us in self.outdated.values())]
+        return any(now_us < until_us for until_us in ends_us)
+
     def is_hidden(self, partition: Partition) -> bool:
         """Whether metadata lacks it now."""
         until_us = self.hidden.get(partition, 0)
@@ -121,8 +127,10 @@ class Cluster:
         if chance.monotonic_us() < self.down_until_us:
             chance.advance(timeout_s)
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        # While leaders change, requests take long, and fail.
+        share *= 6 if self.is_changing() else 1
         if chance.fails("slow answer", share):
-            chance.advance(chance.random.uniform(0.5, 3))
+            chance.advance(chance.random.uniform(0.5, 8))
         if chance.fails("request fails", share):
             chance.advance(chance.random.uniform(0, timeout_s))
             raise KafkaException(KafkaError(chance.pick(PASSING)))
