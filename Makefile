@@ -11,6 +11,7 @@ READY_DOCS := $(VENV)/.ready-docs
 # Built in an environment without Spark, which takes seconds.
 RELEASE := .venv-release
 READY_RELEASE := $(RELEASE)/.ready
+AUDIT := .venv-audit
 # An install compiles it; a library of an older source is refused.
 COMPILED := sources/pyspark_timestream/kafka/client/native/native_reader.c \
 	sources/pyspark_timestream/kafka/decode/json/scan_json.c
@@ -38,7 +39,7 @@ SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 # slowest tests are named.
 WORKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store fuzz questions simulate soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci prepare clean java
+.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store fuzz questions simulate soak-native soak-restarts mutants audit bench picture lint docs docs-check dist wheels ci prepare clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -160,6 +161,12 @@ docs-check: docs ## a browser searches the site and opens every page; pictures a
 	@$(BIN)/python -m pip install -q --group docs-check
 	$(BIN)/python docs/browse.py
 
+# In an environment of its own, so that it audits what users install and not itself.
+audit: $(READY) ## known vulnerabilities of all dependencies, as installed and the oldest that are allowed, and their licences
+	@$(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install -q --upgrade "pip>=25.1"
+	@$(AUDIT)/bin/python -m pip install -q --group audit
+	$(AUDIT)/bin/python tests/audit/dependencies.py "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $(AUDIT)/bin/pip-audit
+
 # mutmut wants the package under src and its settings in the working directory.
 mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or more; not part of CI
 	$(BIN)/python -m pip install -q --group mutation
@@ -195,4 +202,4 @@ wheels: $(READY_RELEASE) ## this platform's wheel in dist/, built by cibuildwhee
 ci: lint docs test test-spark test-4.2 integration ## all that CI runs
 
 clean: ## remove what the recipes made
-	rm -rf $(VENV) $(VENV42) $(RELEASE) .work docs/_build dist
+	rm -rf $(VENV) $(VENV42) $(RELEASE) $(AUDIT) .work docs/_build dist

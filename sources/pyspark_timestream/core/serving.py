@@ -35,10 +35,11 @@ _HEADERS: Final = {
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""A page shows names from topics: nothing in them may load or run anything."""
+"""A page shows names from topics: nothing in them may load or run anything. Errors say so, too."""
 
 
 _SHARED: Final = ("page.css", "page.js")
@@ -205,9 +206,11 @@ def _create_server(
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _TIMEOUT_S
+        server_version, sys_version = "timestream", ""
 
         def do_GET(self) -> None:
-            if only_here and not _names_loopback(self.headers.get("Host", "localhost")):
+            hosts = self.headers.get_all("Host") or ["localhost"]
+            if only_here and not all(map(_names_loopback, hosts)):
                 self.send_error(403, "this page is for this machine only")
                 return
             path, _, query = self.path.partition("?")
@@ -224,13 +227,16 @@ def _create_server(
             self.send_response(200)
             self.send_header("Content-Type", found.content_type)
             self.send_header("Content-Length", str(len(page)))
-            for name, value in _HEADERS.items():
-                self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(page)
 
         do_HEAD = do_GET
+
+        def end_headers(self) -> None:
+            for name, value in _HEADERS.items():
+                self.send_header(name, value)
+            super().end_headers()
 
         def log_message(self, *arguments: object) -> None:
             """Log nothing, because requests come every few seconds."""

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import socket
 import threading
 import time
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pages import NAMES, parse, request
 from timestream.commands_watch import view_of
 from timestream.histories import NOON, SECOND, share, state
+from timestream.web import SCRIPTED
 
 from pyspark_timestream.__main__ import main
 from pyspark_timestream.commands.watch.command import add_arguments, format_text, to_json
@@ -21,9 +23,6 @@ from pyspark_timestream.core.report import cell_width, escape_controls
 from pyspark_timestream.core.serving import PageServer, digest, render_shell
 
 MAX_PAGE = 300_000
-
-
-SCRIPTED = {"script", "style", "iframe", "img", "object", "embed", "form", "a", "link", "base"}
 
 
 @given(NAMES)
@@ -141,9 +140,29 @@ def test_there_is_nothing_else_to_get(server, path):
     assert request(server, path).status == 404
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_nothing_can_be_written(server, method):
-    assert request(server, method=method).status == 501
+@pytest.mark.parametrize("path", ["/", "/sections", "/watch.js", "/x"])
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get", "PROPFIND"]
+)
+def test_nothing_can_be_written(server, method, path):
+    assert request(server, path, method=method).status == 501
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "method", "status"),
+    [("/x", None, "GET", 404), ("/", "evil.example", "GET", 403), ("/", None, "POST", 501)],
+)
+def test_an_error_forbids_what_a_page_forbids(server, path, host, method, status):
+    answer = request(server, path, host, method)
+    assert answer.status == status
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    assert "Python" not in answer.headers["Server"]
+
+
+def test_a_second_name_of_the_host_is_looked_at_as_the_first_is(server):
+    with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        assert b" 403 " in raw.recv(100)
 
 
 def test_the_shell_has_a_language_a_title_and_no_inline_script():
