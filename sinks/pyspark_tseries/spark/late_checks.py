@@ -61,7 +61,11 @@ _UNRELATED: Final = frozenset(
 )
 """Settings in an offset that make no row late; topics are compared anyway."""
 
-_noted: set[tuple[str, str]] = set()
+_IDLE: Final = {"idleTimeout"}
+
+_noted: dict[tuple[str, str], int] = {}
+"""How many batches of a query of this process were noted: the options of the first, which Spark may
+run again, are those of an earlier run, and from the second on they are those of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,19 @@ def read_streams(offsets: Iterable[Any], batch: int) -> tuple[RecordStream, ...]
             for topic, partitions in offset["partitions"].items()
             for number, partition in partitions.items()
         }
-        streams.append(RecordStream(dict(offset["settings"]), starts))
+        settings = {**offset["settings"], **_describe_changes(offset)}
+        streams.append(RecordStream(settings, starts))
     return tuple(streams)
+
+
+def _describe_changes(offset: Mapping[str, Any]) -> dict[str, str]:
+    """Return, as a setting that no other stream has, that the options changed (semantics 8.10)."""
+    changes = [
+        change for change in offset.get("changes", ()) if {*change["from"], *change["to"]} != _IDLE
+    ]
+    if not changes:
+        return {}
+    return {"changeFrom": f"now: stream {offset['stream'][:8]}, batch {changes[-1]['number']}"}
 
 
 def read_checkpoint(checkpoint: Path, batch: int) -> tuple[RecordStream, ...]:
@@ -133,16 +148,17 @@ def note_writer(
 ) -> None:
     """Note the streams of a query, once; without the note nothing is compared."""
     key = location.root, query
-    if key in _noted:
+    if _noted.get(key, 0) == 2:
         return
-    _noted.add(key)
+    _noted[key] = _noted.get(key, 0) + 1
     path = _note_path(location, query)
     with contextlib.suppress(OSError):
         known = _read_note(location, query)
         streams = () if checkpoint is None else read_checkpoint(checkpoint, batch)
         if known is not None:
             # Keep the starts of the first run.
-            streams = known.streams or streams
+            has_changed = any("changeFrom" in stream.settings for stream in streams)
+            streams = streams if has_changed else known.streams or streams
             if known == WriterNote(gives_ctis, streams):
                 return
         note = WriterNote(gives_ctis, streams)

@@ -660,3 +660,29 @@ def test_old_window_waits_until_it_is_ready_and_is_then_left_out_once():
     none = late.slice(0, 0)
     then = advance_windows(first.waiting, none, rules, cti_us=9 * HOUR_US, oldest_us=oldest_us)
     assert [t.num_rows for t in (then.ready, then.waiting, then.too_old)] == [1, 0, 1]
+
+
+def changed(number=5, name="ctiDelay", **differences):
+    """The offset of a stream that changed an option at this batch."""
+    change = {"number": number, "cti": 0, "from": {name: "1 minute"}, "to": {name: "5 minutes"}}
+    return {**offset(**differences), "stream": "0123456789", "changes": [change]}
+
+
+def test_a_stream_of_the_same_options_is_refused_once_the_writing_query_has_changed(tmp_path):
+    store = noted(tmp_path)
+    refuse_other_streams(store, judged())
+    # Spark ran the batch before the change again first.
+    lines = ["v1", '{"batchTimestampMs":1}', json.dumps(changed())]
+    (tmp_path / "c" / "offsets" / "1").write_text("\n".join(lines))
+    note_writer(store.location, "main", 1, tmp_path / "c", gives_ctis=True)
+    with pytest.raises(UpdateFailed, match=r"'changeFrom' is not set here, and 'now: .* batch 5'"):
+        refuse_other_streams(store, judged())
+
+
+def test_a_stream_that_has_changed_is_refused_unless_only_its_idle_timeout_did(tmp_path):
+    store = noted(tmp_path)
+    with pytest.raises(
+        UpdateFailed, match="option 'changeFrom' is 'now: stream 01234567, batch 5'"
+    ):
+        refuse_other_streams(store, read_streams([changed()], 9))
+    refuse_other_streams(store, read_streams([changed(name="idleTimeout")], 9))
