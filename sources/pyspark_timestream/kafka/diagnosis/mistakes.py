@@ -499,9 +499,9 @@ def _advise_delay(
     if not keeps_late(settings):
         keep = f", or with 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
     return (
-        f"{condition}, start with a new checkpoint and 'ctiDelay' = "
-        f"'{format_duration(-(-delay_us // unit_us) * unit_us)}', by which none of them would have "
-        f"been{keep}"
+        f"{condition}, set 'ctiDelay' = '{format_duration(-(-delay_us // unit_us) * unit_us)}', "
+        "by which none of them would have been: beside option 'changeFrom' for the events to come, "
+        f"or with a new checkpoint to have these too{keep}"
     )
 
 
