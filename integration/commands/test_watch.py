@@ -1,12 +1,16 @@
 """The live page beside real queries, in a real browser and in a terminal."""
 
+import dataclasses
+import html
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +20,7 @@ import pytest
 from broker import Broker
 from kafka_query import event
 from pyspark.sql import SparkSession
+from timestream.histories import NOON, history, share, state
 
 from pyspark_timestream import TimeMetrics
 
@@ -144,3 +149,107 @@ def test_time_metrics_serves_the_page_from_within(spark: SparkSession, stream) -
     finally:
         spark.streams.removeListener(metrics)
         metrics.close()
+
+
+PARTITIONS, BATCHES = 1_000, 2_000
+"""As many batches as Spark keeps if told to; more cost their names alone."""
+
+
+def write_batch(root: Path, number: int) -> None:
+    """Plan a batch of a thousand partitions, of which one holds back, and finish it."""
+    shares = [share(state(number if n != 7 else 1), 10, 10 * number) for n in range(PARTITIONS)]
+    (moment,) = history(shares)
+    offset = dataclasses.replace(moment.offset, number=number)
+    metadata = {"batchWatermarkMs": 0, "batchTimestampMs": NOON // 1_000 + number * 1_000}
+    written = root / "offsets" / ".new"
+    written.write_text("\n".join(["v1", json.dumps(metadata), json.dumps(offset.to_json())]))
+    written.rename(root / "offsets" / str(number))
+    (root / "commits" / str(number)).write_text("v1\n{}")
+
+
+def read_cpu_s(process: subprocess.Popen) -> float:
+    times = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_thousand_partitions_and_a_long_history_cost_little(tmp_path: Path) -> None:
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+    for number in range(BATCHES):
+        if number % 50 == 0 or number >= BATCHES - 60:
+            write_batch(tmp_path, number)
+        else:
+            (tmp_path / "offsets" / str(number)).hardlink_to(tmp_path / "offsets" / "0")
+    command = [sys.executable, "-m", "pyspark_timestream", "watch", "--port", "0", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = re.match(r"http://\S+", process.stdout.readline())[0]
+            seen: dict[str, str] = {}
+
+            def ask() -> str:
+                given = urllib.parse.urlencode({"seen": json.dumps(seen)})
+                with urllib.request.urlopen(f"{address}sections?{given}", timeout=60) as answer:
+                    told = json.load(answer)
+                seen.update(told["digests"])
+                return "".join(told["sections"].values())
+
+            began_s = read_cpu_s(process)
+            wait_for(lambda: "1,000 partitions" in ask(), 60)
+            assert read_cpu_s(process) - began_s < 2
+
+            stop = threading.Event()
+            reader = threading.Thread(target=lambda: [ask() for _ in iter(stop.is_set, True)])
+            time.sleep(2)
+            reader.start()
+            began, began_s = time.monotonic(), read_cpu_s(process)
+            for number in range(BATCHES, BATCHES + 20):
+                write_batch(tmp_path, number)
+                time.sleep(max(began + number - BATCHES + 1 - time.monotonic(), 0))
+            share_of_core = (read_cpu_s(process) - began_s) / (time.monotonic() - began)
+            stop.set()
+            reader.join(30)
+        finally:
+            process.kill()
+    assert share_of_core < 0.02
+    assert seen
+
+
+def read_page(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_a_click_shows_the_late_records_themselves(stream, broker: Broker) -> None:
+    events = [event(second, 0) for second in (5, 9, 3, 10, 7)]
+    made = stream([*events, event(2, 0, password="hunter2")], 1, ctiFrequency="1")
+    start(made, availableNow=True).awaitTermination()
+    given = [str(made.place / "checkpoint"), "--bootstrap-servers", broker.bootstrap]
+    with watching(*given) as address:
+        wait_for(lambda: "show records" in read_page(f"{address}sections"), 60)
+        sections = json.loads(read_page(f"{address}sections"))["sections"]
+        (link,) = re.findall(r'href="(sample[^"]*dropped[^"]*)"', sections["q0"])
+        shown = read_page(address + html.unescape(link))
+    assert re.findall(r"<tr><td>(\d+)</td>", shown) == ["2", "4", "5"]
+    assert "hunter2" not in shown
+
+
+def test_a_chain_through_a_store_is_drawn_with_the_distance_of_each_hop(
+    spark: SparkSession, stream, tmp_path: Path
+) -> None:
+    made = stream([event(second, 0) for second in range(0, 200, 10)], 1, ctiFrequency="1")
+    hours = made.load().where("cti IS NULL").selectExpr("'a' AS series", "timestamp", "1 AS n")
+    checkpoints, store = [tmp_path / "first", tmp_path / "second"], tmp_path / "store"
+    written = hours.writeStream.format("tseries").option("retainedRange", "unlimited")
+    written = written.option("checkpointLocation", str(checkpoints[0])).trigger(availableNow=True)
+    written.start(str(store)).awaitTermination()
+    read = spark.readStream.format("tseries").option("cti", "true").load(str(store))
+    ended = read.writeStream.format("noop").option("checkpointLocation", str(checkpoints[1]))
+    ended.trigger(availableNow=True).start().awaitTermination()
+    command = [sys.executable, "-m", "pyspark_timestream", "watch", "--json", "--store", str(store)]
+    shown = subprocess.run(
+        [*command, *map(str, checkpoints)], capture_output=True, text=True, check=True, timeout=120
+    )
+    hops = [hop[:4] for each in json.loads(shown.stdout) for hop in each["hops"]]
+    assert ["topic", made.topic, "query", str(checkpoints[0])] in hops
+    assert ["query", str(checkpoints[0]), "store", str(store)] in hops
+    assert ["store", str(store), "query", str(checkpoints[1])] in hops

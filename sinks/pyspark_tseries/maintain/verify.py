@@ -67,12 +67,12 @@ def describe(
 ) -> dict[str, Any]:
     """Return the facts of the store at `path`, a local path, a `file:` URI or an `s3:` URI.
 
-    `events` counts all events ever appended, `stored_events` those that compaction has kept;
-    queries see those in `retained_range`. `dropped` and `adjusted` count late rows since the
-    store was created, with the latest example of each. `cti` is the store's CTI: no original
-    before it is appended any more. `cti_writers` has the CTI of each writer, None for one that has
-    given none. `erasures` counts the acts that erased values, and `erasure_files` names the files
-    that still have some of them, until the first maintenance ten minutes after the act.
+    `id` is the Delta table's. `events` counts all events ever appended, `stored_events` those that
+    compaction has kept; queries see those in `retained_range`. `dropped` and `adjusted` count late
+    rows since the store was created, with the latest example of each. `cti` is the store's CTI: no
+    original before it is appended any more. `cti_writers` has the CTI of each writer, None for one
+    that has given none. `erasures` counts the acts that erased values, and `erasure_files` names
+    the files that still have some of them, until the first maintenance ten minutes after the act.
 
     Raises:
         NoSuchStore: there is none.
@@ -85,6 +85,7 @@ def describe(
     metadata, last = head.metadata, head.columns["last_sequence"]
     return {
         "path": snapshot.root,
+        "id": store.id,
         "value_columns": {field.name: type_name(field.type) for field in snapshot.values},
         "series": int((last >= 0).sum()),
         "events": int((last + 1).sum()),

@@ -137,6 +137,32 @@ def read_entry(checkpoint: Path, batch: int) -> LogEntry:
     return LogEntry(entry_path(checkpoint, batch).read_text(encoding="utf-8"))
 
 
+_TOPIC_FILE: Final = Path("sinks", "timestream.json")
+
+
+def remember_topic(checkpoint: Path, topic: str) -> None:
+    """Note in a checkpoint which topic its query writes, for those who draw chains of queries."""
+    if read_topic(checkpoint) == topic:
+        return
+    path = checkpoint / _TOPIC_FILE
+    try:
+        path.parent.mkdir(exist_ok=True)
+        written = Path(f"{path}.new")
+        written.write_text(json.dumps({"topic": topic, "version": FORMAT_VERSION}), "utf-8")
+        written.replace(path)
+    except OSError:
+        return  # Nothing relies on it.
+
+
+def read_topic(checkpoint: Path) -> str | None:
+    """Return the topic that the query of a checkpoint writes; None if it is not noted there."""
+    try:
+        noted = json.loads((checkpoint / _TOPIC_FILE).read_text(encoding="utf-8"))
+        return str(noted["topic"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 CTI_SETTINGS: Final = ("ctiFrequency", "ctiHeader", "ctiImport")
 """A stream makes CTIs while it runs if the settings in its offset have one of these."""
 

@@ -296,11 +296,12 @@ class PartitionState:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "PartitionState":
         """Return the state that `to_json` wrote."""
-        state = cls(**value)
-        parsed: Any = state.writers
+        if "writers" not in value and "clues" not in value:
+            return cls(**value)
+        parsed: Any = value.get("writers", ())
         writers = tuple((name, WriterState.from_json(*values)) for name, *values in parsed)
         clues = Clues.from_json(value.get("clues", {}))
-        return dataclasses.replace(state, writers=writers, clues=clues)
+        return cls(**{**value, "writers": writers, "clues": clues})
 
     def counters(self) -> dict[str, int]:
         """Return the counters by their public names, in the order of `COUNTERS`."""

@@ -293,19 +293,26 @@ def record_failure(state: MetricsState) -> MetricsState:
 
 
 def record_progress(
-    state: MetricsState, progress: Mapping[str, Any], now_us: int, *, explains: bool = True
+    state: MetricsState,
+    progress: Mapping[str, Any],
+    now_us: int,
+    *,
+    batch: Batch | None = None,
+    explains: bool = True,
 ) -> MetricsState:
     """Return `state` after a progress event, as parsed JSON.
 
-    With `explains` also find out from the offsets what holds the CTI back. A progress of an unknown
-    form raises an error.
+    `batch` is what `read_progress` makes of it, if somebody has read it already. With `explains`
+    also find out from the offsets what holds the CTI back. A progress of an unknown form raises an
+    error.
     """
     query, run = str(progress["id"]), str(progress["runId"])
     state = record_start(state, query, run, progress.get("name"), now_us)
     numbers = state.queries.get(query)
     if numbers is None or numbers.run != run:
         return state
-    newest, batch = (int(progress["batchId"]), str(progress["timestamp"])), read_progress(progress)
+    newest = int(progress["batchId"]), str(progress["timestamp"])
+    batch = read_progress(progress) if batch is None else batch
     kept = sorted({**dict(numbers.batches), newest: batch}.items(), key=lambda pair: pair[0])
     numbers = replace(numbers, batches=tuple(kept[-_KEPT_BATCHES:]))
     if numbers.newest is None or newest >= numbers.newest:

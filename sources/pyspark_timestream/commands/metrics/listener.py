@@ -33,6 +33,7 @@ from pyspark_timestream.commands.watch.live import LiveQueries
 from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.core.serving import Answer, PageServer
 from pyspark_timestream.errors import MissingExtra
+from pyspark_timestream.kafka.diagnosis.history import Batch, read_progress
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -212,15 +213,16 @@ class TimeMetrics(StreamingQueryListener):
 
         def record(state: MetricsState) -> MetricsState:
             progress, now_us = json.loads(event.progress.json), _read_clock()
+            batch = read_progress(progress)
             try:
-                state = record_progress(state, progress, now_us)
+                state = record_progress(state, progress, now_us, batch=batch)
             except Exception as error:
                 # Try again without the diagnoses: the numbers themselves may be readable.
                 self._tell("the diagnoses of a batch", error)
                 state = record_failure(state)
-                state = record_progress(state, progress, now_us, explains=False)
+                state = record_progress(state, progress, now_us, batch=batch, explains=False)
             self._tell_limit(state)
-            self._show(progress)
+            self._show(progress, batch)
             return state
 
         self._update(record)
@@ -243,10 +245,10 @@ class TimeMetrics(StreamingQueryListener):
         name = getattr(event, "name", None)
         self._update(lambda state: record_start(state, *_identify(event), name, _read_clock()))
 
-    def _show(self, progress: Mapping[str, Any]) -> None:
+    def _show(self, progress: Mapping[str, Any], batch: Batch) -> None:
         try:
             if self._page is not None:
-                self._page.add(progress)
+                self._page.add(progress, batch)
         except Exception as error:
             self._tell("a batch for the live page", error)
 

@@ -265,10 +265,10 @@ def _describe(report: TopicReport, detection: Detection) -> dict[str, Any]:
 
 def _format_rows(report: TopicReport) -> Iterator[list[str]]:
     for row in report.rows.to_pylist():
-        yield [_format_cell(value) for value in row.values()]
+        yield [format_cell(value) for value in row.values()]
 
 
-def _format_cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Format a value; hide what may be a secret, and show only the beginning of other bytes."""
     match value:
         case None:
@@ -289,7 +289,7 @@ def _format_cell(value: Any) -> str:
         case list() if value and all(isinstance(each, tuple) for each in value):
             return _format_fields(value)
         case list():
-            return f"[{', '.join(map(_format_cell, value))}]"
+            return f"[{', '.join(map(format_cell, value))}]"
         case _:
             return str(value)
 
@@ -297,7 +297,7 @@ def _format_cell(value: Any) -> str:
 def _format_fields(items: Any) -> str:
     """Format the fields of a struct or the entries of a map; hide those that may be secrets."""
     shown = (
-        f"{name}: {_NOT_SHOWN if suggests_secret(str(name)) else _format_cell(value)}"
+        f"{name}: {_NOT_SHOWN if suggests_secret(str(name)) else format_cell(value)}"
         for name, value in items
     )
     return "{" + ", ".join(shown) + "}"

@@ -2,19 +2,23 @@
 
 import argparse
 import dataclasses
+import gc
+import importlib
 import json
 import logging
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Final
 
 from pyspark_timestream.commands.explanation import COUNTERS
 from pyspark_timestream.commands.peek.command import read_given, select_reading
 from pyspark_timestream.commands.peek.detect import NoSample
+from pyspark_timestream.commands.watch.chain import StoreFacts, build_chain
 from pyspark_timestream.commands.watch.follow import (
+    Case,
     CheckpointFollower,
     QueryView,
     StreamView,
@@ -22,9 +26,11 @@ from pyspark_timestream.commands.watch.follow import (
     rank_partitions,
 )
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
-from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.commands.watch.sample import Sample, read_sample
+from pyspark_timestream.core.instants import format_instant, from_datetime
 from pyspark_timestream.core.report import (
     align_within,
+    cell_width,
     cut_text,
     escape_controls,
     format_count,
@@ -32,8 +38,18 @@ from pyspark_timestream.core.report import (
     shorten_duration,
     wrap_text,
 )
-from pyspark_timestream.core.serving import PageServer, address_arguments, announce
-from pyspark_timestream.errors import OptionError, TimestreamError
+from pyspark_timestream.core.serving import (
+    PageServer,
+    address_arguments,
+    announce,
+    is_loopback,
+)
+from pyspark_timestream.errors import (
+    MissingExtra,
+    OptionError,
+    ReasonedError,
+    TimestreamError,
+)
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -41,8 +57,14 @@ _GROUP: Final = "timestream-watch"
 """A client must name a group; this one never joins it and commits nothing to it."""
 
 MIN_PAUSE_S: Final = 0.5
-_PAUSES: Final = 50
-"""Pause this many times as long as a look takes, so that looking takes two per cent of a core."""
+_PAUSES: Final = 80
+"""Pause this many times as long as a look takes: looking takes at most 1.25 % of a core."""
+
+_MAX_PAUSE_S: Final = 4.0
+"""The first look reads a whole history, and the next ones only what is new."""
+
+_COLLECT_AFTER: Final = 100_000
+"""Parsing an offset of a thousand partitions makes objects enough for many collections."""
 
 _ASK_S: Final = 2.0
 _MAX_TEXT_LANES: Final = 12
@@ -57,6 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask these brokers how many records wait")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
         help="any option of the source, such as kafka.security.protocol=SSL")  # fmt: skip
+    parser.add_argument("--store", action="append", default=[], metavar="STORE", dest="stores",
+        help="a store of the chain, for its CTI; may be repeated")  # fmt: skip
     for name, settings in address_arguments(4050).items():
         parser.add_argument(name, **settings)
     shown = parser.add_mutually_exclusive_group()
@@ -74,35 +98,52 @@ def main(given: argparse.Namespace) -> int:
         ends = None
         if given.bootstrap_servers:
             ends = LogEnds(given)
+        watched = _Watched(followers, ends, [StoreReader(each) for each in given.stores])
+        # What there is now stays; what a batch leaves behind needs no collection soon.
+        gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER, 50, 50)
         if given.json:
-            print(json.dumps(to_json(_look(followers, ends, once=True)), indent=2))
+            watched.read(once=True)
+            print(json.dumps(watched.to_json(), indent=2))
         elif given.text:
-            _show_text(followers, ends)
+            _show_text(watched)
         else:
-            _serve(followers, ends, given.host, given.port)
+            _serve(watched, given.host, given.port)
     except (NoSample, OptionError, TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _serve(
-    followers: Sequence[CheckpointFollower], ends: "LogEnds | None", host: str, port: int
-) -> None:
-    page = LivePage("Time of queries", _read_clock)
+def _serve(watched: "_Watched", host: str, port: int) -> None:
+    # A page that others reach shows no values of records.
+    read = watched.sampler() if is_loopback(host) else None
+    page = LivePage(
+        "Time of queries",
+        _read_clock,
+        watched.take_views,
+        read_sample=read,
+        take_stores=watched.take_stores,
+    )
     server = PageServer(host, port, page.answer, PAGES, "--port")
     print(announce(host, server.port), flush=True)
-    _repeat(lambda: page.publish(_look(followers, ends)))
+
+    def look() -> None:
+        watched.read()
+        page.note_news()
+
+    _repeat(look)
 
 
-def _show_text(followers: Sequence[CheckpointFollower], ends: "LogEnds | None") -> None:
+def _show_text(watched: "_Watched") -> None:
     is_terminal = sys.stdout.isatty()
     last = ""
 
     def show() -> None:
         nonlocal last
         width, height = shutil.get_terminal_size((100, 40))
-        lines = format_text(_look(followers, ends), _read_clock(), width)
+        watched.read()
+        lines = format_text(watched.take_views(), _read_clock(), width, watched.take_stores())
         text = "\n".join(lines[: height - 1] if is_terminal else lines)
         if text != last:
             print(f"{_CLEAR if is_terminal else ''}{text}", flush=True)
@@ -113,33 +154,102 @@ def _show_text(followers: Sequence[CheckpointFollower], ends: "LogEnds | None") 
 
 def _repeat(look: Callable[[], None], least_s: float = MIN_PAUSE_S) -> None:
     while True:
-        began_s = time.monotonic()
+        began_s = time.thread_time()
         look()
-        time.sleep(max(least_s, _PAUSES * (time.monotonic() - began_s)))
+        pause_s = _PAUSES * (time.thread_time() - began_s)
+        time.sleep(max(least_s, min(pause_s, _MAX_PAUSE_S)))
 
 
-def _look(
-    followers: Sequence[CheckpointFollower], ends: "LogEnds | None", *, once: bool = False
-) -> list[QueryView]:
-    views = []
-    for follower in followers:
-        follower.read()
-        log = follower.log
-        notes: tuple[str, ...] = ()
-        if ends is not None and log.partitions:
+class _Watched:
+    """The checkpoints, read by one thread and shown by others, and where their logs end."""
+
+    def __init__(
+        self,
+        followers: Sequence[CheckpointFollower],
+        ends: "LogEnds | None",
+        stores: Sequence["StoreReader"],
+    ) -> None:
+        self._followers, self._ends, self._stores = followers, ends, stores
+        self._lock = Lock()
+
+    def read(self, *, once: bool = False) -> None:
+        """Read what is new in the checkpoints and stores; with `once` ask the brokers now."""
+        for store in self._stores:
+            store.read()
+        for follower in self._followers:
+            with self._lock:
+                follower.read()
+                parts = follower.log.partitions if self._ends is not None else []
+            if self._ends is None or not parts:
+                continue
             if once:
-                ends.ask(log.partitions)
+                self._ends.ask(parts)
             else:
-                ends.watch(log.partitions)
-            log.ends.update(ends.known)
-            notes = (ends.trouble,) if ends.trouble else ()
-        view = follower.view(_read_clock())
-        views.append(dataclasses.replace(view, notes=(*view.notes, *notes)))
-    return views
+                self._ends.watch(parts)
+            with self._lock:
+                follower.log.ends.update(self._ends.known)
+
+    def take_stores(self) -> list[StoreFacts]:
+        """Return the stores as they were read last."""
+        return [store.facts for store in self._stores]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return what is shown as plain values, each query with its hops of the chain."""
+        return to_json(self.take_views(), self.take_stores())
+
+    def sampler(self) -> Callable[[Case], Sample] | None:
+        """Return what reads the records of a case; None: the brokers are not known."""
+        return None if self._ends is None else self._ends.read_sample
+
+    def take_views(self) -> list[QueryView]:
+        """Return what is shown now."""
+        views = []
+        for follower in self._followers:
+            with self._lock:
+                view = follower.view(_read_clock())
+            if self._ends is not None and self._ends.trouble and view.streams:
+                view = dataclasses.replace(view, notes=(*view.notes, self._ends.trouble))
+            views.append(view)
+        return views
 
 
 def _read_clock() -> int:
     return time.time_ns() // 1_000
+
+
+class StoreReader:
+    """Reads the CTI of a store, in this thread; what goes wrong is in `facts`.
+
+    Raises:
+        MissingExtra: pyspark_tseries is not installed.
+    """
+
+    def __init__(self, location: str) -> None:
+        try:
+            # By name: this package works without stores, and does not know them (see the layers).
+            self._door: Any = importlib.import_module("pyspark_tseries").TimeSeries
+        except ModuleNotFoundError as error:
+            raise MissingExtra(
+                "--store needs pyspark_tseries, which is not installed",
+                next_step="pip install 'pyspark-timestream'",
+            ) from error
+        self._location = location
+        self._series: Any = None
+        self.facts = StoreFacts(location, location, None, "it is not read yet")
+
+    def read(self) -> None:
+        """Read it now."""
+        try:
+            if self._series is None:
+                self._series = self._door.open(self._location)
+                known = self._series.describe()
+                self.facts = StoreFacts(known["id"], known["path"], None)
+            cti = self._series.cti()
+            cti_us = None if cti is None else from_datetime(cti)
+            self.facts = dataclasses.replace(self.facts, cti_us=cti_us, trouble="")
+        except (ReasonedError, OSError, ValueError) as error:
+            self._series = None
+            self.facts = dataclasses.replace(self.facts, trouble=str(error))
 
 
 class LogEnds:
@@ -170,6 +280,10 @@ class LogEnds:
             self._is_asking = True
             Thread(target=self._ask_on, name="timestream-ends", daemon=True).start()
 
+    def read_sample(self, case: Case) -> Sample:
+        """Read the records of a case."""
+        return read_sample(case, self._raw)
+
     def ask(self, partitions: Sequence[Partition]) -> None:
         """Ask once, now; what goes wrong is in `trouble`."""
         from pyspark_timestream.kafka.client.broker import Broker
@@ -193,9 +307,17 @@ class LogEnds:
 # -- text and JSON ---------------------------------------------------------------------------------
 
 
-def format_text(views: Sequence[QueryView], now_us: int, width: int) -> list[str]:
+def format_text(
+    views: Sequence[QueryView], now_us: int, width: int, stores: Sequence[StoreFacts] = ()
+) -> list[str]:
     """Return the lines that a terminal shows."""
     lines = [cut_text(f"Time of queries at {format_instant(now_us)}", width)]
+    chain = build_chain(views, stores)
+    if chain is not None:
+        lines += [
+            "",
+            *(line for hop in chain.hops for line in _wrap(chain.describe_hop(hop), width)),
+        ]
     for view in views:
         lines += ["", *_describe_query(view, now_us, width)]
     return lines
@@ -225,32 +347,43 @@ def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[st
     yield from _wrap(cti, width)
     first = told.diagnoses[0]
     yield from _wrap(f"=> {first.kind}: {first.cause}. {first.full_text}.", width)
-    yield from _wrap(f"   Fix: {first.fix}.", width)
+    yield from (f"   {line}" for line in _wrap(f"Fix: {first.fix}.", width - 3))
     if len(told.diagnoses) > 1:
         others = format_count(len(told.diagnoses) - 1, "more finding")
-        yield from _wrap(f"   and {others}: explain has them", width)
+        yield from _wrap(f"and {others}: explain has them", width)
     yield from _wrap(", ".join(f"{stream.counts[name]:,} {name}" for name in COUNTERS), width)
     facts = rank_partitions(told.partitions)
-    rows = [["", "partition", "CTI", "behind", "waiting", "remarks"]]
+    is_one = len(told.topics) == 1
+    rows = [["", "partition", "behind", "waiting", "remarks", "CTI"]]
     for fact in facts[:_MAX_TEXT_LANES]:
         waiting = stream.waiting.get(fact.partition, fact.lag)
         rows.append(
             [
                 "*" if fact.is_cause else "",
-                fact.name,
-                format_time(fact.cti_us),
+                _name_partition(fact.partition, width, is_one=is_one),
                 "" if fact.behind_us is None else shorten_duration(fact.behind_us),
                 "?" if waiting is None else f"{waiting:,}",
                 ", ".join(list_remarks(fact)),
+                format_time(fact.cti_us),
             ]
         )
     rows += [
-        ["*", f"{part.topic} {part.number}", "", "", "", "missing"]
+        ["*", _name_partition(part, width, is_one=is_one), "", "", "missing", ""]
         for part in stream.missing[:_MAX_TEXT_LANES]
     ]
     yield from align_within(rows, width)
     if len(facts) > _MAX_TEXT_LANES:
         yield cut_text(f"... and {len(facts) - _MAX_TEXT_LANES} more partitions", width)
+
+
+def _name_partition(part: Partition, width: int, *, is_one: bool) -> str:
+    """Name a partition so that its number is always seen; the only topic is named above."""
+    if is_one:
+        return str(part.number)
+    topic, room = escape_controls(part.topic), max(width // 3 - len(str(part.number)) - 1, 4)
+    while cell_width(topic) > room:
+        topic = f"…{topic.removeprefix('…')[1:]}"
+    return f"{topic} {part.number}"
 
 
 def _format_gap(us: int) -> str:
@@ -262,8 +395,10 @@ def _wrap(text: str, width: int) -> list[str]:
     return [first, *(f"   {line}" for line in others)]
 
 
-def to_json(views: Sequence[QueryView]) -> list[dict[str, Any]]:
+def to_json(views: Sequence[QueryView], stores: Sequence[StoreFacts] = ()) -> list[dict[str, Any]]:
     """Return what is shown as plain values; times are microseconds since 1970."""
+    chain = build_chain(views, stores)
+    hops = [] if chain is None else [[*chain.name_hop(hop), hop.behind_us] for hop in chain.hops]
     return [
         {
             "query": view.name,
@@ -273,6 +408,7 @@ def to_json(views: Sequence[QueryView]) -> list[dict[str, Any]]:
             "notes": list(view.notes),
             "streams": [_stream_to_json(stream) for stream in view.streams],
             "batches": [each._asdict() for each in view.triggers],
+            "hops": [hop for hop in hops if view.name in (hop[1], hop[3])],
         }
         for view in views
     ]

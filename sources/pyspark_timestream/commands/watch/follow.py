@@ -6,6 +6,8 @@ ones a curve. It is bounded however long the query runs. Nothing here knows how 
 """
 
 import dataclasses
+import json
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,18 +21,18 @@ from pyspark_timestream.commands.explanation import (
     explain_stream,
 )
 from pyspark_timestream.commands.waiting_state import OperatorState
-from pyspark_timestream.core.checkpoint import resolve_directory
+from pyspark_timestream.core.checkpoint import read_topic, resolve_directory
 from pyspark_timestream.core.instants import FINAL_US, MINUTE_US, SECOND_US
 from pyspark_timestream.errors import CheckpointUnreadable, TimestreamError
 from pyspark_timestream.kafka.diagnosis.history import (
     Batch,
     BatchRecord,
     History,
-    build_histories,
     drop_skipped,
     read_batches,
 )
 from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.state import PartitionState
 
 MAX_BATCHES: Final = 100
 """Keep this many batches in full; Spark's checkpoint has as many by default."""
@@ -40,6 +42,15 @@ MAX_RECORDS: Final = 20_000
 
 MAX_POINTS: Final = 1_000
 """Keep at most twice this many points of a curve, whatever time they span."""
+
+MAX_BYTES: Final = 4_000_000
+"""Read fewer of them in full if their entries are large: a thousand partitions take 100 kB each."""
+
+MAX_RECALLED: Final = 200
+"""Of older batches read this many, evenly spread, for the curve alone."""
+
+_LEAST_BATCHES: Final = 20
+_MANY: Final = 1_000
 
 MAX_CASES: Final = 20
 _MAX_SLOW: Final = 3
@@ -62,7 +73,10 @@ class Point(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Records that a counter of a partition has counted: offsets of a batch, end exclusive."""
+    """Records that a counter of a partition has counted: offsets of a batch, end exclusive.
+
+    `clock` is the partition's before them, and `settings` are those that define time.
+    """
 
     counter: str
     counted: int
@@ -70,6 +84,13 @@ class Case(NamedTuple):
     start: int
     end: int
     batch: int
+    clock: PartitionState
+    settings: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """Its name in an address; it has only letters, digits, dots and lines."""
+        return f"{self.batch}-{self.counter}-{self.partition.number}-{self.partition.topic}"
 
 
 class Trigger(NamedTuple):
@@ -108,6 +129,21 @@ class StreamView:
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """What a query reads and writes beside topics that it reads, as far as its checkpoint tells.
+
+    Attributes:
+        subscriptions: the id of each store that it reads, and the last CTI that it got from there.
+        store: the id and location of the store that it writes; None: none, or unknown.
+        topic: the topic that it writes; None: none, or unknown.
+    """
+
+    subscriptions: tuple[tuple[str, int | None], ...] = ()
+    store: tuple[str, str] | None = None
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class QueryView:
     """What is shown of a query.
 
@@ -120,6 +156,7 @@ class QueryView:
         triggers: its last batches, from old to new.
         notes: remarks, a sentence each.
         state: the rows that operators keep, where they are known.
+        links: what it reads and writes beside the topics of its streams.
     """
 
     name: str
@@ -130,6 +167,7 @@ class QueryView:
     triggers: tuple[Trigger, ...] = ()
     notes: tuple[str, ...] = ()
     state: tuple[OperatorState, ...] = ()
+    links: Links = Links()
 
 
 def rank_partitions(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:
@@ -150,9 +188,9 @@ def list_remarks(fact: PartitionFacts) -> list[str]:
 class _StreamLog:
     """One stream: its last batches, its curve, and where its counters have counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, curve: list[Point]) -> None:
         self.history: History = ()
-        self.curve: list[Point] = []
+        self.curve = curve
         self.cases: deque[Case] = deque(maxlen=MAX_CASES)
         self._made: tuple[History, StreamExplanation, dict[str, int]] | None = None
 
@@ -210,10 +248,12 @@ def _find_cases(before: BatchRecord, after: BatchRecord) -> list[Case]:
         now = after.offset.partitions.get(part)
         if now is None or not offset.size:
             continue
+        if all(getattr(offset.state, name) == getattr(now.state, name) for name in SHOWS_CASES):
+            continue
         old, new = offset.state.counters(), now.state.counters()
         cases += [
             Case(name, new[name] - old[name], part, offset.start_inclusive, offset.end_exclusive,
-                 before.offset.number)
+                 before.offset.number, offset.state, before.settings)
             for name in SHOWS_CASES
             if new[name] > old[name]
         ]  # fmt: skip
@@ -235,14 +275,24 @@ def _count_lately(history: History) -> dict[str, int]:
     return totals
 
 
+def _list_subscriptions(batch: Batch) -> Iterable[tuple[str, int | None]]:
+    """Yield the id of each store that a batch reads, and the last CTI from there."""
+    for value in batch.offsets:
+        if isinstance(value, dict) and value.keys() >= {"store", "commit", "cti"}:
+            cti_us = value["cti"]
+            yield str(value["store"]), cti_us if isinstance(cti_us, int) else None
+
+
 class QueryLog:
     """A query's batches as they come, in the order of their numbers."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._streams: dict[str, _StreamLog] = {}
+        self._recalled: dict[str, list[Point]] = {}
         self._triggers: dict[int, Trigger] = {}
         self.state: tuple[OperatorState, ...] = ()
+        self.links = Links()
         self.ends: dict[Partition, int] = {}
 
     def add(self, number: int, batch: Batch, finished_us: int | None) -> None:
@@ -253,14 +303,23 @@ class QueryLog:
                 one.
         """
         records = 0
-        for stream, history in build_histories([batch]).items():
-            (record,) = history
+        for record in batch.records:
             records += sum(span.size for span in record.offset.ranges())
-            self._streams.setdefault(stream, _StreamLog()).add(record)
+            stream = record.offset.stream
+            if stream not in self._streams:
+                self._streams[stream] = _StreamLog(self._recalled.pop(stream, []))
+            self._streams[stream].add(record)
             self.ends.update(record.readable_ends)
+        subscribed = tuple(_list_subscriptions(batch))
+        self.links = dataclasses.replace(self.links, subscriptions=subscribed)
         self._triggers[number] = Trigger(number, batch.planned_us, finished_us, records)
         while len(self._triggers) > MAX_BATCHES:
             del self._triggers[min(self._triggers)]
+
+    def recall(self, batch: Batch) -> None:
+        """Take the curve of a batch before all that `add` takes, and nothing else of it."""
+        for stream, cti_us in batch.ctis:
+            self._recalled.setdefault(stream, []).append(Point(batch.planned_us, cti_us))
 
     def finish(self, number: int, finished_us: int) -> None:
         """Note that a batch is finished."""
@@ -285,11 +344,19 @@ class QueryLog:
         streams = tuple(log.view(self.ends) for log in self._streams.values())
         status, detail = self._find_status(triggers, streams, now_us, runs)
         times = [us for each in triggers for us in (each.planned_us, each.finished_us) if us]
-        if not streams:
+        if not streams and not self.links.subscriptions:
             notes = (*notes, "none of its sources is a Kafka stream of format 'timestream'")
         changed_us = max(times, default=None)
         return QueryView(
-            self.name, status, detail, changed_us, streams, triggers, tuple(notes), self.state
+            self.name,
+            status,
+            detail,
+            changed_us,
+            streams,
+            triggers,
+            tuple(notes),
+            self.state,
+            self.links,
         )
 
     def _find_status(
@@ -331,6 +398,8 @@ class CheckpointFollower:
         self.root = resolve_directory(location)
         self._log = QueryLog(str(self.root))
         self._seen: dict[int, int] = {}
+        self._numbers: list[int] = []
+        self._listed_ns = 0
         self._torn: dict[int, str] = {}
         self._trouble = ""
 
@@ -364,40 +433,109 @@ class CheckpointFollower:
         return dataclasses.replace(known, status="unknown", detail=self._trouble, notes=())
 
     def _read(self) -> None:
-        stamps = _list_log(self.root / "offsets")
-        if stamps is None:
+        numbers = self._list_numbers()
+        if numbers is None:
             raise CheckpointUnreadable(
                 f"'{self.root}' is not a checkpoint of a Spark stream: it has no directory "
                 "'offsets'",
                 "the directory that the query has as option 'checkpointLocation'",
                 "start the query, or correct the path; this page looks again every second",
             )
-        newest = max(self._seen, default=-1)
+        stamps = _read_stamps(self.root, _choose_newest(self.root, numbers))
         changed = [n for n, stamp in stamps.items() if self._seen.get(n, stamp) != stamp]
-        if changed or (stamps and max(stamps) < newest):
+        newest = max(self._seen, default=-1)
+        if changed or (numbers and numbers[-1] < newest):
             # It was restored from a copy, or begun anew: what is known is of another history.
-            self._log, self._seen, self._torn = QueryLog(self._log.name), {}, {}
-        new = [n for n in sorted(stamps) if n not in self._seen]
-        entries, self._torn = read_batches(self.root, new[-MAX_BATCHES:])
+            newest = self._forget()
+        entries = self._read_new(stamps, newest)
+        if any(number < newest for number in entries):
+            # An entry between others is whole now: what followed it was read without it.
+            entries = self._read_new(stamps, self._forget())
+        if not self._seen and entries:
+            self._recall([n for n in numbers if n < min(entries)])
         for number, batch in drop_skipped(entries).items():
             self._log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
-        self._seen |= {n: stamps[n] for n in new if n not in self._torn}
+        self._seen = {n: at for n, at in stamps.items() if n in self._seen or n in entries}
+        self._log.links = dataclasses.replace(
+            self._log.links,
+            store=_read_store(self.root),
+            topic=read_topic(self.root),
+        )
         for number in self._log.unfinished():
             finished_us = _modified_us(self.root / "commits" / str(number))
             if finished_us is not None:
                 self._log.finish(number, finished_us)
 
+    def _forget(self) -> int:
+        self._log, self._seen, self._torn = QueryLog(self._log.name), {}, {}
+        return -1
 
-def _list_log(folder: Path) -> dict[int, int] | None:
-    """Return the number of each entry and when it was written, in ns; None without a log."""
-    try:
-        names = [each for each in folder.iterdir() if each.name.isdecimal()]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    stamps = {}
-    for each in names:
+    def _read_new(self, stamps: Iterable[int], newest: int) -> dict[int, Batch]:
+        new = sorted(n for n in stamps if n > newest or n in self._torn)
+        entries, self._torn = read_batches(self.root, new)
+        return entries
+
+    def _list_numbers(self) -> list[int] | None:
+        """Return the batches in the log, rising; None without a log.
+
+        A log of a day has too many names to list them at each look: most only add the next one.
+        """
+        folder = self.root / "offsets"
         try:
-            stamps[int(each.name)] = each.stat().st_mtime_ns
+            stamp = folder.stat().st_mtime_ns
+            known = self._numbers
+            if len(known) > _MANY and (folder / str(known[-1])).exists():
+                before = len(known)
+                while (folder / str(known[-1] + 1)).exists():
+                    known.append(known[-1] + 1)
+                if len(known) > before or stamp == self._listed_ns:
+                    return known
+            names = os.listdir(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            self._numbers = []
+            return None
+        self._listed_ns = stamp
+        self._numbers = sorted(int(name) for name in names if name.isdecimal())
+        return self._numbers
+
+    def _recall(self, older: Sequence[int]) -> None:
+        """Take the curve of the batches before those that are read in full, at some of them."""
+        step = max(len(older) // MAX_RECALLED, 1)
+        entries, _ = read_batches(self.root, older[::step])
+        for batch in drop_skipped(entries).values():
+            self._log.recall(batch)
+
+
+def _read_store(root: Path) -> tuple[str, str] | None:
+    """Return the id and location of the store that the query writes, as its sink notes them."""
+    try:
+        noted = json.loads((root / "sinks" / "tseries.json").read_text(encoding="utf-8"))
+        return str(noted["id"]), str(noted["location"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _choose_newest(root: Path, numbers: Sequence[int]) -> list[int]:
+    """Return the newest batches of a log, which are read in full: fewer if they are large."""
+    chosen: list[int] = []
+    left = MAX_BYTES
+    for number in reversed(numbers[-MAX_BATCHES:]):
+        try:
+            left -= (root / "offsets" / str(number)).stat().st_size
+        except OSError:
+            continue
+        if left < 0 and len(chosen) >= _LEAST_BATCHES:
+            break
+        chosen.append(number)
+    return chosen[::-1]
+
+
+def _read_stamps(root: Path, numbers: Iterable[int]) -> dict[int, int]:
+    """Return when each entry was written, in ns."""
+    stamps = {}
+    for number in numbers:
+        try:
+            stamps[number] = (root / "offsets" / str(number)).stat().st_mtime_ns
         except FileNotFoundError:
             continue  # Spark has just removed it: it is old.
     return stamps

@@ -2,12 +2,16 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from threading import Condition
+from math import inf
+from threading import Condition, Lock
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 from pyspark_timestream.commands.waiting_state import read_operators
-from pyspark_timestream.commands.watch.follow import QueryLog, QueryView
-from pyspark_timestream.commands.watch.page import NEEDS_SCRIPT, render_sections
+from pyspark_timestream.commands.watch.chain import StoreFacts
+from pyspark_timestream.commands.watch.follow import Case, QueryLog, QueryView
+from pyspark_timestream.commands.watch.page import NEEDS_SCRIPT, render_sample, render_sections
+from pyspark_timestream.commands.watch.sample import Sample
 from pyspark_timestream.core.serving import (
     Answer,
     answer_file,
@@ -16,41 +20,62 @@ from pyspark_timestream.core.serving import (
     read_seen,
     render_shell,
 )
-from pyspark_timestream.kafka.diagnosis.history import read_progress
+from pyspark_timestream.errors import OptionError, TimestreamError
+from pyspark_timestream.kafka.diagnosis.history import Batch
 
 PAGES: Final = "the page is at /"
 _PAUSE_MS: Final = 250
 _WAIT_S: Final = 10.0
 """A request for sections waits this long for one that has changed."""
 
+_PAUSES: Final = 150
+"""Draw no sooner again than after this many times what drawing took: two thirds of a per cent."""
+
+_STALE_S: Final = 5.0
+"""Ask again after this long without news: a query is quiet, or forgotten, as time goes on."""
+
+_LEAST_S: Final = 0.01
+
+Views = tuple[QueryView, ...]
+
 
 class LivePage:
-    """Holds what was last seen of queries, and answers requests for it from any thread.
+    """Draws queries when somebody asks, and not too often; answers from any thread.
 
     Args:
         title: the heading of the page.
         read_clock: returns the wall clock in microseconds.
+        take_views: returns the queries to show; it is called by one thread at a time.
         root: the path below which everything is; it ends in a slash.
         wait_s: how long a request may wait for a change.
+        read_sample: reads the records of a case, one case at a time; None: there are no samples.
+        take_stores: returns the stores to show in a chain.
     """
 
     def __init__(
         self,
         title: str,
         read_clock: Callable[[], int],
+        take_views: Callable[[], Sequence[QueryView]],
         root: str = "/",
         wait_s: float = _WAIT_S,
+        read_sample: Callable[[Case], Sample] | None = None,
+        take_stores: Callable[[], Sequence[StoreFacts]] = tuple,
     ) -> None:
-        self._title, self._read_clock = title, read_clock
+        self._title, self._read_clock, self._take_views = title, read_clock, take_views
+        self._read_sample, self._sampling = read_sample, Lock()
+        self._take_stores = take_stores
         self._root, self._wait_s = root, wait_s
-        self._changed = Condition()
-        self._views: tuple[QueryView, ...] = ()
-        self._rendered: tuple[tuple[QueryView, ...], dict[str, str], dict[str, str]] | None = None
+        self._changed, self._drawing = Condition(), Lock()
+        self._news = 0
+        self._drawn: tuple[int, Views, dict[str, str], dict[str, str]] = (-1, (), {}, {})
+        self._drawn_s = self._next_s = -inf
+        self._stores: tuple[StoreFacts, ...] = ()
 
-    def publish(self, views: Sequence[QueryView]) -> None:
-        """Show these queries from now on."""
+    def note_news(self) -> None:
+        """Let those who wait ask again: there may be something else to show."""
         with self._changed:
-            self._views = tuple(views)
+            self._news += 1
             self._changed.notify_all()
 
     def answer(self, path: str, query: str) -> Answer | None:
@@ -61,28 +86,71 @@ class LivePage:
         if not path.startswith(self._root):
             return None
         name = path.removeprefix(self._root)
-        return (
-            self._answer_sections(query) if name == "sections" else answer_file(__package__, name)
-        )
+        match name:
+            case "sections":
+                return self._answer_sections(query)
+            case "sample":
+                return self._answer_sample(query)
+            case _:
+                return answer_file(__package__, name)
+
+    def _answer_sample(self, query: str) -> Answer | None:
+        """Answer with the records of a case; only cases that are shown have a page."""
+        given, (_, views, *_) = parse_qs(query), self._drawn
+        try:
+            (place,), (key,) = given["query"], given["case"]
+            cases = [case for stream in views[int(place)].streams for case in stream.cases]
+            case = next(case for case in cases if case.key == key)
+        except (IndexError, KeyError, StopIteration, ValueError):
+            return None
+        if self._read_sample is None:
+            return None
+        sample: Sample | str
+        with self._sampling:
+            try:
+                sample = self._read_sample(case)
+            except (OptionError, TimestreamError, OSError) as error:
+                sample = str(error)
+        return Answer("text/html; charset=utf-8", render_sample(case, sample, self._root))
 
     def _answer_sections(self, query: str) -> Answer:
         seen, end_s = read_seen(query), time.monotonic() + self._wait_s
-        with self._changed:
-            while True:
-                sections, digests = self._render()
-                left_s = end_s - time.monotonic()
-                if digests != seen or left_s <= 0:
-                    break
-                self._changed.wait(left_s)
+        while True:
+            news, sections, digests = self._draw()
+            left_s = end_s - time.monotonic()
+            if digests != seen or left_s <= 0:
+                break
+            with self._changed:
+                if self._news == news:
+                    self._changed.wait(min(left_s, _STALE_S))
+                else:
+                    self._changed.wait_for(lambda: False, min(left_s, self._pause_s()))
         return answer_sections(sections, digests, seen, self._read_clock(), _PAUSE_MS)
 
-    def _render(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the sections and their digests, which are made once for each of the views."""
-        if self._rendered is None or self._rendered[0] != self._views:
-            sections = render_sections(self._views)
-            digests = {name: digest(html) for name, html in sections.items()}
-            self._rendered = self._views, sections, digests
-        return self._rendered[1:]
+    def _pause_s(self) -> float:
+        return max(self._next_s - time.monotonic(), _LEAST_S)
+
+    def _draw(self) -> tuple[int, dict[str, str], dict[str, str]]:
+        """Return the sections and their digests, and of which news they are.
+
+        They are drawn once for all who ask, and only if there is something new.
+        """
+        with self._drawing:
+            drawn, views, sections, digests = self._drawn
+            now_s, news = time.monotonic(), self._news
+            is_fresh = drawn == news and now_s < self._drawn_s + _STALE_S
+            if is_fresh or now_s < self._next_s:
+                return drawn, sections, digests
+            began_s = time.thread_time()
+            taken, stores = tuple(self._take_views()), tuple(self._take_stores())
+            if drawn < 0 or taken != views or stores != self._stores:
+                self._stores = stores
+                sections = render_sections(taken, self._read_sample is not None, stores)
+                digests = {name: digest(html) for name, html in sections.items()}
+            self._drawn, self._drawn_s = (news, taken, sections, digests), now_s
+            pause_s = _PAUSES * (time.thread_time() - began_s)
+            self._next_s = now_s + min(pause_s, _STALE_S)
+            return news, sections, digests
 
 
 class LiveQueries:
@@ -94,42 +162,48 @@ class LiveQueries:
     """
 
     def __init__(self, read_clock: Callable[[], int], keep_ended_us: int) -> None:
-        self._page = LivePage("Time of this session's queries", read_clock, "/watch/")
+        self._page = LivePage(
+            "Time of this session's queries", read_clock, self._take_views, "/watch/"
+        )
         self._read_clock, self._keep_ended_us = read_clock, keep_ended_us
+        self._lock = Lock()
         self._logs: dict[str, QueryLog] = {}
         self._ended_us: dict[str, int] = {}
 
-    def add(self, progress: Mapping[str, Any]) -> None:
-        """Take what a query reports of a batch, or that it has nothing to do."""
+    def add(self, progress: Mapping[str, Any], batch: Batch) -> None:
+        """Take what a query reports of a batch, or that it has nothing to do.
+
+        `batch` is what `read_progress` makes of the progress.
+        """
         query = str(progress["id"])
-        log = self._logs.get(query)
-        if log is None:
-            log = self._logs[query] = QueryLog(str(progress.get("name") or query))
-        self._ended_us.pop(query, None)
-        batch = read_progress(progress)
         took_ms = (progress.get("durationMs") or {}).get("triggerExecution") or 0
-        log.add(int(progress["batchId"]), batch, batch.planned_us + int(took_ms) * 1_000)
-        log.state = read_operators(progress)
-        self._publish()
+        with self._lock:
+            log = self._logs.get(query)
+            if log is None:
+                log = self._logs[query] = QueryLog(str(progress.get("name") or query))
+            self._ended_us.pop(query, None)
+            log.add(int(progress["batchId"]), batch, batch.planned_us + int(took_ms) * 1_000)
+            log.state = read_operators(progress)
+        self._page.note_news()
 
     def end(self, query: str) -> None:
         """Note that a query has ended."""
-        self._ended_us[query] = self._read_clock()
-        self._publish()
+        with self._lock:
+            self._ended_us[query] = self._read_clock()
+        self._page.note_news()
 
     def answer(self, path: str, query: str) -> Answer | None:
         """Answer a request; None: there is no such page."""
         return self._page.answer(path, query)
 
-    def _publish(self) -> None:
+    def _take_views(self) -> list[QueryView]:
         now_us = self._read_clock()
-        for query, ended_us in list(self._ended_us.items()):
-            if now_us - ended_us > self._keep_ended_us:
-                self._logs.pop(query, None)
-                del self._ended_us[query]
-        self._page.publish(
-            [
+        with self._lock:
+            for query, ended_us in list(self._ended_us.items()):
+                if now_us - ended_us > self._keep_ended_us:
+                    self._logs.pop(query, None)
+                    del self._ended_us[query]
+            return [
                 log.view(now_us, runs=query not in self._ended_us)
                 for query, log in self._logs.items()
             ]
-        )

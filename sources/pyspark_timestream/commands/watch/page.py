@@ -7,14 +7,17 @@ style. Times that grow older have the attribute `data-age-us`; the page counts t
 
 from collections.abc import Sequence
 from typing import Final
+from urllib.parse import quote
 
 from pyspark_timestream.commands.explanation import (
     COUNTERS,
     PartitionFacts,
     describe_changes,
 )
+from pyspark_timestream.commands.watch.chain import StoreFacts, build_chain, render_chain
 from pyspark_timestream.commands.watch.follow import (
     SHOWS_CASES,
+    Case,
     Point,
     QueryView,
     StreamView,
@@ -23,11 +26,13 @@ from pyspark_timestream.commands.watch.follow import (
     rank_partitions,
     thin_curve,
 )
+from pyspark_timestream.commands.watch.sample import COLUMNS, Sample
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, format_instant
 from pyspark_timestream.core.report import (
     age_html,
     format_count,
     format_time,
+    html_table,
     shorten_duration,
     svg,
     to_html,
@@ -60,12 +65,22 @@ _SIGNS: Final = {
 }
 
 
-def render_sections(views: Sequence[QueryView]) -> dict[str, str]:
-    """Return the HTML of each query's section, by the section's id, in order."""
-    return {f"q{place}": _render_query(view) for place, view in enumerate(views)}
+def render_sections(
+    views: Sequence[QueryView], has_samples: bool = False, stores: Sequence[StoreFacts] = ()
+) -> dict[str, str]:
+    """Return the HTML of the chain, if there is one, and of each query, by the section's id.
+
+    `has_samples`: there is a page of the records of each case.
+    """
+    queries = {
+        f"q{place}": _render_query(view, place if has_samples else None)
+        for place, view in enumerate(views)
+    }
+    chain = build_chain(views, stores)
+    return queries if chain is None else {"chain": render_chain(chain), **queries}
 
 
-def _render_query(view: QueryView) -> str:
+def _render_query(view: QueryView, samples_of: int | None) -> str:
     word, look = _SIGNS[view.status]
     seen = f", last batch {age_html(view.changed_us)} ago" if view.changed_us is not None else ""
     why = f": {to_html(view.detail)}" if view.detail else ""
@@ -74,18 +89,20 @@ def _render_query(view: QueryView) -> str:
         f'<p class="status {look}" role="status"><b>{word}</b>{why}{seen}</p></header>'
     )
     notes = "".join(f'<p class="note">{to_html(note)}</p>' for note in view.notes)
-    streams = "".join(_render_stream(stream, n) for n, stream in enumerate(view.streams))
+    streams = "".join(
+        _render_stream(stream, n, samples_of) for n, stream in enumerate(view.streams)
+    )
     return f"{head}{notes}{streams}{_render_state(view)}{_render_strip(view.triggers)}"
 
 
-def _render_stream(stream: StreamView, place: int) -> str:
+def _render_stream(stream: StreamView, place: int, samples_of: int | None) -> str:
     told = stream.explanation
     topics = ", ".join(told.topics) or "no topic"
     return (
         f'<section class="stream"><h3>{to_html(topics)}</h3>'
         f"{_render_clock(stream)}{_render_changes(stream)}"
         f"{_render_diagnoses(told.diagnoses, place)}"
-        f"{draw_curve(stream.curve)}{_render_counts(stream, place)}"
+        f"{draw_curve(stream.curve)}{_render_counts(stream, place, samples_of)}"
         f"{_render_lanes(stream, place)}</section>"
     )
 
@@ -188,7 +205,7 @@ def draw_curve(points: Sequence[Point]) -> str:
 # -- counts ----------------------------------------------------------------------------------------
 
 
-def _render_counts(stream: StreamView, place: int) -> str:
+def _render_counts(stream: StreamView, place: int, samples_of: int | None) -> str:
     boxes = "".join(
         f'<li class="{"some" if name != "events" and stream.counts[name] else ""}">'
         f"<b>{stream.counts[name]:,}</b> {name}</li>"
@@ -200,20 +217,29 @@ def _render_counts(stream: StreamView, place: int) -> str:
         for each in told.malformed
     )
     reasons = f"<p>Malformed values since the start:</p><ul>{reasons}</ul>" if reasons else ""
-    cases = "".join(
-        f"<li>{case.counted:,} {case.counter} in {to_html(case.partition.topic)} "
-        f"{case.partition.number}, offsets {case.start} to {case.end - 1} (batch {case.batch}): "
-        f"<code>kafka-console-consumer.sh --topic {to_html(case.partition.topic)} --partition "
-        f"{case.partition.number} --offset {case.start} --max-messages {case.end - case.start}"
-        "</code></li>"
-        for case in stream.cases
-    )
+    cases = "".join(f"<li>{_describe_case(case, samples_of)}</li>" for case in stream.cases)
     where = f"<ul>{cases}</ul>" if cases else f"<p>{_NO_CASES}</p>"
     return (
         f'<ul class="counts" aria-label="counted in the last minute of batches">{boxes}</ul>'
         f'<details data-key="cases{place}"><summary>where: '
         f"{', '.join(SHOWS_CASES)}</summary>{where}{reasons}</details>"
     )
+
+
+def _describe_case(case: Case, samples_of: int | None) -> str:
+    topic, last = to_html(case.partition.topic), case.end - 1
+    where = (
+        f"{case.counted:,} {case.counter} in {topic} {case.partition.number}, offsets "
+        f"{case.start} to {last} (batch {case.batch})"
+    )
+    if samples_of is None:
+        return (
+            f"{where}: <code>kafka-console-consumer.sh --topic {topic} --partition "
+            f"{case.partition.number} --offset {case.start} --max-messages "
+            f"{case.end - case.start}</code>"
+        )
+    address = to_html(f"sample?query={samples_of}&case={quote(case.key, safe='')}")
+    return f'{where}: <a href="{address}" target="_blank">show records</a>'
 
 
 # -- lanes -----------------------------------------------------------------------------------------
@@ -357,3 +383,28 @@ def _render_state(view: QueryView) -> str:
         for each in view.state
     )
     return f'<p>State that waits for a CTI:</p><ul class="state">{rows}</ul>' if rows else ""
+
+
+# -- the page of a sample --------------------------------------------------------------------------
+
+
+def render_sample(case: Case, sample: Sample | str, root: str) -> str:
+    """Return a page with the records of a case, or with why they cannot be read."""
+    part = case.partition
+    title = f"{case.counted:,} {case.counter} in {part.topic} {part.number}, batch {case.batch}"
+    if isinstance(sample, str):
+        body = f'<p class="finding">{to_html(sample)}</p>'
+    else:
+        notes = "".join(f'<p class="note">Note: {to_html(note)}.</p>' for note in sample.notes)
+        table = html_table(COLUMNS, sample.rows) if sample.rows else "<p>No record was found.</p>"
+        body = f'{notes}<div class="lanes scroll" tabindex="0" role="region">{table}</div>'
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{to_html(title)}</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="stylesheet" href="{root}page.css">'
+        f'<link rel="stylesheet" href="{root}watch.css"><link rel="icon" href="data:,"></head>'
+        f'<body><main class="sample"><h1>{to_html(title)}</h1>'
+        f"<p>Offsets {case.start} to {case.end - 1}; whatever may be a secret is not shown.</p>"
+        f"{body}</main></body></html>"
+    )

@@ -8,6 +8,7 @@ one history per stream. Files of the log that are half-written are skipped with 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ _NEXT_STEP: Final = "pass the directory that the query had as option 'checkpoint
 _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """One batch of a query: when it was planned, and what its sources reported, in order.
 
@@ -37,6 +38,30 @@ class Batch:
     planned_us: int
     offsets: tuple[Any, ...]
     reports: tuple[Any, ...] = ()
+
+    @cached_property
+    def records(self) -> "tuple[BatchRecord, ...]":
+        """The batch of each Kafka stream of this package, read once for all who ask.
+
+        Raises:
+            CheckpointMismatch, CheckpointUnreadable: an offset of another version, or a damaged
+                one.
+        """
+        reports = self.reports or (None,) * len(self.offsets)
+        return tuple(
+            _read_record(self.planned_us, value, report)
+            for value, report in zip(self.offsets, reports, strict=True)
+            if _is_stream(value)
+        )
+
+    @property
+    def ctis(self) -> list[tuple[str, int | None]]:
+        """The id and the CTI of each Kafka stream, without all that is known of its partitions."""
+        return [
+            (str(value["stream"]), value["cti"])
+            for value in self.offsets
+            if _is_stream(value) and isinstance(value.get("cti"), int | None)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +188,10 @@ def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
     """Return the history of each Kafka stream in `batches`, which come in any order, by its id."""
     by_source: dict[str, dict[int, BatchRecord]] = {}
     for batch in batches:
-        reports = batch.reports or (None,) * len(batch.offsets)
-        for value, report in zip(batch.offsets, reports, strict=True):
-            if _is_stream(value):
-                check_offset(value, value["settings"])
-                offset = read_recorded_offset(value)
-                moments = by_source.setdefault(offset.stream, {})
-                seen = moments.get(offset.number)
-                moments[offset.number] = _merge_record(seen, batch.planned_us, offset, report)
+        for record in batch.records:
+            moments = by_source.setdefault(record.offset.stream, {})
+            seen = moments.get(record.offset.number)
+            moments[record.offset.number] = record if seen is None else _merge(seen, record)
     return {
         stream: tuple(moment for _, moment in sorted(moments.items()))
         for stream, moments in by_source.items()
@@ -245,20 +266,22 @@ def _is_stream(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() >= _OFFSET_KEYS
 
 
-def _merge_record(
-    seen: BatchRecord | None, planned_us: int, offset: StreamOffset, report: Any
-) -> BatchRecord:
-    """Merge a batch from two sources; their times agree within milliseconds, so keep the first."""
+def _read_record(planned_us: int, value: Mapping[str, Any], report: Any) -> BatchRecord:
+    check_offset(value, value["settings"])
+    offset = read_recorded_offset(value)
     if not isinstance(report, dict):
-        report = {}
+        return BatchRecord(planned_us, offset)
     ends = {
         Partition(topic, int(number)): entry["offset"] + entry["lag"]
         for topic, entries in (report.get("partitions") or {}).items()
         for number, entry in entries.items()
     }
     given = report.get("timeSettings")
-    settings = (given["from"], given["taken"]) if given else None
-    if seen is None:
-        return BatchRecord(planned_us, offset, ends, settings)
-    settings = settings or seen.topic_settings
-    return BatchRecord(seen.planned_us, offset, {**seen.readable_ends, **ends}, settings)
+    return BatchRecord(planned_us, offset, ends, (given["from"], given["taken"]) if given else None)
+
+
+def _merge(seen: BatchRecord, record: BatchRecord) -> BatchRecord:
+    """Merge a batch from two sources; their times agree within milliseconds, so keep the first."""
+    ends = {**seen.readable_ends, **record.readable_ends}
+    settings = record.topic_settings or seen.topic_settings
+    return BatchRecord(seen.planned_us, record.offset, ends, settings)

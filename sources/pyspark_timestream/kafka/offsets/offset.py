@@ -38,6 +38,10 @@ from pyspark_timestream.kafka.ranges import (
 )
 from pyspark_timestream.rules.state import PartitionState
 
+_MALFORMED_KEYS: Final = frozenset(
+    ("malformed", "malformed_at", "malformed_event_at", "malformed_time_at")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class MalformedValues:
@@ -63,6 +67,8 @@ class MalformedValues:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "MalformedValues":
         """Read the result of `to_json`."""
+        if _MALFORMED_KEYS.isdisjoint(value):
+            return NO_MALFORMED_VALUES
         return cls(
             _sort(value.get("malformed", {})),
             value.get("malformed_at"),

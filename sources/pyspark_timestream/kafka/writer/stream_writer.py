@@ -9,6 +9,7 @@ process keeps a producer for each query, and opens it again after another proces
 because the producer there has fenced this one.
 """
 
+import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from pyspark_timestream.core.checkpoint import (
     entry_path,
     find_location,
     read_entry,
+    remember_topic,
     resolve_directory,
 )
 from pyspark_timestream.core.instants import FINAL_US, format_instant
@@ -282,7 +284,9 @@ def open_stream_writer(
     check_columns(columns, has_marks=source is not None)
     _check_topic(options, columns, has_marks=source is not None)
     checkpoint = find_checkpoint(raw) if source == "watermark" else None
-    return KafkaStreamWriter(options, checkpoint, has_marks=source is not None)
+    return KafkaStreamWriter(
+        options, checkpoint, has_marks=source is not None, location=find_location(raw)
+    )
 
 
 def open_batch_writer(
@@ -353,13 +357,20 @@ class KafkaBatchWriter(DataSourceArrowWriter):
 class KafkaStreamWriter(DataSourceStreamArrowWriter):
     """Writes one batch; can be pickled.
 
-    `checkpoint` has the batch's watermark; None if CTIs come with the rows, or there are none.
+    `checkpoint` has the batch's watermark; None if CTIs come with the rows, or there are none. A
+    checkpoint at `location` on this machine gets a note of the topic.
     """
 
     def __init__(
-        self, options: KafkaWriteOptions, checkpoint: Path | None, *, has_marks: bool
+        self,
+        options: KafkaWriteOptions,
+        checkpoint: Path | None,
+        *,
+        has_marks: bool,
+        location: str | None = None,
     ) -> None:
         self._options, self._checkpoint, self._has_marks = options, checkpoint, has_marks
+        self._location = location
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenTask:
         """Write a task's rows in one transaction, unless an earlier attempt has done so."""
@@ -376,6 +387,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         run = QueryRun(tasks[0].query_id, tasks[0].run_id)
         with_rows = {each.task for each in tasks if each.rows}
         _COMMITS.check_tasks(self._options, run, batchId, with_rows)
+        self._note_topic()
         if not self._has_marks:
             return
         mark_us = self._options.find_mark(self._find_cti(tasks, batchId))
@@ -384,6 +396,14 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: committed rows stay, and the next attempt finds their entries."""
+
+    def _note_topic(self) -> None:
+        if self._location is None or self._options.topic is None:
+            return
+        with contextlib.suppress(CheckpointUnreadable):  # It is on another machine.
+            checkpoint = resolve_directory(self._location)
+            if (checkpoint / "offsets").is_dir():
+                remember_topic(checkpoint, self._options.topic)
 
     def _find_cti(self, tasks: Sequence[WrittenTask], batch: int) -> int | None:
         if self._checkpoint is not None:

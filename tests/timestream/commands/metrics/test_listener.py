@@ -15,6 +15,7 @@ from timestream.progress_events import event, offset_of, parse_page, values
 
 from pyspark_timestream.commands.metrics.listener import TimeMetrics
 from pyspark_timestream.core.serving import PageServer
+from pyspark_timestream.kafka.offsets.offset import StreamOffset
 
 ID, RUN = UUID(int=1), UUID(int=2)
 
@@ -39,6 +40,26 @@ def fetch(metrics, path="/metrics", method="GET"):
     request = urllib.request.Request(f"http://127.0.0.1:{metrics.port}{path}", method=method)
     with urllib.request.urlopen(request, timeout=20) as answer:
         return answer.headers, answer.read().decode("utf-8")
+
+
+def test_a_progress_is_read_once_for_the_numbers_and_the_page(monkeypatch):
+    read, parsed = StreamOffset.from_json.__func__, []
+
+    def count(cls, value):
+        parsed.append(value["number"])
+        return read(cls, value)
+
+    monkeypatch.setattr(StreamOffset, "from_json", classmethod(count))
+    metrics = TimeMetrics(port=0, page=True)
+    try:
+        for number in range(3):
+            found = progress(offset_of([share(state(1))], number), batch=number)
+            metrics.onQueryProgress(found)
+        assert "trips" in fetch(metrics, "/watch/sections")[1]
+    finally:
+        metrics.close()
+    assert parsed == [0, 1, 2]
+    assert "timestream_listener_failures_total 0" in metrics.text()
 
 
 def test_query_is_followed_from_its_start_to_its_end(served):

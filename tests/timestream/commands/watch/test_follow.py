@@ -200,6 +200,50 @@ def test_entries_that_spark_has_removed_leave_their_point_of_the_curve(tmp_path)
     assert [point.planned_us for point in stream.curve] == [m.planned_us for m in moments]
 
 
+def test_an_entry_between_others_that_becomes_whole_takes_its_place(tmp_path):
+    write(tmp_path, running(6, late=1))
+    torn = tmp_path / "offsets" / "3"
+    whole = torn.read_text()
+    torn.write_text(whole[:40])
+    follower = CheckpointFollower(str(tmp_path))
+    assert [each.number for each in follower.look(NOON).triggers] == [0, 1, 2, 4, 5]
+    torn.write_text(whole)
+    assert follower.look(NOON) == CheckpointFollower(str(tmp_path)).look(NOON)
+    assert [each.number for each in follower.look(NOON).triggers] == list(range(6))
+
+
+def test_of_a_long_history_the_curve_is_known_from_its_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "MAX_BATCHES", 10)
+    monkeypatch.setattr(follow, "MAX_RECALLED", 30)
+    monkeypatch.setattr(follow, "_MANY", 50)
+    moments = running(160, late=1)
+    write(tmp_path, moments[:150])
+    follower = CheckpointFollower(str(tmp_path))
+    view = follower.look(NOON)
+    assert [each.number for each in view.triggers] == list(range(140, 150))
+    (stream,) = view.streams
+    assert set(stream.curve) <= {Point(m.planned_us, m.offset.cti_us) for m in moments}
+    assert stream.curve[0].planned_us == NOON
+    assert list(stream.curve) == sorted(stream.curve)
+    assert 30 <= len(stream.curve) <= 50
+    write(tmp_path, moments[150:])
+    (grown,) = follower.look(NOON).streams
+    assert grown.curve == (
+        *stream.curve,
+        *(Point(m.planned_us, m.offset.cti_us) for m in moments[150:]),
+    )
+
+
+def test_large_entries_are_read_in_full_only_as_many_as_are_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "MAX_BYTES", 0)
+    write(tmp_path, running(60))
+    view = CheckpointFollower(str(tmp_path)).look(NOON)
+    assert [each.number for each in view.triggers] == list(range(40, 60))
+    assert [each.planned_us for each in view.streams[0].curve] == [
+        NOON + n * SECOND for n in range(60)
+    ]
+
+
 def test_what_is_kept_is_bounded_however_long_a_query_runs(monkeypatch):
     monkeypatch.setattr(follow, "MAX_POINTS", 50)
     log = QueryLog("q")

@@ -6,21 +6,26 @@ import re
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import NAMES, parse, request
 from timestream.commands_watch import view_of
-from timestream.histories import NOON, SECOND, share, state
+from timestream.histories import NOON, SECOND, history, share, state
 from timestream.web import SCRIPTED
 
 from pyspark_timestream.__main__ import main
+from pyspark_timestream.commands.watch import live
 from pyspark_timestream.commands.watch.command import add_arguments, format_text, to_json
+from pyspark_timestream.commands.watch.follow import QueryLog
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
 from pyspark_timestream.commands.watch.page import render_sections
 from pyspark_timestream.core.report import cell_width, escape_controls
 from pyspark_timestream.core.serving import PageServer, digest, render_shell
+from pyspark_timestream.kafka.diagnosis.history import Batch
+from pyspark_timestream.kafka.ranges import Partition
 
 MAX_PAGE = 300_000
 
@@ -39,7 +44,7 @@ def test_a_thousand_partitions_are_one_small_page():
     shares = [share(state(50 if n != 7 else 1)) for n in range(1_000)]
     (html,) = render_sections([view_of(shares)]).values()
     shell = len(render_shell("t", "/", "watch.css"))
-    page = LivePage("t", lambda: 0)
+    page = LivePage("t", lambda: 0, list)
     static = sum(
         len(page.answer(f"/{name}", "").text) for name in ("page.js", "page.css", "watch.css")
     )
@@ -59,9 +64,27 @@ def test_what_holds_back_is_said_in_words_and_not_in_colour_alone():
     assert re.search(r'class="cause"><th scope="row">topic 1 <small>holds back', html)
 
 
+class Shown:
+    """A page, and the views that it shows."""
+
+    def __init__(self, wait_s=0.2):
+        self.views, self.taken = (), 0
+        self.page = LivePage("t", lambda: NOON, self.take, wait_s=wait_s)
+        self.answer = self.page.answer
+
+    def take(self):
+        self.taken += 1
+        return self.views
+
+    def publish(self, views):
+        self.views = tuple(views)
+        self.page.note_news()
+
+
 @pytest.fixture
-def page():
-    return LivePage("t", lambda: NOON, wait_s=0.2)
+def page(monkeypatch):
+    monkeypatch.setattr(live, "_PAUSES", 0)
+    return Shown()
 
 
 def ask(page, seen=None):
@@ -88,8 +111,9 @@ def test_a_question_that_makes_no_sense_is_answered_with_all(page, seen):
     assert list(json.loads(page.answer("/sections", seen).text)["sections"]) == ["q0"]
 
 
-def test_a_change_is_sent_at_once_to_who_waits():
-    page = LivePage("t", lambda: NOON, wait_s=60)
+def test_a_change_is_sent_at_once_to_who_waits(monkeypatch):
+    monkeypatch.setattr(live, "_PAUSES", 0)
+    page = Shown(wait_s=60)
     page.publish([view_of([share(state(5))])])
     seen, answers = ask(page)["digests"], []
     waiting = threading.Thread(target=lambda: answers.append(ask(page, seen)))
@@ -98,6 +122,25 @@ def test_a_change_is_sent_at_once_to_who_waits():
     page.publish([view_of([share(state(6))])])
     waiting.join(10)
     assert list(answers[0]["sections"]) == ["q0"]
+
+
+def test_nothing_is_drawn_for_nobody_and_once_for_all_who_ask(page):
+    for second in range(50):
+        page.publish([view_of([share(state(second))])])
+    assert page.taken == 0
+    first = ask(page)
+    assert [ask(page) for _ in range(20)] == [first] * 20
+    assert page.taken == 1
+
+
+def test_a_page_that_is_dear_to_draw_is_drawn_seldom(monkeypatch):
+    monkeypatch.setattr(live, "_PAUSES", 10_000)
+    page = Shown()
+    page.publish([view_of([share(state(5))])])
+    first = ask(page)
+    page.publish([view_of([share(state(6))])])
+    assert ask(page, first["digests"])["sections"] == {}
+    assert page.taken == 1
 
 
 @pytest.fixture
@@ -179,6 +222,31 @@ def test_text_fits_the_terminal_and_has_no_control_characters(name, width):
     lines = format_text([view], NOON + 10 * SECOND, width)
     assert [escape_controls(line) for line in lines] == lines
     assert all(cell_width(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_thousand_partitions_fit_a_terminal_and_the_one_that_holds_back_is_named(width):
+    shares = [share(state(50 if n != 7 else 1)) for n in range(1_000)]
+    views = [view_of(shares, topic="a-long-topic-name.of.some-company", query="/data/trips")]
+    lines = format_text(views, NOON + 60 * SECOND, width)
+    assert all(cell_width(line) <= width for line in lines)
+    assert len(lines) < 50
+    (row,) = [line for line in lines if line.startswith("*")]
+    assert row.split()[:4] == ["*", "7", "49", "s"]
+    assert "... and 988 more partitions" in lines
+
+
+def test_partitions_of_several_topics_keep_their_numbers_in_a_narrow_terminal():
+    topics = {f"{name}-of-a-very-long-name-indeed": name for name in ("first", "second")}
+    log = QueryLog("q")
+    (moment,) = history([share(state(5)), share(state(1))])
+    parts = dict(zip(topics, moment.offset.partitions.values(), strict=True))
+    split = {Partition(topic, 31): each for topic, each in parts.items()}
+    offset = replace(moment.offset, partitions=split)
+    log.add(0, Batch(NOON, (offset.to_json(),)), NOON)
+    lines = format_text([log.view(NOON)], NOON, 40)
+    assert sum(" 31 " in line for line in lines) == 2
+    assert all(cell_width(line) <= 40 for line in lines)
 
 
 def test_json_has_what_is_shown():

@@ -1,0 +1,178 @@
+"""The records of a case: those that a counter of a partition has counted in a batch.
+
+A checkpoint has the partition's clock before the batch and the settings that define time, so the
+rules are run again over the batch's records, for these records alone; nothing is committed, and no
+group is joined. Where the times cannot be read here, such as with a schema of a registry, the first
+records of the batch are shown instead. Values that may be secrets are left out, as `peek` does.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pyspark_timestream.commands.peek.command import format_cell
+from pyspark_timestream.commands.watch.follow import Case
+from pyspark_timestream.core.instants import NEVER, Mask, format_instant
+from pyspark_timestream.core.report import cut_text, format_count
+from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.decode.payload import Payload, read_payload
+from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS
+from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.rules.step import ADJUSTED, LATE, BlockResult, step
+
+if TYPE_CHECKING:
+    pass
+
+MAX_SHOWN: Final = 10
+MAX_READ: Final = 100_000
+"""Look for them in at most so many records."""
+
+_MAX_BYTES: Final = 64_000_000
+"""And in at most so many bytes of values."""
+
+_MAX_CELL: Final = 300
+_GROUP: Final = "timestream-watch"
+
+COLUMNS: Final = ("offset", "timestamp", "event time", "CTI before it", "key", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some records of a case.
+
+    Attributes:
+        case: the case.
+        rows: a text for each of `COLUMNS`; without control characters if they are escaped as usual.
+        notes: what is to be known of them, a sentence each.
+    """
+
+    case: Case
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_sample(case: Case, raw: Mapping[str, str]) -> Sample:
+    """Read the records of a case; `raw` are the options that say how to reach the brokers.
+
+    Raises:
+        OptionError, TimestreamError: an option is wrong, or the brokers do not answer.
+    """
+    from pyspark_timestream.kafka.client.range_reader import RangeReader
+
+    options, why = _read_options(case, raw)
+    reader: RangeReader = RangeReader(options, _GROUP)
+    try:
+        return find_records(case, options if not why else None, reader.read, why)
+    finally:
+        reader.close()
+
+
+def _read_options(case: Case, raw: Mapping[str, str]) -> tuple[KafkaOptions, str]:
+    """Return the options of the query, or those that fetch records, and why not the query's."""
+    fetching = {**raw, "subscribe": case.partition.topic}
+    try:
+        options = read_kafka_options({**fetching, **case.settings})
+    except OptionError as error:
+        return read_kafka_options(fetching), str(error)
+    for kind in (options.value_format, options.key_format):
+        if kind in SCHEMA_FORMATS:
+            return options, f"times are in payloads of format '{kind}'"
+    return options, ""
+
+
+def find_records(
+    case: Case, options: KafkaOptions | None, read: ReadRange, why: str = ""
+) -> Sample:
+    """Find the records of a case; without `options` the first ones of its batch."""
+    rows: list[tuple[str, ...]] = []
+    notes = []
+    seen, left = 0, _MAX_BYTES
+    whole = Range(case.partition, case.start, case.end)
+    blocks = read(whole, ColumnSet(timestamps=True, keys=True, values=True, headers=True))
+    choose = _ByOrder() if options is None else _ByRules(case, options)
+    for block in blocks:
+        rows += choose(block)
+        seen += len(block.offsets)
+        left -= 0 if block.values is None else block.values.nbytes
+        if len(rows) >= MAX_SHOWN or seen >= MAX_READ or left < 0:
+            break
+    if options is None:
+        notes.append(
+            f"which of the batch's records were counted is not known here: {why}; these are its "
+            "first ones"
+        )
+    elif len(rows) < min(case.counted, MAX_SHOWN):
+        if seen >= MAX_READ or left < 0:
+            read_of = f"{format_count(seen, 'record')} of {case.end - case.start:,} offsets"
+            notes.append(f"only the first {read_of} were searched")
+        else:
+            notes.append(
+                f"{case.counted - len(rows):,} of {case.counted:,} are not in the topic any more"
+            )
+    return Sample(case, tuple(rows[:MAX_SHOWN]), tuple(notes))
+
+
+class _ByOrder:
+    """Chooses all records."""
+
+    def __call__(self, block: RecordBlock) -> Iterator[tuple[str, ...]]:
+        rows = range(min(len(block.offsets), MAX_SHOWN))
+        return (_format_row(block, row, "", "") for row in rows)
+
+
+class _ByRules:
+    """Follows the partition's clock, and chooses the records that the case's counter counts."""
+
+    def __init__(self, case: Case, options: KafkaOptions) -> None:
+        self._case, self._options, self._state = case, options, case.clock
+
+    def __call__(self, block: RecordBlock) -> Iterator[tuple[str, ...]]:
+        payload = read_payload(self._options, None, block)
+        rules = self._options.rules
+        self._state, result = step(rules, self._state, payload.events, payload.marks)
+        mask = _COUNTED[self._case.counter](self._options, payload, result)
+        for row in np.flatnonzero(mask)[:MAX_SHOWN]:
+            time = format_instant(int(result.times[row])) if result.well_formed[row] else "none"
+            in_force_us = int(result.in_force_us[row])
+            cti = "none" if in_force_us == NEVER else format_instant(in_force_us)
+            yield _format_row(block, int(row), time, cti)
+
+
+Find = Callable[[KafkaOptions, Payload, BlockResult], Mask]
+
+
+def _find_future(options: KafkaOptions, payload: Payload, result: BlockResult) -> Mask:
+    limit_us, record_us = options.rules.max_future_us, payload.events.record_us
+    if limit_us is None or record_us is None:
+        return np.zeros(len(result.times), dtype=np.bool_)
+    ahead: Mask = (result.times - limit_us > record_us) & (record_us != NEVER)
+    return ahead & result.well_formed & ~result.late
+
+
+def _find_valueless(payload: Payload, result: BlockResult) -> Mask:
+    valueless = payload.events.valueless
+    return np.zeros(len(result.times), dtype=np.bool_) if valueless is None else valueless
+
+
+_COUNTED: Final[Mapping[str, Find]] = {
+    "dropped": lambda _, payload, result: result.late & ~result.keep,
+    "adjusted": lambda _, payload, result: result.late & (result.violation == ADJUSTED),
+    "flagged": lambda _, payload, result: result.late & (result.violation == LATE),
+    "malformed": lambda _, payload, result: result.malformed & ~_find_valueless(payload, result),
+    "tombstones": lambda _, payload, result: result.malformed & _find_valueless(payload, result),
+    "future": _find_future,
+}
+
+
+def _format_row(block: RecordBlock, row: int, time: str, cti: str) -> tuple[str, ...]:
+    stamp = "none"
+    if block.timestamps_ms is not None and block.timestamps_ms[row].as_py() >= 0:
+        stamp = format_instant(block.timestamps_ms[row].as_py() * 1_000)
+    payloads = (None if side is None else side[row].as_py() for side in (block.keys, block.values))
+    cells = (cut_text(format_cell(value), _MAX_CELL) for value in payloads)
+    return (str(block.offsets[row].as_py()), stamp, time, cti, *cells)
