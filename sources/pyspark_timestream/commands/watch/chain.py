@@ -15,11 +15,11 @@ from pyspark_timestream.commands.watch.follow import QueryView
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.core.report import cut_text, format_time, shorten_duration, svg, to_html
 
-_BOX: Final = 190
-_GAP: Final = 130
+_BOX: Final = 212
+_GAP: Final = 90
 _HEIGHT: Final = 52
 _ROW: Final = 76
-_LETTERS: Final = 24
+_LETTERS: Final = 22
 
 
 @dataclass(frozen=True, slots=True)
