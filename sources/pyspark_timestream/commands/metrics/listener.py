@@ -57,7 +57,7 @@ def render_page(samples: Iterable[Sample]) -> str:
 
 
 def _render_labels(sample: Sample) -> str:
-    escaped = ((name, _escape(text).replace('"', r"\"")) for name, text in sample.attributes)
+    escaped = ((name, _escape(str(text)).replace('"', r"\"")) for name, text in sample.attributes)
     labels = ",".join(f'{name.replace(".", "_")}="{text}"' for name, text in escaped)
     return f"{{{labels}}}" if labels else ""
 
