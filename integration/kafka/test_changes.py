@@ -1,0 +1,124 @@
+"""A running clock is changed on a real broker: delay and policy, between kills (semantics 8.10)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker import Record
+from flights_data import PARTITIONS, duration_us, flights
+from harness import JOBS, Job, between_files_and_checkpoint, forget_batches, run_until
+from kafka_query import Stream
+
+pytestmark = pytest.mark.timeout(400)
+
+CLOCKS = (
+    {"ctiDelay": "30 minutes", "violationPolicy": "drop"},
+    {"ctiDelay": "3 hours", "violationPolicy": "drop"},
+    {"ctiDelay": "3 hours", "violationPolicy": "flag"},
+)
+Place = tuple[int, int]
+
+
+def departures(count: int) -> Iterator[Record]:
+    """Flights in the order of their reports, stamped with the time of their departure."""
+    table = flights(count)
+    pairs = zip(table["partition"].to_pylist(), table["departure_us"].to_pylist(), strict=True)
+    for partition, departure_us in pairs:
+        if departure_us is not None:
+            yield Record(b"{}", None, partition, departure_us // 1_000)
+
+
+def plans(checkpoint: Path) -> dict[int, dict[str, Any]]:
+    """The offsets in a checkpoint by batch."""
+    entries = (checkpoint / "offsets").glob("[0-9]*")
+    return {int(each.name): json.loads(each.read_text().splitlines()[-1]) for each in entries}
+
+
+def judge(times_us: list[int], starts: list[int]) -> tuple[dict[int, str | None], list[int]]:
+    """Row -> violation, and the CTI before each of `starts`, from which on the next clock holds."""
+    rows: dict[int, str | None] = {}
+    cti, ctis = -1, []
+    for place, time_us in enumerate(times_us):
+        while len(ctis) < len(starts) and starts[len(ctis)] <= place:
+            ctis.append(cti)
+        clock = CLOCKS[len(ctis)]
+        if time_us >= cti or clock["violationPolicy"] == "flag":
+            rows[place] = "late" if time_us < cti else None
+        cti = max(cti, time_us - duration_us(clock["ctiDelay"]))
+    return rows, [*ctis, *[cti] * (len(starts) - len(ctis))]
+
+
+def keep_rows(made: Stream) -> dict[Place, str | None]:
+    """Partition and offset of each row of data, and its violation."""
+    rows = [row.asDict() for row in made.rows() if row["cti"] is None]
+    kept = {(row["partition"], row["offset"]): row.get("violation") for row in rows}
+    assert len(kept) == len(rows)
+    return kept
+
+
+def test_flights_with_a_new_delay_and_a_new_policy_between_kills_are_those_of_the_oracle(
+    stream: Callable[..., Stream],
+) -> None:
+    records = list(departures(4_000))
+    made = stream(records[:1_000], PARTITIONS, ctiFrequency="1", changeFrom="now")
+    made.options["maxOffsetsPerTrigger"] = "250"
+    checkpoint = made.place / "checkpoint"
+    made.run(**CLOCKS[0])
+    assert not plans(checkpoint)[max(plans(checkpoint))].get("changes")
+    made.broker.produce(made.topic, records[1_000:])
+    first = max(plans(checkpoint))
+
+    def is_written(batch: int) -> bool:
+        rows = made.place / "rows" / f"batch={batch:06d}"
+        return batch > first + 2 and (rows / "_SUCCESS").exists()
+
+    job = Job(
+        JOBS / "cti_job.py",
+        [made.broker.bootstrap, made.topic, str(made.place),
+         json.dumps({**made.options, **CLOCKS[1]})],
+        log=made.place.with_suffix(".log"),
+    )  # fmt: skip
+    assert run_until(job, between_files_and_checkpoint(checkpoint, is_written), timeout=240).hit
+    killed = max(plans(checkpoint))
+    # Spark runs the killed batch again with the options of its offset, then the policy changes.
+    made.run(**CLOCKS[2])
+    known = plans(checkpoint)
+    changes = known[max(known)]["changes"]
+    assert [(each["number"], each["from"], each["to"]) for each in changes] == [
+        (first + 1, {"ctiDelay": "30 minutes"}, {"ctiDelay": "3 hours"}),
+        (killed + 1, {"violationPolicy": "drop"}, {"violationPolicy": "flag"}),
+    ]
+    assert made.report()["changes"][-1]["to"] == {"violationPolicy": "flag"}
+
+    expected: dict[Place, str | None] = {}
+    ctis_us: list[list[int]] = []
+    for number in range(PARTITIONS):
+        times_us = [r.timestamp_ms * 1_000 for r in records if r.partition == number]
+        starts = [known[each["number"]]["partitions"][made.topic][str(number)]["from"]
+                  for each in changes]  # fmt: skip
+        rows, before = judge(times_us, starts)
+        expected |= {(number, place): violation for place, violation in rows.items()}
+        ctis_us.append(before)
+    assert [each["cti"] for each in changes] == [min(each) for each in zip(*ctis_us, strict=True)]
+    found = keep_rows(made)
+    assert found == expected
+    assert "late" in found.values()
+    assert len(found) < len(records)
+
+    # A replay of the checkpoint: Spark has lost what came after a batch, and runs that again.
+    for batch in (first, first + 1, killed, killed + 1):
+        again = Stream(made.spark, made.broker, made.topic, made.place / f"again-{batch}",
+                       made.options)  # fmt: skip
+        shutil.copytree(checkpoint, again.place / "checkpoint")
+        forget_batches(again.place / "checkpoint" / "offsets", batch)
+        forget_batches(again.place / "checkpoint" / "commits", batch - 1)
+        again.run(**CLOCKS[2])
+        rows = made.spark.read.parquet(str(again.place / "rows" / f"batch={batch:06d}"))
+        shape = ("partition", "offset", "start_time", "cti")
+        kept = made.spark.read.parquet(str(made.place / "rows" / f"batch={batch:06d}"))
+        assert rows.select(*shape).collect() == kept.select(*shape).collect()
