@@ -1,0 +1,312 @@
+"""A whole chain of real parts: a broker, two topics, a driver and its stand-by, stores, clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import chaos_driver
+import chaos_parts
+from broker import Broker, started
+from chaos_disks import Disk
+from chaos_driver import QUERIES, Places
+from harness import latest
+from kafka_process import KafkaProcess
+from process_session import ProcessSession, members
+
+DISK_MB = 512
+LIMIT_S = 150.0
+"""What has not gone on by then hangs."""
+
+PRODUCERS = ("late", "broken", "transactions")
+
+
+class Stuck(AssertionError):
+    """A part of the chain did not go on after a fault."""
+
+
+def wait_until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
+    """Return what `holds` returns once it is true."""
+    deadline = time.monotonic() + limit_s
+    while not (found := holds()):
+        if time.monotonic() > deadline:
+            raise Stuck(f"not within {limit_s:.0f} s: {what}")
+        time.sleep(0.03)
+    return found
+
+
+class Lines:
+    """The JSON lines of a file that another process appends to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+        self.all: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def update(self) -> list[dict[str, Any]]:
+        """All lines so far."""
+        with self._lock:
+            if self._path.exists():
+                with self._path.open("rb") as file:
+                    file.seek(self._read)
+                    data = file.read()
+                whole = data[: data.rfind(b"\n") + 1]
+                self._read += len(whole)
+                self.all += [json.loads(line) for line in whole.splitlines()]
+            return list(self.all)
+
+    def since(self, at: float) -> list[dict[str, Any]]:
+        return [line for line in self.update() if line["at"] >= at]
+
+
+class Driver:
+    """A driver with its session, ready or getting ready."""
+
+    def __init__(self, places: Places, logs: Path, number: int) -> None:
+        self.events = Lines(logs / f"driver-{number}.events")
+        command = [sys.executable, chaos_driver.__file__, json.dumps(places)]
+        log = logs / f"driver-{number}.log"
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                [*command, str(logs / f"driver-{number}.events")],
+                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        self.session = ProcessSession(self._popen, log)
+        self.pid = self._popen.pid
+
+    def order(self, **order: Any) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(json.dumps(order).encode() + b"\n")
+        self._popen.stdin.flush()
+
+    def wait_until_ready(self) -> None:
+        wait_until(self._is_ready, f"a driver that begins\n{self.session.log}")
+
+    def _is_ready(self) -> bool:
+        if self.session.exit_code is not None:
+            raise Stuck(f"a driver ended by itself:\n{self.session.tail()}")
+        return any(line["is"] == "ready" for line in self.events.update())
+
+    def end(self) -> int:
+        """Let it stop its queries and end by itself; its exit code."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+        code = self.session.wait(60)
+        self.session.kill()
+        return -signal.SIGKILL if code is None else code
+
+
+class Chain:
+    """All of it, at one place on disk."""
+
+    def __init__(self, place: Path, stack: ExitStack, *, disks: bool, master: str) -> None:
+        self.place, self.logs = place, place / "logs"
+        self.logs.mkdir(parents=True)
+        self.disks: dict[str, Disk] = {}
+        for name in ("stores", "checkpoints"):
+            if disks:
+                self.disks[name] = Disk(place / name, DISK_MB)
+            else:
+                (place / name).mkdir()
+        (place / "tmp").mkdir()
+        os.environ["TMPDIR"] = str(place / "tmp")
+        self.stores, self.checkpoints = place / "stores", place / "checkpoints"
+        self.broker: Broker = started("process", KafkaProcess)
+        assert self.broker.server is not None
+        stack.callback(self.broker.server.close)
+        source = self.broker.create_topic("events", chaos_parts.PARTITIONS)
+        target = self.broker.create_topic("windows", 2)
+        self.places = Places(
+            self.broker.bootstrap, source, target, str(self.stores), str(self.checkpoints), master
+        )
+        chaos_driver.create_stores(self.stores)
+        self.begun = time.time()
+        self._drivers: list[Driver] = []
+        stack.callback(self._end_drivers)
+        self.driver, self.spare = self.begin_driver(), self.begin_driver()
+        self.parts: dict[str, int] = {}
+        self.ended: dict[int, int] = {}
+        self._begin_zygote(stack)
+        self.striking = {name: threading.Lock() for name in self.part_kinds()}
+        for name in self.part_kinds():
+            self.begin_part(name)
+        self.driver.wait_until_ready()
+        self.driver.order(start=QUERIES)
+
+    # -- drivers ---------------------------------------------------------------------------------
+
+    def begin_driver(self) -> Driver:
+        self._drivers.append(Driver(self.places, self.logs, len(self._drivers)))
+        return self._drivers[-1]
+
+    def _end_drivers(self) -> None:
+        for driver in self._drivers:
+            driver.session.kill()
+
+    def take_over(self) -> None:
+        """Let the stand-by run the queries, and another one stand by."""
+        self.spare.wait_until_ready()
+        self.driver = self.spare
+        self.driver.order(start=QUERIES)
+        self.spare = self.begin_driver()
+
+    def committed(self, query: str) -> int:
+        return latest(self.checkpoints / query / "commits")
+
+    def planned(self, query: str) -> int:
+        return latest(self.checkpoints / query / "offsets")
+
+    def stop_query(self, name: str) -> None:
+        at = time.time()
+        self.driver.order(stop=name)
+        wait_until(
+            lambda: any(
+                line["is"] == "stopped" and line["query"] == name
+                for line in self.driver.events.since(at)
+            ),
+            f"the end of query {name}",
+        )
+
+    def messages(self, since: float) -> list[tuple[str, str]]:
+        """What operators saw since then: where, and what `why` said."""
+        found = []
+        for driver in self._drivers:
+            for line in driver.events.since(since):
+                if line["is"] == "failed":
+                    found.append((f"query {line['query']}", line["message"]))
+        for name in self.part_kinds():
+            for line in self.lines(name).since(since):
+                if "message" in line:
+                    found.append((name.split("-")[0], f"{line['error']}: {line['message']}"))
+        return found
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def part_kinds(self) -> dict[str, tuple[str, list[Any]]]:
+        windows, rollup = str(self.stores / "windows"), str(self.stores / "rollup")
+        send = [self.broker.bootstrap, self.places.source, self.begun]
+        return {
+            "editor-0": ("edit", [windows, 1]),
+            "editor-1": ("edit", [windows, 2]),
+            "follower-0": ("follow", [windows, str(self.place / "seen-0")]),
+            "follower-1": ("follow", [windows, str(self.place / "seen-1")]),
+            "appender-0": ("append", [str(self.stores / "notes")]),
+            "appender-1": ("append", [str(self.stores / "notes")]),
+            "roller-0": ("roll", [windows, rollup]),
+            "compactor-0": ("maintain", [windows, rollup, str(self.stores / "notes")]),
+            **{
+                f"producer-{kind}": ("produce", [*send, kind, number])
+                for number, kind in enumerate(PRODUCERS)
+            },
+        }
+
+    def _begin_zygote(self, stack: ExitStack) -> None:
+        command = [sys.executable, chaos_parts.__file__, str(self.logs)]
+        self._lines: dict[str, Lines] = {}
+        output = (self.logs / "parts.log").open("ab")
+        self._zygote = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+        stack.callback(self._zygote.wait)
+        stack.callback(self._zygote.kill)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._zygote.stdout is not None
+        for line in self._zygote.stdout:
+            told = json.loads(line)
+            if "ended" in told:
+                self.ended[told["ended"]] = told["code"]
+            else:
+                self.parts[told["begun"]] = told["pid"]
+
+    def lines(self, name: str) -> Lines:
+        return self._lines.setdefault(name, Lines(self.logs / f"{name}.log"))
+
+    def begin_part(self, name: str) -> int:
+        """Fork it; its process."""
+        assert self._zygote.stdin is not None
+        kind, arguments = self.part_kinds()[name]
+        self.parts.pop(name, None)
+        asked = {"name": name, "kind": kind, "arguments": arguments}
+        self._zygote.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._zygote.stdin.flush()
+        return int(wait_until(lambda: self.parts.get(name), f"the process of {name}"))
+
+    def doing(self, name: str) -> str:
+        """The step that a part is in, or `idle`."""
+        try:
+            return (self.logs / f"{name}.state").read_text().strip()
+        except FileNotFoundError:
+            return "idle"
+
+    def has_gone_on(self, name: str, since: float) -> bool:
+        """Whether a part has done something since then that is no error."""
+        return any(
+            not {"begun", "message", "tried"} & line.keys() for line in self.lines(name).since(since)
+        )
+
+    def end_part(self, name: str) -> None:
+        """End it between two steps."""
+        pid = self.parts.pop(name)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: is_stopped(pid), f"a frozen {name}")
+            if self.doing(name) == "idle":
+                break
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.005)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: pid in self.ended, f"the end of {name}")
+
+
+def is_stopped(pid: int) -> bool:
+    """Frozen, or gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except OSError:
+        return True
+
+
+def python_workers(session: int) -> list[int]:
+    """The processes that run Python tasks: what the daemon of workers has forked."""
+    return [pid for pid in members(session) if b"pyspark.daemon" in command(parent(pid))]
+
+
+def source_processes(session: int) -> list[int]:
+    """The driver's processes of Python that plan and commit for sources and sinks."""
+    found = [pid for pid in members(session) if b"streaming" in command(pid)]
+    return [pid for pid in found if b"pyspark.sql" in command(pid)]
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+@contextmanager
+def chain(place: Path, *, disks: bool, master: str = "local[2,4]") -> Iterator[Chain]:
+    """A chain that runs; nothing of it is left after the block."""
+    with ExitStack() as stack:
+        yield Chain(place, stack, disks=disks, master=master)
