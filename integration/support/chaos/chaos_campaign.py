@@ -29,7 +29,7 @@ from chaos_faults import HEAVY, ON_CLUSTERS, strike_part
 HOWS = ("killed", "killed", "killed", "frozen", "interrupted (Ctrl-C)")
 
 
-STRIKERS = 4
+STRIKERS = 2
 """Threads that each strike one part at a time."""
 
 
@@ -169,9 +169,13 @@ def run_seed(seed: int, out: Path, kinds: list[str], *, disks: bool, cluster: bo
     log = Log(out, seed)
     master = "local-cluster[2,1,1024]" if cluster else "local[2,4]"
     with chain(place, disks=disks, master=master) as running:
-        Campaign(running, log, seed, kinds).run()
-        settle(running)
-        counts = check(running)
+        try:
+            Campaign(running, log, seed, kinds).run()
+            settle(running)
+            counts = check(running)
+        except Exception:
+            running.keep_for_a_look()
+            raise
         assert running.driver.end() == 0
         assert (left := leftovers(running)) == [], left
         print(f"seed {seed}: {log.hits} of {log.count} faults hit; {counts}", flush=True)

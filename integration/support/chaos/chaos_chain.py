@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +20,13 @@ import chaos_parts
 from broker import Broker, started
 from chaos_disks import Disk
 from chaos_driver import QUERIES, Places
+from confluent_kafka import IsolationLevel
 from harness import latest
 from kafka_process import KafkaProcess
 from process_session import ProcessSession, members
 
 DISK_MB = 512
-LIMIT_S = 150.0
+LIMIT_S = 300.0
 """What has not gone on by then hangs."""
 
 PRODUCERS = ("late", "broken", "transactions")
@@ -189,6 +191,20 @@ class Chain:
                 if "message" in line:
                     found.append((name.split("-")[0], f"{line['error']}: {line['message']}"))
         return found
+
+    def keep_for_a_look(self) -> None:
+        """Copy what is on the disks, which end with this process, and print Java's threads."""
+        for pid in members(self.driver.pid):
+            if b"/java" in command(pid):
+                os.kill(pid, signal.SIGQUIT)
+        time.sleep(1)
+        for name in ("stores", "checkpoints"):
+            shutil.copytree(self.place / name, self.place / f"{name}-kept", dirs_exist_ok=True)
+        text = str(self.messages(0)[-20:])
+        for topic in ("events", "windows"):
+            text += f"\n{topic} ends at {self.broker.end_offsets(topic)}, committed "
+            text += str(self.broker.end_offsets(topic, IsolationLevel.READ_COMMITTED))
+        (self.logs / "kept.txt").write_text(text)
 
     # -- parts -----------------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ def two_drivers(chain: Chain, chance: Random) -> str | None:
 
     found: str | None = None
     with contextlib.suppress(AssertionError):
-        found = wait_until(refused, "an instance that is ended", 45)
+        found = wait_until(refused, "an instance that is ended", 120)
     chain.spare.order(stop=name)
     wait_until(
         lambda: any(line["is"] == "stopped" for line in chain.spare.events.since(begun)),

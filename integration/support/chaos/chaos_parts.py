@@ -251,6 +251,7 @@ PARTS: dict[str, Callable[..., NoReturn]] = {
 def main() -> None:
     """Fork a part for each line of input: `{"name": ..., "kind": ..., "arguments": [...]}`."""
     place = Path(sys.argv[1])
+    os.nice(5)  # Parts that begin again and again must not starve the driver.
     signal.signal(signal.SIGCHLD, lambda *_: reap())
     assert pa.__version__
     for line in sys.stdin:

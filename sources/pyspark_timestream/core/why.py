@@ -94,6 +94,16 @@ _FOREIGN_CAUSES: Final = (
         f"raise the limit (ulimit -n), then {_RESUMES}",
     ),
     (
+        re.compile(
+            r"Python worker exited unexpectedly"
+            r"|java\.\w+\.(?:EOFException|IOException: Broken pipe|\w+Exception: Connection reset)"
+            r"[^\n]*(?:\n\s+at (?!org\.apache)[^\n]+)*"
+            r"\n\s+at org\.apache\.spark\.sql\.execution\.(?:datasources\.v2\.)?python\."
+        ),
+        "a process of Python that Spark runs for the query has ended",
+        f"{_RESUMES}; if it ends again, see whether the system took its memory (dmesg)",
+    ),
+    (
         re.compile(r"java\.lang\.OutOfMemoryError"),
         "Spark's JVM has too little memory",
         f"raise spark.driver.memory or spark.executor.memory, then {_RESUMES}",
@@ -197,8 +207,10 @@ def _find_texts(error: BaseException) -> list[str]:
 
 
 def _find_root(texts: Sequence[str], pattern: re.Pattern[str]) -> str:
-    """Return the last line that `pattern` finds: the root cause's."""
+    """Return the last line that `pattern` finds, or begins in: the root cause's."""
     lines = [line for text in texts for line in text.splitlines() if pattern.search(line)]
+    # A pattern that looks at the trace below the error's line finds no single line.
+    lines = lines or [found[0].splitlines()[0] for text in texts if (found := pattern.search(text))]
     line = lines[-1].strip().removeprefix("Caused by: ")
     return line.rsplit("with exception: ", 1)[-1].partition(" SQLSTATE")[0]
 

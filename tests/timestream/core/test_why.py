@@ -137,6 +137,23 @@ def test_why_finds_our_sentence_in_what_java_wraps(error: Exception) -> None:
     assert printed(error) == f"{OURS}\n"
 
 
+PYTHON_GONE = """java.io.{}
+\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:397)
+\tat org.apache.spark.sql.execution.python.streaming.PythonStreamingSourceRunner.commit(P.scala:302)
+\tat org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution.runBatch(M.scala:1181)"""
+
+
+@pytest.mark.parametrize("how", ["EOFException", "IOException: Broken pipe"])
+def test_why_says_that_a_process_of_python_has_ended(how: str) -> None:
+    """As Spark tells it when the process that plans a source's batches was killed."""
+    error = OfJava(f"{FAILED} SQLSTATE: XXKST", PYTHON_GONE.format(how))
+    assert printed(error).startswith(
+        f"a process of Python that Spark runs for the query has ended (java.io.{how}); next step: "
+    )
+    elsewhere = PYTHON_GONE.format(how).replace("execution.python", "execution.parquet")
+    assert printed(OfJava(f"{FAILED} SQLSTATE: XXKST", elsewhere)).startswith("not an error of")
+
+
 @pytest.mark.parametrize(
     ("cause", "step"),
     [
@@ -146,6 +163,7 @@ def test_why_finds_our_sentence_in_what_java_wraps(error: Exception) -> None:
         ("java.io.FileNotFoundException: /c/metadata (Permission denied)", "the right to the"),
         ("java.net.SocketException: Too many open files", "ulimit -n"),
         ("java.lang.OutOfMemoryError: Java heap space", "spark.driver.memory"),
+        ("Python worker exited unexpectedly (crashed)", "dmesg"),
         ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log.", "checkpointLocation of"),
         ("Multiple streaming queries are concurrently using file:/c/offsets.", "let one of them"),
     ],
