@@ -20,14 +20,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from chaos_chain import Chain, chain, wait_until
-from chaos_checks import check, leftovers
+from chaos_chain import Chain, Parts, chain, parts, wait_until
+from chaos_checks import check, check_parts, check_written, leftovers, unknown_groups
 from chaos_disks import own_mounts
 from chaos_driver import QUERIES
 from chaos_faults import HEAVY, ON_CLUSTERS, strike_part
 
 HOWS = ("killed", "killed", "killed", "frozen", "interrupted (Ctrl-C)")
 
+
+PAUSE_S = 8.0
+"""Between two faults of the disk where there is no query, for faults of parts."""
 
 STRIKERS = 2
 """Threads that each strike one part at a time."""
@@ -54,22 +57,28 @@ class Log:
 class Campaign:
     """One seed's faults on one chain."""
 
-    def __init__(self, running: Chain, log: Log, seed: int, kinds: list[str]) -> None:
+    def __init__(
+        self, running: Parts, log: Log, seed: int, kinds: list[str], pause_s: float = 0
+    ) -> None:
         self._chain, self._log, self._kinds = running, log, kinds
-        self._seed = seed
+        self._seed, self._pause_s = seed, pause_s
         self._ends = threading.Event()
         self._failures: list[BaseException] = []
 
     def run(self) -> None:
         """All heavy faults one after the other, and those of parts beside them."""
-        self._wait_for_queries("the first batches")
-        threads = [threading.Thread(target=self._strike_parts, args=[n]) for n in range(STRIKERS)]
+        self._wait_until_all_go_on("the first batches")
+        threads = [
+            threading.Thread(target=self._strike_parts, args=[n])
+            for n in range(STRIKERS if isinstance(self._chain, Chain) else 2 * STRIKERS)
+        ]
         for thread in threads:
             thread.start()
         try:
             chance = random.Random(self._seed)
             for kind in self._kinds:
                 self._strike(kind, chance)
+                time.sleep(self._pause_s)
                 self._raise()
         finally:
             self._ends.set()
@@ -85,7 +94,7 @@ class Campaign:
         running, begun = self._chain, time.time()
         evidence = {**HEAVY, **ON_CLUSTERS}[kind](running, chance)
         over = time.time()
-        self._wait_for_queries(kind)
+        self._wait_until_all_go_on(kind)
         self._log.add(
             kind=kind, hit=evidence is not None, evidence=evidence or "",
             lasted_s=round(over - begun, 2), went_on_s=round(time.time() - over, 2),
@@ -93,14 +102,21 @@ class Campaign:
         )  # fmt: skip
         print(f"{kind}: {evidence}, {over - begun:.1f} s + {time.time() - over:.1f} s", flush=True)
 
-    def _wait_for_queries(self, what: str) -> None:
-        running = self._chain
-        before = {name: running.committed(name) for name in QUERIES}
-        for name in QUERIES:
+    def _wait_until_all_go_on(self, what: str) -> None:
+        """Every query ends another batch; without queries every part another step."""
+        running, since = self._chain, time.time()
+        recent = running.messages(since - 60)[-3:]
+        if isinstance(running, Chain):
+            before = {name: running.committed(name) for name in QUERIES}
+            for name, batch in before.items():
+                told = f"another batch of {name} after: {what}; {recent}"
+                wait_until(lambda name=name, batch=batch: running.committed(name) > batch, told)  # type: ignore[misc]
+            return
+        for name in running.part_kinds():
+            told = f"another step of {name} after: {what}; {recent}"
             wait_until(
-                lambda name=name: running.committed(name) > before[name],
-                f"another batch of {name} after: {what}; {running.messages(time.time() - 60)[-3:]}",
-            )
+                lambda name=name: running.has_gone_on(name, since) or not is_busy(name), told
+            )  # type: ignore[misc]
 
     def _told(self, since: float) -> list[list[str]]:
         """What operators saw, each text once."""
@@ -131,7 +147,7 @@ class Campaign:
             evidence = strike_part(running, name, how.split(" ")[0], chance)
             over = time.time()
             wait_until(
-                lambda: running.has_gone_on(name, over) or not running_needed(name),
+                lambda: running.has_gone_on(name, over) or not is_busy(name),
                 f"{name} going on after it was {how}; {running.lines(name).update()[-2:]}",
                 240,
             )
@@ -144,8 +160,8 @@ class Campaign:
             running.striking[name].release()
 
 
-def running_needed(name: str) -> bool:
-    """A follower has nothing to do while nothing is new."""
+def is_busy(name: str) -> bool:
+    """Whether it always has something to do; a follower waits for events."""
     return not name.startswith("follower")
 
 
@@ -155,29 +171,38 @@ def readable(text: str, place: Path) -> str:
     return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", text)[:600]
 
 
-def settle(running: Chain) -> None:
+def settle(running: Parts) -> None:
     """No more events and edits; the rest goes on to its end."""
     for name in [*running.part_kinds()]:
-        if name.startswith(("producer", "editor", "roller", "compactor", "appender")):
+        if name.startswith(("producer", "writer", "editor", "roller", "compactor", "appender")):
             running.end_part(name)
 
 
-def run_seed(seed: int, out: Path, kinds: list[str], *, disks: bool, cluster: bool) -> Log:
+def run_seed(
+    seed: int, out: Path, kinds: list[str], *, disks: bool, cluster: bool, spark: bool = True
+) -> Log:
     """One campaign; its log. What is left of a failed one stays for a look."""
     place = Path(os.environ.get("CHAOS_PLACE", ".work/chaos")).resolve() / f"seed-{seed}"
     shutil.rmtree(place, ignore_errors=True)
     log = Log(out, seed)
     master = "local-cluster[2,1,1024]" if cluster else "local[2,4]"
-    with chain(place, disks=disks, master=master) as running:
+    with (
+        chain(place, disks=disks, master=master) if spark else parts(place, disks=disks) as running
+    ):
         try:
-            Campaign(running, log, seed, kinds).run()
+            Campaign(running, log, seed, kinds, 0 if spark else PAUSE_S).run()
             settle(running)
-            counts = check(running)
+            if isinstance(running, Chain):
+                counts = check(running)
+                assert running.driver.end() == 0
+                assert (unknown := unknown_groups(running)) == [], unknown
+            else:
+                check_written(running)
+                counts = check_parts(running)
+            assert (left := leftovers(running)) == [], left
         except Exception:
             running.keep_for_a_look()
             raise
-        assert running.driver.end() == 0
-        assert (left := leftovers(running)) == [], left
         print(f"seed {seed}: {log.hits} of {log.count} faults hit; {counts}", flush=True)
         with out.with_suffix(".checked").open("a") as file:
             file.write(json.dumps({"seed": seed, "hits": log.hits, "checked": counts}) + "\n")
@@ -185,11 +210,15 @@ def run_seed(seed: int, out: Path, kinds: list[str], *, disks: bool, cluster: bo
     return log
 
 
-def draw_kinds(seed: int, rounds: int, *, disks: bool, cluster: bool, only: str = "") -> list[str]:
+def draw_kinds(
+    seed: int, rounds: int, *, disks: bool, cluster: bool, spark: bool = True, only: str = ""
+) -> list[str]:
     """Each kind once a round, in an order of the seed's."""
     chance = random.Random(f"kinds {seed}")
     known = [*HEAVY, *(ON_CLUSTERS if cluster else [])]
     known = [kind for kind in known if (disks or not kind.startswith("disk")) and only in kind]
+    if not spark:
+        known = [kind for kind in known if kind.startswith("disk of stores")]
     drawn = []
     for _ in range(rounds):
         chance.shuffle(known)
@@ -205,15 +234,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--count", type=int, default=1000, help="the most heavy faults of a seed")
     parser.add_argument("--only", default="")
+    parser.add_argument("--without-spark", action="store_true", help="stores and clients alone")
     given = parser.parse_args()
     disks = own_mounts()
     given.out.parent.mkdir(parents=True, exist_ok=True)
     failed = []
     for seed in given.seeds:
         cluster = seed % 5 == 4
-        kinds = draw_kinds(seed, given.rounds, disks=disks, cluster=cluster, only=given.only)
+        how = {"disks": disks, "cluster": cluster, "spark": not given.without_spark}
+        kinds = draw_kinds(seed, given.rounds, only=given.only, **how)
         try:
-            run_seed(seed, given.out, kinds[: given.count], disks=disks, cluster=cluster)
+            run_seed(seed, given.out, kinds[: given.count], **how)
         except Exception:
             traceback.print_exc()
             failed.append(seed)
@@ -223,4 +254,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -64,10 +65,13 @@ class Lines:
                 whole = data[: data.rfind(b"\n") + 1]
                 self._read += len(whole)
                 self.all += [json.loads(line) for line in whole.splitlines()]
-            return list(self.all)
+            return self.all[:]
 
     def since(self, at: float) -> list[dict[str, Any]]:
-        return [line for line in self.update() if line["at"] >= at]
+        """Those from then on; they are in order."""
+        return list(itertools.takewhile(lambda line: line["at"] >= at, reversed(self.update())))[
+            ::-1
+        ]
 
 
 class Driver:
@@ -108,10 +112,10 @@ class Driver:
         return -signal.SIGKILL if code is None else code
 
 
-class Chain:
-    """All of it, at one place on disk."""
+class Parts:
+    """Stores on disks of their own, and the processes that work on them."""
 
-    def __init__(self, place: Path, stack: ExitStack, *, disks: bool, master: str) -> None:
+    def __init__(self, place: Path, stack: ExitStack, *, disks: bool) -> None:
         self.place, self.logs = place, place / "logs"
         self.logs.mkdir(parents=True)
         self.disks: dict[str, Disk] = {}
@@ -123,112 +127,50 @@ class Chain:
         (place / "tmp").mkdir()
         os.environ["TMPDIR"] = str(place / "tmp")
         self.stores, self.checkpoints = place / "stores", place / "checkpoints"
-        self.broker: Broker = started("process", KafkaProcess)
-        assert self.broker.server is not None
-        stack.callback(self.broker.server.close)
-        source = self.broker.create_topic("events", chaos_parts.PARTITIONS)
-        target = self.broker.create_topic("windows", 2)
-        self.places = Places(
-            self.broker.bootstrap, source, target, str(self.stores), str(self.checkpoints), master
-        )
         chaos_driver.create_stores(self.stores)
         self.begun = time.time()
-        self._drivers: list[Driver] = []
-        stack.callback(self._end_drivers)
-        self.driver, self.spare = self.begin_driver(), self.begin_driver()
         self.parts: dict[str, int] = {}
         self.ended: dict[int, int] = {}
+        self._lines: dict[str, Lines] = {}
         self._begin_zygote(stack)
         self.striking = {name: threading.Lock() for name in self.part_kinds()}
-        for name in self.part_kinds():
-            self.begin_part(name)
-        self.driver.wait_until_ready()
-        self.driver.order(start=QUERIES)
-
-    # -- drivers ---------------------------------------------------------------------------------
-
-    def begin_driver(self) -> Driver:
-        self._drivers.append(Driver(self.places, self.logs, len(self._drivers)))
-        return self._drivers[-1]
-
-    def _end_drivers(self) -> None:
-        for driver in self._drivers:
-            driver.session.kill()
-
-    def take_over(self) -> None:
-        """Let the stand-by run the queries, and another one stand by."""
-        self.spare.wait_until_ready()
-        self.driver = self.spare
-        self.driver.order(start=QUERIES)
-        self.spare = self.begin_driver()
-
-    def committed(self, query: str) -> int:
-        return latest(self.checkpoints / query / "commits")
-
-    def planned(self, query: str) -> int:
-        return latest(self.checkpoints / query / "offsets")
-
-    def stop_query(self, name: str) -> None:
-        at = time.time()
-        self.driver.order(stop=name)
-        wait_until(
-            lambda: any(
-                line["is"] == "stopped" and line["query"] == name
-                for line in self.driver.events.since(at)
-            ),
-            f"the end of query {name}",
-        )
-
-    def messages(self, since: float) -> list[tuple[str, str]]:
-        """What operators saw since then: where, and what `why` said."""
-        found = []
-        for driver in self._drivers:
-            for line in driver.events.since(since):
-                if line["is"] == "failed":
-                    found.append((f"query {line['query']}", line["message"]))
-        for name in self.part_kinds():
-            for line in self.lines(name).since(since):
-                if "message" in line:
-                    found.append((name.split("-")[0], f"{line['error']}: {line['message']}"))
-        return found
-
-    def keep_for_a_look(self) -> None:
-        """Copy what is on the disks, which end with this process, and print Java's threads."""
-        for pid in members(self.driver.pid):
-            if b"/java" in command(pid):
-                os.kill(pid, signal.SIGQUIT)
-        time.sleep(1)
-        for name in ("stores", "checkpoints"):
-            shutil.copytree(self.place / name, self.place / f"{name}-kept", dirs_exist_ok=True)
-        text = str(self.messages(0)[-20:])
-        for topic in ("events", "windows"):
-            text += f"\n{topic} ends at {self.broker.end_offsets(topic)}, committed "
-            text += str(self.broker.end_offsets(topic, IsolationLevel.READ_COMMITTED))
-        (self.logs / "kept.txt").write_text(text)
-
-    # -- parts -----------------------------------------------------------------------------------
 
     def part_kinds(self) -> dict[str, tuple[str, list[Any]]]:
+        """Each part's kind and arguments."""
         windows, rollup = str(self.stores / "windows"), str(self.stores / "rollup")
-        send = [self.broker.bootstrap, self.places.source, self.begun]
+        notes = str(self.stores / "notes")
         return {
+            "writer-0": ("write", [windows]),
             "editor-0": ("edit", [windows, 1]),
             "editor-1": ("edit", [windows, 2]),
             "follower-0": ("follow", [windows, str(self.place / "seen-0")]),
             "follower-1": ("follow", [windows, str(self.place / "seen-1")]),
-            "appender-0": ("append", [str(self.stores / "notes")]),
-            "appender-1": ("append", [str(self.stores / "notes")]),
+            "appender-0": ("append", [notes]),
+            "appender-1": ("append", [notes]),
             "roller-0": ("roll", [windows, rollup]),
-            "compactor-0": ("maintain", [windows, rollup, str(self.stores / "notes")]),
-            **{
-                f"producer-{kind}": ("produce", [*send, kind, number])
-                for number, kind in enumerate(PRODUCERS)
-            },
+            "compactor-0": ("maintain", [windows, rollup, notes]),
         }
+
+    def messages(self, since: float) -> list[tuple[str, str]]:
+        """What operators saw since then: where, and what `why` said."""
+        return [
+            (name.split("-")[0], f"{line['error']}: {line['message']}")
+            for name in self.part_kinds()
+            for line in self.lines(name).since(since)
+            if "message" in line
+        ]
+
+    def keep_for_a_look(self) -> None:
+        """Copy what is on the disks, which end with this process."""
+        for name in ("stores", "checkpoints"):
+            shutil.copytree(self.place / name, self.place / f"{name}-kept", dirs_exist_ok=True)
+
+    def begin_parts(self) -> None:
+        for name in self.part_kinds():
+            self.begin_part(name)
 
     def _begin_zygote(self, stack: ExitStack) -> None:
         command = [sys.executable, chaos_parts.__file__, str(self.logs)]
-        self._lines: dict[str, Lines] = {}
         output = (self.logs / "parts.log").open("ab")
         self._zygote = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
@@ -270,7 +212,8 @@ class Chain:
     def has_gone_on(self, name: str, since: float) -> bool:
         """Whether a part has done something since then that is no error."""
         return any(
-            not {"begun", "message", "tried"} & line.keys() for line in self.lines(name).since(since)
+            not {"begun", "message", "tried"} & line.keys()
+            for line in self.lines(name).since(since)
         )
 
     def end_part(self, name: str) -> None:
@@ -286,6 +229,92 @@ class Chain:
             time.sleep(0.005)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: pid in self.ended, f"the end of {name}")
+
+
+class Chain(Parts):
+    """All of it: with a broker, and a driver with its stand-by."""
+
+    def __init__(self, place: Path, stack: ExitStack, *, disks: bool, master: str) -> None:
+        self.broker: Broker = started("process", KafkaProcess)
+        assert self.broker.server is not None
+        stack.callback(self.broker.server.close)
+        source = self.broker.create_topic("events", chaos_parts.PARTITIONS)
+        target = self.broker.create_topic("windows", 2)
+        stores, checkpoints = str(place / "stores"), str(place / "checkpoints")
+        self.places = Places(self.broker.bootstrap, source, target, stores, checkpoints, master)
+        super().__init__(place, stack, disks=disks)
+        self._drivers: list[Driver] = []
+        stack.callback(self._end_drivers)
+        self.driver, self.spare = self.begin_driver(), self.begin_driver()
+        self.begin_parts()
+        self.driver.wait_until_ready()
+        self.driver.order(start=QUERIES)
+
+    # -- drivers ---------------------------------------------------------------------------------
+
+    def begin_driver(self) -> Driver:
+        self._drivers.append(Driver(self.places, self.logs, len(self._drivers)))
+        return self._drivers[-1]
+
+    def _end_drivers(self) -> None:
+        for driver in self._drivers:
+            driver.session.kill()
+
+    def take_over(self) -> None:
+        """Let the stand-by run the queries, and another one stand by."""
+        self.spare.wait_until_ready()
+        self.driver = self.spare
+        self.driver.order(start=QUERIES)
+        self.spare = self.begin_driver()
+
+    def committed(self, query: str) -> int:
+        return latest(self.checkpoints / query / "commits")
+
+    def planned(self, query: str) -> int:
+        return latest(self.checkpoints / query / "offsets")
+
+    def stop_query(self, name: str) -> None:
+        at = time.time()
+        self.driver.order(stop=name)
+        wait_until(
+            lambda: any(
+                line["is"] == "stopped" and line["query"] == name
+                for line in self.driver.events.since(at)
+            ),
+            f"the end of query {name}",
+        )
+
+    def messages(self, since: float) -> list[tuple[str, str]]:
+        """Those of queries first."""
+        found = [
+            (f"query {line['query']}", line["message"])
+            for driver in self._drivers
+            for line in driver.events.since(since)
+            if line["is"] == "failed"
+        ]
+        return found + super().messages(since)
+
+    def part_kinds(self) -> dict[str, tuple[str, list[Any]]]:
+        """Producers in place of the writer."""
+        send = [self.places.bootstrap, self.places.source, self.begun]
+        kinds = super().part_kinds()
+        del kinds["writer-0"]
+        for number, kind in enumerate(PRODUCERS):
+            kinds[f"producer-{kind}"] = ("produce", [*send, kind, number])
+        return kinds
+
+    def keep_for_a_look(self) -> None:
+        """Copy what is on the disks, which end with this process, and print Java's threads."""
+        for pid in members(self.driver.pid):
+            if b"/java" in command(pid):
+                os.kill(pid, signal.SIGQUIT)
+        time.sleep(1)
+        super().keep_for_a_look()
+        text = str(self.messages(0)[-20:])
+        for topic in ("events", "windows"):
+            text += f"\n{topic} ends at {self.broker.end_offsets(topic)}, committed "
+            text += str(self.broker.end_offsets(topic, IsolationLevel.READ_COMMITTED))
+        (self.logs / "kept.txt").write_text(text)
 
 
 def is_stopped(pid: int) -> bool:
@@ -319,6 +348,15 @@ def parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
+
+
+@contextmanager
+def parts(place: Path, *, disks: bool) -> Iterator[Parts]:
+    """The parts that need neither broker nor Spark."""
+    with ExitStack() as stack:
+        running = Parts(place, stack, disks=disks)
+        running.begin_parts()
+        yield running
 
 
 @contextmanager

@@ -81,21 +81,25 @@ class Disk:
         self._ballast.unlink()
 
     def make_read_only(self) -> None:
-        """As soon as nobody has a file open for writing."""
+        """For every file that is opened from now on."""
+        # Remounting fails while somebody has a file open for writing, so it is mounted anew.
+        self.take_away()
+        self.bring_back()
         self._remount(_RDONLY)
 
     def make_writable(self) -> None:
         self._remount(0)
 
     def _remount(self, flags: int) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 10
         while True:
             try:
                 return _mount("none", str(self.path), None, _REMOUNT | _BIND | flags)
             except OSError as error:
                 if error.errno != errno.EBUSY or time.monotonic() > deadline:
                     raise
-            time.sleep(0.001)
+            self.take_away()
+            self.bring_back()
 
     def take_away(self) -> None:
         """Unmount it under whoever uses it; open files stay open."""

@@ -45,7 +45,7 @@ def in_batches(chain: Chain) -> str:
 
 
 def frozen_in_a_batch(chain: Chain, chance: Random, wanted: str = "") -> str:
-    """Freeze the driver while some query is in a batch; what it was in, empty if that was missed."""
+    """Freeze the driver while some query is in a batch; which one, empty if that was missed."""
     time.sleep(chance.uniform(0, 1))
     for _ in range(100):
         if wanted in (found := in_batches(chain)) and found:
@@ -210,7 +210,10 @@ def read_only(name: str) -> Fault:
 
 def away(name: str) -> Fault:
     return disk_fault(
-        name, "take_away", "bring_back", r"[Rr]ead-only|not there|no store|away|No such|not exist|StoreMismatch"
+        name,
+        "take_away",
+        "bring_back",
+        r"[Rr]ead-only|not there|no store|away|No such|not exist|StoreMismatch",
     )
 
 
@@ -290,7 +293,9 @@ def refusal(chain: Chain, pattern: str) -> str | None:
 
     def failed() -> str | None:
         lines = chain.driver.events.since(begun)
-        found = [line["message"] for line in lines if line["is"] == "failed" and line["query"] == "copy"]
+        found = [
+            line["message"] for line in lines if line["is"] == "failed" and line["query"] == "copy"
+        ]
         return found[0] if found else None
 
     message: str = wait_until(failed, "a refusal of copy")
@@ -347,9 +352,7 @@ def strike_part(chain: Chain, name: str, how: str, chance: Random) -> str | None
     os.kill(pid, number)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
-    code = wait_until(lambda: (pid in chain.ended and [chain.ended[pid]]), f"the end of {name}")[0]
+    code = wait_until(lambda: pid in chain.ended and [chain.ended[pid]], f"the end of {name}")[0]
     chain.begin_part(name)
     expected = -signal.SIGKILL if how == "killed" else 130
     return f"in step {step}, exit code {code}" if step != "idle" and code == expected else None
-
-

@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -130,6 +131,35 @@ def append(part: Part, store: str) -> NoReturn:
     part.repeat(once)
 
 
+def write_windows(part: Part, store: str) -> NoReturn:
+    """Append windows as the query of a chain does, where there is no Spark."""
+    number = -1
+
+    def once() -> None:
+        nonlocal number
+        client = TimeSeries.open(store, author=part.name)
+        if number < 0:
+            newest = client.latest().to_arrow()["timestamp"].cast(pa.int64()).to_pylist()
+            number = max(newest, default=10**6 * (DAY_S - 10)) // 10**7 - DAY_S // 10 + 1
+        at = [datetime.fromtimestamp(DAY_S + 10 * (number + n), UTC) for n in range(2)]
+        rows = [
+            {"series": f"s{n}", "timestamp": each, "total": int(each.timestamp()), "rows": 1}
+            for n in range(SERIES)
+            for each in at
+        ]
+        try:
+            with part.doing("append"):
+                client.append_many(rows)
+        except Exception:
+            number = -1
+            raise
+        number += 2
+        part.note(written=number)
+        time.sleep(0.2)
+
+    part.repeat(once)
+
+
 def follow(part: Part, store: str, seen: str) -> NoReturn:
     """Note each event once, with the position behind it, in one write."""
     file = os.open(seen, os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -137,7 +167,9 @@ def follow(part: Part, store: str, seen: str) -> NoReturn:
     def loop() -> None:
         position = last_position(seen)
         client = TimeSeries.open(store)
-        with client.follow(position=position, start="unlimited" if position is None else None) as events:
+        with client.follow(
+            position=position, start="unlimited" if position is None else None
+        ) as events:
             for event in events:
                 with part.doing("take an event"):
                     line = [event.series, event.sequence, event.is_edit, events.position]
@@ -244,8 +276,14 @@ def event(second: float, chance: random.Random) -> bytes:
 
 
 PARTS: dict[str, Callable[..., NoReturn]] = {
-    "append": append, "edit": edit, "follow": follow, "roll": roll, "maintain": maintain, "produce": produce,
-}  # fmt: skip
+    "append": append,
+    "edit": edit,
+    "follow": follow,
+    "maintain": maintain,
+    "produce": produce,
+    "roll": roll,
+    "write": write_windows,
+}
 
 
 def main() -> None:
