@@ -39,7 +39,7 @@ SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 # slowest tests are named.
 WORKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store fuzz questions simulate soak-native soak-restarts mutants audit bench picture lint docs docs-check dist wheels ci prepare clean java
+.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store fuzz questions simulate soak-native soak-restarts chaos mutants audit bench picture lint docs docs-check dist wheels ci prepare clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -146,6 +146,15 @@ soak-native: java $(READY) ## the native reader for half an hour under the addre
 soak-restarts: export RESTART_ROUNDS := 10
 soak-restarts: java $(READY) ## three brokers, each restarted or killed ten times under production; one round is part of make soak
 	$(BIN)/python -m pytest integration/faults/test_rolling_restarts.py $(RERUNS)
+
+# Each seed is a whole chain, which takes minutes, and once more stores and clients without Spark.
+chaos: SEEDS ?= 20
+chaos: export PYTHONPATH := bench/measuring:$(SUPPORT)
+chaos: export OPENBLAS_NUM_THREADS := 1
+chaos: java $(CLASSES) ## real faults from SEEDS seeds on a whole chain, each checked; an hour; not part of CI
+	$(BIN)/python integration/support/chaos/chaos_campaign.py .work/chaos/faults.jsonl $$(seq $(SEEDS))
+	$(BIN)/python integration/support/chaos/chaos_campaign.py .work/chaos/stores.jsonl --without-spark --rounds 4 --pause 8 $$(seq $(SEEDS))
+	$(BIN)/python integration/support/chaos/chaos_results.py .work/chaos/chaos.json .work/chaos/faults.jsonl .work/chaos/stores.jsonl
 
 $(READY_DOCS): $(READY)
 	@$(BIN)/python -m pip install -q --group docs

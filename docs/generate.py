@@ -12,6 +12,7 @@ A comment in a page asks for one, and is replaced by it:
 - `<!-- headlines -->`: the medians of all charts of the page.
 - `<!-- example of the README -->`: its first program.
 - `<!-- counts: internal_consistency -->`: what a benchmark has counted, from there too.
+- `<!-- faults: chaos -->`: what campaigns of faults have shown, from there too.
 - `<!-- tested -->`, `<!-- oracles -->`: what the tests are, counted in them.
 """
 
@@ -27,7 +28,7 @@ from typing import Any
 import tested
 from kept_charts import chart, headlines
 from kept_exactness import exactness
-from kept_results import counts, ratios
+from kept_results import counts, faults, ratios
 
 from pyspark_timestream.clock.options import TimeOptions
 from pyspark_timestream.commands.metrics.catalogue import METRICS
@@ -60,8 +61,8 @@ CONNECTORS = {
 }
 COMMANDS = ("pyspark_timestream", "pyspark_tseries")
 REQUEST = re.compile(
-    r"^<!-- (options|settings|commands|ratios|chart|headlines|counts|exactness|metrics"
-    r"|tested|oracles)(?:: (\w+))? -->$",
+    r"^<!-- (options|settings|commands|ratios|chart|headlines|counts|exactness|faults"
+    r"|metrics|tested|oracles)(?:: (\w+))? -->$",
     re.MULTILINE,
 )
 QUOTED = re.compile(r"'([^']*)'")
@@ -222,6 +223,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "chart": chart,
     "counts": counts,
     "exactness": exactness,
+    "faults": faults,
     "tested": tested.table,
     "oracles": tested.list_oracles,
 }

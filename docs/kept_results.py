@@ -14,6 +14,8 @@ __all__ = [
     "RESULTS",
     "WHOLE",
     "counts",
+    "fault_counts",
+    "faults",
     "format_ratio",
     "kept",
     "not_measured",
@@ -72,6 +74,54 @@ def counts(benchmark: str, results: Path = RESULTS) -> str:
         for row in measured["table"]
     ]
     return _table(rows, machines)
+
+
+def faults(campaign: str, results: Path = RESULTS) -> str:
+    """The table of a campaign's faults: what operators saw of each, and until it went on."""
+    machines = kept(campaign, results)
+    rows = [_fault_row(kind) for measured in machines.values() for kind in measured["kinds"]]
+    return _table(rows, machines)
+
+
+def fault_counts(campaign: str = "chaos", results: Path = RESULTS) -> str:
+    """How many faults hit, by how many seeds, and what was checked after them."""
+    measured = list(kept(campaign, results).values())
+    hit = sum(each["faults"]["hit"] for each in measured)
+    seeds = sum(len(each["faults"]["seeds"]) for each in measured)
+    checked: dict[str, int] = {}
+    for each in measured:
+        for name, count in each["checked"].items():
+            checked[name] = checked.get(name, 0) + count
+    told = ", ".join(f"{count:,} {name}" for name, count in checked.items())
+    return f"{hit:,} that hit, in {seeds} campaigns; compared: {told}"
+
+
+def _fault_row(kind: Mapping[str, Any]) -> dict[str, str]:
+    seen, steps = _told(kind["told"])
+    name = kind["kind"]
+    step = "nothing" if "frozen" in name or "deleted" in name else "start it again"
+    return {
+        "fault": name,
+        "hit": f"{kind['hit']:,}",
+        "what you see": seen or ("nothing" if step == "nothing" else "the process has ended"),
+        "next step": steps or step,
+        "went on after": f"{kind['went_on_s']['median']:.1f} s",
+        "at worst": f"{kind['went_on_s']['worst']:.1f} s",
+    }
+
+
+def _told(messages: Iterable[Mapping[str, str]]) -> tuple[str, str]:
+    """The messages without their next steps, and these."""
+    parts = [each["text"].partition("; next step: ") for each in messages]
+    seen = [_cell(text.partition("; accepted: ")[0]) for text, _, _ in parts]
+    steps = [_cell(step.partition(". Nothing of")[0]) for _, _, step in parts if step]
+    return "<br>".join(dict.fromkeys(seen)), "<br>".join(dict.fromkeys(steps))
+
+
+def _cell(text: str) -> str:
+    """Text of a program as a cell of a table."""
+    flat = " ".join(text.split()).replace("|", "/").replace("`", "'")
+    return f"`{flat}`"
 
 
 def not_measured(benchmark: str) -> str:

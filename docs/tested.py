@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from kept_results import fault_counts
+
 ROOT: Final = Path(__file__).parent.parent
 FOLDERS: Final = ("tests", "integration")
 EXAMPLES: Final = 100
@@ -351,6 +353,7 @@ KINDS: Final = (
         of_name("survives_a_power_loss"),
     ),
     Kind("kills (SIGKILL) of drivers and writers", kills, of_name("kill", "integration")),
+    Kind("faults of campaigns on a whole chain and on stores", fault_counts, "make chaos"),
     Kind(
         "damaged files of a store, of each of two stores",
         lambda: f"{number('DAMAGES')}, {longer('DAMAGES', 'soak-store')}",

@@ -29,9 +29,6 @@ from chaos_faults import HEAVY, ON_CLUSTERS, strike_part
 HOWS = ("killed", "killed", "killed", "frozen", "interrupted (Ctrl-C)")
 
 
-PAUSE_S = 8.0
-"""Between two faults of the disk where there is no query, for faults of parts."""
-
 STRIKERS = 2
 """Threads that each strike one part at a time."""
 
@@ -76,8 +73,10 @@ class Campaign:
             thread.start()
         try:
             chance = random.Random(self._seed)
-            for kind in self._kinds:
-                self._strike(kind, chance)
+            # Without the right to mount, or a query, there are faults of parts alone.
+            for kind in self._kinds or [""] * 6:
+                if kind:
+                    self._strike(kind, chance)
                 time.sleep(self._pause_s)
                 self._raise()
         finally:
@@ -114,9 +113,7 @@ class Campaign:
             return
         for name in running.part_kinds():
             told = f"another step of {name} after: {what}; {recent}"
-            wait_until(
-                lambda name=name: running.has_gone_on(name, since) or not is_busy(name), told
-            )  # type: ignore[misc]
+            wait_until(lambda name=name: running.has_gone_on(name, since), told)  # type: ignore[misc]
 
     def _told(self, since: float) -> list[list[str]]:
         """What operators saw, each text once."""
@@ -128,7 +125,7 @@ class Campaign:
 
     def _strike_parts(self, number: int) -> None:
         chance = random.Random(f"{self._seed} {number}")
-        names = [name for name in self._chain.part_kinds()]
+        names = list(self._chain.part_kinds())
         try:
             while not self._ends.wait(chance.uniform(0.05, 0.5)):
                 name, how = chance.choice(names), chance.choice(HOWS)
@@ -147,7 +144,7 @@ class Campaign:
             evidence = strike_part(running, name, how.split(" ")[0], chance)
             over = time.time()
             wait_until(
-                lambda: running.has_gone_on(name, over) or not is_busy(name),
+                lambda: running.has_gone_on(name, over),
                 f"{name} going on after it was {how}; {running.lines(name).update()[-2:]}",
                 240,
             )
@@ -158,11 +155,6 @@ class Campaign:
             )  # fmt: skip
         finally:
             running.striking[name].release()
-
-
-def is_busy(name: str) -> bool:
-    """Whether it always has something to do; a follower waits for events."""
-    return not name.startswith("follower")
 
 
 def readable(text: str, place: Path) -> str:
@@ -179,7 +171,14 @@ def settle(running: Parts) -> None:
 
 
 def run_seed(
-    seed: int, out: Path, kinds: list[str], *, disks: bool, cluster: bool, spark: bool = True
+    seed: int,
+    out: Path,
+    kinds: list[str],
+    pause_s: float,
+    *,
+    disks: bool,
+    cluster: bool,
+    spark: bool = True,
 ) -> Log:
     """One campaign; its log. What is left of a failed one stays for a look."""
     place = Path(os.environ.get("CHAOS_PLACE", ".work/chaos")).resolve() / f"seed-{seed}"
@@ -190,7 +189,7 @@ def run_seed(
         chain(place, disks=disks, master=master) if spark else parts(place, disks=disks) as running
     ):
         try:
-            Campaign(running, log, seed, kinds, 0 if spark else PAUSE_S).run()
+            Campaign(running, log, seed, kinds, pause_s).run()
             settle(running)
             if isinstance(running, Chain):
                 counts = check(running)
@@ -233,7 +232,8 @@ def main() -> None:
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--count", type=int, default=1000, help="the most heavy faults of a seed")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="the faults whose names have this in them")
+    parser.add_argument("--pause", type=float, default=1, help="seconds between two heavy faults")
     parser.add_argument("--without-spark", action="store_true", help="stores and clients alone")
     given = parser.parse_args()
     disks = own_mounts()
@@ -244,7 +244,7 @@ def main() -> None:
         how = {"disks": disks, "cluster": cluster, "spark": not given.without_spark}
         kinds = draw_kinds(seed, given.rounds, only=given.only, **how)
         try:
-            run_seed(seed, given.out, kinds[: given.count], **how)
+            run_seed(seed, given.out, kinds[: given.count], given.pause, **how)
         except Exception:
             traceback.print_exc()
             failed.append(seed)

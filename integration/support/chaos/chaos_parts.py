@@ -175,6 +175,7 @@ def follow(part: Part, store: str, seen: str) -> NoReturn:
                     line = [event.series, event.sequence, event.is_edit, events.position]
                     os.write(file, json.dumps(line).encode() + b"\n")
                     time.sleep(0.01)
+                part.note(followed=event.sequence)
 
     part.repeat(loop)
 
