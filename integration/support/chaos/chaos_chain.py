@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -125,7 +126,7 @@ class Parts:
             else:
                 (place / name).mkdir()
         (place / "tmp").mkdir()
-        os.environ["TMPDIR"] = str(place / "tmp")
+        os.environ["TMPDIR"] = tempfile.tempdir = str(place / "tmp")
         self.stores, self.checkpoints = place / "stores", place / "checkpoints"
         chaos_driver.create_stores(self.stores)
         self.begun = time.time()
@@ -242,6 +243,8 @@ class Chain(Parts):
         target = self.broker.create_topic("windows", 2)
         stores, checkpoints = str(place / "stores"), str(place / "checkpoints")
         self.places = Places(self.broker.bootstrap, source, target, stores, checkpoints, master)
+        # Two cores are for the driver first.
+        os.environ["CHAOS_PACE"] = "4"
         super().__init__(place, stack, disks=disks)
         self._drivers: list[Driver] = []
         stack.callback(self._end_drivers)

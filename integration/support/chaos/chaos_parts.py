@@ -36,6 +36,9 @@ SPEED = 10
 SERIES = 6
 PARTITIONS = 3
 AGGREGATES = {"total": ("total", "sum"), "events": ("*", "count")}
+PACE = float(os.environ.get("CHAOS_PACE", "1"))
+"""How many times longer than without Spark parts rest between two steps."""
+
 IDLE = b"idle".ljust(16)
 
 
@@ -68,7 +71,7 @@ class Part:
                 act()
             except Exception as error:
                 self.note(error=type(error).__name__, message=explained(error))
-                time.sleep(0.1)
+                time.sleep(0.1 * PACE)
 
 
 def explained(error: BaseException) -> str:
@@ -92,7 +95,7 @@ def edit(part: Part, store: str, seed: int) -> NoReturn:
             client.append(TimeSeries.open(store, author="editor"))
         newest = client[0].latest().to_arrow().to_pylist()
         if not newest:
-            time.sleep(0.1)
+            time.sleep(0.1 * PACE)
             return
         row = chance.choice(newest)
         sequence = row.get("original_sequence")
@@ -102,7 +105,7 @@ def edit(part: Part, store: str, seed: int) -> NoReturn:
         with part.doing("edit"):
             done = client[0].edit(row["series"], sequence, {"total": -number, "rows": 0})
         part.note(edited=number, sequence=done.sequence)
-        time.sleep(0.1)
+        time.sleep(0.1 * PACE)
 
     part.repeat(once)
 
@@ -126,7 +129,7 @@ def append(part: Part, store: str) -> NoReturn:
             raise
         number += len(rows)
         part.note(appended=number)
-        time.sleep(0.1)
+        time.sleep(0.1 * PACE)
 
     part.repeat(once)
 
@@ -155,7 +158,7 @@ def write_windows(part: Part, store: str) -> NoReturn:
             raise
         number += 2
         part.note(written=number)
-        time.sleep(0.2)
+        time.sleep(0.2 * PACE)
 
     part.repeat(once)
 
@@ -196,7 +199,7 @@ def roll(part: Part, store: str, rollup: str) -> NoReturn:
         with part.doing("rollup"):
             done = client.rollup(rollup, "1 minute", AGGREGATES)
         part.note(added=done.added, edited=done.edited)
-        time.sleep(0.3)
+        time.sleep(0.3 * PACE)
 
     part.repeat(once)
 
@@ -210,7 +213,7 @@ def maintain(part: Part, store: str, *others: str) -> NoReturn:
                 with part.doing("compaction"):
                     TimeSeries.open(path).compact()
                 part.note(compacted=path)
-        time.sleep(0.3)
+        time.sleep(0.3 * PACE)
 
     part.repeat(once)
 
@@ -237,7 +240,7 @@ def produce(part: Part, bootstrap: str, topic: str, begun: float, kind: str, see
             made.clear()
             raise
         part.note(produced=True)
-        time.sleep(0.3)
+        time.sleep(0.3 * PACE)
 
     part.repeat(once)
 
