@@ -160,8 +160,8 @@ class Follower:
     def position(self) -> str:
         """The position after the last event, as JSON; `follow(position=...)` goes on there."""
         batch, given = self._at
-        place = batch.place(given)
-        place = self._subscription.find_commit_of(place, batch.end)
+        with named_failures(self._location):
+            place = self._subscription.find_commit_of(batch.place(given), batch.end)
         saved = {"version": _VERSION, **self._about, "position": place.to_json()}
         return json.dumps(saved, ensure_ascii=False)
 
@@ -276,17 +276,20 @@ def follow_store(
 
     `named` is series, prefix and pattern.
     """
-    return Follower(
-        store,
-        author,
-        parse_choice(*named),
-        start,
-        values=bool(values),
-        position=position,
-        timeout_s=_parse_seconds("timeout", timeout, 0),
-        poll_s=_parse_seconds("poll", poll, 0.001),
-        starts=_parse_starts(starting_sequence),
-    )
+    choice, starts = parse_choice(*named), _parse_starts(starting_sequence)
+    timeout_s, poll_s = _parse_seconds("timeout", timeout, 0), _parse_seconds("poll", poll, 0.001)
+    with named_failures(store.location):
+        return Follower(
+            store,
+            author,
+            choice,
+            start,
+            values=bool(values),
+            position=position,
+            timeout_s=timeout_s,
+            poll_s=poll_s,
+            starts=starts,
+        )
 
 
 def _limit_after(batch: pa.Table) -> int:

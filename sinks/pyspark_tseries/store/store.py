@@ -35,6 +35,7 @@ from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
+from pyspark_tseries.storage.failures import away_error
 from pyspark_tseries.storage.head_files import LastIndex, head_path, read_head_metadata
 from pyspark_tseries.storage.location import (
     RANDOM_BITS,
@@ -370,9 +371,11 @@ class Store:
         with self._lock:
             is_there = self.log.refresh(whole=whole)
         if not is_there:
+            if self.location.is_away():
+                raise away_error(self.location)
             raise NoSuchStore(
                 f"the store '{self.root}' was removed or replaced while it was in use",
-                next_step="start the query again",
+                next_step="put it back, or open the one that is there: start a query again",
             )
 
     @contextlib.contextmanager

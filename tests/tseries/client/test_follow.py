@@ -555,3 +555,22 @@ def test_follower_and_appender_that_are_killed_lose_and_double_nothing(store, tm
 @pytest.mark.timeout(900)
 def test_follower_and_appender_that_are_killed_often_lose_and_double_nothing(store, tmp_path):
     run_with_kills(store, tmp_path, 20, random.Random(11))
+
+
+def test_a_follower_of_a_store_that_is_away_says_so_wherever_it_looks(tmp_path, store):
+    for number in range(3):
+        store.append("a", number)
+    follower = follow(store, start="unlimited")
+    next(follower)
+    for number in range(3):
+        store.append("a", number)
+    # Its position is inside a batch, so the commit of it is looked up.
+    assert len(list(itertools.islice(follower, 3))) == 3
+    position = follower.position
+    (tmp_path / "s").rename(tmp_path / "away")
+    for ask in (lambda: follower.position, lambda: follow(store, position=position)):
+        with pytest.raises(NoSuchStore, match="its mount is away"):
+            ask()
+    (tmp_path / "away").rename(tmp_path / "s")
+    assert follower.position == position
+    assert drain(follow(store, position=position)) == [("a", 4), ("a", 5)]

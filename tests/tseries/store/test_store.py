@@ -261,7 +261,7 @@ def test_a_store_that_was_replaced_at_its_path_is_noticed(tmp_path):
 def test_store_removed_under_its_writer_is_not_recreated(tmp_path):
     store = new_store(tmp_path / "s")
     shutil.rmtree(tmp_path / "s")
-    with pytest.raises(NoSuchStore, match="removed or replaced"):
+    with pytest.raises(NoSuchStore, match=r"its mount is away; .* bring it back to that path"):
         store.append(batch(("a", 1)))
     assert not (tmp_path / "s" / "_delta_log").exists()
 
