@@ -94,6 +94,11 @@ _FOREIGN_CAUSES: Final = (
         f"raise the limit (ulimit -n), then {_RESUMES}",
     ),
     (
+        re.compile(r"FileNotFoundException: File \S+\.tmp does not exist"),
+        "a directory that Spark writes to has gone",
+        f"bring the mount with the checkpoint and spark.local.dir back, then {_RESUMES}",
+    ),
+    (
         re.compile(
             r"Python worker exited unexpectedly"
             r"|java\.\w+\.(?:EOFException|IOException: Broken pipe|\w+Exception: Connection reset)"

@@ -164,6 +164,7 @@ def test_why_says_that_a_process_of_python_has_ended(how: str) -> None:
         ("java.net.SocketException: Too many open files", "ulimit -n"),
         ("java.lang.OutOfMemoryError: Java heap space", "spark.driver.memory"),
         ("Python worker exited unexpectedly (crashed)", "dmesg"),
+        ("java.io.FileNotFoundException: File file:/c/offsets/.1.a.tmp does not exist", "mount"),
         ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log.", "checkpointLocation of"),
         ("Multiple streaming queries are concurrently using file:/c/offsets.", "let one of them"),
     ],
