@@ -87,13 +87,14 @@ def fault_counts(campaign: str = "chaos", results: Path = RESULTS) -> str:
     """How many faults hit, by how many seeds, and what was checked after them."""
     measured = list(kept(campaign, results).values())
     hit = sum(each["faults"]["hit"] for each in measured)
+    whole = sum(each["faults"]["hit on whole chains"] for each in measured)
     seeds = sum(len(each["faults"]["seeds"]) for each in measured)
     checked: dict[str, int] = {}
     for each in measured:
         for name, count in each["checked"].items():
             checked[name] = checked.get(name, 0) + count
     told = ", ".join(f"{count:,} {name}" for name, count in checked.items())
-    return f"{hit:,} that hit, in {seeds} campaigns; compared: {told}"
+    return f"{hit:,} that hit in {seeds} campaigns, {whole:,} of them a chain; compared: {told}"
 
 
 def _fault_row(kind: Mapping[str, Any]) -> dict[str, str]:

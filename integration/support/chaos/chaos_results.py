@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from chaos_parts import explained
 from machine import versions
 
 TEXTS = 3
@@ -51,6 +52,7 @@ def summary(lines: list[dict[str, Any]], checked: list[dict[str, Any]]) -> dict[
     total: Counter[str] = Counter()
     for each in checked:
         total.update(each["checked"])
+    chains = {each["seed"] for each in checked if "records" in each["checked"]}
     kinds = sorted(
         {line["kind"] for line in lines if line["hit"]}, key=lambda kind: order(lines, kind)
     )
@@ -58,6 +60,7 @@ def summary(lines: list[dict[str, Any]], checked: list[dict[str, Any]]) -> dict[
         "faults": {
             "struck": len(lines),
             "hit": sum(line["hit"] for line in lines),
+            "hit on whole chains": sum(line["hit"] for line in lines if line["seed"] in chains),
             "seeds": sorted(each["seed"] for each in checked),
         },
         "checked": dict(total),
@@ -93,8 +96,15 @@ def most_told(told: Iterable[list[str]]) -> list[dict[str, str]]:
         if where not in FOREIGN:
             key = re.sub(r"'[^']*'|\d+", "", text)[:60]
             counts[key] += 1
-            examples.setdefault(key, {"where": where, "text": text})
+            examples.setdefault(key, {"where": where, "text": in_words_of_today(text)})
     return [examples[key] for key, _ in counts.most_common(TEXTS)]
+
+
+def in_words_of_today(text: str) -> str:
+    """What `why` makes of a foreign error now, if it knew no next step when the fault hit."""
+    if not text.startswith("not an error of"):
+        return text
+    return explained(RuntimeError(text.rpartition("; caused by ")[2].partition(": ")[2] or text))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ _FOREIGN_CAUSES: Final = (
     (
         re.compile(
             r"Python worker exited unexpectedly"
-            r"|java\.\w+\.(?:EOFException|IOException: Broken pipe|\w+Exception: Connection reset)"
+            r"|java\.\w+\.(?:EOFException|IOException: (?:Broken pipe|Stream closed)"
+            r"|\w+Exception: Connection reset)"
             r"[^\n]*(?:\n\s+at (?!org\.apache)[^\n]+)*"
             r"\n\s+at org\.apache\.spark\.sql\.execution\.(?:datasources\.v2\.)?python\."
         ),

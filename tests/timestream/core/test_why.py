@@ -143,7 +143,9 @@ PYTHON_GONE = """java.io.{}
 \tat org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution.runBatch(M.scala:1181)"""
 
 
-@pytest.mark.parametrize("how", ["EOFException", "IOException: Broken pipe"])
+@pytest.mark.parametrize(
+    "how", ["EOFException", "IOException: Broken pipe", "IOException: Stream closed"]
+)
 def test_why_says_that_a_process_of_python_has_ended(how: str) -> None:
     """As Spark tells it when the process that plans a source's batches was killed."""
     error = OfJava(f"{FAILED} SQLSTATE: XXKST", PYTHON_GONE.format(how))
