@@ -27,9 +27,8 @@ from simulation.world import World
 from tseries.limits import set_limits
 from tseries.power_loss import Disk
 
-from pyspark_timestream.errors import ReplayDiffers
 from pyspark_tseries import DefaultSource, TimeSeries
-from pyspark_tseries.errors import NoSuchStore, StorageFailed
+from pyspark_tseries.errors import NoSuchStore, ReplayDiffers, StorageFailed
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.read import snapshots
