@@ -88,7 +88,10 @@ def test_a_batch_that_cannot_be_read_on_the_driver_is_left_to_its_task(
     partition = PartitionOffset(0, 7, PartitionState())
     offset = StreamOffset("me", given.settings(), 1, {at(0): partition}, tasks=1)
     noted: list[StreamOffset] = []
-    reader._driver = cast(Any, SimpleNamespace(note_end=lambda each, *_: noted.append(each)))
+    driver = SimpleNamespace(
+        note_end=lambda each, *_: noted.append(each), read_offset=StreamOffset.from_json
+    )
+    reader._driver = cast(Any, driver)
     outcomes: Iterator[Any] = iter([[], OSError("no route"), [], [too_large()], []])
 
     def read(*_: object, **__: object) -> Iterator[Any]:
