@@ -127,14 +127,16 @@ def _rename_exclusively(path: str, to: str) -> None:
 
 
 def make_directories(path: str) -> None:
-    """Make a directory and its parents so that they survive a power loss."""
-    missing = [path]
-    while not os.path.isdir(parent := os.path.dirname(missing[-1])):
-        missing.append(parent)
+    """Make a directory and its parents so that they survive a power loss.
+
+    All of those on its file system are synced, also those that are there: the process that made
+    them may have died before it synced them. What this user may not read cannot be synced.
+    """
     os.makedirs(path, exist_ok=True)
-    sync(missing)
-    with contextlib.suppress(PermissionError):  # A directory may be writable but not readable.
-        sync([parent])
+    names, device = [path], os.stat(path).st_dev
+    while (parent := os.path.dirname(path)) != path and os.stat(parent).st_dev == device:
+        names.append(path := parent)
+    sync(name for name in names if os.access(name, os.R_OK))
 
 
 EVENT_FILE_PATH: Final = re.compile(

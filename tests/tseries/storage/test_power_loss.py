@@ -1,5 +1,6 @@
 """What was acknowledged outlives a power loss; what was torn is said by name, and mended."""
 
+import errno
 import os
 import re
 from concurrent.futures import Future
@@ -15,11 +16,12 @@ from tseries.power_loss import Disk
 from tseries.torn_files import newest, tear
 
 from pyspark_tseries import TimeSeries, describe
-from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.errors import StorageFailed, UnusableStore
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.spark.source import DefaultSource
+from pyspark_tseries.storage import location
 from pyspark_tseries.store import log_writer
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
@@ -111,6 +113,27 @@ def contents(path):
         for name in ("a", "b")
         for event in edits.select_from(name).events
     ]
+
+
+def test_a_store_whose_first_creator_died_before_it_synced_survives_a_power_loss(
+    tmp_path, monkeypatch
+):
+    """The simulation found it: the second creator saw the directory, and synced what is in it."""
+    path = tmp_path / "home" / "s"
+    disk = Disk(path, monkeypatch)
+
+    def fail(paths):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as dying:
+        dying.setattr(location, "sync", fail)
+        with pytest.raises(StorageFailed, match="Input/output"):
+            TimeSeries.create(path, VALUES, "unlimited", "me")
+    assert path.is_dir()
+    TimeSeries.create(path, VALUES, "unlimited", "me", auto_compact=False).append("a", 7)
+    Store.forget_all()
+    disk.leave(tmp_path / "left", names=False)
+    assert contents(tmp_path / "left") == [("a", 0, 7)]
 
 
 @pytest.mark.parametrize("wait", [0, 3])
