@@ -135,6 +135,8 @@ class StoreWorld(World):
 
     def run(self) -> None:
         """Run it in a directory of its own."""
+        # Python looks for this directory once a process, and that must be no step of the disk.
+        tempfile.gettempdir()
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         with tempfile.TemporaryDirectory(dir=memory, prefix="simulation-") as directory:
             self.root = Path(directory)
