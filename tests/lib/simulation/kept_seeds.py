@@ -2,6 +2,7 @@
 
 KEPT: dict[int, str] = {
     25: "one slow answer counted as a partition that was missing for five seconds",
+    990143406683: "a store whose first creator had died was gone after a power loss",
     26: "a first batch died of a bare KeyError while the leader of a partition changed",
 }
 """Seed -> what it has found."""

@@ -28,7 +28,7 @@ from tseries.limits import set_limits
 from tseries.power_loss import Disk
 
 from pyspark_tseries import DefaultSource, TimeSeries
-from pyspark_tseries.errors import NoSuchStore, ReplayDiffers, StorageFailed
+from pyspark_tseries.errors import NoSuchStore, ReplayDiffers, StorageFailed, WrongClock
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.read import snapshots
@@ -283,7 +283,11 @@ class StoreWorld(World):
             self._images.pop(process, None)
 
     def excuses(self, error: Exception) -> bool:
-        """A disk that fails, or a rival that was faster."""
+        """A disk that fails, a rival that was faster, or a clock that was set back."""
+        if isinstance(error, WrongClock) and self.chance.wall_ahead_us < self.peak_ahead_us:
+            # Somebody sets it right, as the message says.
+            self.chance.wall_ahead_us = self.peak_ahead_us
+            return True
         if isinstance(error, ReplayDiffers):
             return self.query.has_rival
         if isinstance(error, StorageFailed):

@@ -121,6 +121,7 @@ class World:
 
     def __init__(self, seed: int, faults: int | None = None) -> None:
         self.chance = Chance(seed, faults)
+        self.peak_ahead_us = self.chance.wall_ahead_us
         self.draw()
         self.cluster = Cluster(self.chance)
         self.cluster.keeps_ids = not self.query.fails_on_loss
@@ -325,6 +326,7 @@ class World:
             cluster.down_until_us = now_us + chance.random.choice([1, 5, 70, 200]) * SECOND
         elif kind == "clock":
             chance.wall_ahead_us += chance.random.choice([-3_600, -5, 5, 3_600]) * SECOND
+            self.peak_ahead_us = max(self.peak_ahead_us, chance.wall_ahead_us)
         elif kind == "group":
             cluster.groups.clear()
         elif kind == "delete" and not self.query.has_rival:
