@@ -1,7 +1,6 @@
 """The page of a store in a real browser: found, clicked, read by keyboard, and never in the way."""
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,23 +15,9 @@ from pyspark_tseries import TimeSeries
 
 pytestmark = pytest.mark.timeout(300)
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 T0 = datetime(2026, 3, 27, 8, tzinfo=UTC)
 EVE = "<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip("there is no Chromium here")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @contextmanager

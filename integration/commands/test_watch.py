@@ -26,21 +26,7 @@ from pyspark_timestream import TimeMetrics
 
 pytestmark = pytest.mark.timeout(300)
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip("there is no Chromium here")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @contextmanager

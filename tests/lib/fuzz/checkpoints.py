@@ -9,11 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+from pages import parse_html
 from timestream.builders import at
 from timestream.driven import Driven, FakeBroker
 from timestream.histories import NOON, SECOND, share, state, with_writers
 from timestream.progress_events import event, offset_of, parse_page
-from timestream.web import parse_html
 
 from fuzz.engine import Chance, Target
 from fuzz.mutations import damage_bytes, damage_json, damage_json_text

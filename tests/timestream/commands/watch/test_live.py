@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import NAMES, parse, request
+from pages import NAMES, SCRIPTED, parse, request
 from timestream.commands_watch import view_of
 from timestream.histories import NOON, SECOND, history, share, state
-from timestream.web import SCRIPTED
 
 from pyspark_timestream.__main__ import main
 from pyspark_timestream.commands.watch import live
