@@ -9,8 +9,10 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 C = TypeVar("C", bound=type)
 
 
-LOGIN: Final = re.compile(r"://(?:[^\s'\"/@]*|[^\s'\"/@:]+:[^\s'\"@]*)@")
-"""Finds the part of an address with a user's name or password."""
+LOGIN: Final = re.compile(
+    r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)://(?:[^\s'\"/@]*|[^\s'\"/@:]+:[^\s'\"@]*)@"
+)
+"""Finds the part of an address with a user's name or password; in Azure's it is a container."""
 
 
 def compose_message(problem: str, accepts: str | None = None, next_step: str | None = None) -> str:

@@ -120,7 +120,7 @@ def is_asked_for(name: str) -> bool:
 
 def how_to_repeat(seed: str, case: str) -> str:
     """The command that runs one case again."""
-    return f"FUZZ_SEED={seed} {_CASE}={case} python -m pytest -n0 tests/test_fuzz.py"
+    return f"FUZZ_SEED={seed} {_CASE}={case} python -m pytest -n0 tests/test_fuzz.py -k hostile"
 
 
 def run_in_a_process(group: str, seed: str, seconds: float, folder: Path) -> str:

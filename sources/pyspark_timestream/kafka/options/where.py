@@ -147,6 +147,10 @@ MAX_DIGITS: Final = 38
 def _parse_where(text: str) -> Where:
     if not text.strip():
         raise ValueError("it is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it has half of a character, a surrogate") from error
     texts: list[str] = []
     plain = _QUOTED.sub(lambda found: _set_aside(found, texts), text)
     try:

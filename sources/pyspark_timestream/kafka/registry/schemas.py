@@ -210,6 +210,7 @@ def _add_newer_reader(
     if can_read(options, rules.side, inline_references(newest)):
         return options
     newer = _place_reader(rules, newest, newest.subject, newest.version)
+    parse_schema(newer.text)  # What is no schema is told; one that does not fit changes nothing.
     if not fits(with_readers(options, {**options.readers, rules.side: newer})):
         return options
     _LOG.warning(

@@ -125,6 +125,7 @@ def test_names_in_backquotes_are_literal_and_dots_lead_into_structs():
         ("a = :p", "a parameter"),
         ("a = ?", "a parameter"),
         ("*", r"\*"),
+        ("kind = '\ud800'", "half of a character"),
         ("(" * 3000 + "a" + ")" * 3000, "nested too deeply"),
     ],
 )
