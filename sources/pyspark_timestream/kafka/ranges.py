@@ -208,6 +208,7 @@ def assign_tasks(ranges: Sequence[Range], tasks: int) -> list[list[Range]]:
 
     The assignment is deterministic, and no task is empty.
     """
+    tasks = min(tasks, len(ranges))
     loads: list[tuple[int, int]] = [(0, task) for task in range(tasks)]
     groups: list[list[Range]] = [[] for _ in range(tasks)]
     for span in sorted(ranges, key=lambda span: (-span.size, span.partition)):
