@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.core.checkpoint import is_initial_offset
-from pyspark_timestream.core.hand_over import MAX_BYTES, HandingReader, collect_rows
+from pyspark_timestream.core.hand_over import MAX_BYTES, HandingReader, can_be_taken, collect_rows
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.worker import find_later_start, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
@@ -322,7 +322,7 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         if rows is None:
             # Its events are large, so reading such batches twice would be the rule.
             self._max_handed = events // 2
-        else:
+        elif can_be_taken(rows):
             self.hand_over(rows)
 
     def _select(self, columns: list[pa.Array]) -> pa.RecordBatch:

@@ -40,6 +40,31 @@ def collect_rows(
     return rows
 
 
+def can_be_taken(rows: Iterable[pa.RecordBatch]) -> bool:
+    """Return whether Spark can take these rows along: it copies them, and fails at some nulls.
+
+    A null among the numbers, times or truth values of a list or map ends its copy with
+    `Value at index is null` (`ColumnarArray.copy`, Spark 4.3). A task's rows are not copied so.
+    """
+    return not any(_has_null_item(column) for batch in rows for column in batch.columns)
+
+
+def _has_null_item(column: pa.Array) -> bool:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return any(_has_null_item(column.field(number)) for number in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        items = [column.keys, column.items]
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        items = [column.values]
+    else:
+        return False
+    return any(
+        (each.null_count > 0 and pa.types.is_primitive(each.type)) or _has_null_item(each)
+        for each in items
+    )
+
+
 @hide_tracebacks
 class HandingReader(DataSourceStreamReader):
     """A stream reader whose `partitions` may hand the rows over with a single partition."""

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
-from pyspark_timestream.core.hand_over import HandingReader, collect_rows
+from pyspark_timestream.core.hand_over import HandingReader, can_be_taken, collect_rows
 from pyspark_timestream.core.session import find_wrong_settings
 from pyspark_timestream.core.window_fold import fold_rows
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
@@ -259,6 +259,8 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         if rows is None:
             # Its records are large, so reading such batches twice would be the rule.
             self._max_handed = sum(span.size for span in offset.ranges()) // 2
+            return False
+        if not can_be_taken(rows):
             return False
         commit = partial(_commit, self._options, task.group, states)
         self._get_driver().note_end(offset, ended, commit)

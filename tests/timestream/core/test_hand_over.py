@@ -31,7 +31,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyspark_timestream.core.hand_over import CAN_HAND_OVER, HandingReader, collect_rows
+from pyspark_timestream.core.hand_over import (
+    CAN_HAND_OVER,
+    HandingReader,
+    can_be_taken,
+    collect_rows,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -171,3 +176,35 @@ def test_rows_are_collected_up_to_a_number_of_bytes() -> None:
     # No more is held than what goes beyond the limit.
     assert taken == [0, 1, 2]
     assert collect_rows(iter(())) == []
+
+
+NUMBERS = pa.list_(pa.int32())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "taken"),
+    [
+        (pa.int32(), None, True),
+        (NUMBERS, None, True),
+        (NUMBERS, [1, 2], True),
+        (NUMBERS, [1, None], False),
+        (pa.list_(pa.bool_()), [None], False),
+        (pa.list_(pa.date32()), [None], False),
+        (pa.list_(pa.timestamp("us", "UTC")), [None], False),
+        (pa.list_(pa.string()), [None], True),
+        (pa.list_(NUMBERS), [None, [1]], True),
+        (pa.list_(NUMBERS), [[1], [None]], False),
+        (pa.map_(pa.string(), pa.float64()), [("a", None)], False),
+        (pa.map_(pa.string(), pa.struct({"x": pa.int8()})), [("a", {"x": None})], True),
+        (pa.map_(pa.string(), pa.struct({"x": NUMBERS})), [("a", {"x": [None]})], False),
+        (pa.struct({"x": pa.int8(), "y": NUMBERS}), {"x": None, "y": [1]}, True),
+        (pa.struct({"x": pa.int8(), "y": NUMBERS}), {"x": 1, "y": [None]}, False),
+    ],
+)
+def test_rows_that_spark_cannot_copy_are_left_to_a_task(
+    kind: pa.DataType, value: Any, taken: bool
+) -> None:
+    """Spark's copy of a list ends at a null number: its query would never get past that batch."""
+    rows = pa.record_batch({"n": pa.array([0, 1]), "v": pa.array([None, value], kind)})
+    assert can_be_taken([batch(1), rows]) == taken
+    assert can_be_taken([rows.slice(0, 0)]) or not taken
