@@ -16,6 +16,11 @@ from pyspark_timestream.rules.state import PartitionState
 from pyspark_tseries.storage import location
 from pyspark_tseries.store import store as stores
 
+# A process that is killed closes no file.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
 SEEDS_TO_FIND = 40
 """A planted bug is found by one of so many seeds at most."""
 

@@ -9,6 +9,11 @@ from simulation.kept_seeds import KEPT
 from simulation.seeds import first_seed, make_world, run_seeds
 from simulation.world import World
 
+# A process that is killed closes no file.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
 SHARDS = 4
 SIMULATION_SECONDS = in_ci(2, 28)
 """Of each shard: about two minutes together in CI."""

@@ -208,7 +208,8 @@ def assign_tasks(ranges: Sequence[Range], tasks: int) -> list[list[Range]]:
 
     The assignment is deterministic, and no task is empty.
     """
-    tasks = min(tasks, len(ranges))
+    # There is one at least, and none more than ranges, whatever a damaged offset says.
+    tasks = min(max(tasks, 1), len(ranges))
     loads: list[tuple[int, int]] = [(0, task) for task in range(tasks)]
     groups: list[list[Range]] = [[] for _ in range(tasks)]
     for span in sorted(ranges, key=lambda span: (-span.size, span.partition)):

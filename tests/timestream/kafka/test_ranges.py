@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
@@ -143,3 +144,9 @@ def test_a_wait_for_more_offsets_reads_none_of_them():
     assert limit_ranges(starts, ends, None, 8) == starts
     assert limit_ranges(starts, ends, None, 7) == ends
     assert limit_ranges(starts, ends, 7, 7) == ends
+
+
+@pytest.mark.parametrize("tasks", [0, 2**60])
+def test_a_damaged_number_of_tasks_leaves_no_range_out(tasks: int) -> None:
+    found = [span for group in assign_tasks(spans([5, 1, 4]), tasks) for span in group]
+    assert sorted(found) == spans([5, 1, 4])

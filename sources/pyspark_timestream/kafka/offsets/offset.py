@@ -410,9 +410,7 @@ def _find_bad_range(offset: StreamOffset) -> str | None:
                 f"partition {partition.number} of '{partition.topic}' is read from "
                 f"{each.start_inclusive} to {each.end_exclusive}"
             )
-    if offset.number < 0 or offset.tasks < 0:
-        return "a number is negative"
-    return "no task reads its records" if offset.has_records and not offset.tasks else None
+    return None if offset.number >= 0 and offset.tasks >= 0 else "a number is negative"
 
 
 def check_stream_offset(

@@ -926,7 +926,6 @@ DAMAGES = {
     "a number with a fraction": ("number", 0.5),
     "a truth value for a number": ("starts", True),
     "settings that are no texts": ("settings", {"subscribe": 5}),
-    "no task for its records": ("tasks", 0),
     "no stream": ("stream", None),
 }
 
