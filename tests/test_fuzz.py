@@ -1,7 +1,7 @@
 """Hostile input of every kind ends in a right answer or in an error of ours, and in nothing else.
 
-The seed is that of the commit, so each commit tries other cases, and a failure says how to try its
-case again. `make fuzz MINUTES=30` goes on for longer; `tests/lib/fuzz` has what is tried.
+A failure says how to try its case again. `make fuzz MINUTES=30` goes on for longer, by the
+seed of the commit, so that each commit tries other cases; `tests/lib/fuzz` has what is tried.
 """
 
 import os

@@ -49,6 +49,7 @@ def model_store(tmp_path_factory):
         at = [BEGIN + timedelta(seconds=number)] * len(NAMES)
         series.append_many(pa.table({**rows, "timestamp": at}))
         series.edit(NAMES[number], number // 2, 100.0)
+    log_writer.wait_for_checkpoints()
     return place
 
 

@@ -391,7 +391,7 @@ def _read_number(node: Any) -> Constant:
             else ValueError("it has arithmetic (-)")
         )
     text = ("-" if negative else "") + node.args["this"]
-    if not re.fullmatch(r"-?[0-9.]+(?:[eE][+-]?[0-9]+)?", text):
+    if not re.fullmatch(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", text):
         raise ValueError("it has a text where a number should be")
     return _type_number(text, suffix)
 

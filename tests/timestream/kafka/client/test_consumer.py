@@ -98,7 +98,8 @@ def test_read_without_a_broker_fails_in_time_with_the_reason(
         monkeypatch.setattr(range_reader, "load_native_reader", lambda: None)
     elif load_native_reader() is None:
         pytest.skip("the native reader is not built here, or not wanted")
-    given = {"kafka.bootstrap.servers": where, "kafkaConsumer.connectTimeoutMs": "2000"}
+    # A name server may take seconds to say that there is no such name.
+    given = {"kafka.bootstrap.servers": where, "kafkaConsumer.connectTimeoutMs": "5000"}
     reader, began_s = RangeReader(options(**given), "g"), time.monotonic()
     try:
         with pytest.raises(BrokerUnreachable) as failure:

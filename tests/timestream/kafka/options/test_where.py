@@ -126,6 +126,7 @@ def test_names_in_backquotes_are_literal_and_dots_lead_into_structs():
         ("a = ?", "a parameter"),
         ("*", r"\*"),
         ("kind = '\ud800'", "half of a character"),
+        ("d < .5.5", "where a number should be"),
         ("(" * 3000 + "a" + ")" * 3000, "nested too deeply"),
     ],
 )
