@@ -21,6 +21,7 @@ from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import Query, parse_range
 from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.store import log_writer
 from pyspark_tseries.store.store import Store, now_us
 
 NAMES = ["", "a", "b", "room \U00020bb7", "z" * 200, "z" * 200 + "y", "\U0010ffff"]
