@@ -110,16 +110,15 @@ def kill_one(chain: Chain, chance: Random, which: Callable[[int], list[int]]) ->
 
 def kill_executor(chain: Chain, chance: Random) -> str | None:
     """SIGKILL of an executor, a Java with its Python, of a local cluster."""
-    found = frozen_in_a_batch(chain, chance)
-    executors = [
-        pid for pid in members(chain.driver.pid)
+    return kill_one(chain, chance, executors)
+
+
+def executors(session: int) -> list[int]:
+    """The executors of a local cluster."""
+    return [
+        pid for pid in members(session)
         if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]  # fmt: skip
-    pid = chance.choice(executors) if found and executors else None
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
-    chain.driver.session.thaw()
-    return None if pid is None else f"executor {pid} of {len(executors)}; {found}"
 
 
 def freeze_driver(chain: Chain, chance: Random) -> str | None:

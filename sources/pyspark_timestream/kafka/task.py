@@ -93,7 +93,7 @@ class _TaskRun:
         self, options: KafkaOptions, projection: Projection, plan: TaskPlan, read: ReadRange
     ) -> None:
         self._projection, self._read = projection, read
-        self._options = self._first_options = options
+        self._options, self._first = options, (options, required_columns(options, projection))
         self._has_ctis = projection.requests("cti")
         own_us = tuple(task_range.state.cti_us for task_range in plan.ranges)
         from_us = options.rules.from_us
@@ -109,21 +109,20 @@ class _TaskRun:
 
     def read_range(self, place: int, task_range: TaskRange) -> Iterator[pa.RecordBatch]:
         """Return the rows of a range; `place` is the index of its partition in the task."""
-        self._options, partition = self._first_options, task_range.offsets.partition
+        (self._options, columns), partition = self._first, task_range.offsets.partition
         state = _find_start_state(self._options, task_range, self._read)
         malformed_values = NO_MALFORMED_VALUES
         for settings, forced_us, offset_range in task_range.split():
             if settings is not None:
                 changed, before_us = self._options.as_of(settings), state.cti_us
                 state = change_rules(state, self._options.rules, changed.rules)
-                self._options = changed
+                self._options, columns = changed, required_columns(changed, self._projection)
                 if state.cti_us != before_us:
                     yield from self._prove(place, np.array([state.cti_us]))
             options = self._options
             if forced_us is not None:
                 state = raise_cti(state, forced_us)
                 yield from self._prove(place, np.array([state.cti_us]))
-            columns = required_columns(options, self._projection)
             for block in _read_to_end(options, state, offset_range, columns, self._read):
                 before = state
                 with _locate_refusals(partition, block):
