@@ -34,7 +34,6 @@ MAX_BUCKETS: Final = 10_000_000
 
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
 _CALENDAR: Final = re.compile(r"([0-9]+)\s*(month|quarter|year)s?", re.IGNORECASE | re.ASCII)
-_EPOCH_MONTHS: Final = 1970 * 12
 
 
 @dataclass(frozen=True, slots=True)

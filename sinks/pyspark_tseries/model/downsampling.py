@@ -28,7 +28,6 @@ ALL_EVENTS: Final = "*"
 FILLS: Final = ("null", "previous", "linear")
 
 _ANY_TYPE: Final = ("count", "first", "last")
-_ORDERED: Final = (*_ANY_TYPE, "min", "max")
 
 
 @dataclass(frozen=True, slots=True)

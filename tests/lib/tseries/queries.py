@@ -5,8 +5,11 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.model.downsampling import Downsampling
 from pyspark_tseries.model.ranges import NO_LIMIT, Point, Query, Range
+from pyspark_tseries.read.downsample import finish
 from pyspark_tseries.read.select import Events
+from pyspark_tseries.read.states import Folding
 
 ANCHORS = ["start", "sequence", "time", "last_count", "last_us"]
 
@@ -138,3 +141,14 @@ def columns(*histories):
     names = pa.array([f"s{i}" for i in range(len(histories))])
     flags = erased.astype(bool) if erased.any() else None
     return Events(names, codes, sequence, us, original, flags)
+
+
+def aggregate(
+    events: pa.Table,
+    schema: pa.Schema,
+    wanted: Downsampling,
+    ends_us: tuple[int | None, int | None] = (None, None),
+) -> pa.Table:
+    """Return what `finish` does for the events of a `values` query, sorted by series."""
+    folding = Folding(schema, wanted)
+    return finish(folding.merge([folding.fold(events)]), schema, wanted, ends_us)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tseries.queries import aggregate
 
 from pyspark_timestream.core.instants import HOUR_US, MINUTE_US
 from pyspark_tseries.errors import InvalidQuery
@@ -24,7 +25,7 @@ from pyspark_tseries.model.downsampling import (
     parse_aggregates,
     parse_fill,
 )
-from pyspark_tseries.read.aggregate import aggregate, find_gaps
+from pyspark_tseries.read.downsample import find_gaps
 
 SCHEMA = pa.schema(
     [

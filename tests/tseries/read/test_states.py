@@ -8,13 +8,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tseries.queries import aggregate
 
 from pyspark_timestream.core.instants import HOUR_US, MINUTE_US
 from pyspark_tseries.model.buckets import parse_buckets
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.downsampling import FUNCTIONS, Downsampling, parse_aggregates
 from pyspark_tseries.read import states
-from pyspark_tseries.read.aggregate import aggregate, finish
+from pyspark_tseries.read.downsample import finish
 from pyspark_tseries.read.states import Folding, Merger
 
 SCHEMA = pa.schema(
