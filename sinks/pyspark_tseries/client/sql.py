@@ -39,8 +39,7 @@ from pyspark_tseries.model.columns import (
 from pyspark_tseries.model.ranges import Query, min_retained, show_value
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.scan import may_hide, select_visible, take_latest_edits
-from pyspark_tseries.read.series_list import list_series
-from pyspark_tseries.read.view import View
+from pyspark_tseries.read.view import View, list_series
 from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location

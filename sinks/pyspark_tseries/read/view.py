@@ -1,20 +1,36 @@
 """Ask one commit of a store: every question is asked of such a view (semantics 31).
 
 A view never changes, so all that is asked of it belongs together. The client, rollups and followers
-open views; what they ask are pure functions of the snapshot, its index and the chosen series.
+open views; what they ask are pure functions of the snapshot, its index and the chosen series. Two
+short answers are here: the list of series, from the index alone, and the versions of an event.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_timestream.errors import wrap_methods
-from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.arrays import NO_SEQUENCE
-from pyspark_tseries.model.columns import result_schema
+from pyspark_tseries.errors import InvalidQuery, NoSuchEvent
+from pyspark_tseries.model.arrays import (
+    MAX_NUMBER,
+    MIN_NUMBER,
+    NEVER_US,
+    NO_SEQUENCE,
+    Int64Array,
+    to_int64,
+)
+from pyspark_tseries.model.columns import (
+    ERASURE_FIELD,
+    INSTANT,
+    event_schema,
+    file_schema,
+    result_schema,
+)
 from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.ranges import Point, Query, Range
@@ -24,11 +40,29 @@ from pyspark_tseries.read.downsample import check_values, downsample, gaps
 from pyspark_tseries.read.newest import asked_count, read_newest_one
 from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, run_query
-from pyspark_tseries.read.series_list import list_series
 from pyspark_tseries.read.stream import stream_query, stream_schema
-from pyspark_tseries.read.versions import read_versions
 from pyspark_tseries.storage.failures import explain_failure, named_failures
+from pyspark_tseries.storage.head_files import read_records
+from pyspark_tseries.storage.row_reader import ANY_VALUE, BASE_SCHEMA, RowFilter, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
+
+SERIES_SCHEMA: Final = pa.schema(
+    [
+        pa.field("series", pa.string(), nullable=False),
+        pa.field("events", pa.int64()),
+        pa.field("edits", pa.int64()),
+        pa.field("first", INSTANT),
+        pa.field("newest", INSTANT),
+    ]
+)
+"""Null stands for what the head of an old store does not say, and for no newest original."""
+
+ERASED_FIELDS: Final = (
+    pa.field("erased_by", pa.string()),
+    pa.field("erased_at", INSTANT),
+    pa.field("erased_because", pa.string()),
+)
+"""Who erased an event, when and why; null where nobody has."""
 
 
 @dataclass(frozen=True)
@@ -191,3 +225,160 @@ def known_series(index: SeriesIndex) -> list[str]:
         if len(known) == index.columns.rows
         else [names[row] for row in known.tolist()]
     )
+
+
+def read_versions(snapshot: Snapshot, series: str, sequence: int) -> pa.Table:
+    """Return an original and its edits, in the order of their sequences.
+
+    Args:
+        snapshot: the store.
+        series: the name of the series.
+        sequence: that of the original or of one of its edits.
+
+    Returns:
+        The event's own metadata, the values, the original's metadata, commit and commit time, and
+        `ERASED_FIELDS`.
+
+    Raises:
+        NoSuchEvent: the event is not stored.
+        UnusableStore: the record of an erasure is missing or damaged.
+    """
+    schema = _stored_schema(snapshot)
+    if not MIN_NUMBER <= sequence <= MAX_NUMBER:
+        raise _unknown_error(snapshot, series, sequence)
+    named = _read_place(snapshot, schema, series, sequence)
+    if not named.num_rows:
+        raise _unknown_error(snapshot, series, sequence)
+    original = named["original_sequence"][0].as_py()
+    place = sequence if original is None else int(original)
+    rows = pa.concat_tables(
+        [
+            _read_place(snapshot, schema, series, place, "event"),
+            _read_edits(snapshot, schema, series, place),
+        ]
+    )
+    order = np.argsort(to_int64(rows["sequence"]), kind="stable")
+    return _tell_erasures(snapshot, rows.take(pa.array(order)))
+
+
+def _stored_schema(snapshot: Snapshot) -> pa.Schema:
+    return pa.schema(field.with_nullable(True) for field in file_schema(snapshot.values))
+
+
+def _read_place(
+    snapshot: Snapshot, schema: pa.Schema, series: str, sequence: int, kind: str | None = None
+) -> pa.Table:
+    """Return the event `sequence` of a series, if it is stored and of the kind."""
+    files = [
+        file
+        for file in snapshot.files
+        if file.first <= series <= file.last
+        and file.min_sequence <= sequence <= file.max_sequence
+        and kind in (None, file.kind)
+    ]
+    row_filter = RowFilter([series], sequences=(sequence, sequence), commits=_commits(snapshot))
+    return read_rows(snapshot.location, files, schema, schema.names, row_filter)
+
+
+def _read_edits(snapshot: Snapshot, schema: pa.Schema, series: str, place: int) -> pa.Table:
+    files = [
+        file
+        for file in snapshot.files
+        if file.kind == "edit" and file.first <= series <= file.last and file.max_sequence > place
+    ]
+    row_filter = RowFilter([series], commits=_commits(snapshot))
+    of_place = pc.field("original_sequence") == place
+    return read_rows(snapshot.location, files, schema, schema.names, row_filter, of_place)
+
+
+def _commits(snapshot: Snapshot) -> tuple[int, int]:
+    return ANY_VALUE if snapshot.as_of is None else (ANY_VALUE[0], snapshot.as_of)
+
+
+def _tell_erasures(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
+    """Return rows with who erased them in place of the act's id."""
+    acts = rows[ERASURE_FIELD.name].to_pylist()
+    known = {}
+    wanted = {act for act in acts if act is not None}
+    if wanted:
+        for record in read_records(snapshot.location, snapshot.metadata.erasure):
+            known[record.act.id] = record.act
+            if wanted <= known.keys():
+                break
+    told = [known.get(act) for act in acts]
+    columns = [
+        pa.array([act and act.principal for act in told], pa.string()),
+        pa.array([act and act.time_us for act in told], pa.int64()).cast(INSTANT),
+        pa.array([act and act.reason for act in told], pa.string()),
+    ]
+    rows = rows.select(event_schema(snapshot.values).names)
+    for field, column in zip(ERASED_FIELDS, columns, strict=True):
+        rows = rows.append_column(field, column)
+    return rows
+
+
+def _unknown_error(snapshot: Snapshot, series: str, sequence: int) -> NoSuchEvent:
+    last = int(snapshot.index([series]).lookup([series])["last_sequence"][0])
+    stands = "the series has no events" if last < 0 else f"its newest event is sequence {last}"
+    gone = ", compaction has removed it" if 0 <= sequence <= last else ""
+    return NoSuchEvent(
+        f"series '{series}': event {sequence} is not stored{gone}; {stands}",
+        "the sequence of a stored event",
+        "ask for one in the result of a query",
+    )
+
+
+def list_series(
+    snapshot: Snapshot, index: SeriesIndex, names: Sequence[str] | None = None
+) -> pa.Table:
+    """Return the series that have an event, sorted by name, in the columns of `SERIES_SCHEMA`.
+
+    Args:
+        snapshot: the store.
+        index: its index, at least of `names`.
+        names: the series, sorted and distinct; None for all.
+    """
+    if names is None:
+        texts = pa.array(index.ids.names()[: index.columns.rows], pa.string())
+        columns = {name: index.columns[name] for name in SeriesIndex().lookup([])}
+    else:
+        texts, columns = pa.array(names, pa.string()), index.lookup(names)
+    rows_used = np.flatnonzero(columns["last_sequence"] != NO_SEQUENCE)
+    columns = {name: column[rows_used] for name, column in columns.items()}
+    texts = texts.take(pa.array(rows_used))
+    if snapshot.as_of is not None and snapshot.horizon >= 0:
+        columns |= _count_as_of(snapshot, texts)
+    unknown = columns["first_us"] == NEVER_US
+    counts = columns["last_sequence"] + 1 - columns["edits"], columns["edits"]
+    table = pa.Table.from_arrays(
+        [
+            texts,
+            *(pa.array(count, mask=unknown) for count in counts),
+            pa.array(columns["first_us"], mask=unknown).cast(INSTANT),
+            _show_times(columns["original_us"]),
+        ],
+        schema=SERIES_SCHEMA,
+    )
+    order = pc.sort_indices(texts)
+    return table if names is not None else table.take(order)
+
+
+def _show_times(us: Int64Array) -> pa.Array:
+    return pa.array(us, mask=us == NEVER_US).cast(INSTANT)
+
+
+def _count_as_of(snapshot: Snapshot, names: pa.Array) -> dict[str, Int64Array]:
+    """Return first time and edits as of an earlier commit: those of now without the later ones.
+
+    Compaction may have removed rows of that time, but none of later commits.
+    """
+    assert snapshot.as_of is not None
+    now = snapshot.newest_index(names.to_pylist()).lookup(names.to_pylist())
+    edits = now["edits"].copy()
+    files = [file for file in snapshot.files if file.kind == "edit"]
+    later = RowFilter(commits=(snapshot.as_of + 1, MAX_NUMBER))
+    rows = read_rows(snapshot.location, files, BASE_SCHEMA, ("series", "commit"), later)
+    places = pc.index_in(rows["series"].cast(pa.string()), names).fill_null(-1)
+    codes = to_int64(places)
+    edits -= np.bincount(codes[codes >= 0], minlength=len(names))
+    return {"edits": edits, "first_us": now["first_us"]}

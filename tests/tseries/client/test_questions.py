@@ -13,7 +13,7 @@ from pyspark_tseries.model.series_index import (
     attach_metadata,
     make_change,
 )
-from pyspark_tseries.read.series_list import list_series
+from pyspark_tseries.read.view import list_series
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.store.store import Store
 
