@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import Mask
-from pyspark_timestream.kafka.decode.avro.steps import (
+from pyspark_timestream.kafka.decode.avro.plans import (
     Again,
     Bad,
     Record,

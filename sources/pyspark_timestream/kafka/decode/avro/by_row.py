@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.kafka.decode.avro.steps import (
+from pyspark_timestream.kafka.decode.avro.plans import (
     Again,
     Bad,
     Plan,
