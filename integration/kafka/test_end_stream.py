@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, end_stream
-from pyspark_timestream.frames.watermark import has_ended
+from pyspark_timestream.frames.end import has_ended
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
         WrongInterpreter,
     )
     from pyspark_timestream.frames.aggregates import aggregate_windows
+    from pyspark_timestream.frames.end import await_end, end_stream
     from pyspark_timestream.frames.lifetimes import alter_lifetime, order_by_time, shift_time
-    from pyspark_timestream.frames.watermark import advance_time, await_end, import_ctis
+    from pyspark_timestream.frames.watermark import advance_time, import_ctis
     from pyspark_timestream.producer.producer import PunctuatedProducer
     from pyspark_timestream.source import DefaultSource
 
@@ -82,11 +83,11 @@ __version__ = "0.2.0"
 """The version of the distribution, which holds both packages; a release bumps both."""
 
 _MODULES: Final = {
-    **dict.fromkeys(["advance_time", "await_end", "import_ctis"], "frames.watermark"),
+    **dict.fromkeys(["advance_time", "import_ctis"], "frames.watermark"),
     **dict.fromkeys(["alter_lifetime", "shift_time"], "frames.lifetimes"),
     "DefaultSource": "source",
     "aggregate_windows": "frames.aggregates",
-    "end_stream": "frames.end",
+    **dict.fromkeys(["await_end", "end_stream"], "frames.end"),
     "PunctuatedProducer": "producer.producer",
     "TimeMetrics": "commands.metrics.listener",
     "configure_spark": "core.session",

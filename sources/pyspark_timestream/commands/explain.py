@@ -18,8 +18,8 @@ from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.core.why import find_own_message
 from pyspark_timestream.errors import CheckpointUnreadable, compose_message
 from pyspark_timestream.frames.cti_path import JOIN
+from pyspark_timestream.frames.end import has_ended
 from pyspark_timestream.frames.plans import LOST_CTIS, ClassicStep, loses_ctis
-from pyspark_timestream.frames.watermark import has_ended
 from pyspark_timestream.kafka.diagnosis.history import (
     Batch,
     build_histories,

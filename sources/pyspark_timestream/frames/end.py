@@ -1,16 +1,62 @@
-"""Ends a running stream: a final CTI releases all, then the query stops (semantics 11.12)."""
+"""Awaits the end of bounded streams, and ends running ones by a final CTI (semantics 11.12).
 
+Spark runs a stream's reader in a separate process beside the driver, and gives the program that
+started the query no way to reach it. Both run on one machine, as one user and with the driver's
+environment, so a request to end is a file in the temporary directory, named after the stream's id.
+The request is only a signal: the offset records the end.
+
+A client of Spark Connect may run far from the driver. But Spark asks a Python data source for its
+columns in a process beside the driver, with the driver's environment. So a source without rows
+makes the request there.
+"""
+
+import os
+import re
+import stat
 import time
+from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Final
 
 from pyspark import SparkContext
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StringType, StructField, StructType
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS, parse_offset
+from pyspark_timestream.core.worker import hide_tracebacks
 from pyspark_timestream.errors import compose_message
-from pyspark_timestream.frames.end_requests import EndRequests, ServerEndRequests, find_directory
-from pyspark_timestream.frames.watermark import has_ended
+
+_VARIABLES: Final = ("TMPDIR", "TEMP", "TMP")
+_FORMAT: Final = "timestream_end_request"
+_MAKE, _WITHDRAW = "make", "withdraw"
+
+
+def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
+    """Wait until `query`'s bounded streams have delivered their end, then stop it cleanly.
+
+    Option `maxCount` bounds transport `time`, an ending option or `endingCti` bounds transport
+    `kafka`, and AvailableNow bounds any transport. On return the sink has everything that the end
+    releases: with a final CTI every window; with a clock, the windows that its last tick closes.
+
+    Raises:
+        StreamingQueryException: the query failed.
+    """
+    while query.isActive and not has_ended(query):
+        time.sleep(poll_seconds)
+    if query.isActive:
+        query.processAllAvailable()
+        query.stop()
+    query.awaitTermination()
+
+
+def has_ended(query: StreamingQuery) -> bool:
+    """Return whether all bounded sources of `query` have reported their end."""
+    progress = query.lastProgress
+    reports = [parse_offset(source.latestOffset) for source in progress.sources] if progress else []
+    ends = [report["endOfStream"] for report in reports if "endOfStream" in report]
+    return bool(ends) and all(ends)
 
 
 def end_stream(
@@ -139,6 +185,103 @@ def _time_out(what: str) -> TimeoutError:
             "see explain_time(query); a trigger with a long interval needs a longer timeout",
         )
     )
+
+
+def find_directory(get_variable: Callable[[str], str | None] = os.environ.get) -> Path:
+    """Return the temporary directory of a process with these environment variables."""
+    given = (get_variable(name) for name in _VARIABLES)
+    return Path(next((each for each in given if each and Path(each).is_dir()), "/tmp"))
+
+
+class EndRequests:
+    """The requests in one directory, which `find_directory` finds."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def make(self, stream: str) -> None:
+        """Ask the stream with that id to end; a repeated request changes nothing.
+
+        Raises:
+            OSError: the directory is not writable, or another user owns a file of that name.
+        """
+        path = self._path_of(stream)
+        if not _is_own(path):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+    def withdraw(self, stream: str) -> None:
+        """Withdraw the request, so that a later run of the stream does not find it."""
+        self._path_of(stream).unlink(missing_ok=True)
+
+    def take(self, stream: str, is_running: bool) -> bool:
+        """Return whether this user asks the stream with that id to end.
+
+        If the run has not planned its first batch yet (`is_running` is False), remove the request
+        instead: a program that was killed while it waited left it behind.
+        """
+        # An id of another form comes from a checkpoint that this version did not begin.
+        is_asked = _is_id(stream) and _is_own(self._path_of(stream))
+        if is_asked and not is_running:
+            self.withdraw(stream)
+        return is_asked and is_running
+
+    def _path_of(self, stream: str) -> Path:
+        if not _is_id(stream):
+            raise ValueError(f"'{stream}' is not the id of a stream")
+        return self._directory / f"timestream-end-{stream}"
+
+
+def _is_id(stream: str) -> bool:
+    return re.fullmatch("[0-9a-f]{32}", stream) is not None
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether this user owns the file: others may write to the temporary directory too."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
+@hide_tracebacks
+class EndRequestSource(DataSource):
+    """Makes or withdraws the request for `stream` when Spark asks for its columns; has no rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name, which only this module uses."""
+        return _FORMAT
+
+    def schema(self) -> StructType:
+        """Make or withdraw the request, on the driver's machine."""
+        requests = EndRequests(find_directory())
+        act = requests.make if self.options["act"] == _MAKE else requests.withdraw
+        act(self.options["stream"])
+        return StructType([StructField("stream", StringType())])
+
+
+class ServerEndRequests:
+    """Like `EndRequests`, but beside the driver of the Spark Connect server of a session."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+        self._sent = 0
+        spark.dataSource.register(EndRequestSource)
+
+    def make(self, stream: str) -> None:
+        """Ask the stream with that id to end; a repeated request changes nothing."""
+        self._send(_MAKE, stream)
+
+    def withdraw(self, stream: str) -> None:
+        """Withdraw the request."""
+        self._send(_WITHDRAW, stream)
+
+    def _send(self, act: str, stream: str) -> None:
+        self._sent += 1
+        # The number makes each read differ: Spark may cache the columns of one that it has planned.
+        options = {"act": act, "stream": stream, "number": str(self._sent)}
+        _ = self._spark.read.format(_FORMAT).options(**options).load().schema
 
 
 def _open_requests(query: Any) -> EndRequests | ServerEndRequests:

@@ -1,20 +1,17 @@
-"""DataFrame helpers that drive Spark's watermark by CTIs, and await a stream's end (semantics 11).
+"""DataFrame helpers that drive Spark's watermark by CTIs (semantics 11).
 
 A source delivers CTIs as rows with `cti` set. `withWatermark` on that column, with no delay, makes
 the greatest CTI Spark's watermark; data rows have a null `cti` and cannot move it. Metadata on the
 event-time column then tells Spark that the watermark is about that column.
 """
 
-import time
 from typing import Final
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StructType, TimestampType
 
-from pyspark_timestream.core.checkpoint import parse_offset
 from pyspark_timestream.core.instants import FINAL_US, TICK_US, format_instant, parse_duration
 from pyspark_timestream.core.session import (
     REQUIRED_SETTINGS,
@@ -140,32 +137,6 @@ def _extract_ctis(fast: DataFrame) -> DataFrame:
         )
     check_timestamp(fast, "cti")
     return fast.where(F.col("cti").isNotNull()).select("cti")
-
-
-def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
-    """Wait until `query`'s bounded streams have delivered their end, then stop it cleanly.
-
-    Option `maxCount` bounds transport `time`, an ending option or `endingCti` bounds transport
-    `kafka`, and AvailableNow bounds any transport. On return the sink has everything that the end
-    releases: with a final CTI every window; with a clock, the windows that its last tick closes.
-
-    Raises:
-        StreamingQueryException: the query failed.
-    """
-    while query.isActive and not has_ended(query):
-        time.sleep(poll_seconds)
-    if query.isActive:
-        query.processAllAvailable()
-        query.stop()
-    query.awaitTermination()
-
-
-def has_ended(query: StreamingQuery) -> bool:
-    """Return whether all bounded sources of `query` have reported their end."""
-    progress = query.lastProgress
-    reports = [parse_offset(source.latestOffset) for source in progress.sources] if progress else []
-    ends = [report["endOfStream"] for report in reports if "endOfStream" in report]
-    return bool(ends) and all(ends)
 
 
 def read_schema(df: DataFrame) -> StructType:

@@ -11,7 +11,7 @@ from timestream.builders import options
 from pyspark_timestream import end_stream
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.frames import end
-from pyspark_timestream.frames.end_requests import EndRequests, EndRequestSource
+from pyspark_timestream.frames.end import EndRequests, EndRequestSource
 
 STREAM = "0123456789abcdef" * 2
 

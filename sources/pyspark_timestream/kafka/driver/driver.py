@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from pyspark_timestream.core.checkpoint import damaged_offset, is_initial_offset
 from pyspark_timestream.core.instants import format_duration
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.frames.end_requests import EndRequests, find_directory
+from pyspark_timestream.frames.end import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas

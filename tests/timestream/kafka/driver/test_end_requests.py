@@ -10,7 +10,7 @@ from timestream.driven import Driven, FakeBroker
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.frames.end_requests import EndRequests, find_directory
+from pyspark_timestream.frames.end import EndRequests, find_directory
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.rules.state import PartitionState
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeAlias
-from uuid import UUID
+from uuid import UUID  # noqa: TID251 - formats the ids of others, and makes none
 
 import numpy as np
 import numpy.typing as npt

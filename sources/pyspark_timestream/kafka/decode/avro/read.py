@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.avro.by_block import Places, read_block
 from pyspark_timestream.kafka.decode.avro.by_row import RowReader
+from pyspark_timestream.kafka.decode.avro.plans import Plan, resolve
 from pyspark_timestream.kafka.decode.avro.schemas import (
     AvroReader,
     ParsedSchema,
@@ -22,7 +23,6 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     find_name,
     parse_schema,
 )
-from pyspark_timestream.kafka.decode.avro.plans import Plan, resolve
 from pyspark_timestream.kafka.decode.convert import Longs, build_block, cast
 from pyspark_timestream.kafka.decode.records import (
     FINE,
