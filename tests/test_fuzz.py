@@ -58,6 +58,16 @@ def test_a_case_is_the_same_wherever_and_whenever_it_is_made():
             assert made[0] == made[1], name
 
 
+def test_a_case_of_a_stored_file_damages_the_same_place_again():
+    """Only the id of the table and the time at which Delta made it are others."""
+    made = []
+    for _ in range(2):
+        target = GROUPS["stores"]["stored_files"]()
+        cases = (target.make(chance_of("stored_files", "seed", number)) for number in range(40))
+        made.append([(name, len(content), *given) for name, content, *given in cases])
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("end", ["os._exit(3)", "time.sleep(600)"])
 def test_a_case_that_ends_the_process_or_hangs_is_a_finding(end, tmp_path, monkeypatch):
     """A library of C may do either."""

@@ -138,15 +138,17 @@ def find_wrong_bounds(store: Store) -> dict[DataFile, tuple[Finding, FileStats]]
     return wrong
 
 
-def read_logged_bounds(store: Store) -> dict[str, tuple[str, str]]:
-    """Return the first and last series of each file, by its path, as deltalake reads the log."""
+def read_logged_bounds(store: Store) -> dict[str, tuple[str | None, str | None]]:
+    """Return the first and last series of each file, by path, as `logged_series_bounds` does."""
     return logged_series_bounds(pa.table(store.log.table.get_add_actions(flatten=True)))
 
 
-def compare_bounds(file: DataFile, logged: tuple[str, str], rows: FileStats) -> Iterator[Finding]:
+def compare_bounds(
+    file: DataFile, logged: tuple[str | None, str | None], rows: FileStats
+) -> Iterator[Finding]:
     """Yield a finding for the first logged bounds of `file` that exclude some of its `rows`.
 
-    `logged` are the bounds of its series.
+    `logged` are the bounds of its series; None excludes nothing.
     """
     pairs = {
         "series": (logged, rows.series),
@@ -154,7 +156,7 @@ def compare_bounds(file: DataFile, logged: tuple[str, str], rows: FileStats) -> 
         "microseconds": ((file.min_us, file.max_us), rows.us),
     }
     for what, ((low, high), (first, last)) in pairs.items():
-        if low > first or high < last:  # type: ignore[operator]
+        if (low is not None and low > first) or (high is not None and high < last):  # type: ignore[operator]
             problem = (
                 f"file '{file.path}' has {what} {first!r} to {last!r}, the log is read as "
                 f"{low!r} to {high!r}: other readers may pass over its rows"

@@ -653,9 +653,12 @@ def outside_file_error(location: Location, path: str) -> UnusableStore:
     return damage_error("outside file", location.root, problem, path)
 
 
-def logged_series_bounds(actions: pa.Table) -> dict[str, tuple[str, str]]:
-    """Return the first and last series of each file, by path, as deltalake reads the log."""
-    columns = (actions[name].to_pylist() for name in ("path", "min.series", "max.series"))
+def logged_series_bounds(actions: pa.Table) -> dict[str, tuple[str | None, str | None]]:
+    """Return the first and last series of each file, by path, as deltalake reads the log.
+
+    None stands for a bound that the log lacks, as after another tool: nobody passes over a row.
+    """
+    columns = (_log_column(actions, name) for name in ("path", "min.series", "max.series"))
     return {path: (first, last) for path, first, last in zip(*columns, strict=True)}
 
 

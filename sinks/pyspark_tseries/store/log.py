@@ -63,6 +63,7 @@ from pyspark_tseries.store.log_entries import (
     seal_info,
 )
 from pyspark_tseries.store.log_writer import (
+    UNREADABLE,
     capture_entry,
     checkpoint_later,
     copy_log,
@@ -87,18 +88,23 @@ def open_table(location: Location) -> DeltaTable | None:
         return load_table(location)
     except TableNotFoundError:
         return None
-    except (DeltaError, OSError) as error:
-        if not location.is_local:
-            raise unreachable_error(location, "opened", error) from None
-        with contextlib.suppress(OSError):
-            damage = find_log_damage(location)
-            if damage is not None:
-                raise damage from None
-        raise UnusableStore(
-            f"'{location.root}' cannot be opened as a store: {str(error).splitlines()[0]}",
-            "a directory that a tseries write has created",
-            "check the path and its rights",
-        ) from error
+    except UNREADABLE as error:
+        raise _unreadable_error(location, error) from error
+
+
+def _unreadable_error(location: Location, error: Exception) -> UnusableStore:
+    """Return the error of a log that Delta cannot read, which names the damage if there is one."""
+    if not location.is_local:
+        return unreachable_error(location, "opened", error)
+    with contextlib.suppress(OSError):
+        damage = find_log_damage(location)
+        if damage is not None:
+            return damage
+    return UnusableStore(
+        f"'{location.root}' cannot be opened as a store: {str(error).splitlines()[0]}",
+        "a directory that a tseries write has created",
+        "check the path and its rights",
+    )
 
 
 _delta_process: int | None = None
@@ -132,7 +138,7 @@ def load_table(location: Location) -> DeltaTable:
         return DeltaTable(location.uri, storage_options=location.storage_options)
     except TableNotFoundError:
         raise
-    except DeltaError:
+    except (DeltaError, ValueError):
         # Delta fails if `_last_checkpoint` names a missing checkpoint. It succeeds if it first
         # opens an older version, and then updates.
         before = _missing_checkpoint(location) - 1
@@ -164,7 +170,7 @@ def load_table_at(location: Location, version: int) -> DeltaTable:
         if location.is_local:
             check_log_at(location, version)
         return table
-    except (DeltaError, OSError) as error:
+    except UNREADABLE as error:
         if location.is_local:
             with contextlib.suppress(OSError):
                 check_log_at(location, version)
@@ -507,7 +513,7 @@ class Log:
         _require_delta(self.location)
         try:
             self._table.update_incremental()
-        except (DeltaError, OSError):
+        except UNREADABLE:
             return False  # Entries were just removed; opening the table reports anything else.
         return bool(self._table.version() >= version)
 
@@ -573,7 +579,10 @@ class Log:
         table = self.table  # This may bring the log up to date.
         if self._transactions_version != self._version:
             self._transactions, self._transactions_version = {}, self._version
-        self._transactions[name] = table.transaction_version(name)
+        try:
+            self._transactions[name] = table.transaction_version(name)
+        except UNREADABLE as error:
+            raise _unreadable_error(self.location, error) from error
         return self._transactions[name]
 
     def has_token(self, token: tuple[str, int] | None) -> bool:

@@ -321,21 +321,34 @@ def parse_entry(version: int, data: bytes) -> Entry:
         transactions,
         added,
         removed,
-        any(action.get("dataChange", True) for action in (*added.values(), *removed.values())),
+        any(action["dataChange"] for action in (*added.values(), *removed.values())),
         any("metaData" in line or "protocol" in line for line in lines),
         any("protocol" in line for line in lines),
     )
 
 
-_FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
-    "add": {"path": str, "size": int},
-    "remove": {"path": str},
+_FIELDS: Final[Mapping[str, Mapping[str, type | UnionType]]] = {
+    "add": {
+        "path": str,
+        "size": int,
+        "partitionValues": dict,
+        "modificationTime": int,
+        "dataChange": bool,
+        "stats": str | None,
+    },
+    "remove": {"path": str, "dataChange": bool},
     "txn": {"appId": str, "version": int},
     "commitInfo": {},
-    "metaData": {},
-    "protocol": {},
+    "metaData": {
+        "id": str,
+        "format": dict,
+        "schemaString": str,
+        "partitionColumns": list,
+        "configuration": dict,
+    },
+    "protocol": {"minReaderVersion": int, "minWriterVersion": int},
 }
-"""The required fields of each action, and their types."""
+"""The fields of each action that Delta requires, and their types."""
 
 _OWN_FIELDS: Final = {"commit": int | None, "checked": int, "synced": bool, CHECKSUM_KEY: str}
 
@@ -352,6 +365,8 @@ def _parse_lines(data: bytes) -> list[dict[str, Any]]:
         for action, fields in _FIELDS.items():
             if action in line:
                 _check_fields(action, line[action], fields)
+        if "add" in line:
+            _check_fields("add.partitionValues", line["add"]["partitionValues"], {"kind": str})
     for line in lines:
         own_info = line.get("commitInfo", {}).get(_INFO_KEY)
         if own_info is not None:

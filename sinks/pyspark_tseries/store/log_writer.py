@@ -36,6 +36,9 @@ from pyspark_tseries.store.log_entries import (
     read_last_checkpoint,
 )
 
+UNREADABLE: Final = (DeltaError, OSError, ValueError)
+"""What Delta raises for a log that it cannot read: ValueError if an action lacks a field."""
+
 _LOG_DIRECTORY: Final = "_delta_log"
 CHECKPOINT_LOCK: Final = "checkpoint.lock"
 """Who adds a checkpoint beside commits, or removes the log before one, holds this lock: so none is
@@ -121,7 +124,7 @@ class _Checkpointer:
         if due is None:
             return  # It was written together with one that was due earlier.
         version, interval, entry = due
-        with contextlib.suppress(DeltaError, OSError), exclusive(location, CHECKPOINT_LOCK) as lock:
+        with contextlib.suppress(*UNREADABLE), exclusive(location, CHECKPOINT_LOCK) as lock:
             last = read_last_checkpoint(location).version
             is_due = version - last >= interval or not has_checkpoint(location, last)
             # The store may have been removed meanwhile, and another one may be at its path.

@@ -7,10 +7,14 @@ of the log with other values, whose checksum may be right, as of a tool that wri
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import random
 import re
+import secrets
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +35,7 @@ from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.read.delivery import InitialEvents
 from pyspark_tseries.read.subscription import Subscription
+from pyspark_tseries.storage import location
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.log_writer import wait_for_checkpoints
@@ -46,9 +51,17 @@ _CHECKSUM: Final = re.compile(rb'"crc32":"[0-9a-f]{8}"')
 
 
 def make_store(path: Path) -> Path:
-    """A store with edits, a query's batches, a later column, a compaction and checkpoints."""
+    """A store with edits, a query's batches, a later column, a compaction and checkpoints.
+
+    Its files have the same names and sizes whenever it is made, so that a case is the same again.
+    """
+    chance, clock = random.Random("the store"), itertools.count(1_700_000_000_000_000_000, 10**6)
     with pytest.MonkeyPatch.context() as patch:
         set_limits(patch, checkpoint_interval=5, commits_per_file=4)
+        patch.setattr(secrets, "token_hex", lambda n=32: f"{chance.getrandbits(8 * n):0{2 * n}x}")
+        patch.setattr(secrets, "randbits", chance.getrandbits)
+        patch.setattr(time, "time_ns", lambda: next(clock))
+        patch.setattr(location, "_store_tag", lambda table_id: 5)
         store = Store.create(str(path), [VALUE], RetainedRange())
         for number in range(13):
             rows = [(NAMES[(number + n) % 2], number * 10 + n, number + n / 7) for n in range(2)]
@@ -142,7 +155,7 @@ def _subscribe(path: str) -> None:
 
 
 def _append(path: str) -> None:
-    TimeSeries.open(path, "me", auto_compact=False).append("b", 0.5)
+    TimeSeries.open(path, "me", auto_compact=False).append("b", {"value": 0.5})
 
 
 ASKED: Final[dict[str, Callable[[str], object]]] = {

@@ -328,6 +328,27 @@ def test_repair_has_a_step_for_each_kind_of_damage_that_it_mends():
     assert list(dict.fromkeys(kind for kinds in REPAIR_STEPS.values() for kind in kinds)) == mended
 
 
+@pytest.mark.parametrize("lacks", ["series", "sequence", "timestamp"])
+@pytest.mark.parametrize("value", ["null", "nothing", "no statistics"])
+def test_bounds_that_the_log_lacks_exclude_no_rows(path, lacks, value):
+    """Other tools may leave them out; then they are read from the file."""
+    for entry in (path / "_delta_log").glob("*.json"):
+        lines = [json.loads(line) for line in entry.read_text().splitlines()]
+        for add in (line["add"] for line in lines if "add" in line):
+            stats = json.loads(add["stats"])
+            for end in ("minValues", "maxValues"):
+                stats[end][lacks] = None
+                if value == "nothing":
+                    del stats[end][lacks]
+            add["stats"] = None if value == "no statistics" else json.dumps(stats)
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        entry.write_bytes(seal(text.encode()))
+    reopened(path)
+    assert verify(str(path)) == []
+    done = repair(str(path))
+    assert (done.mended, done.lost, done.left) == ((), (), ())
+
+
 def test_wrong_bounds_in_the_log_are_found_and_mended(tmp_path):
     path = tmp_path / "s"
     series = TimeSeries.create(path, {"v": pa.int64()}, auto_compact=False)

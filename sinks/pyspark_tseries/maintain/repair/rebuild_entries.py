@@ -95,8 +95,9 @@ class _Log:
     rebuilt: dict[int, RebuiltEntry] = field(default_factory=dict)
 
     def take(self, entry: RebuiltEntry) -> None:
-        self.rebuilt[entry.version] = entry
+        """Take a rebuilt entry; raise TornEntry if it is still none."""
         self.entries[entry.version] = parse_entry(entry.version, entry.content)
+        self.rebuilt[entry.version] = entry
 
     def missing(self) -> list[int]:
         return [version for version in self.damage if version not in self.rebuilt]

@@ -18,7 +18,6 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import UnusableStore
@@ -44,7 +43,7 @@ from pyspark_tseries.store.log_check import (
     torn_files,
 )
 from pyspark_tseries.store.log_entries import LAST_CHECKPOINT, Entry, entry_path
-from pyspark_tseries.store.log_writer import shadow_log
+from pyspark_tseries.store.log_writer import UNREADABLE, shadow_log
 
 MAX_SERIES_NAMED: Final = 20
 """A message names at most this many series; a file next to the commit's remains lists them all."""
@@ -312,7 +311,7 @@ def read_state_at(
                 path: size for path, size in zip(*columns, strict=True) if is_inside_store(path)
             }
             return sizes, table.transaction_version(HEAD_TRANSACTION)
-    except (DeltaError, OSError) as error:
+    except UNREADABLE as error:
         raise UnusableStore(
             f"the log of the store '{location.root}' holds no whole commit: "
             f"{str(error).splitlines()[0]}",
