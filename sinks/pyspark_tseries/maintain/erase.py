@@ -301,12 +301,12 @@ def erase_events(
     """Erase events as `erase` does, in an open store."""
     wanted = _check_arguments(series, sequences, reason)
     require_owner(store, principal, "erase values")
-    act = _Act(store, series, wanted, reason, principal)
+    act = _Erasing(store, series, wanted, reason, principal)
     act.check(store.index())
     add_columns(store, [ERASURE_FIELD])
     try:
         commit = store.append(act, clock)
-    except _NothingLeft:
+    except _AllErased:
         return None
     except StoreBusy as error:
         raise store.busy_error(store.retrying.commits, "nothing was erased") from error
@@ -347,11 +347,11 @@ def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -
     return tuple(sorted({int(sequence) for sequence in asked}))
 
 
-class _NothingLeft(Exception):
+class _AllErased(Exception):
     """All events of an act were erased before."""
 
 
-class _Act:
+class _Erasing:
     """One act as an `Appendable`, and the files that its attempts have written so far.
 
     Attributes:
@@ -387,7 +387,7 @@ class _Act:
             )
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
-        """Rewrite the files that hold a value; raise _NothingLeft if there is nothing to erase."""
+        """Rewrite the files that hold a value; raise _AllErased if there is nothing to erase."""
         AccessCheck(context.settings.policy, self._principal).require("own", "erase values")
         index = context.index
         self.check(index)
@@ -396,7 +396,7 @@ class _Act:
         stored = _StoredSeries(snapshot, self._series, self._keys, self._id)
         removed = self._find_removed(stored)
         if not stored.erased and not removed:
-            raise _NothingLeft
+            raise _AllErased
         replaced, written = self._rewrite(snapshot, stored)
         metadata = next_metadata(index, context.head_id, now_us=context.now_us, rows=1)
         record = ErasureRecord(

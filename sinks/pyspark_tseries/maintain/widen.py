@@ -77,18 +77,18 @@ def widen_columns(
         WrongClock: the clock is far ahead, or was when the last commit was made.
         OSError: the storage failed.
     """
-    _change(store, _Act(store, wanted, principal, progress), clock)
+    _change(store, _Widening(store, wanted, principal, progress), clock)
 
 
 def add_struct_fields(store: Store, wanted: Sequence[pa.Field]) -> None:
     """Do the same for a writer that may add fields of structs as it may add columns."""
-    _change(store, _Act(store, wanted, None, None), now_us)
+    _change(store, _Widening(store, wanted, None, None), now_us)
 
 
-def _change(store: Store, act: "_Act", clock: Callable[[], int]) -> None:
+def _change(store: Store, act: "_Widening", clock: Callable[[], int]) -> None:
     act.check()
     act.copy_files()
-    with contextlib.suppress(_NothingLeft):
+    with contextlib.suppress(_AllWide):
         store.append(act, clock)
 
 
@@ -100,11 +100,11 @@ def _has_local_times(kind: pa.DataType) -> bool:
     return bool(kind == pa.timestamp("us"))
 
 
-class _NothingLeft(Exception):
+class _AllWide(Exception):
     """The columns have these types, and all files."""
 
 
-class _Act:
+class _Widening:
     """The change as an `Appendable`, and the copies that it can use."""
 
     token = digest = None
@@ -153,7 +153,7 @@ class _Act:
             self._drop_stale(snapshot)
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
-        """Copy the last files and name all; raise _NothingLeft if nothing has to change."""
+        """Copy the last files and name all; raise _AllWide if nothing has to change."""
         if self._owner is not None:
             AccessCheck(context.settings.policy, self._owner).require("own", _TO_DO)
         snapshot = context.snapshot
@@ -161,7 +161,7 @@ class _Act:
         values = self._resolve(snapshot)
         narrow = self._find_narrow(snapshot)
         if values == snapshot.values and not narrow:
-            raise _NothingLeft
+            raise _AllWide
         for file in self._find_due(narrow):
             self._copy(snapshot, file)
         index = context.index

@@ -158,20 +158,13 @@ class Corrections:
     is_first: bool = False
     hidden: pa.Table | None = field(default=None)
 
+    # `prepare` reads the values in force, so it needs the store's files, and takes time.
+    has_edits = is_slow = True
+
     @property
     def digest(self) -> int:
         """The digest of the windows, which the late rows of the batch determine."""
         return digest_rows(self.windows)
-
-    @property
-    def has_edits(self) -> bool:
-        """Always True, so that the context has the store's files."""
-        return True
-
-    @property
-    def is_slow(self) -> bool:
-        """Always True, because `prepare` reads values."""
-        return True
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
         """Prepare a commit as `Batch.prepare` does, with its errors."""

@@ -245,7 +245,7 @@ class Warner:
     def _read_newest(
         self, part: Partition, now: StreamOffset, offset: int | None = None
     ) -> list[RecordBlock]:
-        """Read the newest records, or those up to offset `at`."""
+        """Read the newest records, or those up to `offset`."""
         position = now.partitions[part].start_inclusive if offset is None else offset + 1
         newest = Range(part, max(position - _SAMPLE_RECORDS, 0), position)
         patience_ms = min(self._options.poll_timeout_ms, _MAX_SAMPLE_WAIT_MS)

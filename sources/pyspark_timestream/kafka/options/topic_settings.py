@@ -200,7 +200,7 @@ def select_settings(
 ) -> dict[str, str]:
     """Return the settings that a query takes from the description of its topics.
 
-    `own` are the query's own options by their lower-cased names.
+    `query_options` are the query's own options by their lower-cased names.
     """
     excluded = _find_excluded(query_options, specs)
     return {
