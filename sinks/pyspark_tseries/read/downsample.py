@@ -38,7 +38,7 @@ from pyspark_tseries.model.downsampling import (
     result_fields,
     result_type,
 )
-from pyspark_tseries.model.exact_sums import round_sums
+from pyspark_tseries.model.exact_sums import FloatArray, round_sums
 from pyspark_tseries.model.ranges import Query, Range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import (
@@ -52,8 +52,6 @@ from pyspark_tseries.read.scan import (
 from pyspark_tseries.read.select import make_plain
 from pyspark_tseries.read.states import Folding, Merger, States, encode_groups, parts_of
 from pyspark_tseries.storage.snapshot import Snapshot
-
-FloatArray = npt.NDArray[np.float64]
 
 _WEIGHT: Final = 2.0**-60
 """A microsecond in the unit of weights."""

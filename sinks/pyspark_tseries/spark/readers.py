@@ -37,6 +37,7 @@ from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.options import SubscribeOptions
 from pyspark_tseries.read.delivery import (
+    MAX_ROWS_PER_BATCH,
     POSITION_VERSION,
     Delivery,
     InitialEvents,
@@ -52,7 +53,6 @@ from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_BYTES_PER_PARTITION: Final = 32 * 1024 * 1024
-MAX_ROWS_PER_BATCH: Final = 64 * 1024
 
 Work = tuple[str, ...] | KeyRange
 """Files of successive commits, by their paths in the store, or whole series."""

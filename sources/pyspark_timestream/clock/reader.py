@@ -41,7 +41,7 @@ from pyspark_timestream.core.checkpoint import (
     is_initial_offset,
 )
 from pyspark_timestream.core.hand_over import HandingReader
-from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.instants import INSTANT, format_instant
 from pyspark_timestream.core.typed import is_instant
 from pyspark_timestream.core.worker import hide_tracebacks
 from pyspark_timestream.errors import OptionError
@@ -57,7 +57,6 @@ Declared as never null, because Spark then delivers rows faster.
 _MAX_HANDED: Final = 10_000
 """Ticks of a batch that Spark gets with its one task, which then starts no Python."""
 
-_INSTANT: Final = pa.timestamp("us", tz="UTC")
 _LOG: Final = logging.getLogger("pyspark_timestream")
 
 
@@ -187,7 +186,7 @@ class TimeStreamReader(HandingReader, SupportsTriggerAvailableNow):
         """Yield the rows of one task in tick order."""
         for begin, stop in cut_blocks(partition.start_inclusive, partition.end_exclusive):
             times = pa.array(compute_tick_times(partition.clock, begin, stop))
-            columns = [times.view(_INSTANT), pa.array(np.arange(begin, stop))]
+            columns = [times.view(INSTANT), pa.array(np.arange(begin, stop))]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

@@ -17,7 +17,13 @@ from typing import Any, Final
 import numpy as np
 
 from pyspark_timestream.core.checkpoint import damaged_offset
-from pyspark_timestream.core.instants import FINAL_US, SECOND_US, Instants, clamp_instant
+from pyspark_timestream.core.instants import (
+    FINAL_US,
+    MILLISECOND_US,
+    SECOND_US,
+    Instants,
+    clamp_instant,
+)
 
 BLOCK_TICKS: Final = 1 << 16
 """Compute this many ticks at a time, and pass them to Spark as one block."""
@@ -25,7 +31,6 @@ BLOCK_TICKS: Final = 1 << 16
 MAX_PERIOD_DENOMINATOR: Final = 10**12
 """A block's int64 arithmetic stays below denominator * (block + 1) = 6.6e16 < 2**63."""
 
-_MILLI_US: Final = 1_000
 _MAX_TICKS: Final = 2**63 - 1  # Rows carry a tick's number as a long.
 
 
@@ -138,7 +143,7 @@ def count_ticks(clock: Clock) -> int:
 def fits_calendar(clock: Clock) -> bool:
     """Return whether every tick up to max_count, and at least the first, is a legal instant."""
     total = max(1, clock.max_count or 0)
-    return _compute_exact_ms(clock, total - 1) * _MILLI_US <= FINAL_US
+    return _compute_exact_ms(clock, total - 1) * MILLISECOND_US <= FINAL_US
 
 
 def has_ended(clock: Clock, ticks: Ticks) -> bool:
@@ -168,11 +173,11 @@ def compute_simulated_time(clock: Clock, ticks: Ticks, now_us: int) -> int:
 
 
 def _compute_tick_time(clock: Clock, k: int) -> int:
-    return int(_compute_exact_ms(clock, k) // 1) * _MILLI_US
+    return int(_compute_exact_ms(clock, k) // 1) * MILLISECOND_US
 
 
 def _compute_exact_ms(clock: Clock, k: int) -> Fraction:
-    return Fraction(clock.zero_us, _MILLI_US) + (clock.delay + k * clock.period) * 1000
+    return Fraction(clock.zero_us, MILLISECOND_US) + (clock.delay + k * clock.period) * 1000
 
 
 def compute_tick_times(clock: Clock, begin: int, end: int) -> Instants:
@@ -188,15 +193,15 @@ def compute_tick_times(clock: Clock, begin: int, end: int) -> Instants:
     count = end - begin
     if count == 1:
         # A single tick takes no step, and the step could overflow int64.
-        return np.array([base_ms * _MILLI_US], dtype=np.int64)
+        return np.array([base_ms * MILLISECOND_US], dtype=np.int64)
     if not rest_step:
-        first_us, step_us = base_ms * _MILLI_US, whole_step * _MILLI_US
+        first_us, step_us = base_ms * MILLISECOND_US, whole_step * MILLISECOND_US
         return np.arange(first_us, first_us + count * step_us, step_us, dtype=np.int64)
     # In place, because allocating a new array would cost more than the arithmetic.
     times = np.arange(base_rest, base_rest + count * rest_step, rest_step, dtype=np.int64)
     times //= over
     times += np.arange(base_ms, base_ms + count * whole_step, whole_step) if whole_step else base_ms
-    times *= _MILLI_US
+    times *= MILLISECOND_US
     return times
 
 

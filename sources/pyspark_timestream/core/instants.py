@@ -18,6 +18,10 @@ import pyarrow.compute as pc
 Instants = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+INSTANT: Final = pa.timestamp("us", tz="UTC")
+"""The type of columns of instants."""
+
+MILLISECOND_US: Final = 1_000
 SECOND_US: Final = 1_000_000
 MINUTE_US: Final = 60 * SECOND_US
 HOUR_US: Final = 60 * MINUTE_US

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import Instants
+from pyspark_timestream.core.instants import INSTANT, Instants
 from pyspark_timestream.core.options import Parser
 from pyspark_timestream.errors import SchemaRefused
 
@@ -27,7 +27,6 @@ _FUNCTIONS: Final = ("count", "sum", "min", "max")
 CTI: Final = "cti"
 VIOLATION: Final = "violation"
 _ADJUSTED: Final = "adjusted"
-_INSTANT: Final = pa.timestamp("us", tz="UTC")
 
 _MOST_ROWS: Final = 1 << 17
 _MOST_BYTES: Final = 1 << 26
@@ -97,7 +96,7 @@ class WindowFold:
             SchemaRefused: `rows` lacks a column, or a column has a type that is not folded.
         """
         for name in (self.event_time, CTI):
-            if _find(rows, name).type != _INSTANT:
+            if _find(rows, name).type != INSTANT:
                 raise SchemaRefused(
                     f"column '{name}' is {_find(rows, name).type}",
                     "a timestamp column",
@@ -108,7 +107,7 @@ class WindowFold:
             (name, _find_type(partial, rows))
             for name, partial in zip(self.name_partials(), self.partials, strict=True)
         ]
-        return pa.schema([(self.event_time, _INSTANT), (CTI, _INSTANT), *keys, *partials])
+        return pa.schema([(self.event_time, INSTANT), (CTI, INSTANT), *keys, *partials])
 
 
 def _parse(text: str) -> WindowFold | None:
@@ -244,9 +243,9 @@ def _fold(
     data = _select_data(fold, table)
     if len(data):
         yield from _fold_data(fold, schema, data).to_batches(max_chunksize=_ROWS_A_BATCH)
-    greatest = pc.max(pa.chunked_array([*table[CTI].chunks, *ctis], _INSTANT))
+    greatest = pc.max(pa.chunked_array([*table[CTI].chunks, *ctis], INSTANT))
     if greatest.is_valid:
-        cti = pa.array([greatest.as_py()], _INSTANT)
+        cti = pa.array([greatest.as_py()], INSTANT)
         columns = [cti if each.name == CTI else pa.nulls(1, each.type) for each in schema]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -292,7 +291,7 @@ def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table
             columns["row"] = pa.array(np.arange(len(table)))
     grouped = [*keys, "pane", *(["row"] if "row" in columns else [])]
     folded = pa.table(columns).group_by(grouped, use_threads=False).aggregate(asked)
-    results = [folded["pane"].cast(_INSTANT), pa.nulls(len(folded), _INSTANT)]
+    results = [folded["pane"].cast(INSTANT), pa.nulls(len(folded), INSTANT)]
     results += [folded[name] for name in keys]
     for number, (partial, (name, function)) in enumerate(zip(fold.partials, asked, strict=True)):
         column = folded[f"{name}_{function}" if partial.column else function]

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
+from pyspark_timestream.core.instants import MILLISECOND_US
 from pyspark_timestream.core.options import hide_secrets
 from pyspark_timestream.errors import DeliveryFailed, OptionError, compose_message
 from pyspark_timestream.kafka.client.bounded import GRACE_S, CallAbandoned
@@ -105,7 +106,6 @@ class ProducerLimits:
 T = TypeVar("T")
 
 _POLL_STEP_S: Final = 0.1
-_MILLISECOND_US: Final = 1_000
 _DEFAULT_LIFE_MS: Final = 300_000
 """librdkafka's `message.timeout.ms`: after this time it reports a record as failed."""
 
@@ -385,7 +385,7 @@ class PunctuatedProducer:
                     if not self._closed:
                         # Read the clock while nobody produces, and round down to the milliseconds
                         # of record timestamps, so that no record stamped by the client is late.
-                        self._note(time.time_ns() // 1_000_000 * _MILLISECOND_US)
+                        self._note(time.time_ns() // 1_000_000 * MILLISECOND_US)
             except Exception as error:
                 self._reports.fail(f"auto_note_time stopped: {error}")
                 return

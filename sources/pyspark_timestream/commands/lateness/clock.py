@@ -23,6 +23,7 @@ import numpy as np
 
 from pyspark_timestream.core.event_time import read_record_times
 from pyspark_timestream.core.instants import (
+    MILLISECOND_US,
     NEVER,
     Instants,
     Mask,
@@ -69,7 +70,9 @@ class Waits:
     def summarize_us(self) -> tuple[int | None, int | None, int | None]:
         """Return the waits that 50 %, 95 % and 100 % do not exceed; None without any."""
         values_ms = self.find_quantile(0.5), self.find_quantile(0.95), self.greatest_ms
-        median_us, most_us, all_us = (None if ms is None else ms * _US_PER_MS for ms in values_ms)
+        median_us, most_us, all_us = (
+            None if ms is None else ms * MILLISECOND_US for ms in values_ms
+        )
         return median_us, most_us, all_us
 
     def find_quantile(self, share: float) -> int | None:
@@ -99,7 +102,6 @@ def _find_last_of_class(number: int) -> int:
     return ((number - doublings * _FIRST + 1) << doublings) - 1
 
 
-_US_PER_MS: Final = 1_000
 _NOTHING: Final = np.empty(0, dtype=np.int64)
 
 
@@ -205,7 +207,7 @@ def _release(
         still = passed_by == len(ctis_us)
         own_us, then_us = each.record_us[~still], stamps_us[passed_by[~still]]
         has_both = (own_us != NEVER) & (then_us != NEVER)
-        waits.append(np.maximum(then_us[has_both] - own_us[has_both], 0) // _US_PER_MS)
+        waits.append(np.maximum(then_us[has_both] - own_us[has_both], 0) // MILLISECOND_US)
         if still.any():
             times = each.times[still]
             still_waiting.append(_Waiting(times, each.record_us[still], int(times.min())))

@@ -16,7 +16,7 @@ from pyspark_timestream.core.event_time import (
     read_text_times,
     read_value_times,
 )
-from pyspark_timestream.core.instants import NEVER, Instants, Mask
+from pyspark_timestream.core.instants import INSTANT, NEVER, Instants, Mask
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.columns import strip_key_prefix
 from pyspark_timestream.kafka.decode.formats import (
@@ -319,7 +319,6 @@ def _read_times(
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 
-_INSTANT: Final = METADATA["cti"]
 
 _ROWS_A_CUT: Final = 400
 """With more rows than this per CTI, cutting a block is cheaper than taking each row."""
@@ -349,7 +348,7 @@ class ProcessedBlock:
 def build_cti_rows(projection: Projection, ctis_us: Indices) -> pa.RecordBatch:
     """Build one row per CTI, in order."""
     columns = [
-        pa.array(ctis_us, pa.int64()).cast(_INSTANT)
+        pa.array(ctis_us, pa.int64()).cast(INSTANT)
         if projection.metadata.get(field.name) == "cti"
         else pa.nulls(len(ctis_us), field.type)
         for field in projection.schema
@@ -412,10 +411,10 @@ def _insert_rows(rows: pa.RecordBatch, cuts: Indices, inserted: pa.RecordBatch) 
 
 def _build_cti_column(source: Indices, ctis_us: Indices) -> pa.Array:
     if not len(ctis_us):
-        return pa.nulls(len(source), _INSTANT)
+        return pa.nulls(len(source), INSTANT)
     values = np.zeros(len(source), dtype=np.int64)
     values[source < 0] = ctis_us
-    return pa.array(values, pa.int64(), mask=source >= 0).cast(_INSTANT)
+    return pa.array(values, pa.int64(), mask=source >= 0).cast(INSTANT)
 
 
 def _build_column(name: str, projection: Projection, processed: ProcessedBlock) -> pa.Array:
@@ -524,4 +523,4 @@ def _build_bounds(us: Indices) -> pa.Array:
 
 def _build_instants(us: Indices, is_set: Mask) -> pa.Array:
     mask = None if is_set.all() else ~is_set
-    return pa.array(us, pa.int64(), mask=mask).cast(_INSTANT)
+    return pa.array(us, pa.int64(), mask=mask).cast(INSTANT)

@@ -9,13 +9,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.core.instants import INSTANT, Mask
 from pyspark_timestream.kafka.decode.where import Condition
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import Path, TimeFrom, parse_path
 from pyspark_timestream.kafka.ranges import Range
 
-_INSTANT: Final = pa.timestamp("us", tz="UTC")
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 METADATA: Final[dict[str, pa.DataType]] = {
@@ -24,20 +23,20 @@ METADATA: Final[dict[str, pa.DataType]] = {
     "topic": pa.string(),
     "partition": pa.int32(),
     "offset": pa.int64(),
-    "timestamp": _INSTANT,
+    "timestamp": INSTANT,
     "timestampType": pa.int32(),
     "headers": _HEADERS,
-    "start_time": _INSTANT,
-    "end_time": _INSTANT,
+    "start_time": INSTANT,
+    "end_time": INSTANT,
     "edge": pa.string(),
     "violation": pa.string(),
-    "original_start_time": _INSTANT,
-    "original_end_time": _INSTANT,
-    "time_lower": _INSTANT,
-    "time_upper": _INSTANT,
+    "original_start_time": INSTANT,
+    "original_end_time": INSTANT,
+    "time_lower": INSTANT,
+    "time_upper": INSTANT,
     "value_schema_id": pa.int32(),
     "value_schema_name": pa.string(),
-    "cti": _INSTANT,
+    "cti": INSTANT,
 }
 """Every metadata column with its type, in the order of the default schema."""
 

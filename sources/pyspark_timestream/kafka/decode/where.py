@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import DAY_US, Mask, parse_instant
+from pyspark_timestream.core.instants import DAY_US, INSTANT, Mask, parse_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.parsers import format_path
 from pyspark_timestream.kafka.options.where import (
@@ -29,7 +29,6 @@ from pyspark_timestream.kafka.options.where import (
 
 ReadColumn = Callable[[str], pa.Array]
 _BOOLEAN: Final = pa.bool_()
-_INSTANT: Final = pa.timestamp("us", tz="UTC")
 _DOUBLE: Final = pa.float64()
 
 
@@ -274,7 +273,7 @@ _LITERALS: Final = {
     "binary": pa.binary(),
     "null": pa.null(),
 }
-_SAME: Final = (_BOOLEAN, pa.string(), pa.binary(), pa.date32(), _INSTANT, pa.timestamp("us"))
+_SAME: Final = (_BOOLEAN, pa.string(), pa.binary(), pa.date32(), INSTANT, pa.timestamp("us"))
 """Types, other than numbers, whose values are compared with those of the same type."""
 
 
@@ -413,7 +412,7 @@ def _make_value(node: Constant) -> _Value:
     if node.kind == "decimal":
         return _Value(node.value, _decimal_of(node.value))
     if node.kind in ("date", "timestamp", "timestamp_ntz"):
-        kind = {"date": pa.date32(), "timestamp": _INSTANT, "timestamp_ntz": pa.timestamp("us")}
+        kind = {"date": pa.date32(), "timestamp": INSTANT, "timestamp_ntz": pa.timestamp("us")}
         return _read_time(node.value, kind[node.kind])
     return _Value(node.value, _LITERALS[node.kind])
 
@@ -429,7 +428,7 @@ _CLOCK: Final = r"[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?"
 _ZONE: Final = r"(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])"
 _TIME_FORMS: Final = {
     pa.date32(): (_DATE, "2024-05-01"),
-    _INSTANT: (f"{_DATE}{_CLOCK}{_ZONE}", "2024-05-01T08:30:00Z"),
+    INSTANT: (f"{_DATE}{_CLOCK}{_ZONE}", "2024-05-01T08:30:00Z"),
     pa.timestamp("us"): (f"{_DATE}(?:{_CLOCK})?", "2024-05-01T08:30:00"),
 }
 """Type -> the texts that mean the same in every session, as a pattern, and an example."""
@@ -442,7 +441,7 @@ def _read_time(text: str, kind: pa.DataType) -> _Value:
             raise ValueError(text)
         us = parse_instant(text)
     except ValueError:
-        why = " and a zone, which otherwise is the session's" if kind == _INSTANT else ""
+        why = " and a zone, which otherwise is the session's" if kind == INSTANT else ""
         raise _Wrong(
             f"the text '{text}' is no {_name(kind)}",
             f"write it with all digits{why}, such as '{example}'",
@@ -495,7 +494,7 @@ def _advise(left: _Step, right: _Step) -> str:
     for step, other in ((left, right), (right, left)):
         if isinstance(step, _Value) and step.type == pa.string() and _is_number(other.type):
             return f"write the number without quotes: {step.value}"
-    if pa.date32() in (left.type, right.type) or _INSTANT in (left.type, right.type):
+    if pa.date32() in (left.type, right.type) or INSTANT in (left.type, right.type):
         return "write a text with date, time and zone, such as '2024-05-01T08:30:00Z'"
     for step, other in ((left, right), (right, left)):
         if isinstance(step, _Value) and (step.type, other.type) == (pa.string(), pa.binary()):
@@ -619,7 +618,7 @@ def _name(kind: pa.DataType) -> str:
         _DOUBLE: "double",
         _BOOLEAN: "boolean",
         pa.date32(): "date",
-        _INSTANT: "timestamp",
+        INSTANT: "timestamp",
         pa.timestamp("us"): "timestamp_ntz",
         pa.null(): "null",
     }

@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pyspark_timestream.core.instants import FINAL_US, MIN_US, format_duration, parse_duration
+from pyspark_timestream.core.instants import (
+    FINAL_US,
+    MILLISECOND_US,
+    MIN_US,
+    format_duration,
+    parse_duration,
+)
 from pyspark_timestream.core.options import Parser, choice, option, option_specs, read_options
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.keys import read_client_settings
@@ -13,7 +19,6 @@ from pyspark_timestream.kafka.options.parsers import NAME
 from pyspark_timestream.producer.marks import is_idempotent, is_writer_name
 
 _CLIENT: Final = "kafka."
-_MILLISECOND_US: Final = 1_000
 
 
 def _parse_topic(text: str) -> str:
@@ -131,7 +136,7 @@ class KafkaWriteOptions:
         # Round down to a millisecond, as record timestamps and the times of `to_json` are, so that
         # a row at the CTI does not lie below the mark.
         mark_us = cti_us - self.delay_us
-        return max(mark_us - mark_us % _MILLISECOND_US, MIN_US)
+        return max(mark_us - mark_us % MILLISECOND_US, MIN_US)
 
 
 _OWN_KEYS: Final = {

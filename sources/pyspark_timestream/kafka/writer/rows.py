@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import format_instant, split_cti_rows
+from pyspark_timestream.core.instants import MILLISECOND_US, format_instant, split_cti_rows
 from pyspark_timestream.errors import OptionError, SchemaRefused
 
 CTI: Final = "cti"
@@ -32,7 +32,6 @@ _KINDS: Final = {
 }
 """The columns that a record can have -> their types in Spark's words."""
 
-_MILLISECOND_US: Final = 1_000
 _ANY_PARTITION: Final = -1
 _MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
 """Rows up to this size are kept, so that a task can write them again."""
@@ -138,14 +137,14 @@ def _to_ms(times: pa.Array) -> pa.Array:
     """Return record timestamps: milliseconds, rounded down; `_NOW` for null."""
     us = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     least = pc.min(us).as_py()
-    if least is not None and least < _MILLISECOND_US:
+    if least is not None and least < MILLISECOND_US:
         raise SchemaRefused(
             f"a row has timestamp {format_instant(least)}",
             "a time after 1970-01-01T00:00:00Z, since Kafka has no earlier ones",
             "put the time into 'value', and leave 'timestamp' out",
         )
     # Arrow's division rounds towards zero, which is down for these positive times.
-    return pc.divide(us, _MILLISECOND_US).fill_null(_NOW)
+    return pc.divide(us, MILLISECOND_US).fill_null(_NOW)
 
 
 def _check_headers(headers: pa.Array, header: str | None) -> None:

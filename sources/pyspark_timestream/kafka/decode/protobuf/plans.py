@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import FINAL_US, MIN_US, Mask
+from pyspark_timestream.core.instants import FINAL_US, INSTANT, MIN_US, Mask
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.convert import (
     Convert,
@@ -65,7 +65,6 @@ _TIMESTAMP, _DURATION, _DATE = (
     "google.type.Date",
 )
 _MESSAGE: Final = "a struct or binary"
-_INSTANT: Final = pa.timestamp("us", tz="UTC")
 _MIN_S, _MAX_S = MIN_US // 1_000_000, FINAL_US // 1_000_000
 _MAX_DURATION_S: Final = 315_576_000_000
 _NANOS: Final = 1_000_000_000
@@ -75,7 +74,7 @@ def _convert_timestamps(messages: pa.Array) -> Converted:
     """Read messages of seconds and nanos, rounded down to the microsecond."""
     seconds, nanos = _read_integers(messages, 2)
     legal = (seconds >= _MIN_S) & (seconds <= _MAX_S) & (nanos >= 0) & (nanos < _NANOS)
-    return _keep_legal(_to_microseconds(seconds, nanos, legal), _INSTANT, messages, legal)
+    return _keep_legal(_to_microseconds(seconds, nanos, legal), INSTANT, messages, legal)
 
 
 def _convert_durations(messages: pa.Array) -> Converted:
@@ -126,7 +125,7 @@ class _Time(NamedTuple):
 
 
 _TIMES: Final = {
-    _TIMESTAMP: _Time(_INSTANT, "a timestamp", ("seconds", "nanos"), _convert_timestamps),
+    _TIMESTAMP: _Time(INSTANT, "a timestamp", ("seconds", "nanos"), _convert_timestamps),
     _DURATION: _Time(
         pa.duration("us"), "an interval day to second", ("seconds", "nanos"), _convert_durations
     ),
