@@ -39,7 +39,7 @@ SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 # slowest tests are named.
 WORKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store fuzz questions simulate soak-native soak-restarts chaos mutants audit bench picture lint docs docs-check dist wheels ci prepare clean java
+.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store fuzz questions simulate soak-native soak-restarts chaos long mutants audit bench picture lint docs docs-check dist wheels ci prepare clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -175,6 +175,13 @@ audit: $(READY) ## known vulnerabilities of all dependencies, as installed and t
 	@$(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install -q --upgrade "pip>=25.1"
 	@$(AUDIT)/bin/python -m pip install -q --group audit
 	$(AUDIT)/bin/python tests/audit/dependencies.py "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $(AUDIT)/bin/pip-audit
+
+# Event time passes as fast as a week needs for so many hours by the clock.
+long: HOURS ?= 4
+long: export LONG_HOURS = $(HOURS)
+long: export BENCH_LIMIT_S := 1000000
+long: java $(READY) ## a week of event time in one query, in HOURS=4 by the clock: what it holds must stay flat; not part of CI
+	$(BIN)/python bench long_query
 
 # mutmut wants the package under src and its settings in the working directory.
 mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or more; not part of CI

@@ -1,8 +1,8 @@
 """`make bench`: every comparison, each in a process of its own, as one table of ratios.
 
 Those of the Kafka source are in `kafka`, of CTIs and the simulated clock in `time_rules`, of the
-store in `tseries`; `nexmark`, `tsbs` and `neighbours` have a folder each, and `measuring` what all
-share. `results` is what machines have kept.
+store in `tseries`; `nexmark`, `tsbs`, `neighbours` and `load` have a folder each, and `measuring`
+what all share. `results` is what machines have kept.
 
 Above 1 ours is faster, except where a job is measured in ms or MB: there below 1 is better. What
 was measured is kept in `bench/results/<machine>`, with the versions; BENCH_MACHINE names the
@@ -62,6 +62,7 @@ COMPARISONS: Final = (
     "payload_formats",
     "kafka_growth",
     "long_query",
+    "load",
     "nexmark",
     "latency",
     "start",

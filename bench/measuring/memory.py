@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["PeakMemory", "command_of", "family_of", "kind_of", "workers_with"]
+__all__ = ["HighWater", "PeakMemory", "command_of", "family_of", "kind_of", "workers_with"]
 
 _EVERY_S: Final = 0.1
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -67,6 +67,53 @@ class PeakMemory:
         if self._kinds.get(pid) is None:
             self._kinds[pid] = "main" if pid == self._root else kind_of(command_of(pid))
         return self._kinds[pid]
+
+
+class HighWater:
+    """Peaks in MB as the kernel keeps them (VmHWM), of the largest process of each kind.
+
+    The kinds are those of `PeakMemory`, and `source` is Spark's process of a source, which with the
+    writer's one is a Python process that the driver starts. A process is looked at again and again,
+    and so only what it allocates in the last moment of its life may be missed.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self.peaks_mb: dict[str, float] = {}
+        self._kinds: dict[int, str | None] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "HighWater":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._look()
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(_EVERY_S):
+            self._look()
+
+    def _look(self) -> None:
+        for pid in family_of(self._root):
+            if self._kinds.get(pid) is None:
+                self._kinds[pid] = "main" if pid == self._root else _fine_kind(command_of(pid))
+            kind = self._kinds[pid]
+            if kind:
+                self.peaks_mb[kind] = max(self.peaks_mb.get(kind, 0.0), _high_water_mb(pid))
+
+
+def _fine_kind(command: str) -> str | None:
+    is_source = "python_streaming_source_runner" in command
+    return "source" if is_source else kind_of(command)
+
+
+def _high_water_mb(pid: int) -> float:
+    found = [line for line in _text(pid, "status").splitlines() if line.startswith("VmHWM:")]
+    return int(found[0].split()[1]) * 1024 / 1e6 if found else 0.0
 
 
 def workers_with(root: int, library: str) -> bool:

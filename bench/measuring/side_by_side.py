@@ -241,10 +241,13 @@ def report(script: str, comparisons: Iterable[Comparison], place: Path = _PLACE)
         _keep(script, kept, place)
 
 
-def report_table(script: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print rows of what was counted as they come, and keep all; each has the same columns."""
+def report_table(script: str, rows: Iterable[Mapping[str, Any]], **more: Any) -> None:
+    """Print rows of what was counted as they come, and keep all; each has the same columns.
+
+    `more` is kept beside them.
+    """
     found: list[dict[str, Any]] = []
-    kept = {"versions": versions(), "command": command(script), "table": found}
+    kept = {"versions": versions(), "command": command(script), "table": found, **more}
     for row in rows:
         print(", ".join(f"{name}: {each}" for name, each in row.items()), flush=True)
         found.append(dict(row))

@@ -139,7 +139,7 @@ class _TaskRun:
             yield from self._prove(place, np.array([end_us]))
 
     def _prove(self, place: int, ctis_us: Instants) -> Iterator[pa.RecordBatch]:
-        self.watermark, _, rows_us = self.watermark.advance(place, ctis_us)
+        _, rows_us = self.watermark.advance(place, ctis_us)
         if self._has_ctis and len(rows_us):
             yield build_cti_rows(self._projection, rows_us)
 
@@ -160,7 +160,7 @@ class _TaskRun:
     def _deliver(self, place: int, processed: ProcessedBlock) -> Iterator[pa.RecordBatch]:
         """Return the rows of a block, with the CTI rows that it lets the task prove."""
         result = processed.result
-        self.watermark, places, rows_us = self.watermark.advance(place, result.cti_us)
+        places, rows_us = self.watermark.advance(place, result.cti_us)
         after = result.cti_index[places]
         if not self._has_ctis:
             after, rows_us = after[:0], rows_us[:0]

@@ -15,6 +15,7 @@ batch, one more batch carries it.
 """
 
 import dataclasses
+import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -23,15 +24,20 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import (
+    NEVER,
     PROBABLE_US,
     Instants,
     Mask,
+    instant_or_sentinel,
     parse_instant,
 )
 from pyspark_timestream.core.policies import DEFAULT_FUTURE_POLICY, DEFAULT_POLICY
 
 MAX_LEAD_US: Final = 60_000_000
 """Clock skew does not explain a time further after its record's timestamp or the wall clock."""
+
+_NO_PARTITION: Final = int(np.iinfo(np.int64).max)
+"""The minimum of no CTIs."""
 
 OLD_US, FAR_US = PROBABLE_US
 """Event times before the first or from the second on are improbable."""
@@ -373,45 +379,71 @@ def compute_stream_cti(
     return max_known(min_cti(counted_us) if counted_us else max_known(*idle_us), floor_us)
 
 
-@dataclass(frozen=True, slots=True)
 class TaskWatermark:
     """The CTI that one task has proven so far: a fold over its partitions in reading order.
 
+    A heap has the CTIs of all its partitions but the one that is read, so that a block of records
+    takes as long with a thousand partitions as with one. An entry that is outdated stays there
+    until it is the least.
+
     Attributes:
-        own_us: the current CTIs of the task's partitions, in reading order.
-        others_us: the CTIs of all other partitions at the start of the batch, or their minimum.
         emitted_us: the greatest CTI row of the stream before this point; None: none.
+
+    Args:
+        own_us: the CTIs of the task's partitions at the start of the batch, in reading order.
+        others_us: the CTIs of all other partitions at that time, or their minimum.
+        emitted_us: the greatest CTI row of the stream before the task.
     """
 
-    own_us: tuple[int | None, ...]
-    others_us: tuple[int | None, ...]
-    emitted_us: int | None
+    def __init__(
+        self,
+        own_us: Sequence[int | None],
+        others_us: Sequence[int | None],
+        emitted_us: int | None,
+    ) -> None:
+        self.emitted_us = emitted_us
+        # A partition without a CTI holds back all others, as one whose CTI is below all would.
+        self._own_us = [instant_or_sentinel(us) for us in own_us]
+        self._others_us = min(map(instant_or_sentinel, others_us), default=_NO_PARTITION)
+        self._heap = [(us, position) for position, us in enumerate(self._own_us)]
+        heapq.heapify(self._heap)
+        self._read: int | None = None
 
-    def advance(
-        self, position: int, ctis_us: Instants
-    ) -> tuple["TaskWatermark", Instants, Instants]:
+    def advance(self, position: int, ctis_us: Instants) -> tuple[Instants, Instants]:
         """Add the increasing `ctis_us` of the partition at `position`.
 
         Returns:
-            The watermark after them; the places in `ctis_us` after which a CTI row is due; the
-            values of these rows, increasing and above all emitted before.
+            The places in `ctis_us` after which a CTI row is due; the values of these rows,
+            increasing and above all emitted before.
         """
         none = np.empty(0, dtype=np.int64)
         if not len(ctis_us):
-            return self, none, none
-        own_us = (*self.own_us[:position], int(ctis_us[-1]), *self.own_us[position + 1 :])
-        rest = (*self.own_us[:position], *self.own_us[position + 1 :], *self.others_us)
-        floor_us = min_cti(rest)
-        if rest and floor_us is None:
-            return TaskWatermark(own_us, self.others_us, self.emitted_us), none, none
-        proven = ctis_us if floor_us is None else np.minimum(ctis_us, floor_us)
-        before = np.concatenate(([np.iinfo(np.int64).min], proven[:-1]))
+            return none, none
+        floor_us = self._find_floor(position)
+        self._own_us[position] = int(ctis_us[-1])
+        if floor_us == NEVER:
+            return none, none
+        proven = np.minimum(ctis_us, floor_us)
+        before = np.concatenate(([NEVER], proven[:-1]))
         news = proven > before
         if self.emitted_us is not None:
             news &= proven > self.emitted_us
         places = np.flatnonzero(news)
-        emitted_us = int(proven[places[-1]]) if len(places) else self.emitted_us
-        return TaskWatermark(own_us, self.others_us, emitted_us), places, proven[places]
+        if len(places):
+            self.emitted_us = int(proven[places[-1]])
+        return places, proven[places]
+
+    def _find_floor(self, position: int) -> int:
+        """Return the minimum of all other partitions, which `position` cannot change."""
+        if self._read is not None and self._read != position:
+            heapq.heappush(self._heap, (self._own_us[self._read], self._read))
+        self._read = position
+        while self._heap:
+            us, least = self._heap[0]
+            if least != position and us == self._own_us[least]:
+                return min(us, self._others_us)
+            heapq.heappop(self._heap)
+        return self._others_us
 
 
 def find_max_proven(

@@ -52,7 +52,7 @@ def test_tasks_emit_only_what_the_minimum_allows_and_all_that_they_can(partition
             cuts = sorted(data.draw(st.lists(st.integers(0, len(news[p])), max_size=2)))
             for first, stop in zip([0, *cuts], [*cuts, len(news[p])], strict=True):
                 ctis = np.array(news[p][first:stop], dtype=np.int64)
-                watermark, places, rows = watermark.advance(position, ctis)
+                places, rows = watermark.advance(position, ctis)
                 at_place = dict(zip(places.tolist(), rows.tolist(), strict=True))
                 for i, cti in enumerate(ctis.tolist()):
                     before = least([*now.values(), *others])
@@ -76,9 +76,8 @@ def test_tasks_emit_only_what_the_minimum_allows_and_all_that_they_can(partition
 @settings(deadline=None)
 def test_with_one_partition_every_cti_is_a_row_at_once(start, later):
     news = increasing(start, later)
-    watermark, places, rows = TaskWatermark((start,), (), start).advance(
-        0, np.array(news, dtype=np.int64)
-    )
+    watermark = TaskWatermark((start,), (), start)
+    places, rows = watermark.advance(0, np.array(news, dtype=np.int64))
     assert places.tolist() == list(range(len(news)))
     assert rows.tolist() == news
     assert watermark.emitted_us == (news or [start])[-1]
@@ -87,13 +86,14 @@ def test_with_one_partition_every_cti_is_a_row_at_once(start, later):
 def test_a_partition_without_a_cti_holds_the_others_back_wherever_it_is_read():
     five = np.array([5])
     for watermark in (TaskWatermark((None, None), (), None), TaskWatermark((None,), (None,), None)):
-        assert len(watermark.advance(0, five)[1]) == 0
-    after, _, _ = TaskWatermark((None, None), (), None).advance(0, five)
-    assert after.advance(1, np.array([3, 4, 9]))[2].tolist() == [3, 4, 5]
+        assert len(watermark.advance(0, five)[0]) == 0
+    watermark = TaskWatermark((None, None), (), None)
+    watermark.advance(0, five)
+    assert watermark.advance(1, np.array([3, 4, 9]))[1].tolist() == [3, 4, 5]
 
 
 def test_what_was_emitted_before_is_not_emitted_again():
-    _, places, rows = TaskWatermark((None,), (), 4).advance(0, np.array([3, 4, 5]))
+    places, rows = TaskWatermark((None,), (), 4).advance(0, np.array([3, 4, 5]))
     assert (places.tolist(), rows.tolist()) == ([2], [5])
 
 
@@ -134,15 +134,51 @@ def test_the_awake_hold_back_and_those_that_join_only_where_nobody_else_is_awake
 def test_while_one_partition_has_no_cti_what_was_emitted_is_not_forgotten():
     watermark = TaskWatermark((None, None), (), 7)
     for position, cti, rows in ((0, 3, []), (1, 5, []), (0, 9, []), (1, 8, [8])):
-        watermark, _, emitted = watermark.advance(position, np.array([cti]))
+        _, emitted = watermark.advance(position, np.array([cti]))
         assert emitted.tolist() == rows
 
 
 def test_what_the_other_partitions_of_a_task_have_said_is_kept():
-    for position, own in enumerate([(9, 2, 3), (1, 9, 3), (1, 2, 9)]):
-        assert TaskWatermark((1, 2, 3), (), 1).advance(position, np.array([9]))[0].own_us == own
+    for position, rows in enumerate([[2], [], []]):
+        watermark = TaskWatermark((1, 2, 3), (), 1)
+        assert watermark.advance(position, np.array([9]))[1].tolist() == rows
+        for other in {0, 1, 2} - {position}:
+            rows = watermark.advance(other, np.array([9]))[1].tolist()
+        assert rows == [9]
+
+
+class Counted(int):
+    """A CTI that counts how often any is compared."""
+
+    compared = 0
+
+    def __lt__(self, other):
+        Counted.compared += 1
+        return int(self) < int(other)
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return int(self) == int(other)
+
+    def __hash__(self):
+        return int(self)
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_block_is_compared_with_few_of_the_task_s_partitions(step, monkeypatch):
+    # Every partition has a block of one CTI, as a small batch of many partitions has.
+    monkeypatch.setattr("pyspark_timestream.rules.state.instant_or_sentinel", lambda us: us)
+    compared = {}
+    for count in (500, 4000):
+        Counted.compared = 0
+        watermark = TaskWatermark([Counted(step * n) for n in range(count)], (), None)
+        for position in range(count):
+            watermark.advance(position, np.array([count + position]))
+        compared[count] = Counted.compared
+    assert watermark.emitted_us == 4000
+    assert compared[4000] < 12 * compared[500]
 
 
 def test_where_others_hold_the_stream_back_one_row_says_so():
-    _, places, rows = TaskWatermark((3, 5), (), 3).advance(0, np.array([4, 6, 7]))
+    places, rows = TaskWatermark((3, 5), (), 3).advance(0, np.array([4, 6, 7]))
     assert (places.tolist(), rows.tolist()) == ([0, 1], [4, 5])

@@ -174,6 +174,7 @@ def join_batches(
                 for number, offset in partition_offset.change_points
                 if number in settings_from
             ),
+            end_cti_us=partition_offset.end_cti_us,
         )
     joined = dataclasses.replace(end, partitions=whole, tasks=max(end.tasks, 1))
     # How far the other partitions were at each moment is lost, so a task proves no CTI. The CTI at

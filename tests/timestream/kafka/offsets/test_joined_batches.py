@@ -80,6 +80,15 @@ def test_joined_batches_give_the_same_rows_drops_and_ctis(every, logs, imports, 
             )
 
 
+def test_the_cti_that_an_import_brings_where_the_last_batch_ends_is_a_row() -> None:
+    world = World(1, [[0]], True)
+    world.fast.append(1)
+    drain(world)
+    single = [row for _, _, rows in world.batches for row in rows]
+    (joined,), emitted = join(world, 0, len(world.batches) - 1)
+    assert of_ctis(joined, emitted) == of_ctis(single, emitted) == [0, 1]
+
+
 def offset(number, partition_offset, partition=0):
     return StreamOffset("me", {}, 1, {at(partition): partition_offset}, number=number)
 

@@ -1,0 +1,1 @@
+"""The largest sizes that are promised."""
