@@ -1,6 +1,5 @@
 """The live page beside real queries, in a real browser and in a terminal."""
 
-import dataclasses
 import html
 import json
 import os
@@ -20,7 +19,7 @@ import pytest
 from broker import Broker
 from kafka_query import event
 from pyspark.sql import SparkSession
-from timestream.histories import NOON, history, share, state
+from timestream.commands_watch import write_large_batch
 
 from pyspark_timestream import TimeMetrics
 
@@ -140,17 +139,7 @@ def test_time_metrics_serves_the_page_from_within(spark: SparkSession, stream) -
 PARTITIONS, BATCHES = 1_000, 2_000
 """As many batches as Spark keeps if told to; more cost their names alone."""
 
-
-def write_batch(root: Path, number: int) -> None:
-    """Plan a batch of a thousand partitions, of which one holds back, and finish it."""
-    shares = [share(state(number if n != 7 else 1), 10, 10 * number) for n in range(PARTITIONS)]
-    (moment,) = history(shares)
-    offset = dataclasses.replace(moment.offset, number=number)
-    metadata = {"batchWatermarkMs": 0, "batchTimestampMs": NOON // 1_000 + number * 1_000}
-    written = root / "offsets" / ".new"
-    written.write_text("\n".join(["v1", json.dumps(metadata), json.dumps(offset.to_json())]))
-    written.rename(root / "offsets" / str(number))
-    (root / "commits" / str(number)).write_text("v1\n{}")
+SPAN = 8
 
 
 def read_cpu_s(process: subprocess.Popen) -> float:
@@ -163,7 +152,7 @@ def test_a_thousand_partitions_and_a_long_history_cost_little(tmp_path: Path) ->
         (tmp_path / folder).mkdir()
     for number in range(BATCHES):
         if number % 50 == 0 or number >= BATCHES - 60:
-            write_batch(tmp_path, number)
+            write_large_batch(tmp_path, number, PARTITIONS)
         else:
             (tmp_path / "offsets" / str(number)).hardlink_to(tmp_path / "offsets" / "0")
     command = [sys.executable, "-m", "pyspark_timestream", "watch", "--port", "0", str(tmp_path)]
@@ -187,17 +176,23 @@ def test_a_thousand_partitions_and_a_long_history_cost_little(tmp_path: Path) ->
             reader = threading.Thread(target=lambda: [ask() for _ in iter(stop.is_set, True)])
             time.sleep(2)
             reader.start()
+            shares = []
+            for first in range(BATCHES, BATCHES + 3 * SPAN, SPAN):
+                began, began_s = time.monotonic(), read_cpu_s(process)
+                for number in range(first, first + SPAN):
+                    write_large_batch(tmp_path, number, PARTITIONS)
+                    time.sleep(max(began + number - first + 1 - time.monotonic(), 0))
+                shares.append((read_cpu_s(process) - began_s) / (time.monotonic() - began))
             began, began_s = time.monotonic(), read_cpu_s(process)
-            for number in range(BATCHES, BATCHES + 20):
-                write_batch(tmp_path, number)
-                time.sleep(max(began + number - BATCHES + 1 - time.monotonic(), 0))
-            share_of_core = (read_cpu_s(process) - began_s) / (time.monotonic() - began)
+            time.sleep(8)
+            idle = (read_cpu_s(process) - began_s) / (time.monotonic() - began)
             stop.set()
             reader.join(30)
         finally:
             process.kill()
-    # Beside other tests the same work takes more than the 1.4 % that was measured.
-    assert share_of_core < 0.06
+    # Other tests on the same cores only add, so the least of three spans is the page's.
+    assert min(shares) < 0.02
+    assert idle < 0.01
     assert seen
 
 

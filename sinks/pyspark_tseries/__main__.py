@@ -4,6 +4,12 @@ The commands are `show`, `browse`, `describe`, `verify`, `repair`, `rebuild`, `c
 `erase`, `erasures`, `forget-writer`, `backup` and `rollup`.
 """
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C ends this without a traceback while the commands are imported; then see `end_quietly`.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import dataclasses
 import json
@@ -13,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark_timestream.core.instants import parse_instant, to_datetime
-from pyspark_timestream.core.why import end_with_its_reader
+from pyspark_timestream.core.why import end_quietly
 from pyspark_tseries import __version__
 from pyspark_tseries.browse import command as browse
 from pyspark_tseries.client import show
@@ -42,7 +48,7 @@ from pyspark_tseries.store.admin_commits import forget_writer
 from pyspark_tseries.store.store import Store, now_us
 
 
-@end_with_its_reader
+@end_quietly
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return the exit code, 1 if the store is unusable or damaged."""
     parser = argparse.ArgumentParser(prog="python -m pyspark_tseries")

@@ -1,8 +1,13 @@
 """`python -m pyspark_timestream`: the commands `demo`, `peek`, `lateness`, `explain`, `watch`."""
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C ends this without a traceback while the commands are imported; then see `end_quietly`.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,17 +19,12 @@ from pyspark_timestream.commands.explanation import explain_checkpoint
 from pyspark_timestream.commands.lateness import command as lateness
 from pyspark_timestream.commands.peek import command as peek
 from pyspark_timestream.commands.watch import command as watch
-from pyspark_timestream.core.why import end_with_its_reader
+from pyspark_timestream.core.why import INTERRUPTED, end_quietly
 from pyspark_timestream.demo import command as demo
 from pyspark_timestream.errors import TimestreamError
 
-_INTERRUPTED: Final = 128 + signal.SIGINT
-"""The exit code that shells give a command after Ctrl-C."""
 
-_READ_ONLY: Final = {"peek": peek.main, "lateness": lateness.main, "watch": watch.main}
-
-
-@end_with_its_reader
+@end_quietly
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return the exit code: 1 if it failed, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m pyspark_timestream")
@@ -50,9 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.command == "demo":
         return demo.main(given)
-    if given.command in _READ_ONLY:
-        with _end_at_interrupt():
-            return _READ_ONLY[given.command](given)
+    with _end_at_interrupt():
+        return _READ_ONLY[given.command](given)
+
+
+def _explain(given: argparse.Namespace) -> int:
     try:
         spark = _start_spark() if given.state else None
         print(explain_checkpoint(given.checkpoint, spark, given.details))
@@ -60,6 +62,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+_READ_ONLY: Final = {
+    "explain": _explain,
+    "peek": peek.main,
+    "lateness": lateness.main,
+    "watch": watch.main,
+}
 
 
 @contextmanager
@@ -82,7 +92,7 @@ def _end_at_interrupt() -> Iterator[None]:
 
 def _end(*_: object) -> NoReturn:
     print("interrupted", file=sys.stderr, flush=True)
-    os._exit(_INTERRUPTED)
+    os._exit(INTERRUPTED)
 
 
 def _start_spark() -> Any:

@@ -84,7 +84,7 @@ def browse(location: Location, asked: argparse.Namespace) -> int:
     print(announce(asked.host, server.port), flush=True)
     try:
         Event().wait()
-    except KeyboardInterrupt:
+    finally:
         server.close()
     return 0
 

@@ -4,8 +4,9 @@ Each question of a page is answered from one commit, the last one, and nothing i
 """
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, urlencode
@@ -27,7 +28,7 @@ from pyspark_tseries.model.series_choice import SeriesChoice, parse_choice
 from pyspark_tseries.model.series_index import SeriesIds
 from pyspark_tseries.read.view import View, known_series
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.log_check import list_log_files
+from pyspark_tseries.store.log_check import read_commit_us
 from pyspark_tseries.store.store import Store
 
 PAGE_ROWS: Final = 25
@@ -43,6 +44,10 @@ MAX_EDITS: Final = 50
 MAX_EVENTS: Final = 20
 MINUTES: Final = 60
 """Commits are counted for each of the last this many minutes."""
+
+MAX_ENTRIES: Final = 5_000
+MAX_REMOTE_ENTRIES: Final = 100
+"""Commits are counted of this many entries of the log at most, which are read one by one."""
 
 MAX_NAME: Final = 4_000
 """A longer name of a series does not fit into an address."""
@@ -134,8 +139,9 @@ class Facts:
 
     Attributes:
         described: what `describe` returns.
-        commits: how many entries its log got in each minute, rising, up to now; it begins later
-            than `MINUTES` ago where the log does.
+        commits: how many entries its log got in each minute, rising, up to now, by the clocks of
+            those who committed; it begins later than `MINUTES` ago where the log does, or where it
+            has more entries than are read.
         plan: what maintenance would do; None if that cannot be told.
     """
 
@@ -179,6 +185,16 @@ class Drawn:
     bucket_us: int | None
 
 
+@dataclass(slots=True)
+class _Counted:
+    """The commits of a store by minute, up to a version; `begins` is the first whole minute."""
+
+    store: str
+    upto: int = -1
+    minutes: Counter[int] = field(default_factory=Counter)
+    begins: int | None = None
+
+
 class StoreLook:
     """Looks at a store for a page; not safe for threads.
 
@@ -193,6 +209,7 @@ class StoreLook:
         self._principal = principal
         self._names: tuple[SeriesIds, int, pa.Array] | None = None
         self._plan: tuple[Any, float, MaintenancePlan | None] | None = None
+        self._counted = _Counted("")
 
     def open(self) -> tuple[Store, View]:
         """Return the store and its last commit.
@@ -206,16 +223,41 @@ class StoreLook:
 
     def facts(self, store: Store, now_us: int) -> Facts:
         """Return the facts of the store."""
-        return Facts(describe(self.location), self._count_commits(now_us), self._look_ahead(store))
+        commits = self._count_commits(store, now_us)
+        return Facts(describe(self.location), commits, self._look_ahead(store))
 
-    def _count_commits(self, now_us: int) -> tuple[tuple[int, int], ...]:
-        minutes = [file.modified_ns // 60_000_000_000 for file in list_log_files(self.location)
-                   if file.name.endswith(".json")]  # fmt: skip
-        now = now_us // MINUTE_US
-        if not minutes:
+    def _count_commits(self, store: Store, now_us: int) -> tuple[tuple[int, int], ...]:
+        """Count by what the entries say: files of a copied or restored store are younger.
+
+        Each entry is read once, from the last one back to one that is two hours old. One whose
+        writer's clock is ahead counts as of now.
+        """
+        now, newest, counted = now_us // MINUTE_US, store.version(), self._counted
+        if counted.store != store.id or counted.upto > newest:
+            counted = self._counted = _Counted(store.id)
+        most = MAX_ENTRIES if self.location.is_local else MAX_REMOTE_ENTRIES
+        for version in range(newest, counted.upto, -1):
+            try:
+                made_us = read_commit_us(self.location, version)
+            except FileNotFoundError:
+                break
+            if made_us is None:
+                continue
+            minute = min(made_us // MINUTE_US, now)
+            if newest - version >= most:
+                counted.begins = minute + 1
+                break
+            counted.minutes[minute] += 1
+            counted.begins = min(counted.begins or minute, minute)
+            if minute < now - 2 * MINUTES:  # The clocks of writers may differ.
+                break
+        counted.upto = newest
+        for minute in [each for each in counted.minutes if each < now - 2 * MINUTES]:
+            del counted.minutes[minute]
+        if counted.begins is None:
             return ()
-        first = max(now - MINUTES + 1, min(minutes))
-        return tuple((minute, minutes.count(minute)) for minute in range(first, now + 1))
+        first = max(now - MINUTES + 1, counted.begins)
+        return tuple((minute, counted.minutes[minute]) for minute in range(first, now + 1))
 
     def _look_ahead(self, store: Store) -> MaintenancePlan | None:
         began_s = time.monotonic()

@@ -6,6 +6,7 @@ entry that Delta reads: those after the last checkpoint, and later each new one.
 checkpoint is in `_last_checkpoint`.
 """
 
+import json
 import os
 import re
 import zlib
@@ -16,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pyspark_timestream.core.typed import is_instant
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.damage import damage_error
 from pyspark_tseries.storage.data_files import outside_file_error
@@ -431,6 +433,24 @@ def list_log_files(location: Location) -> list[LogFile]:
         if name is not None:
             files.append(LogFile(int(name[1]), full, modified_ns))
     return sorted(files, key=lambda file: (file.version, file.full))
+
+
+def read_commit_us(location: Location, version: int) -> int | None:
+    """Return the wall clock of the entry's writer as it committed, as its `commitInfo` tells.
+
+    None: the entry is torn, or does not tell.
+
+    Raises:
+        OSError: it cannot be read; FileNotFoundError: it was removed.
+    """
+    with location.read(entry_path(location, version)) as file:
+        lines = file.read().splitlines()
+    try:
+        info = next(json.loads(line) for line in lines if b'"commitInfo"' in line)
+        told_ms = info["commitInfo"]["timestamp"]
+    except (KeyError, RecursionError, StopIteration, TypeError, ValueError):
+        return None
+    return told_ms * 1_000 if is_instant(told_ms) else None
 
 
 def read_entries_back(location: Location, newest: int) -> Iterator[tuple[int, Entry | None]]:

@@ -75,8 +75,14 @@ function room() {
   return width - width % 20;
 }
 
+async function untilSeen() {
+  while (document.hidden)
+    await new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
+}
+
 async function follow() {
   for (;;) {
+    await untilSeen();  // Nobody looks at a hidden page, so it asks for nothing.
     const stop = new AbortController();
     let isHurried = false;
     const hurried = new Promise((done) => {
@@ -145,5 +151,5 @@ document.addEventListener("click", async (event) => {
   try { await navigator.clipboard.writeText(text); event.target.textContent = "copied"; }
   catch (error) { event.target.textContent = "select and copy"; }
 });
-setInterval(tick, 1000);
+setInterval(() => { if (!document.hidden) tick(); }, 1000);
 follow();

@@ -76,25 +76,40 @@ def _of_number(name: str) -> _Find:
 
 def _of_fields(kind: Any) -> _Find:
     @cache
-    def list_checks() -> list[tuple[str, _Find]]:
+    def list_checks() -> list[tuple[str, Any, _Find]]:
         # At the first value, because a class may have fields of its own type.
         hints = typing.get_type_hints(kind)
-        fields = getattr(kind, "_fields", None) or [each.name for each in dataclasses.fields(kind)]
-        return [(name, _of(hints[name], name)) for name in fields]
+        return [(name, default, _of(hints[name], name)) for name, default in _list_defaults(kind)]
 
     def find(value: Any) -> str | None:
         if not isinstance(value, kind):
             return _describe("an entry", value, f"a {kind.__name__}")
-        wrong = (check(getattr(value, name)) for name, check in list_checks())
-        return next((each for each in wrong if each is not None), None)
+        for name, default, check in list_checks():
+            item = getattr(value, name)
+            # Most fields of a thousand partitions are the very default, which is right.
+            if item is not default and (wrong := check(item)) is not None:
+                return wrong
+        return None
 
     return find
 
 
+def _list_defaults(kind: Any) -> list[tuple[str, Any]]:
+    """Return the names of fields with their defaults; the class itself where there is none."""
+    if hasattr(kind, "_fields"):
+        return [(name, kind._field_defaults.get(name, kind)) for name in kind._fields]
+    fields = dataclasses.fields(kind)
+    return [(f.name, kind if f.default is dataclasses.MISSING else f.default) for f in fields]
+
+
 def _of_any(checks: list[_Find]) -> _Find:
     def find(value: Any) -> str | None:
-        wrong = [check(value) for check in checks]
-        return None if None in wrong else wrong[0]
+        first = None
+        for check in checks:
+            if (wrong := check(value)) is None:
+                return None
+            first = first or wrong
+        return first
 
     return find
 
@@ -107,8 +122,10 @@ def _of_tuple(inner: tuple[Any, ...], name: str) -> _Find:
         if not isinstance(value, tuple) or not (is_long or len(value) == len(each)):
             return _describe(name, value, "a list as it was written")
         checks = each * len(value) if is_long else each
-        wrong = (check(item) for check, item in zip(checks, value, strict=True))
-        return next((found for found in wrong if found is not None), None)
+        for check, item in zip(checks, value, strict=True):
+            if (wrong := check(item)) is not None:
+                return wrong
+        return None
 
     return find
 

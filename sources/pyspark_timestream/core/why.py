@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TextIO
 
@@ -18,12 +19,18 @@ from pyspark_timestream.errors import compose_message, walk_causes
 _OF_A_CLOSED_PIPE: Final = 128 + signal.SIGPIPE
 """The exit code that shells give a command after its reader has gone away."""
 
+INTERRUPTED: Final = 128 + signal.SIGINT
+"""The exit code that shells give a command after Ctrl-C."""
 
-def end_with_its_reader(main: Callable[..., int]) -> Callable[..., int]:
-    """End a command without a traceback when the reader of its output ends (`... | head -1`)."""
+
+def end_quietly(main: Callable[..., int]) -> Callable[..., int]:
+    """End a command without a traceback at Ctrl-C, and when its reader ends (`... | head -1`)."""
 
     @functools.wraps(main)
     def run(arguments: list[str] | None = None) -> int:
+        if _is_ended_by_interrupts():
+            # From here on what a command has begun is cleaned up, which needs an exception.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             code = main(arguments)
             sys.stdout.flush()
@@ -31,9 +38,17 @@ def end_with_its_reader(main: Callable[..., int]) -> Callable[..., int]:
             # Python flushes standard output once more at exit, which would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _OF_A_CLOSED_PIPE
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr, flush=True)
+            return INTERRUPTED
         return code
 
     return run
+
+
+def _is_ended_by_interrupts() -> bool:
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
 
 
 _PACKAGES: Final = ("pyspark_timestream", "pyspark_tseries")

@@ -8,7 +8,7 @@ import pytest
 
 import pyspark_timestream
 import pyspark_tseries
-from pyspark_timestream.core.why import end_with_its_reader
+from pyspark_timestream.core.why import end_quietly
 
 PACKAGES = [pyspark_timestream, pyspark_tseries]
 
@@ -23,8 +23,8 @@ def test_command_tells_its_version(package: ModuleType) -> None:
 def test_command_whose_reader_has_gone_prints_no_traceback() -> None:
     program = (
         "import sys\n"
-        "from pyspark_timestream.core.why import end_with_its_reader\n"
-        "@end_with_its_reader\n"
+        "from pyspark_timestream.core.why import end_quietly\n"
+        "@end_quietly\n"
         "def main(arguments=None):\n"
         "    for n in range(100_000): print('line', n)\n"
         "    return 0\n"
@@ -36,7 +36,7 @@ def test_command_whose_reader_has_gone_prints_no_traceback() -> None:
 
 
 def test_command_with_a_reader_keeps_its_exit_code() -> None:
-    assert end_with_its_reader(lambda _: 7)([]) == 7
+    assert end_quietly(lambda _: 7)([]) == 7
 
 
 def test_tab_completion_shows_every_public_name() -> None:

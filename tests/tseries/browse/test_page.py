@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import re
 import shutil
 import threading
@@ -20,11 +21,13 @@ from pyspark_timestream.core.report import escape_controls
 from pyspark_timestream.core.serving import PageServer
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
+from pyspark_tseries.browse import look as look_module
 from pyspark_tseries.browse.command import PAGES, StorePage
 from pyspark_tseries.browse.look import ALL, COUNTS, PAGE_ROWS, Asked, StoreLook
 from pyspark_tseries.browse.page import draw_commits
 from pyspark_tseries.maintain.background import plan_maintenance
 from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.store.log_check import read_commit_us
 from pyspark_tseries.store.store import Store, now_us
 
 MAX_PAGE = 300_000
@@ -165,6 +168,66 @@ def test_an_empty_store_is_shown(tmp_path):
     assert "no commit yet" in shown["store"]
     assert "no series has events yet" in shown["series"]
     assert "is not stored" in shown["event"]
+
+
+def test_commits_are_counted_by_what_the_log_says_and_not_by_times_of_files(tmp_path, monkeypatch):
+    fill(tmp_path / "s")
+    shutil.copytree(tmp_path / "s", tmp_path / "copy", copy_function=shutil.copy)
+    for entry in (tmp_path / "copy" / "_delta_log").iterdir():
+        os.utime(entry, (0, 0))
+    counts = []
+    for place in ("s", "copy"):
+        look = StoreLook(parse_location(str(tmp_path / place)), "anna", None)
+        store, _ = look.open()
+        counts.append(look.facts(store, now_us()).commits)
+    assert counts[0][-2:] == counts[1][-2:]
+    assert sum(count for _, count in counts[0]) == 6
+
+
+def test_an_entry_of_the_log_is_read_once_and_a_new_one_is_counted(tmp_path, monkeypatch):
+    fill(tmp_path / "s")
+    read = []
+    inner = look_module.read_commit_us
+    monkeypatch.setattr(
+        look_module, "read_commit_us", lambda *given: read.append(given[1]) or inner(*given)
+    )
+    look = StoreLook(parse_location(str(tmp_path / "s")), "anna", None)
+    for _ in range(3):
+        store, _ = look.open()
+        look.facts(store, now_us())
+    assert sorted(read) == list(range(6))
+    TimeSeries.open(tmp_path / "s").append("hall", {"celsius": 5.0})
+    store, _ = look.open()
+    commits = look.facts(store, now_us() + 30 * 60_000_000).commits
+    assert sorted(read) == list(range(7))
+    assert sum(count for _, count in commits) == 7
+    assert commits[-1][1] == 0
+    assert look.facts(store, now_us() + 3 * 3_600_000_000).commits[0][1] == 0
+
+
+def test_of_a_long_log_only_so_many_entries_are_read_and_whole_minutes_are_shown(
+    tmp_path, monkeypatch
+):
+    fill(tmp_path / "s")
+    monkeypatch.setattr(look_module, "MAX_ENTRIES", 3)
+    moments = iter([n * 60_000_000 for n in (100, 99, 98, 98, 97)])
+    monkeypatch.setattr(look_module, "read_commit_us", lambda *_: next(moments))
+    look = StoreLook(parse_location(str(tmp_path / "s")), "anna", None)
+    store, _ = look.open()
+    assert look.facts(store, 100 * 60_000_000).commits == ((99, 1), (100, 1))
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"commitInfo":[]}', '{"commitInfo":{"timestamp":"x"}}',
+    '{"commitInfo":{"timestamp":1e300}}', "[" * 3_000])  # fmt: skip
+def test_an_entry_that_does_not_tell_its_time_is_not_counted(tmp_path, text):
+    fill(tmp_path / "s")
+    place = parse_location(str(tmp_path / "s"))
+    path = tmp_path / "s" / "_delta_log" / f"{3:020d}.json"
+    path.write_text(text)
+    assert read_commit_us(place, 3) is None
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        read_commit_us(place, 3)
 
 
 def test_a_minute_without_commits_has_no_bar():

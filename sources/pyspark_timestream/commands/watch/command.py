@@ -129,8 +129,8 @@ def _serve(watched: "_Watched", host: str, port: int) -> None:
     print(announce(host, server.port), flush=True)
 
     def look() -> None:
-        watched.read()
-        page.note_news()
+        if watched.read():
+            page.note_news()
 
     _repeat(look)
 
@@ -170,15 +170,21 @@ class _Watched:
         stores: Sequence["StoreReader"],
     ) -> None:
         self._followers, self._ends, self._stores = followers, ends, stores
+        self._told: object = None
         self._lock = Lock()
 
-    def read(self, *, once: bool = False) -> None:
-        """Read what is new in the checkpoints and stores; with `once` ask the brokers now."""
+    def read(self, *, once: bool = False) -> bool:
+        """Read what is new in the checkpoints and stores, and return whether there was something.
+
+        With `once` the brokers are asked now.
+        """
+        stores = self.take_stores()
         for store in self._stores:
             store.read()
+        is_new = stores != self.take_stores()
         for follower in self._followers:
             with self._lock:
-                follower.read()
+                is_new = follower.read() or is_new
                 parts = follower.log.partitions if self._ends is not None else []
             if self._ends is None or not parts:
                 continue
@@ -188,6 +194,9 @@ class _Watched:
                 self._ends.watch(parts)
             with self._lock:
                 follower.log.ends.update(self._ends.known)
+        if self._ends is not None:
+            is_new, self._told = is_new or self._told != self._ends.told, self._ends.told
+        return is_new
 
     def take_stores(self) -> list[StoreFacts]:
         """Return the stores as they were read last."""
@@ -272,6 +281,11 @@ class LogEnds:
         self._asked: frozenset[Partition] = frozenset()
         self._broker: Any = None
         self._is_asking = False
+
+    @property
+    def told(self) -> object:
+        """What the brokers said last: equal as long as that is the same."""
+        return self.known, self.trouble
 
     def watch(self, partitions: Sequence[Partition]) -> None:
         """Ask for these partitions as well, from now on."""

@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -63,6 +64,10 @@ _QUIET_US: Final = 10 * SECOND_US
 
 SHOWS_CASES: Final = COUNTERS[1:]
 """The counters of which it is shown where they have counted: all but that of events."""
+
+_READ_COUNTERS: Final = attrgetter(*COUNTERS)
+_READ_CASES: Final = attrgetter(*SHOWS_CASES)
+_NOTHING: Final = (0,) * len(COUNTERS)
 
 
 class Point(NamedTuple):
@@ -248,7 +253,7 @@ def _find_cases(before: BatchRecord, after: BatchRecord) -> list[Case]:
         now = after.offset.partitions.get(part)
         if now is None or not offset.size:
             continue
-        if all(getattr(offset.state, name) == getattr(now.state, name) for name in SHOWS_CASES):
+        if _READ_CASES(offset.state) == _READ_CASES(now.state):
             continue
         old, new = offset.state.counters(), now.state.counters()
         cases += [
@@ -264,15 +269,16 @@ def _count_lately(history: History) -> dict[str, int]:
     last = history[-1]
     since_us = last.planned_us - WINDOW_US
     early = [each for each in history if each.planned_us <= since_us]
-    first = early[-1] if early else history[0]
-    totals = dict.fromkeys(COUNTERS, 0)
+    before = (early[-1] if early else history[0]).offset.partitions
+    totals = [0] * len(COUNTERS)
     for part, offset in last.offset.partitions.items():
-        new = offset.state.counters()
-        before = first.offset.partitions.get(part)
-        old = before.state.counters() if before is not None else dict.fromkeys(COUNTERS, 0)
-        for name in COUNTERS:
-            totals[name] += max(new[name] - old[name], 0)
-    return totals
+        new = _READ_COUNTERS(offset.state)
+        old = _READ_COUNTERS(before[part].state) if part in before else _NOTHING
+        if new != old:
+            totals = [
+                sum_ + max(now - then, 0) for sum_, now, then in zip(totals, new, old, strict=True)
+            ]
+    return dict(zip(COUNTERS, totals, strict=True))
 
 
 def _list_subscriptions(batch: Batch) -> Iterable[tuple[str, int | None]]:
@@ -304,7 +310,7 @@ class QueryLog:
         """
         records = 0
         for record in batch.records:
-            records += sum(span.size for span in record.offset.ranges())
+            records += sum(each.size for each in record.offset.partitions.values())
             stream = record.offset.stream
             if stream not in self._streams:
                 self._streams[stream] = _StreamLog(self._recalled.pop(stream, []))
@@ -413,13 +419,18 @@ class CheckpointFollower:
         self.read()
         return self.view(now_us)
 
-    def read(self) -> None:
-        """Read what is new; what is wrong with the checkpoint is in the views from then on."""
+    def read(self) -> bool:
+        """Read what is new, and return whether there was something.
+
+        What is wrong with the checkpoint is in the views from then on.
+        """
+        before = self._trouble
         try:
-            self._read()
+            is_new = self._read()
             self._trouble = ""
         except (TimestreamError, OSError) as error:
-            self._trouble = str(error)
+            is_new, self._trouble = False, str(error)
+        return is_new or self._trouble != before
 
     def view(self, now_us: int) -> QueryView:
         """Return what is shown at `now_us` of what was read."""
@@ -432,7 +443,7 @@ class CheckpointFollower:
             return QueryView(self._log.name, "unknown", self._trouble)
         return dataclasses.replace(known, status="unknown", detail=self._trouble, notes=())
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
         numbers = self._list_numbers()
         if numbers is None:
             raise CheckpointUnreadable(
@@ -441,6 +452,7 @@ class CheckpointFollower:
                 "the directory that the query has as option 'checkpointLocation'",
                 "start the query, or correct the path; this page looks again every second",
             )
+        known, torn = self._log, self._torn
         stamps = _read_stamps(self.root, _choose_newest(self.root, numbers))
         changed = [n for n, stamp in stamps.items() if self._seen.get(n, stamp) != stamp]
         newest = max(self._seen, default=-1)
@@ -456,15 +468,19 @@ class CheckpointFollower:
         for number, batch in drop_skipped(entries).items():
             self._log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
         self._seen = {n: at for n, at in stamps.items() if n in self._seen or n in entries}
-        self._log.links = dataclasses.replace(
+        links = dataclasses.replace(
             self._log.links,
             store=_read_store(self.root),
             topic=read_topic(self.root),
         )
+        is_new = bool(entries) or torn != self._torn or known is not self._log
+        is_new, self._log.links = is_new or links != self._log.links, links
         for number in self._log.unfinished():
             finished_us = _modified_us(self.root / "commits" / str(number))
             if finished_us is not None:
                 self._log.finish(number, finished_us)
+                is_new = True
+        return is_new
 
     def _forget(self) -> int:
         self._log, self._seen, self._torn = QueryLog(self._log.name), {}, {}

@@ -195,19 +195,23 @@ class PartitionOffset:
             state=PartitionState.from_json(value["state"]),
             idle=value.get("idle", False),
             caught_up_since_us=value.get("caught_up"),
-            pending=tuple((offset, cti_us) for offset, cti_us in value.get("pending", ())),
-            restart_points=tuple(
-                (batch, offset) for batch, offset in value.get("restart_points", ())
-            ),
-            forced_ctis=tuple(
-                (batch, offset, cti_us) for batch, offset, cti_us in value.get("forced_ctis", ())
-            ),
-            change_points=tuple(
-                (batch, offset) for batch, offset in value.get("change_points", ())
-            ),
+            pending=_read_tuples(value, "pending", 2),
+            restart_points=_read_tuples(value, "restart_points", 2),
+            forced_ctis=_read_tuples(value, "forced_ctis", 3),
+            change_points=_read_tuples(value, "change_points", 2),
             malformed_values=MalformedValues.from_json(value),
             waits=value.get("waits", False),
         )
+
+
+def _read_tuples(value: Mapping[str, Any], name: str, size: int) -> Any:
+    """Return an entry that is a list of lists of `size` numbers; most partitions have none."""
+    if name not in value:
+        return ()
+    entries = tuple(map(tuple, value[name]))
+    if any(len(each) != size for each in entries):
+        raise ValueError(f"of {name}: not all have {size} numbers")
+    return entries
 
 
 @dataclass(frozen=True, slots=True)

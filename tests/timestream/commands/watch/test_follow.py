@@ -1,6 +1,5 @@
 """What is shown of a query follows its checkpoint, however that is read, and stays bounded."""
 
-import json
 import os
 import random
 import shutil
@@ -8,6 +7,7 @@ import shutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from timestream.commands_watch import running, write
 from timestream.histories import NOON, SECOND, history, share, state
 
 from pyspark_timestream.commands.watch import follow
@@ -23,36 +23,6 @@ from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.diagnosis.history import Batch
 
 HELD = [share(state(5)), share(state(1))]
-
-
-def write(root, moments, *, finished=None):
-    """Write batches into a checkpoint; all are finished unless told."""
-    for name in ("offsets", "commits"):
-        (root / name).mkdir(parents=True, exist_ok=True)
-    for moment in moments:
-        number = moment.offset.number
-        note = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": moment.planned_us // 1000})
-        lines = ["v1", note, json.dumps(moment.offset.to_json())]
-        (root / "offsets" / str(number)).write_text("\n".join(lines))
-        if finished is None or number in finished:
-            path = root / "commits" / str(number)
-            path.write_text("v1\n{}")
-            done_s = (moment.planned_us + SECOND // 2) / SECOND
-            os.utime(path, (done_s, done_s))
-
-
-def running(count, *, late=0):
-    """Batches of two partitions, of which the second drops `late` rows a batch."""
-    return history(
-        *(
-            [
-                share(state(n, events=10 * n), 10, 10 * n),
-                share(state(n, events=10 * n, dropped=late * n), 10, 10 * n),
-            ]
-            for n in range(count)
-        ),
-        left=None,
-    )
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
