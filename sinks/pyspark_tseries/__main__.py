@@ -319,10 +319,10 @@ COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] =
     "rebuild": ("rebuilds the head from the events", _rebuild),
     "compact": ("rewrites files clustered by series, removes events out of range", _compact),
     "erase": ("makes the values of events null, and those of their edits", _erase),
-    "erasures": ("prints who erased which events, when and why, a line an act", _erasures),
+    "erasures": ("prints who erased which events, when and why, a line per act", _erasures),
     "backup": ("copies the last commit, a whole store, while writers go on", _backup),
     "rollup": ("keeps the buckets of a store in another one, and corrects them", _rollup),
-    "forget-writer": ("lets a writer hold back the store's CTI no more", _forget_writer),
+    "forget-writer": ("stops a writer from holding back the store's CTI", _forget_writer),
     "maintain": ("one round of the maintenance that writers with autoCompact start", _maintain),
 }
 

@@ -100,7 +100,8 @@ class Kind(StrEnum):
     SILENT_WRITER = (
         "a silent writer",
         "let the writer note the time, or close it (PunctuatedProducer.close()); option "
-        "'writerTimeout', on a new checkpoint, forgets writers that stay silent",
+        "'writerTimeout', beside 'changeFrom' or on a new checkpoint, forgets writers that stay "
+        "silent",
     )
     LATE_IMPORT = (
         "a late import",
@@ -111,18 +112,20 @@ class Kind(StrEnum):
     NO_CTI = (
         "no CTI yet",
         "make sure that records arrive, from where 'startingOffsets' points, and reach "
-        "'ctiFrequency' or carry 'ctiHeader'; a smaller 'ctiFrequency' needs a new checkpoint",
+        "'ctiFrequency' or carry 'ctiHeader'; a smaller 'ctiFrequency' needs option 'changeFrom' "
+        "or a new checkpoint",
     )
     EVERYTHING_DROPPED = (
         "everything dropped",
-        "start with a new checkpoint and a larger 'ctiDelay', or with 'violationPolicy' = "
-        "'flag' to see the late rows; where events are malformed, correct 'startTime' and "
-        "'timeUnit'",
+        "set a larger 'ctiDelay', or 'violationPolicy' = 'flag' to see the late rows: beside "
+        "option 'changeFrom' for the events to come, or with a new checkpoint to have these too; "
+        "where events are malformed, correct 'startTime' and 'timeUnit', with a new checkpoint",
     )
     LATE_ROWS = (
         "rows dropped as late",
-        "if there are too many, start with a new checkpoint and a larger 'ctiDelay', or with "
-        "'violationPolicy' = 'flag' to keep them as rows",
+        "if there are too many, set a larger 'ctiDelay', or 'violationPolicy' = 'flag' to keep "
+        "them as rows: beside option 'changeFrom' for the events to come, or with a new "
+        "checkpoint to have these too",
     )
     UNCOUNTED = (
         "records that are not counted",
@@ -234,8 +237,8 @@ REPEATED_RUN_ADVICE: Final = (
 """The same fix if the time that a partition is caught up counts across runs."""
 
 WRITER_CLOCK_ADVICE: Final = (
-    "let it send events, and correct its clock if that is behind; option 'writerTimeout', on a new "
-    "checkpoint, forgets writers that send nothing"
+    "let it send events, and correct its clock if that is behind; option 'writerTimeout', beside "
+    "'changeFrom' or on a new checkpoint, forgets writers that send nothing"
 )
 """The fix of a silent writer in a stream where its own events move its clock."""
 

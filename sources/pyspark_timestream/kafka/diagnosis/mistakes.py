@@ -136,7 +136,10 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
     malformed, events = sum(counts.values()), sum(states[part].events for part in counts)
     advice = "correct the producers that write such events"
     if not keeps_late(last.settings):
-        advice += f"; 'violationPolicy' = '{KEEP_ALL}', with a new checkpoint, keeps them as rows"
+        advice += (
+            f"; 'violationPolicy' = '{KEEP_ALL}', beside 'changeFrom' or with a new checkpoint, "
+            "keeps them as rows"
+        )
     yield _report_counts(
         Kind.MALFORMED,
         history,
@@ -327,7 +330,9 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
         )
     ways = [Kind.FUTURE_EVENTS.fix]
     if find_future_policy(settings).action is None:
-        ways.append("'futurePolicy' = 'drop', with a new checkpoint, leaves them out")
+        ways.append(
+            "'futurePolicy' = 'drop', beside 'changeFrom' or with a new checkpoint, leaves them out"
+        )
         if not keeps_late(settings):
             ways.append(f"'violationPolicy' = '{KEEP_ALL}' marks them instead")
     return "; ".join(ways)
@@ -488,8 +493,9 @@ def _advise_delay(
     most_late_us = max(state.clues.most_late_us for state in states)
     if "ctiFrequency" not in settings:
         return (
-            f"{condition}, let the writers note a time only once all before it is sent, or "
-            f"start with a new checkpoint and 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
+            f"{condition}, let the writers note a time only once all before it is sent, or set "
+            f"'violationPolicy' = '{KEEP_ALL}' to keep them as rows, beside 'changeFrom' or with a "
+            "new checkpoint"
         )
     if not most_late_us or settings.keys() & set(CTI_SETTINGS) != {"ctiFrequency"}:
         return ""

@@ -10,12 +10,14 @@ import pytest
 from timestream.builders import at, block, options
 
 from pyspark_timestream.core.instants import format_instant, parse_instant
+from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.diagnosis.causes import diagnose, find_warnings
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.diagnosis.kinds import Kind
 from pyspark_timestream.kafka.diagnosis.samples import describe_malformed
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.step import step
 
@@ -285,3 +287,14 @@ def test_late_rows_beside_another_unit_are_told_too():
     _, _, record = read([*values, *[late] * 9])
     kinds = [each.kind for each in diagnose((record,))]
     assert kinds == [Kind.IMPROBABLE_TIMES, Kind.LATE_ROWS]
+
+
+NEED_A_NEW_CHECKPOINT = {Kind.MALFORMED, Kind.TOMBSTONES, Kind.FAR_FUTURE}
+"""The times of these are elsewhere, or a CTI is too great: no change of a running clock helps."""
+
+
+@pytest.mark.parametrize("kind", sorted(set(Kind) - NEED_A_NEW_CHECKPOINT))
+def test_an_advice_to_change_a_running_clock_names_the_option_for_it(kind: Kind) -> None:
+    changes = {spec.name for spec in option_specs(KafkaOptions).values() if spec.changes}
+    named = changes & set(re.findall(r"'(\w+)'", kind.fix))
+    assert not named or "new checkpoint" not in kind.fix or "changeFrom" in kind.fix
