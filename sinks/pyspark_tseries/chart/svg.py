@@ -13,7 +13,18 @@ from typing import Final
 
 import numpy as np
 
-from pyspark_timestream.core.report import cell_width, cut_text, svg, wrap_text
+from pyspark_timestream.core.picture import (
+    COLOURS,
+    FAINT,
+    FONT,
+    LETTER,
+    PAGES,
+    SIZE,
+    draw_time_axis,
+    format_pixel,
+    text_width,
+)
+from pyspark_timestream.core.report import cut_text, svg, wrap_text
 from pyspark_tseries.chart.figure import (
     EDITED,
     OVERRIDDEN,
@@ -36,28 +47,13 @@ from pyspark_tseries.chart.ticks import (
 )
 from pyspark_tseries.model.arrays import Int64Array
 
-COLOURS: Final = (
-    *("#2478d8", "#ec6a00", "#0f7d6e", "#c0399f", "#9084fc", "#29a06a", "#cc3018", "#c77f9a"),
-)
-"""Each has a contrast of 3 and more to both pages, and differs from the others to people who see
-two primary colours."""
-
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3")
 """The second eight series have the colours of the first, and dashes."""
 
-PAGES: Final = {"light": ("#ffffff", "#1f2328"), "dark": ("#14171c", "#e6e8eb")}
-"""The colours of a page and of its text."""
-
-_FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
-_SIZE: Final = 12
-_FAINT: Final = 0.7
 _GAP: Final = 18
 _HEAD: Final = 22
 _ROW: Final = 20
 _EDGE: Final = 12
-_LETTER: Final = 0.6
-"""About how wide a letter is, as a part of its height."""
-
 _SPARSE: Final = 14
 """Points further apart than these pixels are drawn as dots."""
 
@@ -109,8 +105,8 @@ def _frame(figure: Figure, layout: "_Layout", theme: str | None, is_alone: bool,
     size = f'width="{layout.width}" height="{layout.height}"'
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {layout.width} '
-        f'{layout.height}" role="img" aria-label="{escape(label)}" font-family="{_FONT}" '
-        f'font-size="{_SIZE}"'
+        f'{layout.height}" role="img" aria-label="{escape(label)}" font-family="{FONT}" '
+        f'font-size="{SIZE}"'
     )
     told = f"<title>{escape(label)}</title><desc>{escape(figure.describe())}</desc>"
     if theme is None:
@@ -128,11 +124,6 @@ def _frame(figure: Figure, layout: "_Layout", theme: str | None, is_alone: bool,
         )
     ground = f'<rect class="page" width="100%" height="100%" fill="{page}"/>'
     return f'{head} color="{ink}" fill="currentColor">{told}{other}{ground}{body}</svg>'
-
-
-def text_width(text: str, size: float = _SIZE) -> float:
-    """Return about how wide a text is; letters of East Asia are twice as wide as others."""
-    return size * _LETTER * cell_width(text)
 
 
 # -- layout ----------------------------------------------------------------------------------------
@@ -218,9 +209,9 @@ def _row_name(row: Row, width: int) -> str:
     return cut_text(row.name, min(18, _fitting(width / 3 - 6)))
 
 
-def _fitting(width: float, size: float = _SIZE) -> int:
+def _fitting(width: float, size: float = SIZE) -> int:
     """Return how many letters fit into a width, with a margin at both sides."""
-    return int((width - 2 * _EDGE) / (_LETTER * size))
+    return int((width - 2 * _EDGE) / (LETTER * size))
 
 
 def _wrap(notes: Sequence[str], width: float) -> tuple[str, ...]:
@@ -246,10 +237,6 @@ def _dash(place: int) -> dict[str, str]:
     return {"stroke_dasharray": dash} if dash else {}
 
 
-def _number(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
-
-
 # -- frame -----------------------------------------------------------------------------------------
 
 
@@ -272,48 +259,17 @@ def _draw_head(panel: Panel, top: float, axis: NumberAxis | None = None) -> Iter
     hint = ""
     if hints:
         text = " ".join(hints)
-        hint = svg("tspan", text, power, dx=5, fill_opacity=_FAINT, font_weight=400)
+        hint = svg("tspan", text, power, dx=5, fill_opacity=FAINT, font_weight=400)
     name = cut_text(panel.title, 40)
-    yield svg("text", name, hint, x=_EDGE, y=_number(top - 9), font_weight=600)
+    yield svg("text", name, hint, x=_EDGE, y=format_pixel(top - 9), font_weight=600)
 
 
 def _draw_times(layout: _Layout) -> Iterator[str]:
-    bottom, end = layout.bottom, -1.0
-    ends = f"M{_number(layout.left)},{_number(bottom)}H{_number(layout.right)}"
-    yield svg("path", d=ends, stroke="currentColor", stroke_opacity=0.5)
-    ticks = layout.times.ticks
-    places = layout.x(np.array([tick.us for tick in ticks], np.int64)).tolist()
-    contexts = [x for x, tick in zip(places, ticks, strict=True) if tick.context]
-    for x, tick in zip(places, ticks, strict=True):
-        yield svg(
-            "path",
-            d=f"M{_number(x)},{_number(bottom)}v4",
-            stroke="currentColor",
-            stroke_opacity=0.5,
-        )
-        half = text_width(tick.label) / 2
-        x_label = min(max(x, half), layout.width - half)
-        yield svg(
-            "text", tick.label, x=_number(x_label), y=_number(bottom + 17), text_anchor="middle"
-        )
-        if not tick.context:
-            continue
-        half = text_width(tick.context) / 2
-        after = [other for other in contexts if other > x]
-        # The first context yields to the next one, where a day or a year begins.
-        if x == contexts[0] and after and after[0] - x < 2 * half + 8:
-            continue
-        at = min(max(x, half), layout.width - half)
-        if at - half > end:
-            yield svg(
-                "text",
-                tick.context,
-                x=_number(at),
-                y=_number(bottom + 32),
-                text_anchor="middle",
-                fill_opacity=_FAINT,
-            )
-            end = at + half + 8
+    def to_x(us: int) -> float:
+        return float(layout.x(np.array([us], np.int64))[0])
+
+    ends = layout.left, layout.right
+    yield from draw_time_axis(layout.times.ticks, to_x, ends, layout.bottom, layout.width)
 
 
 def _draw_nothing(layout: _Layout) -> Iterator[str]:
@@ -323,7 +279,7 @@ def _draw_nothing(layout: _Layout) -> Iterator[str]:
         x=layout.width // 2,
         y=layout.top + 24,
         text_anchor="middle",
-        fill_opacity=_FAINT,
+        fill_opacity=FAINT,
     )
 
 
@@ -332,13 +288,13 @@ def _draw_notes(layout: _Layout) -> Iterator[str]:
     for place, note in enumerate(layout.notes):
         x, y = _EDGE, top + 17 * place
         if note.startswith(EDITED):
-            yield svg("path", d=f"M{x + 5},{y - 4}{_DIAMOND}", fill_opacity=_FAINT)
+            yield svg("path", d=f"M{x + 5},{y - 4}{_DIAMOND}", fill_opacity=FAINT)
         elif note.startswith(OVERRIDDEN):
             ring = svg("circle", cx=x + 5, cy=y - 4, r=3, fill="none", stroke="currentColor")
-            yield svg("g", "", ring, stroke_opacity=_FAINT)
+            yield svg("g", "", ring, stroke_opacity=FAINT)
         text = note.removeprefix(EDITED).removeprefix(OVERRIDDEN)
         x += 14 if text != note else 0
-        yield svg("text", text, x=x, y=y, font_size=11, fill_opacity=_FAINT)
+        yield svg("text", text, x=x, y=y, font_size=11, fill_opacity=FAINT)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -359,23 +315,23 @@ def _draw_lines(
         yield svg(
             "text",
             "no values",
-            x=_number(middle[0]),
-            y=_number(middle[1]),
+            x=format_pixel(middle[0]),
+            y=format_pixel(middle[1]),
             text_anchor="middle",
-            fill_opacity=_FAINT,
+            fill_opacity=FAINT,
         )
         return
     for place, label in zip(axis.tick_fractions, axis.labels, strict=True):
         at = bottom - place * (bottom - top)
-        grid = f"M{_number(layout.left)},{_number(at)}H{_number(layout.right)}"
+        grid = f"M{format_pixel(layout.left)},{format_pixel(at)}H{format_pixel(layout.right)}"
         yield svg("path", d=grid, stroke="currentColor", stroke_opacity=0.13)
         yield svg(
             "text",
             label,
-            x=_number(layout.left - 8),
-            y=_number(at + 4),
+            x=format_pixel(layout.left - 8),
+            y=format_pixel(at + 4),
             text_anchor="end",
-            fill_opacity=_FAINT,
+            fill_opacity=FAINT,
         )
     for line in panel.lines:
         if line.band is not None and len(line.band.us):
@@ -414,7 +370,13 @@ def _draw_line(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str]
     for i in range(len(xs)) if is_sparse else np.flatnonzero(is_alone).tolist():
         told = _tooltip(line.name, int(line.us[i]), float(line.values[i]), unit, layout)
         yield svg(
-            "circle", "", told, cx=_number(xs[i]), cy=_number(ys[i]), r=2.4, fill=colour(line.place)
+            "circle",
+            "",
+            told,
+            cx=format_pixel(xs[i]),
+            cy=format_pixel(ys[i]),
+            r=2.4,
+            fill=colour(line.place),
         )
 
 
@@ -422,13 +384,15 @@ def _line_path(
     xs: np.ndarray, ys: np.ndarray, ends: np.ndarray | None, is_first: np.ndarray
 ) -> str:
     """Return the path through points, or along the steps of buckets; a new piece begins with M."""
-    points = [(_number(x), _number(y)) for x, y in zip(xs.tolist(), ys.tolist(), strict=True)]
+    points = [
+        (format_pixel(x), format_pixel(y)) for x, y in zip(xs.tolist(), ys.tolist(), strict=True)
+    ]
     firsts = is_first.tolist()
     if ends is None:
         return "".join(
             f"{'M' if f else 'L'}{x},{y}" for f, (x, y) in zip(firsts, points, strict=True)
         )
-    stops = [_number(x) for x in ends.tolist()]
+    stops = [format_pixel(x) for x in ends.tolist()]
     parts = []
     for i, (x, height) in enumerate(points):
         goes_on = i + 1 < len(points) and not firsts[i + 1]
@@ -446,11 +410,12 @@ def _band_path(band: Band, layout: _Layout, y: _ToY) -> str:
         rows = range(start, end)
         edges = [*xs[start + 1 : end].tolist(), float(stops[end - 1])]
         there = "".join(
-            f"{'M' if i == start else 'L'}{_number(xs[i])},{_number(high[i])}H{_number(x)}"
+            f"{'M' if i == start else 'L'}{format_pixel(xs[i])},{format_pixel(high[i])}"
+            f"H{format_pixel(x)}"
             for i, x in zip(rows, edges, strict=True)
         )
         back = "".join(
-            f"L{_number(x)},{_number(low[i])}H{_number(xs[i])}"
+            f"L{format_pixel(x)},{format_pixel(low[i])}H{format_pixel(xs[i])}"
             for i, x in reversed(list(zip(rows, edges, strict=True)))
         )
         parts.append(f"{there}{back}Z")
@@ -507,7 +472,7 @@ def _points(marks: Marks, layout: _Layout, y: _ToY) -> Iterator[tuple[str, str, 
         layout.x(marks.us).tolist(), y(marks.values).tolist(), y(marks.now).tolist(), strict=True
     )
     for x, at, now in places:
-        yield _number(x), _number(at), _number(now)
+        yield format_pixel(x), format_pixel(at), format_pixel(now)
 
 
 def _tooltip(name: str, us: int, value: float, unit: str, layout: _Layout, what: str = "") -> str:
@@ -526,8 +491,8 @@ def _draw_names(
     x = layout.right
     for (at, line), place in zip(named, places, strict=True):
         last = float(layout.x((line.us if line.ends is None else line.ends)[-1:])[0])
-        ends = f"M{_number(last + 3)},{_number(at)}H{_number(x + 4)}"
-        leader = f"{ends}L{_number(x + 12)},{_number(place)}"
+        ends = f"M{format_pixel(last + 3)},{format_pixel(at)}H{format_pixel(x + 4)}"
+        leader = f"{ends}L{format_pixel(x + 12)},{format_pixel(place)}"
         yield svg(
             "path",
             d=leader,
@@ -540,8 +505,8 @@ def _draw_names(
             "text",
             _line_name(line, layout.width),
             svg("title", line.name),
-            x=_number(x + 15),
-            y=_number(place + 4),
+            x=format_pixel(x + 15),
+            y=format_pixel(place + 4),
             fill=colour(line.place),
         )
 
@@ -577,10 +542,12 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
     for line in _legend(panel, layout.right - layout.left):
         for x, state in line:
             at = layout.left + x
-            yield svg("rect", x=_number(at), y=top + 2, width=10, height=10, fill=colours[state])
+            yield svg(
+                "rect", x=format_pixel(at), y=top + 2, width=10, height=10, fill=colours[state]
+            )
             name = _state_name(state)
-            x_name, y = _number(at + 14), top + 11
-            yield svg("text", name, x=x_name, y=y, font_size=11, fill_opacity=_FAINT)
+            x_name, y = format_pixel(at + 14), top + 11
+            yield svg("text", name, x=x_name, y=y, font_size=11, fill_opacity=FAINT)
         top += _ROW
     for place, row in enumerate(panel.rows):
         y = top + _ROW * place
@@ -588,12 +555,12 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
             "text",
             _row_name(row, layout.width),
             svg("title", row.name),
-            x=_number(layout.left - 8),
-            y=_number(y + 14),
+            x=format_pixel(layout.left - 8),
+            y=format_pixel(y + 14),
             text_anchor="end",
-            fill_opacity=_FAINT,
+            fill_opacity=FAINT,
         )
-        base = f"M{_number(layout.left)},{_number(y + 17)}H{_number(layout.right)}"
+        base = f"M{format_pixel(layout.left)},{format_pixel(y + 17)}H{format_pixel(layout.right)}"
         yield svg("path", d=base, stroke="currentColor", stroke_opacity=0.13)
         for span in row.spans:
             if panel.is_boolean:
@@ -615,16 +582,18 @@ def _draw_span(
         "rect",
         "",
         svg("title", f"{name}, from {format_moment(span.start, layout.figure.zone)}"),
-        x=_number(x),
-        y=_number(y + 17 - height),
-        width=_number(width),
+        x=format_pixel(x),
+        y=format_pixel(y + 17 - height),
+        width=format_pixel(width),
         height=height,
         fill=fill or "currentColor",
         fill_opacity=0.9 if fill else 0.3,
     )
     if not is_boolean and span.state != SEVERAL and text_width(name, 11) + 8 <= width:
         ink = "#ffffff" if fill else "currentColor"
-        yield svg("text", name, x=_number(x + 4), y=_number(y + 14), font_size=11, fill=ink)
+        yield svg(
+            "text", name, x=format_pixel(x + 4), y=format_pixel(y + 14), font_size=11, fill=ink
+        )
 
 
 def _count_states(panel: Panel) -> Counter[str]:

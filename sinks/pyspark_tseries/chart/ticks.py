@@ -6,9 +6,8 @@ two odd days of a year they are where they belong.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -17,12 +16,11 @@ import numpy as np
 from pyspark_timestream.core.instants import (
     DAY_US,
     FINAL_US,
-    HOUR_US,
     MIN_US,
     MINUTE_US,
-    SECOND_US,
     to_datetime,
 )
+from pyspark_timestream.core.picture import TimeTick, choose_step, label_ticks, name_date
 from pyspark_tseries.model.buckets import DEFAULT_ORIGIN_US, Buckets
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -128,46 +126,9 @@ def _round_step(step: float) -> float:
 
 # -- times -----------------------------------------------------------------------------------------
 
-_MONTHS: Final = (
-    "Jan",
-    "Feb",
-    "Mar",
-    "Apr",
-    "May",
-    "Jun",
-    "Jul",
-    "Aug",
-    "Sep",
-    "Oct",
-    "Nov",
-    "Dec",
-)
-"""English in every locale, as the rest of a chart."""
-
 _YEARS_FROM: Final = DEFAULT_ORIGIN_US - 2 * DAY_US
 _LONG_US: Final = 50 * 366 * DAY_US
 """An axis of this length has the same ticks in every zone: an offset is less than a pixel."""
-
-_STEPS: Final = (
-    *(number * 10**power for power in range(6) for number in (1, 2, 5)),
-    *(number * SECOND_US for number in (1, 2, 5, 10, 15, 30)),
-    *(number * MINUTE_US for number in (1, 2, 5, 10, 15, 30)),
-    *(number * HOUR_US for number in (1, 2, 3, 6, 12)),
-    *(number * DAY_US for number in (1, 2, 7)),
-)
-_MONTH_STEPS: Final = (1, 3, 6, *(12 * n * 10**power for power in range(4) for n in (1, 2, 5)))
-
-
-@dataclass(frozen=True, slots=True)
-class TimeTick:
-    """A tick of the time axis: `label`, such as `06:00`, and the `context` that it lacks.
-
-    The context, such as `5 Jan 2026`, is empty where that of the tick before goes on.
-    """
-
-    us: int
-    label: str
-    context: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +154,7 @@ def time_axis(low: int, high: int, zone: str | None, most: int) -> TimeAxis:
     clock = None if zone is None else ZoneInfo(zone)
     buckets = _find_buckets(low, high, zone, most)
     starts = [us for us in buckets.between(low, high).tolist() if low <= us <= high]
-    ticks = tuple(_label(starts, buckets, clock))
+    ticks = tuple(label_ticks(starts, buckets.us, buckets.months, clock))
     return TimeAxis(low, high, ticks)
 
 
@@ -216,42 +177,10 @@ def fit_time_axis(
 
 
 def _find_buckets(low: int, high: int, zone: str | None, most: int) -> Buckets:
-    for step in _STEPS:
-        if (high - low) // step < most:
-            origin = 0 if zone is not None and step < DAY_US else DEFAULT_ORIGIN_US
-            return Buckets(step, 0, zone, origin)
-    for months in _MONTH_STEPS:
-        if (high - low) // (months * 30 * DAY_US) < most:
-            break
-    return Buckets(0, months, zone, _YEARS_FROM)
-
-
-def _label(starts: list[int], buckets: Buckets, clock: ZoneInfo | None) -> Iterator[TimeTick]:
-    last_label, last_context = "", ""
-    for us in starts:
-        local = to_datetime(us) if clock is None else to_datetime(us).astimezone(clock)
-        label, context = _name(local, buckets)
-        if label == last_label and context == last_context:
-            label = f"{label} {local:%Z}"  # The clock shows this time twice.
-        yield TimeTick(us, label, "" if context == last_context else context)
-        last_label, last_context = label, context
-
-
-def _name(local: datetime, buckets: Buckets) -> tuple[str, str]:
-    month = _MONTHS[local.month - 1]
-    if buckets.months >= 12:
-        return str(local.year), ""
-    if buckets.months:
-        return month, str(local.year)
-    if buckets.us >= DAY_US:
-        return f"{local.day}", f"{month} {local.year}"
-    date = f"{local.day} {month} {local.year}"
-    if buckets.us >= MINUTE_US:
-        return f"{local:%H:%M}", date
-    if buckets.us >= SECOND_US:
-        return f"{local:%H:%M:%S}", date
-    digits = 6 - int(math.log10(buckets.us))
-    return f"{local:%H:%M:%S}.{local.microsecond:06d}"[: 9 + digits], date
+    step, months = choose_step(low, high, most)
+    if months:
+        return Buckets(0, months, zone, _YEARS_FROM)
+    return Buckets(step, 0, zone, 0 if zone is not None and step < DAY_US else DEFAULT_ORIGIN_US)
 
 
 def format_moment(us: int, zone: str | None) -> str:
@@ -267,7 +196,7 @@ def format_moment(us: int, zone: str | None) -> str:
         local = local.astimezone(ZoneInfo(zone))
         is_twice = local.utcoffset() != local.replace(fold=1 - local.fold).utcoffset()
         name = f" {local:%Z}" if is_twice else ""
-    text = f"{local.day} {_MONTHS[local.month - 1]} {local.year} {local:%H:%M}"
+    text = f"{name_date(local)} {local:%H:%M}"
     if local.second or local.microsecond:
         text += f":{local:%S}"
     if local.microsecond:

@@ -17,9 +17,10 @@ from zoneinfo import available_timezones
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import parse_duration
+from pyspark_timestream.core.picture import PAGES
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.chart.figure import USUAL, Figure, Shape, Wanted, build_figure
-from pyspark_tseries.chart.svg import PAGES, draw_svg
+from pyspark_tseries.chart.svg import draw_svg
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.buckets import parse_zone
 from pyspark_tseries.model.ranges import show_value, timedelta_to_us, to_whole

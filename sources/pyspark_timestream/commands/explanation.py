@@ -2,9 +2,9 @@
 
 `explain_checkpoint` gathers an `Explanation`: the facts of each stream (`explain_stream`), and the
 state that waits. It is shown as text (`format_stream`), or with a picture (`draw_stream`), a row
-per partition over an axis of application time: a bar up to its CTI, a dot at its last event, and a
-dashed line through all rows at the stream's CTI. Partitions that a diagnosis names are coloured
-*and* marked in words.
+per partition over an axis of application time: a bar up to its CTI, a circle at its newest event,
+and a dashed line at the stream's CTI, drawn as the pages of `watch` draw them (`core.picture`).
+Partitions that a diagnosis names are coloured *and* marked in words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,16 @@ from pyspark_timestream.commands.waiting_state import (
 )
 from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import format_duration
+from pyspark_timestream.core.picture import (
+    FAINT,
+    FONT,
+    SIZE,
+    TimeScale,
+    draw_lane,
+    draw_time_axis,
+    utc_ticks,
+)
 from pyspark_timestream.core.report import (
-    Axis,
     align,
     format_count,
     format_time,
@@ -381,10 +389,9 @@ def _pad(mark: str, name: str, cti: str) -> tuple[str, ...]:
 _LABEL_WIDTH: Final = 190
 _PLOT_WIDTH: Final = 470
 _RIGHT: Final = _LABEL_WIDTH + _PLOT_WIDTH
+_WIDTH: Final = _RIGHT + 130
 _ROW_HEIGHT: Final = 22
-_TOP_MARGIN: Final = 26
-_CAUSE_COLOUR: Final = "#d33"
-_CTI_COLOUR: Final = "#4a86c5"
+_TOP_MARGIN: Final = 28
 _MAX_LABEL: Final = 26
 
 
@@ -407,52 +414,48 @@ def draw_stream(stream: StreamExplanation) -> str:
     times = [us for fact in shown for us in (fact.cti_us, fact.last_us) if us is not None]
     if not times:
         return ""
-    axis = Axis(min(times), max(times), _LABEL_WIDTH, _PLOT_WIDTH)
-    height = _TOP_MARGIN + _ROW_HEIGHT * len(shown) + 24
-    stream_cti = ""
-    if stream.cti_us is not None:
-        x = axis.at(stream.cti_us)
-        stream_cti = svg(
-            "line", "", svg("title", "the stream's CTI"), x1=x, x2=x, y1=_TOP_MARGIN,
-            y2=height - 22, stroke="currentColor", stroke_dasharray="4 3",
-        )  # fmt: skip
-    legend = "bar: CTI \N{NO-BREAK SPACE} dot: last event \N{NO-BREAK SPACE} "
+    scale = TimeScale(times, _LABEL_WIDTH, _PLOT_WIDTH)
+    bottom = _TOP_MARGIN + _ROW_HEIGHT * len(shown) + 4
+    height = bottom + 40
+    legend = (
+        "bar: CTI \N{NO-BREAK SPACE} circle: newest event \N{NO-BREAK SPACE} dashed: CTI of the "
+        "stream"
+    )
+    axis = draw_time_axis(
+        utc_ticks(scale.low, scale.high, _PLOT_WIDTH), scale.at, (_LABEL_WIDTH, _RIGHT), bottom,
+        _WIDTH,
+    )  # fmt: skip
     return svg(
         "svg", "",
         svg("title", "event time against CTI of each partition"),
-        svg("text", f"{legend}dashed: the stream's CTI", x=_LABEL_WIDTH, y=14),
-        *(_draw_partition(axis, fact, place) for place, fact in enumerate(shown)),
-        stream_cti,
-        axis.draw_labels(height - 6),
-        xmlns="http://www.w3.org/2000/svg", role="img", width=_RIGHT + 110, height=height,
-        font_family="sans-serif", font_size=12, fill="currentColor",
+        svg("text", legend, x=_LABEL_WIDTH, y=14, fill_opacity=FAINT),
+        *(_draw_partition(scale, fact, place, stream.cti_us) for place, fact in enumerate(shown)),
+        *axis,
+        xmlns="http://www.w3.org/2000/svg", role="img", width=_WIDTH, height=height,
+        viewBox=f"0 0 {_WIDTH} {height}", style="max-width:100%;height:auto",
+        font_family=FONT, font_size=SIZE, fill="currentColor",
     )  # fmt: skip
 
 
-def _draw_partition(axis: Axis, fact: PartitionFacts, place: int) -> str:
+def _draw_partition(
+    scale: TimeScale, fact: PartitionFacts, place: int, stream_us: int | None
+) -> str:
     top = _TOP_MARGIN + _ROW_HEIGHT * place
-    name = fact.name
-    short = name if len(name) <= _MAX_LABEL else f"…{name[1 - _MAX_LABEL :]}"
-    parts = [svg("text", short, x=4, y=top + 14)]
-    if fact.cti_us is not None:
-        parts.append(
-            svg(
-                "rect", "", svg("title", f"CTI {format_time(fact.cti_us)}"), x=_LABEL_WIDTH,
-                y=top + 5, width=round(axis.at(fact.cti_us) - _LABEL_WIDTH, 1), height=10,
-                fill=_CAUSE_COLOUR if fact.is_cause else _CTI_COLOUR,
-            )
-        )  # fmt: skip
-    if fact.last_us is not None:
-        parts.append(
-            svg(
-                "circle", "", svg("title", f"last event {format_time(fact.last_us)}"),
-                cx=axis.at(fact.last_us), cy=top + 10, r=4, fill="none", stroke="currentColor",
-                stroke_width=2,
-            )
-        )  # fmt: skip
-    marks = {"cause": fact.is_cause, "idle": fact.idle, "no CTI": fact.cti_us is None}
-    note = " ".join(word for word, applies in marks.items() if applies)
-    if note:
-        colour = _CAUSE_COLOUR if fact.is_cause else "currentColor"
-        parts.append(svg("text", note, x=_RIGHT + 8, y=top + 14, fill=colour))
-    return "".join(parts)
+    topic, number = fact.partition
+    room = _MAX_LABEL - len(str(number)) - 1
+    short = topic if len(topic) <= room else f"…{topic[1 - room :]}"
+    weight = {"font_weight": 600} if fact.is_cause else {}
+    lane = draw_lane(
+        fact.cti_us, fact.last_us, stream_us, is_cause=fact.is_cause,
+        to_x=lambda us: str(scale.at(us)), ends=(str(_LABEL_WIDTH), str(_PLOT_WIDTH)), top=top,
+    )  # fmt: skip
+    name = svg("text", f"{short} {number}", svg("title", fact.name), x=4, y=top + 12, **weight)
+    note = ", ".join(name_remarks(fact))
+    told = svg("text", note, x=_RIGHT + 8, y=top + 12, **weight) if note else ""
+    return name + lane + told
+
+
+def name_remarks(fact: PartitionFacts) -> list[str]:
+    """Return what is to be said of a partition beside its numbers."""
+    marks = {"holds back": fact.is_cause, "idle": fact.idle, "no CTI": fact.cti_us is None}
+    return [word for word, holds in marks.items() if holds]

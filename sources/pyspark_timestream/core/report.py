@@ -225,23 +225,3 @@ def svg(tag: str, text: str = "", *children: str, **attributes: object) -> str:
         for name, value in attributes.items()
     )
     return f"<{tag}{named}>{to_html(text)}{''.join(children)}</{tag}>"
-
-
-class Axis:
-    """Maps application time to pixels: the earliest instant a bit inside, the latest at the end."""
-
-    def __init__(self, first_us: int, last_us: int, left: int, width: int) -> None:
-        self._first_us, self._last_us, self._left, self._width = first_us, last_us, left, width
-
-    def at(self, us: int) -> float:
-        """Return the x of an instant."""
-        length_us = self._last_us - self._first_us
-        fraction = (us - self._first_us) / length_us if length_us else 1.0
-        return round(self._left + self._width * (0.05 + 0.95 * min(max(fraction, 0.0), 1.0)), 1)
-
-    def draw_labels(self, y: int) -> str:
-        """Draw the instants at both ends."""
-        right = self._left + self._width
-        return svg("text", format_time(self._first_us), x=self._left, y=y) + svg(
-            "text", format_time(self._last_us), x=right, y=y, text_anchor="end"
-        )

@@ -1,10 +1,12 @@
 """An explanation reads well in a terminal and in a notebook, whatever the names hold."""
 
 import dataclasses
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
 from timestream.builders import at
+from timestream.commands_watch import view_of
 from timestream.histories import MARKS, NOON, SECOND, history, share, state, with_writers
 
 from pyspark_timestream.commands.explanation import (
@@ -13,6 +15,8 @@ from pyspark_timestream.commands.explanation import (
     draw_stream,
     explain_stream,
 )
+from pyspark_timestream.commands.watch.page import render_sections
+from pyspark_timestream.core.picture import COLOURS
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS, Kind
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
@@ -166,17 +170,22 @@ def drawn(*shares, **more):
     return ET.fromstring(draw_stream(stream)) if draw_stream(stream) else None
 
 
-def tags(tree, name):
-    return list(tree.iter(f"{{http://www.w3.org/2000/svg}}{name}"))
+def tags(tree, *names):
+    wanted = {f"{{http://www.w3.org/2000/svg}}{name}" for name in names}
+    return [each for each in tree.iter() if each.tag in wanted]
+
+
+def bars(tree):
+    return [each for each in tags(tree, "rect") if each.get("class") == "bar"]
 
 
 def test_the_picture_has_a_bar_to_each_cti_a_dot_at_each_event_and_the_streams_line():
     tree = drawn(share(state(10, last_us=NOON + 20 * SECOND)), share(state(0)))
     # Causes come first: the bar that ends at 0, without news; then the one at 10 of 20 seconds.
-    held, free = (float(bar.get("x")) + float(bar.get("width")) for bar in tags(tree, "rect"))
+    held, free = (float(bar.get("x")) + float(bar.get("width")) for bar in bars(tree))
     last_held, last_free = (float(dot.get("cx")) for dot in tags(tree, "circle"))
-    (line,) = tags(tree, "line")
-    assert float(line.get("x1")) == pytest.approx(held) == last_held
+    assert {float(line.get("x1")) for line in tags(tree, "line")} == {last_held}
+    assert held == pytest.approx(last_held)
     assert free - held == pytest.approx(last_free - free, abs=0.2)
     assert free - held > 100
 
@@ -184,10 +193,27 @@ def test_the_picture_has_a_bar_to_each_cti_a_dot_at_each_event_and_the_streams_l
 def test_the_picture_names_the_cause_in_words_and_colour():
     tree = drawn(share(state(10)), share(state(0)), share(state(None, events=0), idle=True))
     said = [text.text for text in tags(tree, "text")]
-    assert said.count("cause") == 1
-    assert "idle no CTI" in said
-    colours = {bar.get("fill") for bar in tags(tree, "rect")}
-    assert len(colours) == 2
+    assert said.count("holds back") == 1
+    assert "idle, no CTI" in said
+    assert [bar.get("fill") for bar in bars(tree)] == [COLOURS[1], COLOURS[0]]
+
+
+def test_the_picture_has_an_axis_with_round_ticks():
+    tree = drawn(share(state(10)), share(state(0)))
+    said = [text.text for text in tags(tree, "text")]
+    assert {"12:00:00", "12:00:05", "12:00:10", "1 Jan 2024"} <= set(said)
+
+
+def test_the_picture_is_drawn_as_the_page_draws_it():
+    """Each mark of a partition has the same class, order and share of the width in both."""
+    shares = [share(state(10)), share(state(0)), share(state(4), idle=True)]
+    lanes = [each for each in tags(drawn(*shares), "rect", "circle", "line") if each.get("class")]
+    (html,) = render_sections([view_of(shares)]).values()
+    shown = re.findall(r'<(?:rect|circle|line) class="(rail|bar|event|stream-cti)"[^>]*', html)
+    assert [each.get("class") for each in lanes] == shown
+    widths = [float(bar.get("width")) / 470 * 100 for bar in bars(drawn(*shares))]
+    percents = re.findall(r'class="bar"[^>]*width="([\d.]+)%"', html)
+    assert sorted(widths) == pytest.approx(sorted(map(float, percents)), abs=0.2)
 
 
 def test_without_any_time_there_is_no_picture():

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_timestream.core.instants import MIN_US
+from pyspark_timestream.core.picture import COLOURS, PAGES
 from pyspark_tseries import InvalidQuery, QueryResult, TimeSeries
-from pyspark_tseries.chart.svg import COLOURS, PAGES
 from pyspark_tseries.chart.terminal import Style, draw_text
 
 T0 = datetime(2026, 3, 1, tzinfo=UTC)

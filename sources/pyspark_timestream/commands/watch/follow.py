@@ -20,6 +20,7 @@ from pyspark_timestream.commands.explanation import (
     PartitionFacts,
     StreamExplanation,
     explain_stream,
+    name_remarks,
 )
 from pyspark_timestream.commands.waiting_state import OperatorState
 from pyspark_timestream.core.checkpoint import read_topic, resolve_directory
@@ -184,10 +185,9 @@ def rank_partitions(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:
 
 
 def list_remarks(fact: PartitionFacts) -> list[str]:
-    """Return what is to be said of a partition beside its numbers."""
-    marks = {"holds back": fact.is_cause, "idle": fact.idle, "no CTI": fact.cti_us is None}
+    """Return what is to be said of a partition beside its numbers, and its slow writers."""
     slow = [f"writer {each.name or 'without a name'}" for each in fact.writers if each.is_cause]
-    return [*(word for word, holds in marks.items() if holds), *slow[:_MAX_SLOW]]
+    return [*name_remarks(fact), *slow[:_MAX_SLOW]]
 
 
 class _StreamLog:

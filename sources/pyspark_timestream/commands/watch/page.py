@@ -29,6 +29,7 @@ from pyspark_timestream.commands.watch.follow import (
 )
 from pyspark_timestream.commands.watch.sample import COLUMNS, Sample
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, format_instant
+from pyspark_timestream.core.picture import TimeScale, draw_lane
 from pyspark_timestream.core.report import (
     age_html,
     format_count,
@@ -255,8 +256,9 @@ def _render_lanes(stream: StreamView, place: int) -> str:
         for us in (fact.cti_us, fact.last_us)
         if us is not None and us < FINAL_US
     ]
-    low, high = (min(times), max(times)) if times else (0, 1)
-    rows = "".join(_render_lane(stream, fact, low, high) for fact in shown)
+    scale = TimeScale(times, 0, 100)
+    low, high = scale.low, scale.high
+    rows = "".join(_render_lane(stream, fact, scale) for fact in shown)
     head = ["partition", "clock", "behind", *(["waiting"] if stream.waiting else []), "CTI"]
     rows += "".join(
         f'<tr class="missing"><th scope="row">{to_html(part.topic)} {part.number}</th>'
@@ -284,9 +286,9 @@ def _render_lanes(stream: StreamView, place: int) -> str:
     )
 
 
-def _render_lane(stream: StreamView, fact: PartitionFacts, low: int, high: int) -> str:
+def _render_lane(stream: StreamView, fact: PartitionFacts, scale: TimeScale) -> str:
     cells = [
-        _draw_lane(fact, stream.explanation.cti_us, low, high),
+        _draw_lane(fact, stream.explanation.cti_us, scale),
         "" if fact.behind_us is None else shorten_duration(fact.behind_us),
         to_html(format_time(fact.cti_us)),
     ]
@@ -303,22 +305,13 @@ def _render_lane(stream: StreamView, fact: PartitionFacts, low: int, high: int) 
     )
 
 
-def _draw_lane(fact: PartitionFacts, stream_us: int | None, low: int, high: int) -> str:
-    def x(us: int) -> str:
-        share = (min(us, high) - low) / max(high - low, 1)
-        return f"{4 + 92 * min(max(share, 0.0), 1.0):.1f}%"
-
-    parts = [svg("rect", "", class_="rail", x="4%", y=6, width="92%", height=4)]
-    if fact.cti_us is not None:
-        share = float(x(fact.cti_us)[:-1])
-        parts.append(svg("rect", "", class_="bar", x="0", y=4, width=f"{share}%", height=8))
-    if fact.last_us is not None:
-        parts.append(svg("circle", "", class_="event", cx=x(fact.last_us), cy=8, r=4))
-    if stream_us is not None and stream_us < FINAL_US:
-        at = x(stream_us)
-        parts.append(svg("line", "", class_="stream-cti", x1=at, x2=at, y1=0, y2=_LANE))
+def _draw_lane(fact: PartitionFacts, stream_us: int | None, scale: TimeScale) -> str:
+    lane = draw_lane(
+        fact.cti_us, fact.last_us, stream_us, is_cause=fact.is_cause,
+        to_x=lambda us: f"{scale.at(us)}%", ends=("0%", "100%"),
+    )  # fmt: skip
     title = f"CTI {format_time(fact.cti_us)}, newest event {format_time(fact.last_us)}"
-    return svg("svg", "", svg("title", title), *parts, class_="lane", height=_LANE, role="img")
+    return svg("svg", "", svg("title", title), lane, class_="lane", height=_LANE, role="img")
 
 
 def _draw_cells(facts: Sequence[PartitionFacts], low: int, high: int) -> str:
