@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,11 +16,10 @@ from pyspark_timestream.core.instants import parse_duration
 from pyspark_tseries.chart.figure import Shape
 from pyspark_tseries.client.chart import MAX_SERIES, Chart, make_chart
 from pyspark_tseries.client.results import (
+    TableResult,
     format_span,
     is_same_column,
     render_html,
-    to_pandas,
-    to_polars,
 )
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import to_int64
@@ -30,10 +29,6 @@ from pyspark_tseries.model.ranges import Query, show_value, timedelta_to_us
 from pyspark_tseries.model.series_choice import parse_choice
 from pyspark_tseries.read.downsample import check_values
 from pyspark_tseries.read.view import View
-
-if TYPE_CHECKING:
-    import pandas
-    import polars
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +224,7 @@ def begin_gaps(
 
 
 @dataclass(frozen=True, eq=False)
-class BucketResult:
+class BucketResult(TableResult):
     """The result of a query by buckets.
 
     Attributes:
@@ -238,27 +233,7 @@ class BucketResult:
         query: the query that was asked.
     """
 
-    table: pa.Table
     query: BucketQuery
-
-    def to_arrow(self) -> pa.Table:
-        """Return the buckets as a table."""
-        return self.table
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return the buckets as a pandas frame, with types as in `QueryResult.to_pandas`."""
-        return to_pandas(self.table)
-
-    def to_polars(self) -> "polars.DataFrame":
-        """Return the buckets as a Polars frame.
-
-        Raises:
-            ModuleNotFoundError: Polars is not installed; the message says how to install it.
-        """
-        return to_polars(self.table)
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
 
     def __eq__(self, other: object) -> bool:
         """Return True if columns and rows are equal; a NaN equals a NaN."""

@@ -160,54 +160,78 @@ class Event:
         return self.sequence if self.original is None else self.original.sequence
 
 
-def to_pandas(table: pa.Table) -> "pandas.DataFrame":
-    """Return a pandas frame that keeps every value; see `QueryResult.to_pandas`."""
-    import pandas
+@dataclass(frozen=True, eq=False)
+class TableResult:
+    """A result of the client as a table and as frames.
 
-    def pandas_type(kind: pa.DataType) -> Any:
-        if kind in _NULLABLE:
-            return pandas.api.types.pandas_dtype(_NULLABLE[kind])
-        # NumPy's types would turn a list with a null into floats.
-        return pandas.ArrowDtype(kind) if pa.types.is_nested(kind) else None
-
-    frame: pandas.DataFrame = table.to_pandas(types_mapper=pandas_type)
-    return frame
-
-
-def to_polars(table: pa.Table) -> "polars.DataFrame":
-    """Return a Polars frame.
-
-    Raises:
-        ModuleNotFoundError: Polars is not installed; the message says how to install it.
+    Attributes:
+        table: the rows.
     """
-    try:
-        import polars
-    except ModuleNotFoundError as error:
-        if error.name != "polars":
-            raise
-        raise ModuleNotFoundError(
-            compose_message(
-                "to_polars() needs Polars, which is not installed",
-                next_step="pip install polars",
-            ),
-            name="polars",
-        ) from None
-    frame = polars.from_arrow(table)
-    assert isinstance(frame, polars.DataFrame)
-    return frame
+
+    table: pa.Table
+
+    def to_arrow(self) -> pa.Table:
+        """Return the rows as a table.
+
+        In a query of `values`, `timestamp` is the original's, so times are in order.
+        """
+        return self.table
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the rows as a pandas frame that keeps every value.
+
+        Times are `datetime64[us, UTC]`. Integers have pandas' nullable types and Booleans
+        `boolean`, with or without nulls, so a null never turns integers into floats. Lists, maps
+        and structs have Arrow's types. A null float is NaN.
+        """
+        import pandas
+
+        def pandas_type(kind: pa.DataType) -> Any:
+            if kind in _NULLABLE:
+                return pandas.api.types.pandas_dtype(_NULLABLE[kind])
+            # NumPy's types would turn a list with a null into floats.
+            return pandas.ArrowDtype(kind) if pa.types.is_nested(kind) else None
+
+        frame: pandas.DataFrame = self.table.to_pandas(types_mapper=pandas_type)
+        return frame
+
+    def to_polars(self) -> "polars.DataFrame":
+        """Return the rows as a Polars frame; times are `Datetime('us', 'UTC')`, nulls stay null.
+
+        Raises:
+            ModuleNotFoundError: Polars is not installed; the message says how to install it.
+        """
+        try:
+            import polars
+        except ModuleNotFoundError as error:
+            if error.name != "polars":
+                raise
+            raise ModuleNotFoundError(
+                compose_message(
+                    "to_polars() needs Polars, which is not installed",
+                    next_step="pip install polars",
+                ),
+                name="polars",
+            ) from None
+        frame = polars.from_arrow(self.table)
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
 
 
 @dataclass(frozen=True, eq=False)
-class QueryResult:
+class QueryResult(TableResult):
     """The result of a range query on one series or on several, in the order of their names.
 
     Attributes:
-        table: the events, with the columns of a read through Spark, or those asked for.
+        table: the events: metadata, values, original's metadata and `edit_timestamp`, as a read
+            through Spark has them, or the columns asked for.
         selected_count: the number of events that the query found, before its limit.
         kind: the kind of the query: `values`, `allEdits` or `latestEdits`.
     """
 
-    table: pa.Table
     selected_count: int
     kind: str = "values"
 
@@ -230,30 +254,6 @@ class QueryResult:
         cells = [_read_values(self.table, name) for name in names]
         rows = zip(*cells, strict=True)
         return tuple(_build_event(dict(zip(names, row, strict=True)), values) for row in rows)
-
-    def to_arrow(self) -> pa.Table:
-        """Return the events as a table: metadata, values, original's metadata, `edit_timestamp`.
-
-        In a `values` query `timestamp` is the original's, so times are in order.
-        """
-        return self.table
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return the events as a pandas frame that keeps every value.
-
-        Times are `datetime64[us, UTC]`. Integers have pandas' nullable types and Booleans
-        `boolean`, with or without nulls, so a null never turns integers into floats. Lists, maps
-        and structs have Arrow's types. A null float is NaN.
-        """
-        return to_pandas(self.table)
-
-    def to_polars(self) -> "polars.DataFrame":
-        """Return the events as a Polars frame; times are `Datetime('us', 'UTC')`, nulls stay null.
-
-        Raises:
-            ModuleNotFoundError: Polars is not installed; the message says how to install it.
-        """
-        return to_polars(self.table)
 
     def chart(
         self,
@@ -356,9 +356,6 @@ class QueryResult:
         return all(map(is_same_column, self.table.columns, other.table.columns))
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
 
     def __repr__(self) -> str:
         names = self.table.column_names
