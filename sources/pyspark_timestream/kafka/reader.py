@@ -3,10 +3,11 @@
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -157,6 +158,28 @@ class KafkaTask(InputPartition):
     readers: Mapping[str, ReaderSchema] = field(default_factory=dict)
 
 
+class _Read(NamedTuple):
+    """What the driver has read of a batch.
+
+    Attributes:
+        rows: None if they take too much memory to be handed over.
+    """
+
+    rows: list[pa.RecordBatch] | None
+    ended: Mapping[Partition, RangeEnd]
+    states: _States
+
+
+class _Ahead(NamedTuple):
+    """A batch that is read while Spark writes its offset, `end`, to the checkpoint."""
+
+    start: Mapping[str, Any]
+    end: Mapping[str, Any]
+    offset: StreamOffset
+    tasks: list[KafkaTask]
+    reading: Future[_Read]
+
+
 @hide_tracebacks
 class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
     """Reads Kafka records and CTIs as a stream, exactly once per checkpoint.
@@ -172,6 +195,8 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._driver: StreamDriver | None = None
         self._max_handed = options.max_driver_records
         self._has_run_task = False
+        self._beside: ThreadPoolExecutor | None = None
+        self._ahead: _Ahead | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant: Spark calls this again after a restart, so it must decide nothing."""
@@ -189,7 +214,9 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the next batch's offset, or `start` itself if there is nothing to do."""
         cap = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return self._get_driver().plan(start, cap)
+        end = self._get_driver().plan(start, cap)
+        self._ahead = None if end == start else self._read_ahead(start, end)
+        return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the progress entry (semantics 13.5) as of the start of the batch planned last."""
@@ -202,6 +229,10 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         """
         if start == end:
             return []
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (ahead.start, ahead.end) == (start, end):
+            self._hand_over(ahead.offset, ahead.tasks[0], ahead.reading)
+            return ahead.tasks
         settings, has_change = self._options.settings(), self._options.change_from is not None
         check_stream_offset(end, settings, self._options.topic_settings, may_change=has_change)
         offset = self._get_driver().read_offset(end)
@@ -210,18 +241,15 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         readers: Mapping[str, ReaderSchema] = {}
         if self._options.has_schemas:
             readers = self._get_driver().fix_schemas(offset.schemas)
-        group = group_name(self._options.group_prefix, offset.stream)
         before = -1 if is_initial_offset(start) else self._get_driver().read_offset(start).number
         if offset.number == before + 1:
-            plans = plan_stream_tasks(self._options, offset)
-            if offset.settings != settings:
-                # Spark runs a batch again that was planned before the options changed.
-                plans = [replace(plan, settings=offset.settings) for plan in plans]
-            tasks = [
-                KafkaTask(plan, group, _restrict_to_task(offset, plan), readers) for plan in plans
-            ]
-            self._hand_over_if_small(offset, tasks)
+            tasks = self._plan_tasks(offset, readers)
+            if self._may_hand_over(offset, tasks):
+                self._hand_over(offset, tasks[0], self._read_beside(tasks[0]))
+            else:
+                self._has_run_task |= _count_records(offset) > 0
             return tasks
+        group = group_name(self._options.group_prefix, offset.stream)
         joined = self._get_driver().plan_joined_batches(start, offset)
         return [KafkaTask(plan, group, readers=readers) for plan in joined]
 
@@ -234,13 +262,33 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         """Forget what only a restart before `end` needed; the tasks have committed to the group."""
         self._get_driver().mark_committed(end)
 
-    def _hand_over_if_small(self, offset: StreamOffset, tasks: Sequence[KafkaTask]) -> None:
-        records = sum(span.size for span in offset.ranges())
-        is_handed = self._may_hand_over(records, tasks) and self._read_here(offset, tasks[0])
-        self._has_run_task |= records > 0 and not is_handed
+    def _plan_tasks(
+        self, offset: StreamOffset, readers: Mapping[str, ReaderSchema]
+    ) -> list[KafkaTask]:
+        plans = plan_stream_tasks(self._options, offset)
+        if offset.settings != self._options.settings():
+            # Spark runs a batch again that was planned before the options changed.
+            plans = [replace(plan, settings=offset.settings) for plan in plans]
+        group = group_name(self._options.group_prefix, offset.stream)
+        return [KafkaTask(plan, group, _restrict_to_task(offset, plan), readers) for plan in plans]
 
-    def _read_here(self, offset: StreamOffset, task: KafkaTask) -> bool:
-        """Read a task's rows, and hand them over; return False to leave them to the task."""
+    def _read_ahead(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> _Ahead | None:
+        """Begin to read the batch that was just planned; None if it is not one to hand over."""
+        driver = self._get_driver()
+        offset = driver.planned
+        assert offset is not None
+        readers = driver.fix_schemas(offset.schemas) if self._options.has_schemas else {}
+        tasks = self._plan_tasks(offset, readers)
+        if not self._may_hand_over(offset, tasks):
+            return None
+        return _Ahead(start, end, offset, tasks, self._read_beside(tasks[0]))
+
+    def _read_beside(self, task: KafkaTask) -> "Future[_Read]":
+        if self._beside is None:
+            self._beside = ThreadPoolExecutor(1, "timestream-read-ahead")
+        return self._beside.submit(self._read_here, task)
+
+    def _read_here(self, task: KafkaTask) -> _Read:
         ended: dict[Partition, RangeEnd] = {}
         states: dict[Partition, tuple[int, str]] = {}
         batches = read_task(
@@ -250,26 +298,31 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             commit=lambda _, given: states.update(given),
             keep_ends=ended.update,
         )
+        return _Read(collect_rows(batches), ended, states)
+
+    def _hand_over(self, offset: StreamOffset, task: KafkaTask, reading: "Future[_Read]") -> None:
+        """Hand the rows over that were read here, or leave them to the task."""
         try:
-            rows = collect_rows(batches)
+            read = reading.result()
         except Exception as error:
             # The task says it again, unless it helps to try again, as Spark does with tasks.
             _LOG.info("a task reads the batch, since reading it here failed: %s", error)
-            return False
-        if rows is None:
+            self._has_run_task |= _count_records(offset) > 0
+            return
+        if read.rows is None:
             # Its records are large, so reading such batches twice would be the rule.
-            self._max_handed = sum(span.size for span in offset.ranges()) // 2
-            return False
-        if not can_be_taken(rows):
-            return False
-        commit = partial(_commit, self._options, task.group, states)
-        self._get_driver().note_end(offset, ended, commit)
-        self.hand_over(rows)
-        return True
+            self._max_handed = _count_records(offset) // 2
+        if read.rows is None or not can_be_taken(read.rows):
+            self._has_run_task |= _count_records(offset) > 0
+            return
+        commit = partial(_commit, self._options, task.group, read.states)
+        self._get_driver().note_end(offset, read.ended, commit)
+        self.hand_over(read.rows)
 
-    def _may_hand_over(self, records: int, tasks: Sequence[KafkaTask]) -> bool:
+    def _may_hand_over(self, offset: StreamOffset, tasks: Sequence[KafkaTask]) -> bool:
         if not self.can_hand_over or self._options.is_cut or len(tasks) != 1:
             return False
+        records = _count_records(offset)
         if records > self._max_handed:
             return False
         # Only a task sees the settings of the session, so one reads the first records of a run.
@@ -334,6 +387,10 @@ class KafkaBatchReader(DataSourceReader):
             resolve_starts(options, earliest, ends, broker.offsets_at, listed),
             resolve_ends(options, earliest, ends, broker.offsets_at, listed),
         )
+
+
+def _count_records(offset: StreamOffset) -> int:
+    return sum(span.size for span in offset.ranges())
 
 
 def _restrict_to_task(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:

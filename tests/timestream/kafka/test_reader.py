@@ -1,5 +1,6 @@
 """The work of a reading task apart from its rows."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 from timestream.builders import at, options
 
@@ -108,6 +110,47 @@ def test_a_batch_that_cannot_be_read_on_the_driver_is_left_to_its_task(
         assert list(reader.getCache({}, {})) == []
     # After rows that were too large it does not try a batch of as many records again.
     assert (len(noted), len(list(outcomes))) == (2, 1)
+
+
+@pytest.mark.parametrize("asked", ["the planned batch", "another batch"])
+def test_a_batch_is_read_while_spark_writes_its_offset(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    given = options()
+    reader = KafkaStreamReader(given, project(given, default_schema(given)))
+    reader._has_run_task = True
+    planned, other = (
+        StreamOffset("me", given.settings(), 1, {at(0): PartitionOffset(0, end, PartitionState())},
+                     tasks=1)
+        for end in (7, 9)
+    )  # fmt: skip
+    before = {**planned.to_json(), "number": -1}
+    noted: list[StreamOffset] = []
+    driver = SimpleNamespace(
+        plan=lambda *_: planned.to_json(),
+        planned=planned,
+        note_end=lambda each, *_: noted.append(each),
+        read_offset=StreamOffset.from_json,
+    )
+    reader._driver = cast(Any, driver)
+    begun = threading.Event()
+    ends: list[int] = []
+
+    def read(_options: object, _projection: object, task: KafkaTask, **_: object) -> Iterator[Any]:
+        [task_range] = task.plan.ranges
+        ends.append(task_range.offsets.end_exclusive)
+        begun.set()
+        yield pa.RecordBatch.from_pydict({"end": [ends[-1]]})
+
+    monkeypatch.setattr(module, "read_task", read)
+    assert reader.latestOffset(before, ReadAllAvailable()) == planned.to_json()
+    assert begun.wait(30)
+    wanted = planned if asked == "the planned batch" else other
+    reader.partitions(before, wanted.to_json())
+    assert noted == [wanted]
+    [rows] = reader.getCache({}, {})
+    assert rows["end"].to_pylist() == [wanted.partitions[at(0)].end_exclusive]
+    assert ends == ([7] if wanted is planned else [7, 9])
 
 
 def too_large() -> pa.RecordBatch:

@@ -207,6 +207,11 @@ class StreamDriver:
             self._own_from = planned.number
         return planned.to_json()
 
+    @property
+    def planned(self) -> StreamOffset | None:
+        """The offset that `plan` has returned last."""
+        return self._planned
+
     def read_offset(self, value: Mapping[str, Any]) -> StreamOffset:
         """Read an offset that Spark gives back; one that an earlier run wrote may be damaged.
 
