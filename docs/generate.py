@@ -71,7 +71,7 @@ CHANGES = {
     "": "may not change",
     "value": "changes with `changeFrom`",
     "more": "gets more topics with `changeFrom`",
-    "added": "is added with `changeFrom`",
+    "beside": "is added or left out with `changeFrom`",
 }
 EFFECTS = {"stream": "streams", "batch": "batch reads", "both": "streams and batch reads"}
 

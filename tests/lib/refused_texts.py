@@ -2,7 +2,7 @@
 
 KAFKA = {
     "subscribe": ("no/topic",),
-    "changeFrom": ("2026-01-01T00:00:00Z",),
+    "changeFrom": ("later", "NaN"),
     "subscribePattern": ("topic(",),
     "assign": ("topic", '{"topic": [-1]}'),
     "startingOffsets": ("yesterday", '{"topic": {"0": -3}}'),

@@ -116,6 +116,7 @@ class StreamExplanation:
         topic_settings: option `timeSettings`, and what the stream takes from the topic; None: it
             has no such option, or no progress says so.
         changes: the changes of options while it ran, in order.
+        waiting_change: a change that waits for its instant; None without one.
     """
 
     topics: tuple[str, ...]
@@ -128,6 +129,7 @@ class StreamExplanation:
     malformed: tuple[MalformedReason, ...] = ()
     topic_settings: tuple[str, Mapping[str, str]] | None = None
     changes: tuple[Change, ...] = ()
+    waiting_change: str | None = None
 
 
 def explain_stream(
@@ -176,6 +178,7 @@ def explain_stream(
             (each.topic_settings for each in reversed(history) if each.topic_settings), None
         ),
         changes=offset.changes,
+        waiting_change=offset.unpinned.get("changeFrom"),
     )
 
 
@@ -307,6 +310,8 @@ def _describe_head(stream: StreamExplanation) -> list[str]:
 
 def describe_changes(stream: StreamExplanation) -> list[str]:
     """Return a line for each of the last changes of options, newest first."""
+    waiting = stream.waiting_change
+    coming = [] if waiting is None else [f"A change waits for the CTI {waiting}"]
     newest = stream.changes[: -MAX_CHANGES - 1 : -1]
     lines = [
         f"Changed from batch {change.number} on, at CTI {format_time(change.cti_us)}: "
@@ -314,7 +319,8 @@ def describe_changes(stream: StreamExplanation) -> list[str]:
         for change in newest
     ]
     earlier = len(stream.changes) - len(newest)
-    return lines + ([f"... and {format_count(earlier, 'earlier change')}"] if earlier else [])
+    more = [f"... and {format_count(earlier, 'earlier change')}"] if earlier else []
+    return [*coming, *lines, *more]
 
 
 def _name_diagnosis(diagnosis: Diagnosis) -> str:

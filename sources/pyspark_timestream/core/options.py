@@ -15,7 +15,7 @@ from pyspark_timestream.errors import LOGIN, OptionError
 
 T = TypeVar("T")
 Effect = Literal["stream", "batch", "both"]
-Change = Literal["", "value", "more", "added"]
+Change = Literal["", "value", "more", "beside"]
 _KEY: Final = "option"
 
 SPARK_INJECTED: Final = frozenset(
@@ -78,7 +78,8 @@ class OptionSpec:
         effect: the kind of query that it changes. A batch read ignores an option of streams.
         may_change: a query may continue from its checkpoint with another value.
         changes: otherwise, what option `changeFrom` lets a query change on its checkpoint: its
-            `value`, that it has `more` entries, or that it is `added`; empty for nothing.
+            `value`, that it has `more` entries, or whether it is there `beside` another; empty for
+            nothing.
         help: the next step, where "correct it, or leave it out" does not say enough.
     """
 

@@ -233,11 +233,10 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         if ahead is not None and (ahead.start, ahead.end) == (start, end):
             self._hand_over(ahead.offset, ahead.tasks[0], ahead.reading)
             return ahead.tasks
-        settings, has_change = self._options.settings(), self._options.change_from is not None
-        check_stream_offset(end, settings, self._options.topic_settings, may_change=has_change)
+        settings, change_from = self._options.settings(), self._options.change_from
+        check_stream_offset(end, settings, self._options.topic_settings, change_from=change_from)
         offset = self._get_driver().read_offset(end)
-        if offset.settings != settings:
-            check_columns(self._options.as_of(offset.settings), self._projection)
+        self._check_columns(offset)
         readers: Mapping[str, ReaderSchema] = {}
         if self._options.has_schemas:
             readers = self._get_driver().fix_schemas(offset.schemas)
@@ -262,12 +261,17 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         """Forget what only a restart before `end` needed; the tasks have committed to the group."""
         self._get_driver().mark_committed(end)
 
+    def _check_columns(self, offset: StreamOffset) -> None:
+        """Check the columns for a batch by other options: one of before, or of a waiting change."""
+        if offset.settings != self._options.settings():
+            check_columns(self._options.as_of(offset.settings), self._projection)
+
     def _plan_tasks(
         self, offset: StreamOffset, readers: Mapping[str, ReaderSchema]
     ) -> list[KafkaTask]:
         plans = plan_stream_tasks(self._options, offset)
         if offset.settings != self._options.settings():
-            # Spark runs a batch again that was planned before the options changed.
+            # It was planned before the options changed, or the change waits for its instant.
             plans = [replace(plan, settings=offset.settings) for plan in plans]
         group = group_name(self._options.group_prefix, offset.stream)
         return [KafkaTask(plan, group, _restrict_to_task(offset, plan), readers) for plan in plans]
@@ -277,6 +281,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         driver = self._get_driver()
         offset = driver.planned
         assert offset is not None
+        self._check_columns(offset)
         readers = driver.fix_schemas(offset.schemas) if self._options.has_schemas else {}
         tasks = self._plan_tasks(offset, readers)
         if not self._may_hand_over(offset, tasks):

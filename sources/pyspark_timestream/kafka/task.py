@@ -34,12 +34,12 @@ from pyspark_timestream.kafka.decode.records import (
     ReadRange,
     RecordBlock,
 )
+from pyspark_timestream.kafka.offsets.changes import change_clock
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
-from pyspark_timestream.rules.change import change_rules
 from pyspark_timestream.rules.state import (
     PartitionState,
     TaskWatermark,
@@ -115,7 +115,7 @@ class _TaskRun:
         for settings, forced_us, offset_range in task_range.split():
             if settings is not None:
                 changed, before_us = self._options.as_of(settings), state.cti_us
-                state = change_rules(state, self._options.rules, changed.rules)
+                state = change_clock(state, self._options, changed)
                 self._options, columns = changed, required_columns(changed, self._projection)
                 if state.cti_us != before_us:
                     yield from self._prove(place, np.array([state.cti_us]))

@@ -1,5 +1,6 @@
 """A query over logs in memory whose restarts may change its options: driver, offsets and tasks."""
 
+import copy
 import json
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.reader import KafkaStreamReader, read_task
+
+SECOND = 1_000_000
 
 COLUMNS = (
     ("topic", pa.string()),
@@ -34,8 +37,10 @@ class Logs(FakeBroker):
         return [part for part in self.records if part.topic in self.topics]
 
     def connect(self, options, group):
-        self.topics = options.subscribe
-        return super().connect(options, group)
+        # The imported topic has a connection of its own, to the same records.
+        connection = copy.copy(self)
+        connection.topics = options.subscribe
+        return FakeBroker.connect(connection, options, group)
 
     @property
     def log(self):
@@ -121,3 +126,93 @@ class Changing:
 
     def offset(self, place: int = -1) -> StreamOffset:
         return StreamOffset.from_json(json.loads(self.offsets[place]))
+
+
+def judge_points(segments):
+    """Rows and CTIs of one partition, a record at a time, in seconds."""
+    out, cti, count, base, frequency = [], None, 0, None, None
+    for asked, times in segments:
+        every, _, is_span = asked["ctiFrequency"].partition(" ")
+        if asked["ctiFrequency"] != frequency:
+            count, base, frequency = 0, None, asked["ctiFrequency"]
+        for time, stamp in times:
+            late = cti is not None and time < cti
+            far = "maxFuture" in asked and time > stamp + int(asked["maxFuture"][0])
+            flag = asked["violationPolicy"] == "flag"
+            if flag or not late:
+                out.append(("late" if late else "future" if far and flag else None, time))
+            if not far:
+                count, base = count + 1, time if base is None else base
+                if time - base >= int(every) if is_span else count == int(every):
+                    count, base, due = 0, time, time - int(asked["ctiDelay"].split()[0])
+                    if cti is None or due > cti:
+                        cti = due
+                        out.append(cti)
+    return out
+
+
+def put(logs, topic, times):
+    logs.records[at(0, topic)] += [(stamp * 1000, {"t": str(time * 1000)}) for time, stamp in times]
+
+
+def told(logs, rows, ctis):
+    """Rows as the oracle has them; `ctis`: with those CTI rows that rise."""
+    out, last = [], None
+    for row in rows:
+        if isinstance(row, tuple):
+            topic, number, offset, violation = row
+            out.append((violation, int(logs.records[at(number, topic)][offset][1]["t"]) // 1000))
+        elif ctis and (last is None or row > last):
+            last = row
+            out.append(row // SECOND)
+    return out
+
+
+def judge_marks(segments):
+    """Late or not, by place, for records (writer, mark, stamp), and the CTI at the end, in seconds.
+
+    A segment is (writers, timeout, grace, records); writers are None without a header.
+    """
+    late, live, heard, clock, first, cti = [], {}, {}, None, None, None
+    listed, before, grace_before = [], None, None
+
+    def least():
+        is_open = grace is None or (first is not None and clock - first >= grace)
+        known = [] if cti is None else [cti]
+        if is_open and live and None not in live.values():
+            known.append(min(live.values()))
+        return max(known, default=None)
+
+    for writers, timeout, grace, records in segments:
+        if writers is None:
+            live, listed = {}, []
+        else:
+            was = live
+            gone = {name for name in listed if name not in writers and live.get(name, 0) is None}
+            live = {name: live[name] for name in live if name not in gone}
+            live |= {name: live.get(name) for name in writers if name not in listed}
+            listed = writers
+        begins = grace is not None and grace_before is None
+        is_timed, was_timed = (
+            (timeout, grace) != (None, None),
+            (before, grace_before) != (None, None),
+        )
+        clock = None if begins or is_timed != was_timed else clock
+        first = None if begins or grace is None else first
+        heard = {} if begins or (timeout is None) != (before is None) else heard
+        if writers is not None and (gone & was.keys() or grace != grace_before):
+            cti = least()
+        before, grace_before = timeout, grace
+        for writer, mark, stamp in records:
+            clock = stamp if clock is None else max(clock, stamp)
+            first = clock if first is None and grace is not None else first
+            if timeout is not None:
+                heard |= {name: clock for name in live if name not in heard}
+                live = {name: live[name] for name in live if clock - heard[name] <= timeout}
+                heard = {name: heard[name] for name in live}
+            cti = least() if timeout is not None or grace is not None else cti
+            late.append(cti is not None and stamp < cti)
+            if writers is not None:
+                live[writer] = max(mark, -1 if live.get(writer) is None else live[writer])
+                heard[writer], cti = clock, least()
+    return late, cti

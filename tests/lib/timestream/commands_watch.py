@@ -10,10 +10,10 @@ from pyspark_timestream.commands.watch.follow import QueryLog
 from pyspark_timestream.kafka.diagnosis.history import Batch
 
 
-def view_of(shares, topic="topic", query="q", batches=3):
-    """The view of a query whose stream has these shares in each batch."""
+def view_of(shares, topic="topic", query="q", batches=3, **more):
+    """The view of a query whose stream has these shares in each batch; `more` its offset has."""
     log = QueryLog(query)
-    for moment in history(*[shares] * batches):
+    for moment in history(*[shares] * batches, **more):
         offset = moment.offset.to_json()
         offset["partitions"] = {topic: next(iter(offset["partitions"].values()))}
         log.add(

@@ -19,6 +19,7 @@ from pyspark_timestream.commands.watch.page import render_sections
 from pyspark_timestream.core.picture import COLOURS
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS, Kind
+from pyspark_timestream.kafka.offsets.changes import Change
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
 
 
@@ -57,6 +58,29 @@ def test_the_text_says_what_holds_back_since_when_and_the_fix():
     ]
     assert f"   Fix: {Kind.IDLE_PARTITION.fix}." in text
     assert repr(explained([share(state(5))])) == str(explained([share(state(5))]))
+
+
+def test_text_and_picture_name_the_last_three_changes_newest_first_and_one_that_waits():
+    changes = tuple(
+        Change(n, None if n == 0 else NOON, {"ctiDelay": f"{n} s"}, {"ctiDelay": f"{n + 1} s"})
+        for n in range(5)
+    )
+    waiting = "2024-01-01T13:00:00Z: 'violationPolicy' from 'drop' to 'flag'"
+    for count in (1, 5):
+        told = explained(
+            [share(state(5))], changes=changes[:count], unpinned={"changeFrom": waiting}
+        )
+        lines = str(told).splitlines()[4:9]
+        assert lines[0] == f"A change waits for the CTI {waiting}"
+        if count == 1:
+            assert (
+                lines[1] == "Changed from batch 0 on, at CTI none: 'ctiDelay' from '0 s' to '1 s'"
+            )
+        else:
+            assert lines[1].startswith("Changed from batch 4 on, at CTI 2024-01-01T12:00:00Z: ")
+            assert lines[4] == "... and 2 earlier changes"
+        page = "".join(parsed(told).itertext())
+        assert all(line in page for line in lines[: 1 + min(count, 3)])
 
 
 def test_the_table_has_causes_first_and_every_fact():

@@ -100,6 +100,12 @@ class STREAM:
         (*_STREAM, "reason", "topic", "partition", "writer"),
         "1 for each reason that explain_time gives, and each partition and writer that it names",
     )  # fmt: skip
+    CHANGE: Final = _gauge(
+        "timestream.stream.change", "{change}",
+        (*_STREAM, "batch", "cti", "option", "from", "to"),
+        "1 for each option of the last changes of a running clock: the first batch by the new "
+        "value, the CTI of the stream there, and both values, empty where none was set",
+    )  # fmt: skip
     MALFORMED_VALUES: Final = _count(
         "timestream.stream.values.malformed", "{record}", (*_STREAM, "reason"),
         "Records whose value or key cannot be read, by reason",

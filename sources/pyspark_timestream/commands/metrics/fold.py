@@ -155,6 +155,8 @@ def _list_stream(
         yield Sample(STREAM.CTI_SPREAD, (), max(greatest - cti_us, 0) / SECOND_US)
     yield Sample(STREAM.ENDED, (), int(report["endOfStream"]))
     yield Sample(STREAM.WARNINGS, (), len(report.get("warnings") or ()))
+    for change in report.get("changes") or ():
+        yield from _list_change(change)
     # Include zeros, because an alert watches how a counter grows.
     reasons = Counter(dict.fromkeys(NEXT_STEPS, 0))
     for entry in entries.values():
@@ -185,6 +187,15 @@ def _list_stream(
     yield Sample(STREAM.AGGREGATED, (), len(others))
     if others:
         yield from _list_partition(_name_partition(None), _merge_partitions(others))
+
+
+def _list_change(change: Mapping[str, Any]) -> Iterator[Sample]:
+    """Yield a sample for each option of a change of the clock (semantics 8.10)."""
+    old, new = change["from"], change["to"]
+    place = ("batch", str(change["batch"])), ("cti", change["cti"] or "")
+    for name in sorted({*old, *new}):
+        values = ("from", old.get(name, "")), ("to", new.get(name, ""))
+        yield Sample(STREAM.CHANGE, (*place, ("option", name), *values), 1)
 
 
 def _merge_partitions(parts: Sequence[_Numbers]) -> _Numbers:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Lock, Thread
 from typing import Any, Final
 
-from pyspark_timestream.commands.explanation import COUNTERS
+from pyspark_timestream.commands.explanation import COUNTERS, describe_changes
 from pyspark_timestream.commands.peek.command import read_given, select_reading
 from pyspark_timestream.commands.peek.detect import NoSample
 from pyspark_timestream.commands.watch.chain import StoreFacts, build_chain
@@ -359,6 +359,8 @@ def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[st
     if told.cti_us is not None and not stream.is_final:
         cti += f", {_format_gap(now_us - told.cti_us)} the wall clock"
     yield from _wrap(cti, width)
+    for line in describe_changes(told):
+        yield from _wrap(line, width)
     first = told.diagnoses[0]
     yield from _wrap(f"=> {first.kind}: {first.cause}. {first.full_text}.", width)
     yield from (f"   {line}" for line in _wrap(f"Fix: {first.fix}.", width - 3))
@@ -440,6 +442,8 @@ def _stream_to_json(stream: StreamView) -> dict[str, Any]:
             {"kind": str(each.kind), "cause": each.cause, "text": each.full_text, "fix": each.fix}
             for each in told.diagnoses
         ],
+        "changes": [each.to_json() for each in told.changes],
+        "waiting_change": told.waiting_change,
         "counts": dict(stream.counts),
         "curve": [list(point) for point in stream.curve],
         "partitions": [

@@ -215,7 +215,7 @@ def _find_dead_letter(options: KafkaOptions, column: pa.Field) -> str | None:
 
 
 def check_columns(options: KafkaOptions, projection: Projection) -> None:
-    """Check that a batch with these options, which is run again, can have the asked columns.
+    """Check that a batch with these options, which are not today's, can have the asked columns.
 
     Raises:
         CheckpointMismatch: its policy flags late rows, and column `violation` is not asked for.
@@ -224,10 +224,11 @@ def check_columns(options: KafkaOptions, projection: Projection) -> None:
         return
     if not projection.requests("violation"):
         raise CheckpointMismatch(
-            f"Spark runs a batch again that was planned with 'violationPolicy' = "
-            f"'{options.policy}', and column '{options.metadata_prefix}violation' is no longer "
-            "asked for, so nobody could tell its late rows from others: start once more with that "
-            "policy and schema until the batch is done, then change them"
+            f"a batch is still read with 'violationPolicy' = '{options.policy}', because it was "
+            "planned before the change or 'changeFrom' waits for its instant, and column "
+            f"'{options.metadata_prefix}violation' is no longer asked for, so nobody could tell "
+            "its late rows from others: leave that column in the schema, or start once more with "
+            "that policy and schema until the batch is done, then change them"
         )
 
 

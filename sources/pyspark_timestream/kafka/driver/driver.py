@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.core.checkpoint import damaged_offset, is_initial_offset
-from pyspark_timestream.core.instants import format_duration
-from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.core.instants import format_duration, format_instant
+from pyspark_timestream.errors import CheckpointMismatch, SchemaRefused
 from pyspark_timestream.frames.end import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -37,7 +37,12 @@ from pyspark_timestream.kafka.driver.importer import (
     derive_import_options,
 )
 from pyspark_timestream.kafka.offsets.alignment import find_alignment
-from pyspark_timestream.kafka.offsets.changes import NewRules, find_change
+from pyspark_timestream.kafka.offsets.changes import (
+    Change,
+    NewRules,
+    compare_settings,
+    find_change,
+)
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.next_offset import (
     build_progress,
@@ -54,6 +59,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 from pyspark_timestream.kafka.offsets.positions import (
     find_ended,
     fix_ends,
+    has_reached,
     limit_ends,
     reconcile,
     recreated_topics,
@@ -108,6 +114,8 @@ class StreamDriver:
         projection: Projection | None = None,
     ) -> None:
         self._options = options
+        self._asked = options.settings()
+        self._waits_until_us: int | None = None
         self._create_reader = create_reader
         self._importer: CtiImporter | None = None
         self._now_us = now_us or make_steady_clock()
@@ -180,17 +188,24 @@ class StreamDriver:
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         self._wait_for_commit()
-        settings, has_change = self._options.settings(), self._options.change_from is not None
-        check_stream_offset(start, settings, self._options.topic_settings, may_change=has_change)
+        options, change_from = self._options, self._options.change_from
+        check_stream_offset(start, self._asked, options.topic_settings, change_from=change_from)
         previous = None if is_initial_offset(start) else self.read_offset(start)
         self.fix_schemas({} if previous is None else previous.schemas)
+        if previous is not None and not self._started:
+            self._wait_for_instant(previous)
         self._limit_to_own_ends(previous)
         self._follow_end_request(previous)
-        run = self._describe_run(cap, previous, settings)
+        run = self._describe_run(cap, previous)
         if previous is None:
             planned = self._plan_first(run)
         else:
             planned = self._plan_next(previous, run)
+            if planned is not previous and has_reached(planned.cti_us, self._waits_until_us):
+                # What was planned by the old options is not given to Spark.
+                self._go_on_by(self._asked, None)
+                run = self._describe_run(cap, previous)
+                planned = self._plan_next(previous, run)
             self._idle_tracker.note_batch(planned is not previous, self._now_us())
         log_new_warnings(() if previous is None else previous.warnings, planned.warnings)
         if planned is previous:
@@ -198,7 +213,7 @@ class StreamDriver:
             return dict(start)
         if run.change is not None:
             _LOG.warning("from batch %d on %s", planned.number, planned.changes[-1].describe())
-        unpinned = _list_unpinned(self._options, planned.stream)
+        unpinned = self._list_unpinned(planned)
         planned = replace(planned, schemas=self._options.readers, unpinned=unpinned)
         if run.new_start or planned.has_records:
             self._filled_us = self._now_us()
@@ -211,6 +226,33 @@ class StreamDriver:
     def planned(self) -> StreamOffset | None:
         """The offset that `plan` has returned last."""
         return self._planned
+
+    def _wait_for_instant(self, previous: StreamOffset) -> None:
+        """Go on by the options of the last batch until the CTI has reached `changeFrom` (8.10).
+
+        Raises:
+            CheckpointMismatch: the last batch had reached it.
+        """
+        at_us = self._options.change_at_us
+        if at_us is None or previous.settings == self._asked:
+            return
+        if has_reached(previous.cti_us, at_us):
+            assert previous.cti_us is not None
+            change = Change(0, None, *compare_settings(previous.settings, self._asked))
+            raise CheckpointMismatch(
+                f"option 'changeFrom' is '{format_instant(at_us)}', and the stream's CTI was "
+                f"already {format_instant(previous.cti_us)} when its last batch was planned "
+                f"without the change of {change.describe()}: give a later instant, or 'now', or "
+                "set the old values back"
+            )
+        self._go_on_by(previous.settings, at_us)
+
+    def _go_on_by(self, settings: Mapping[str, str], until_us: int | None) -> None:
+        """Take other pinned options, until the stream's CTI reaches `until_us`; None: for good."""
+        self._options, self._waits_until_us = self._options.as_of(settings), until_us
+        options = derive_import_options(self._options)
+        if self._importer is not None and options is not None:
+            self._importer.change(options)
 
     def read_offset(self, value: Mapping[str, Any]) -> StreamOffset:
         """Read an offset that Spark gives back; one that an earlier run wrote may be damaged.
@@ -248,12 +290,11 @@ class StreamDriver:
             self.limit_to_current_ends(ends)
         self._told_to_end = True
 
-    def _describe_run(
-        self, cap: int | None, previous: StreamOffset | None, settings: Mapping[str, str]
-    ) -> RunContext:
-        """Return the limits of the next batch; `settings` are today's pinned options."""
+    def _describe_run(self, cap: int | None, previous: StreamOffset | None) -> RunContext:
+        """Return the limits of the next batch."""
         options, change = self._options, None
         if previous is not None:
+            settings = self._asked if self._waits_until_us is None else previous.settings
             unpinned = _list_unpinned(options, previous.stream)
             change = find_change(options, settings, previous, unpinned)
         return RunContext(
@@ -458,11 +499,14 @@ class StreamDriver:
         importer = self._get_importer()
         recorded = None if previous is None else previous.imported
         closed = self._started and self._ends.is_bounded
-        if importer is None or (previous and (previous.final or (closed and previous.end_of_run))):
+        if importer is None:
+            return None
+        if previous and (previous.final or (closed and previous.end_of_run)):
             return recorded
         topic_ids = {} if previous is None else previous.topic_ids
-        if previous and recorded and change and not self._started:
-            recorded = change_import(self._options, previous, recorded)
+        if recorded and change:
+            options = map(derive_import_options, (change.before, change.after))
+            recorded = change_import(recorded, *options)
         return importer.update(recorded, topic_ids, self._now_us())
 
     def _get_topic_ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
@@ -473,6 +517,15 @@ class StreamDriver:
             self._ids_asked_at_s = self._partition_cache.asked_at_s
         imported = self._importer.topic_ids if self._importer else {}
         return {**imported, **self._topic_ids}
+
+    def _list_unpinned(self, planned: StreamOffset) -> dict[str, str]:
+        """Return what the offset notes beside the pinned options."""
+        unpinned = _list_unpinned(self._options, planned.stream)
+        if self._waits_until_us is not None:
+            waiting = compare_settings(planned.settings, self._asked)
+            at = format_instant(self._waits_until_us)
+            unpinned["changeFrom"] = f"{at}: {Change(0, None, *waiting).describe()}"
+        return unpinned
 
     def _connect(self, group: str) -> None:
         if self._connected is None or self._connected.group != group:

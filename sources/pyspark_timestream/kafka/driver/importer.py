@@ -16,13 +16,14 @@ from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.decode.records import ReadRange
 from pyspark_timestream.kafka.offsets.alignment import find_caught_up, idle_partitions, newly_idle
+from pyspark_timestream.kafka.offsets.changes import change_clock
 from pyspark_timestream.kafka.offsets.imported_ctis import (
     ImportedPartition,
     ImportedTopic,
     advance,
     merge_topic_cti,
 )
-from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import (
     LEADER_CHANGE_GRACE_S,
     reconcile,
@@ -32,7 +33,6 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
 from pyspark_timestream.kafka.task import follow_clock
-from pyspark_timestream.rules.change import change_rules
 from pyspark_timestream.rules.state import max_known, raise_cti
 
 _TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
@@ -156,15 +156,13 @@ def derive_import_options(options: KafkaOptions) -> KafkaOptions | None:
 
 
 def change_import(
-    options: KafkaOptions, last: StreamOffset, imported: ImportedTopic
+    imported: ImportedTopic, before: KafkaOptions | None, after: KafkaOptions | None
 ) -> ImportedTopic:
-    """Return the state of the imported topic with which changed `options` go on (8.10)."""
-    before = derive_import_options(options.as_of(last.settings))
-    after = derive_import_options(options)
+    """Return the state of the imported topic with which other options of it go on (8.10)."""
     if before is None or after is None:
         return imported
     partitions = {
-        partition: replace(state, state=change_rules(state.state, before.rules, after.rules))
+        partition: replace(state, state=change_clock(state.state, before, after))
         for partition, state in imported.partitions.items()
     }
     return replace(imported, partitions=partitions)
@@ -184,6 +182,12 @@ class CtiImporter:
         self._known: ImportedTopic | None = None
         self._idle_tracker = IdleTracker(options.idle_timeout_us)
         self.topic_ids: dict[str, str] = {}
+
+    def change(self, options: KafkaOptions) -> None:
+        """Go on by other options of the topic, from where it has been read."""
+        if self._known is not None:
+            self._known = change_import(self._known, self._options, options)
+        self._options = options
 
     def limit_to_current_ends(self) -> None:
         """Read no further than the topic's current ends."""

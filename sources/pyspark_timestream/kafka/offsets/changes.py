@@ -12,8 +12,9 @@ from typing import Any, Final, Protocol
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.options import OptionSpec, option_specs
 from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import NOW
 from pyspark_timestream.rules.change import change_rules
-from pyspark_timestream.rules.state import PartitionState, TimeRules
+from pyspark_timestream.rules.state import PartitionState
 
 Settings = Mapping[str, str]
 
@@ -92,18 +93,35 @@ class NewRules:
     Attributes:
         old, new: the options that differ, as those of `Change`.
         settings: all pinned options from then on.
-        rules_before, rules_after: the rules of the clocks.
+        before, after: the options of the clocks.
     """
 
     old: Settings
     new: Settings
     settings: Settings
-    rules_before: TimeRules
-    rules_after: TimeRules
+    before: KafkaOptions
+    after: KafkaOptions
 
     def move(self, state: PartitionState) -> PartitionState:
         """Return the clock with which a partition goes on."""
-        return change_rules(state, self.rules_before, self.rules_after)
+        return change_clock(state, self.before, self.after)
+
+    @property
+    def leaves_import_out(self) -> bool:
+        """Return whether CTIs are no longer imported."""
+        return self.before.cti_import is not None and self.after.cti_import is None
+
+
+def change_clock(
+    state: PartitionState, before: KafkaOptions, after: KafkaOptions
+) -> PartitionState:
+    """Return the clock with which a partition goes on by other options."""
+    return change_rules(
+        state,
+        before.rules,
+        after.rules,
+        forgets_marks=before.cti_header not in (None, after.cti_header),
+    )
 
 
 class Pinned(Protocol):
@@ -130,18 +148,43 @@ def find_change(
     after = {**settings, **_select_idle_timeout(unpinned)}
     if before == after:
         return None
-    names = {name for name in {*before, *after} if before.get(name) != after.get(name)}
     return NewRules(
+        *compare_settings(before, after),
+        settings,
+        options.as_of(last.settings),
+        options,
+    )
+
+
+def compare_settings(before: Settings, after: Settings) -> tuple[Settings, Settings]:
+    """Return the values of the options that differ, before and after; one not set is left out.
+
+    >>> compare_settings({"a": "1", "b": "2"}, {"a": "3", "b": "2"})
+    ({'a': '1'}, {'a': '3'})
+    """
+    names = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    return (
         {name: before[name] for name in names if name in before},
         {name: after[name] for name in names if name in after},
-        settings,
-        options.as_of(last.settings).rules,
-        options.rules,
     )
 
 
 def _select_idle_timeout(unpinned: Settings) -> Settings:
     return {name: text for name, text in unpinned.items() if name == IDLE_TIMEOUT}
+
+
+def find_bad_value(change: Change) -> str | None:
+    """Return which value of a recorded change cannot be read; None if all can."""
+    for values in (change.old, change.new):
+        for name, text in values.items():
+            spec = _SPECS.get(name)
+            if spec is None or not (spec.changes or name == IDLE_TIMEOUT):
+                return f"it records a change of '{name}', which never changes"
+            try:
+                spec.parser.parse(text)
+            except ValueError:
+                return f"it records a change of '{name}' whose value '{text}' cannot be read"
+    return None
 
 
 def keep_changes(changes: Sequence[Change], committed: int) -> tuple[Change, ...]:
@@ -162,7 +205,9 @@ def settings_before(settings: Settings, changes: Sequence[Change], after: int) -
     return settings
 
 
-def find_obstacle(name: str, stored: Settings, settings: Settings) -> str | None:
+def find_obstacle(
+    name: str, stored: Settings, settings: Settings, change_from: str | int | None = NOW
+) -> str | None:
     """Return what `changeFrom` does instead of the change of an option; None if it makes it."""
     spec, old, new = _SPECS.get(name), stored.get(name), settings.get(name)
     kind = "" if spec is None else spec.changes
@@ -172,6 +217,9 @@ def find_obstacle(name: str, stored: Settings, settings: Settings) -> str | None
         _ = old if old is None else spec.parser.parse(old)
     except ValueError:
         return f"cannot read '{old}', so the checkpoint is damaged"
+    is_source = name in CTI_SETTINGS and (old is None or new is None)
+    if isinstance(change_from, int) and (kind == "more" or is_source):
+        return f"adds topics, and adds or leaves out sources of CTIs, only with '{NOW}'"
     if kind == "more":
         if old is None or new is None or not set(old.split(",")) <= set(new.split(",")):
             return "only adds topics"
@@ -182,5 +230,10 @@ def find_obstacle(name: str, stored: Settings, settings: Settings) -> str | None
         beside = any(other in stored for other in CTI_SETTINGS)
         return None if beside else "adds a source of CTIs only beside another"
     if name in CTI_SETTINGS and new is None:
-        return "leaves no source of CTIs out"
-    return None if kind == "value" else "only adds it"
+        is_last = not any(other in settings for other in CTI_SETTINGS)
+        return "leaves a source of CTIs out only beside another" if is_last else None
+    if kind == "value":
+        return None
+    return (
+        "takes another one in two restarts: the first leaves the old one out beside another source"
+    )

@@ -147,14 +147,19 @@ def _begin_batch(state: StreamState, planned: StreamOffset) -> StreamOffset:
 def _change_rules(state: StreamState, planned: StreamOffset) -> StreamOffset:
     """8.10: the clocks that there are go on with the new rules; a later partition begins with them.
 
-    A missing partition may come back, so its clock changes as well.
+    A missing partition may come back, so its clock changes as well. CTIs of an import that is left
+    out wait no longer.
     """
     change = state.run.change
     if change is None:
         return planned
     partitions, missing = (
         {
-            partition: replace(partition_offset, state=change.move(partition_offset.state))
+            partition: replace(
+                partition_offset,
+                state=change.move(partition_offset.state),
+                pending=() if change.leaves_import_out else partition_offset.pending,
+            )
             if state.last_of(partition)
             else partition_offset
             for partition, partition_offset in each.items()
@@ -342,7 +347,7 @@ def _is_worth_a_batch(state: StreamState, planned: StreamOffset) -> bool:
     previous, run, snapshot = state.previous, state.run, state.snapshot
     if planned.has_records or planned.first_cti_us is not None:
         return True
-    if run.new_start or snapshot.lost or state.has_new_import:
+    if run.new_start or run.change is not None or snapshot.lost or state.has_new_import:
         return True
     if any(
         offset.idle != state.was_idle(partition) for partition, offset in planned.partitions.items()

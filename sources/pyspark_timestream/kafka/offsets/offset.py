@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import FORMAT_VERSION, check_offset, damaged_offset
 from pyspark_timestream.core.typed import find_mistake
-from pyspark_timestream.kafka.offsets.changes import Change, find_obstacle
+from pyspark_timestream.kafka.offsets.changes import Change, find_bad_value, find_obstacle
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic, release
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import (
@@ -270,7 +270,8 @@ class StreamOffset:
         fixed_ends: the offsets at which the ending options end the partitions; None without such
             an option.
         unpinned: options that `explain` shows although they may change: `idleTimeout` and
-            `maxOffsetsPerTrigger` if they are set, and the consumer `group`.
+            `maxOffsetsPerTrigger` if they are set, the consumer `group`, and in `changeFrom` a
+            change that waits for its instant, with its old and new values.
     """
 
     stream: str
@@ -401,7 +402,7 @@ def read_recorded_offset(value: Mapping[str, Any]) -> StreamOffset:
         offset = StreamOffset.from_json(value)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise damaged_offset(f"{type(error).__name__} {error}", stream) from error
-    mistake = find_mistake(offset) or _find_bad_range(offset)
+    mistake = find_mistake(offset) or _find_bad_range(offset) or _find_bad_change(offset)
     if mistake is not None:
         raise damaged_offset(mistake, stream)
     return offset
@@ -417,12 +418,26 @@ def _find_bad_range(offset: StreamOffset) -> str | None:
     return None if offset.number >= 0 and offset.tasks >= 0 else "a number is negative"
 
 
+def _find_bad_change(offset: StreamOffset) -> str | None:
+    """Find a change that this batch cannot know, or whose values cannot be read."""
+    numbers = [change.number for change in offset.changes]
+    if numbers and (numbers != sorted({*numbers}) or numbers[0] < 0 or numbers[-1] > offset.number):
+        return f"its changes are those of the batches {numbers}"
+    for partition, each in (*offset.partitions.items(), *offset.missing.items()):
+        points = each.change_points
+        if points != tuple(sorted(points)) or any(
+            number not in numbers or not 0 <= at <= each.end_exclusive for number, at in points
+        ):
+            return f"the changes of {partition} are at {list(points)}"
+    return next(filter(None, map(find_bad_value, offset.changes)), None)
+
+
 def check_stream_offset(
     offset: Mapping[str, Any],
     settings: Mapping[str, str],
     topic_settings: Mapping[str, str] | None = None,
     *,
-    may_change: bool = False,
+    change_from: str | int | None = None,
 ) -> None:
     """Check that an offset has this format version and the pinned options `settings`.
 
@@ -430,19 +445,19 @@ def check_stream_offset(
         offset: the offset in the checkpoint.
         settings: the pinned options of today.
         topic_settings: the options taken from the description of the topics, for the message.
-        may_change: True with option `changeFrom`, by which some options may differ (8.10).
+        change_from: option `changeFrom`, by which some options may differ (8.10); None without it.
 
     Raises:
         CheckpointMismatch: the format version is another one, or the value of an option is.
     """
 
     def advise(name: str, stored: Mapping[str, str]) -> str | None:
-        obstacle = find_obstacle(name, stored, settings)
-        if obstacle is None and may_change:
-            return None
-        if obstacle is None:
-            return ", or set option 'changeFrom' to 'now' to change it from here on,"
-        return f", since 'changeFrom' {obstacle}," if may_change else ""
+        if change_from is None:
+            is_possible = find_obstacle(name, stored, settings) is None
+            advice = ", or set option 'changeFrom' to 'now' to change it from here on,"
+            return advice if is_possible else ""
+        obstacle = find_obstacle(name, stored, settings, change_from)
+        return obstacle and f", since 'changeFrom' {obstacle},"
 
     check_offset(offset, settings, _pinned_names(topic_settings or {}), advise)
 

@@ -25,6 +25,7 @@ from pyspark_timestream.core.policies import (
 from pyspark_timestream.core.window_fold import FOLD, WindowFold
 from pyspark_timestream.kafka.options.keys import select_record_settings
 from pyspark_timestream.kafka.options.parsers import (
+    CHANGE_FROM,
     CTI_DELAY,
     CTI_FREQUENCY,
     CTI_IMPORT,
@@ -190,7 +191,7 @@ class KafkaOptions(PayloadOptions):
             "`NAME-writer` and `NAME-close`"
         ),
         may_change=False,
-        changes="added",
+        changes="beside",
     )
     writer_from: TimeFrom | None = option(
         "writerFrom",
@@ -227,6 +228,7 @@ class KafkaOptions(PayloadOptions):
             "moved on by this since the first: so that writers that are not listed can join"
         ),
         may_change=False,
+        changes="value",
         needs=("ctiHeader", "writerFrom"),
     )
     writer_timeout_us: int | None = option(
@@ -348,20 +350,21 @@ class KafkaOptions(PayloadOptions):
         ),
         effect="stream",
         may_change=False,
-        changes="added",
+        changes="beside",
     )
 
-    change_from: str | None = option(
+    change_from: str | int | None = option(
         "changeFrom",
-        choice("now"),
+        CHANGE_FROM,
         None,
         description=(
             "lets a restart on the same checkpoint change the clock: `now` is the end of the last "
-            "batch. From there on the new values of `ctiFrequency`, `ctiDelay`, "
-            "`violationPolicy`, `maxFuture`, `futurePolicy`, `writers` and `writerTimeout` hold; "
-            "topics may be added to `subscribe`, and a source of CTIs beside another. The "
-            "checkpoint keeps old and new values, and no CTI goes back. Without a difference it "
-            "does nothing"
+            "batch, an instant the first batch at whose start the stream's CTI has reached it. "
+            "From there on the new values of `ctiFrequency`, `ctiDelay`, `violationPolicy`, "
+            "`maxFuture`, `futurePolicy`, `writers`, `writerGrace` and `writerTimeout` hold. With "
+            "`now`, topics may be added to `subscribe`, and a source of CTIs added or left out "
+            "beside another. The checkpoint keeps old and new values, and no CTI goes back. "
+            "Without a difference it does nothing"
         ),
         effect="stream",
     )
@@ -409,6 +412,11 @@ class KafkaOptions(PayloadOptions):
         return self.start_time.kind == "timestamp" and self.shape != "edge"
 
     @property
+    def change_at_us(self) -> int | None:
+        """Return the CTI from which on changed options hold; None if it is not named."""
+        return self.change_from if isinstance(self.change_from, int) else None
+
+    @property
     def is_cut(self) -> bool:
         """True if several tasks may read one partition."""
         return self.min_partitions is not None or self.max_records is not None
@@ -450,7 +458,7 @@ class KafkaOptions(PayloadOptions):
             if (kept := settings.get(spec.name)) is None
             else spec.parser.parse(kept)
             for name, spec in option_specs(KafkaOptions).items()
-            if spec.changes in ("value", "added")
+            if spec.changes in ("value", "beside")
         }
         return replace(self, **values)
 

@@ -259,6 +259,12 @@ WRITER_FROM: Final = _header_or_field("payload.device", "writer")
 INSTANT: Final = Parser(
     parse_instant, "an ISO-8601 instant such as 2013-03-01T00:00:00Z", format_instant
 )
+NOW: Final = "now"
+CHANGE_FROM: Final[Parser[str | int]] = Parser(
+    lambda value: NOW if value.strip().lower() == NOW else parse_instant(value),
+    f"'{NOW}', or an ISO-8601 instant such as 2013-03-01T00:00:00Z",
+    lambda value: value if value == NOW else format_instant(value),
+)
 TIMESTAMP: Final = replace(
     whole_number(0), accepts="a whole number of milliseconds since 1970-01-01T00:00:00Z"
 )

@@ -23,6 +23,7 @@ from pyspark_timestream.commands.metrics.fold import (
 from pyspark_timestream.commands.metrics.listener import render_page
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
 from pyspark_timestream.kafka.diagnosis.kinds import Kind
+from pyspark_timestream.kafka.offsets.changes import Change
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import COUNTERS, WriterState
@@ -138,6 +139,27 @@ def test_warnings_that_are_active_are_counted():
     report = json.loads(event(offset_of([share(state(1))]))["sources"][0]["latestOffset"])
     page = page_after(event({**report, "warnings": ["late rows: 5", "malformed values: 3"]}))
     assert one(page, "timestream_stream_warnings") == 2
+
+
+def test_each_option_of_a_change_is_a_sample_with_batch_cti_and_both_values():
+    changes = (
+        Change(3, None, {}, {"writers": 'a,"b'}),
+        Change(7, NOON, {"ctiDelay": "1 s", "writers": "a"}, {"ctiDelay": "2 s"}),
+        Change(9, NOON, {"ctiDelay": "2 s"}, {"ctiDelay": "1 s"}),
+        Change(11, NOON, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s"}),
+    )
+    page = page_after(event(offset_of([share(state(1))], 11, changes=changes)))
+    found = [dict(labels) for name, labels in page if name == "timestream_stream_change"]
+    keys = ("batch", "cti", "option", "from", "to")
+    noon = "2024-01-01T12:00:00Z"
+    assert sorted(tuple(each[key] for key in keys) for each in found) == [
+        ("11", noon, "ctiDelay", "1 s", "2 s"),
+        ("3", "", "writers", "", 'a,"b'),
+        ("7", noon, "ctiDelay", "1 s", "2 s"),
+        ("7", noon, "writers", "a", ""),
+        ("9", noon, "ctiDelay", "2 s", "1 s"),
+    ]
+    assert values(page, "timestream_stream_change") == [1] * 5
 
 
 # -- other sources --------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from pyspark_timestream.commands.watch.page import render_sections
 from pyspark_timestream.core.report import cell_width, escape_controls
 from pyspark_timestream.core.serving import PageServer, digest, render_shell
 from pyspark_timestream.kafka.diagnosis.history import Batch
+from pyspark_timestream.kafka.offsets.changes import Change
 from pyspark_timestream.kafka.ranges import Partition
 
 MAX_PAGE = 300_000
@@ -50,6 +51,27 @@ def test_a_thousand_partitions_are_one_small_page():
     assert len(html) + shell + static < MAX_PAGE
     assert html.index("topic 7") < html.index("topic 0<")
     assert "50 of 1,000 partitions" in html
+
+
+def test_page_text_and_json_show_the_changes_of_a_clock_and_one_that_waits():
+    """Old and new values, escaped, and from which CTI on."""
+    change = Change(0, NOON, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s", "writers": "<b>"})
+    waiting = "2024-01-01T13:00:00Z: 'ctiDelay' from '2 s' to '9 s'"
+    view = view_of([share(state(5))], changes=(change,), unpinned={"changeFrom": waiting})
+    line = (
+        "Changed from batch 0 on, at CTI 2024-01-01T12:00:00Z: "
+        "'ctiDelay' from '1 s' to '2 s', 'writers' from not set to '<b>'"
+    )
+    (html,) = render_sections([view]).values()
+    shown = parse(html)
+    assert "b" not in shown.attributes
+    for text in (line, f"A change waits for the CTI {waiting}"):
+        assert text in "".join(shown.text)
+        assert text in format_text([view], NOON, 400)
+    (stream,) = to_json([view])[0]["streams"]
+    assert stream["changes"] == [change.to_json()]
+    assert stream["waiting_change"] == waiting
+    assert json.dumps(stream["changes"])
 
 
 def test_one_partition_without_a_time_is_shown():

@@ -2,15 +2,29 @@
 
 import json
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from timestream.builders import at
-from timestream.changing import COLUMNS, Changing, Logs
+from timestream.builders import INSTANT, at, options, projection
+from timestream.changing import (
+    COLUMNS,
+    SECOND,
+    Changing,
+    Logs,
+    judge_marks,
+    judge_points,
+    put,
+    told,
+)
 
-from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
-
-SECOND = 1_000_000
+from pyspark_timestream.core.policies import POLICIES
+from pyspark_timestream.errors import (
+    CheckpointMismatch,
+    CheckpointUnreadable,
+    SchemaRefused,
+    ViolationFound,
+)
 
 clocks = st.fixed_dictionaries(
     {
@@ -21,46 +35,6 @@ clocks = st.fixed_dictionaries(
     optional={"maxFuture": st.sampled_from(["1 s", "6 s"])},
 )
 records = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=8)
-
-
-def oracle(segments):
-    """Rows and CTIs of one partition, a record at a time, in seconds."""
-    out, cti, count, base, frequency = [], None, 0, None, None
-    for asked, times in segments:
-        every, _, is_span = asked["ctiFrequency"].partition(" ")
-        if asked["ctiFrequency"] != frequency:
-            count, base, frequency = 0, None, asked["ctiFrequency"]
-        for time, stamp in times:
-            late = cti is not None and time < cti
-            far = "maxFuture" in asked and time > stamp + int(asked["maxFuture"][0])
-            flag = asked["violationPolicy"] == "flag"
-            if flag or not late:
-                out.append(("late" if late else "future" if far and flag else None, time))
-            if not far:
-                count, base = count + 1, time if base is None else base
-                if time - base >= int(every) if is_span else count == int(every):
-                    count, base, due = 0, time, time - int(asked["ctiDelay"].split()[0])
-                    if cti is None or due > cti:
-                        cti = due
-                        out.append(cti)
-    return out
-
-
-def put(logs, topic, times):
-    logs.records[at(0, topic)] += [(stamp * 1000, {"t": str(time * 1000)}) for time, stamp in times]
-
-
-def told(logs, rows, ctis):
-    """Rows as the oracle has them; `ctis`: with those CTI rows that rise."""
-    out, last = [], None
-    for row in rows:
-        if isinstance(row, tuple):
-            topic, number, offset, violation = row
-            out.append((violation, int(logs.records[at(number, topic)][offset][1]["t"]) // 1000))
-        elif ctis and (last is None or row > last):
-            last = row
-            out.append(row // SECOND)
-    return out
 
 
 @given(st.lists(st.tuples(clocks, records), min_size=1, max_size=4), st.data())
@@ -77,7 +51,7 @@ def test_any_split_with_changes_between_gives_the_rows_of_the_oracle_and_replays
             if data.draw(st.booleans()):
                 query.restart(startTime="header:t", **asked)
     single = [row for rows in query.rows for row in rows]
-    assert told(logs, single, ctis=True) == oracle(segments)
+    assert told(logs, single, ctis=True) == judge_points(segments)
     # Spark runs each batch again with the last options, and any batches as one.
     for last in range(1, len(query.offsets)):
         assert query.run(last - 1, last) == query.rows[last - 1]
@@ -91,47 +65,22 @@ lists = st.lists(names, unique=True, max_size=2)
 marked = st.lists(st.tuples(names, st.integers(0, 9), st.integers(0, 9)), max_size=6)
 
 
-def marks_oracle(segments):
-    """Late or not, by place, for records (writer, mark, stamp), and the CTI at the end."""
-    late, live, heard, clock, cti, listed, before = [], {}, {}, None, None, [], None
-
-    def least():
-        known = [-1 if cti is None else cti, min(live.values())] if all_marked() else [cti]
-        return max(each for each in known if each is not None) if known != [None] else None
-
-    def all_marked():
-        return live and None not in live.values()
-
-    for writers, timeout, records in segments:
-        gone = {name for name in listed if name not in writers and live.get(name, 0) is None}
-        live = {name: live[name] for name in live if name not in gone}
-        live |= {name: live.get(name) for name in writers if name not in listed}
-        if (timeout is None) != (before is None):
-            clock, heard = None, {}
-        cti = least() if gone else cti
-        listed, before = writers, timeout
-        for writer, mark, stamp in records:
-            clock = stamp if clock is None else max(clock, stamp)
-            if timeout is not None:
-                heard |= {name: clock for name in live if name not in heard}
-                live = {name: live[name] for name in live if clock - heard[name] <= timeout}
-                heard = {name: heard[name] for name in live}
-                cti = least()
-            late.append(cti is not None and stamp < cti)
-            live[writer] = max(mark, -1 if live.get(writer) is None else live[writer])
-            heard[writer], cti = clock, least()
-    return late, cti
-
-
 @given(
-    st.lists(st.tuples(lists, st.none() | st.integers(1, 4), marked), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(
+            lists, st.none() | st.integers(1, 4), st.none() | st.sampled_from([2, 5]), marked
+        ),
+        min_size=1,
+        max_size=4,
+    ),
     st.data(),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_split_with_changes_of_writers_gives_what_the_oracle_gives_and_replays(segments, data):
     logs, query = Logs("topic"), None
-    for writers, timeout, records in segments:
+    for writers, timeout, grace, records in segments:
         asked = {"ctiHeader": "c", "violationPolicy": "flag"}
+        asked |= {} if grace is None else {"writerGrace": f"{grace} s"}
         asked |= {"writers": ",".join(writers)} if writers else {}
         asked |= {} if timeout is None else {"writerTimeout": f"{timeout} s"}
         if query is None:
@@ -145,8 +94,13 @@ def test_any_split_with_changes_of_writers_gives_what_the_oracle_gives_and_repla
         while query.batch(data.draw(st.integers(1, 5))):
             pass
     query.drain()
+    check_marks(query, segments, data)
+
+
+def check_marks(query, segments, data):
+    """Compare rows and CTI with the oracle, and each batch and some joined ones with a replay."""
     rows = [row for rows in query.rows for row in rows if isinstance(row, tuple)]
-    late, cti = marks_oracle(segments)
+    late, cti = judge_marks(segments)
     assert [violation == "late" for *_, violation in rows] == late
     told_us = query.offset().partitions[at(0)].state.cti_us
     assert told_us == (None if cti is None else cti * SECOND)
@@ -219,9 +173,11 @@ def test_the_idle_timeout_changes_without_changefrom_and_is_recorded():
         ({}, {"startTime": "header:t"}, "'startTime' .* 'changeFrom' does not change it"),
         ({}, {"eventShape": "interval", "endTime": "header:t"}, "'changeFrom' does not change it"),
         ({}, {"writerFrom": "header:w"}, "'writerFrom' .* 'changeFrom' does not change it"),
-        ({"ctiHeader": "c"}, {"ctiHeader": "d"}, "only adds it"),
-        ({"ctiHeader": "c"}, {}, "leaves no source of CTIs out"),
-        ({"ctiHeader": "c"}, {"ctiHeader": "c", "ctiFrequency": None}, "leaves no source of CTIs"),
+        ({"ctiHeader": "c"}, {"ctiHeader": "d"}, "takes another one in two restarts"),
+        ({}, {"ctiFrequency": None, "finalCti": "true"}, "only beside another"),
+        ({}, {"ctiHeader": "c", "changeFrom": "2024-01-01T00:00:00Z"}, "only with 'now'"),
+        ({"ctiHeader": "c"}, {"changeFrom": "2024-01-01T00:00:00Z"}, "only with 'now'"),
+        ({}, {"subscribe": "topic,more", "changeFrom": "2024-01-01T00:00:00Z"}, "only with 'now'"),
         ({"ctiFrequency": None, "finalCti": "true"}, {"ctiHeader": "c"}, "only beside another"),
         ({"subscribe": "topic,more"}, {"subscribe": "topic"}, "'subscribe' .* only adds topics"),
         ({}, {"subscribe": None, "subscribePattern": "topic"}, "only adds topics|does not change"),
@@ -314,10 +270,194 @@ def test_a_checkpoint_whose_changes_are_damaged_is_refused_by_name():
     query.batch()
     query.restart(ctiFrequency="1", ctiDelay="7 s")
     query.batch()
-    for changes in ([{"number": 1}], [{"number": "1", "cti": None, "from": {}, "to": {}}], "no"):
-        offset = json.loads(query.offsets[-1])
-        offset["changes"] = changes
-        query.offsets[-1] = json.dumps(offset)
+    whole = query.offsets[-1]
+    (good,) = json.loads(whole)["changes"]
+    for changes in (
+        [{"number": 1}],
+        [{**good, "number": "1"}],
+        "no",
+        [good, good],
+        [{**good, "number": 2}],
+        [{**good, "number": -1}],
+        [{**good, "from": {"ctiDelay": "garbage"}}],
+        [{**good, "to": {"startTime": "header:t"}}],
+        [{**good, "to": {"nonsense": "7"}}],
+        [],
+    ):
+        query.offsets[-1] = json.dumps({**json.loads(whole), "changes": changes})
         query.restart(ctiFrequency="1", ctiDelay="7 s")
         with pytest.raises(CheckpointUnreadable):
             query.batch()
+        with pytest.raises(CheckpointUnreadable):
+            query.run(0, -1)
+    query.offsets[-1] = whole
+    assert query.run(0, -1) == []
+
+
+@pytest.mark.parametrize("points", [[[1, 9]], [[1, -1]], [[0, 0]], [[1, 0], [1, 0], [0, 0]]])
+def test_a_place_of_a_change_that_is_damaged_is_refused_before_records_beyond_it_are_read(points):
+    logs = Logs("topic")
+    query = Changing(logs, ctiFrequency="1", ctiDelay="5 s")
+    query.batch()
+    query.restart(ctiFrequency="1", ctiDelay="7 s")
+    logs.records[at(0)] += [(0, {})] * 3
+    query.batch(3)
+    logs.records[at(0)] += [(0, {})] * 9
+    offset = json.loads(query.offsets[-1])
+    offset["partitions"]["topic"]["0"]["change_points"] = points
+    query.offsets[-1] = json.dumps(offset)
+    query.restart(ctiFrequency="1", ctiDelay="7 s")
+    with pytest.raises(CheckpointUnreadable, match="the changes of topic 'topic' partition 0"):
+        query.run(0, -1)
+
+
+POINTS = [(5, 5), (3, 3), (9, 9), (1, 1)]
+PAIRS = [(old, new) for old in POLICIES for new in POLICIES if old != new]
+
+
+@pytest.mark.parametrize(("old", "new"), PAIRS)
+def test_any_policy_follows_any_other_with_a_schema_that_has_the_columns_of_both(old, new):
+    logs = Logs("topic")
+    asked = {"startTime": "header:t", "ctiFrequency": "1"}
+    query = Changing(logs, **asked, violationPolicy=old)
+    if old != "fail":
+        put(logs, "topic", POINTS)
+    query.drain()
+    query.restart(**asked, violationPolicy=new)
+    query.drain()
+    put(logs, "topic", [(9, 9), (2, 2)])
+    if new == "fail":
+        with pytest.raises(ViolationFound, match="before"):
+            query.drain()
+        return
+    query.drain()
+    expected = [(None, 9), ("late", 2)] if new == "flag" else [(None, 9)]
+    shown = told(logs, [row for rows in query.rows for row in rows], False)
+    assert shown[-len(expected) :] == expected
+    for last in range(1, len(query.offsets)):
+        assert query.run(last - 1, last) == query.rows[last - 1]
+    assert query.offset().changes[-1].new.get("violationPolicy", "drop") == new
+
+
+def test_a_column_that_no_policy_fills_is_refused_with_changefrom_too():
+    columns = (*COLUMNS, ("edge", pa.string()))
+    given_ = options(ctiFrequency="1", changeFrom="now")
+    with pytest.raises(SchemaRefused, match="'edge'"):
+        projection(given_, *columns)
+
+
+def test_changes_back_and_forth_in_restarts_that_never_finish_a_batch_keep_every_place():
+    """Each restart plans a batch that is killed; Spark runs it again by the options it had."""
+    logs = Logs("topic")
+    delays = ["5 s", "1 s", "5 s", "0 s", "9 s", "5 s"] * 3
+    query = Changing(logs, startTime="header:t", ctiFrequency="1", ctiDelay="5 s",
+                     violationPolicy="flag")  # fmt: skip
+    query.batch()
+    segments = [({"ctiFrequency": "1", "ctiDelay": "5 s", "violationPolicy": "flag"}, [])]
+    for step, delay in enumerate(delays):
+        asked = {"ctiFrequency": "1", "ctiDelay": delay, "violationPolicy": "flag"}
+        query.restart(startTime="header:t", **asked)
+        times = [(step + 6, 0), (step, 0)]
+        put(logs, "topic", times)
+        query.batch(2)
+        query.restart(startTime="header:t", **{**asked, "ctiDelay": delays[step - 1]})
+        assert query.run(-2, -1) == query.rows[-1]
+        segments.append((asked, times))
+    rows = [row for rows in query.rows for row in rows]
+    assert told(logs, rows, True) == judge_points(segments)
+    for first in range(len(query.offsets) - 1):
+        joined = [row for rows in query.rows[first:] for row in rows]
+        assert told(logs, query.run(first, -1), False) == told(logs, joined, False)
+
+
+def test_two_changes_before_the_first_batch_are_none():
+    logs = Logs("topic")
+    query = Changing(logs, ctiFrequency="1", ctiDelay="5 s")
+    query.restart(ctiFrequency="3", ctiDelay="5 s", changeFrom="2024-01-01T00:00:00Z")
+    query.restart(ctiFrequency="1", ctiDelay="7 s")
+    query.batch()
+    assert query.offset().changes == ()
+    assert query.offset().settings["ctiDelay"] == "7 seconds"
+
+
+def test_a_change_in_the_restart_that_finds_the_topic_created_again_goes_on_with_the_clock():
+    logs = Logs("topic")
+    asked = {"startTime": "header:t", "ctiFrequency": "1", "violationPolicy": "flag",
+             "failOnDataLoss": "false"}  # fmt: skip
+    query = Changing(logs, **asked, ctiDelay="5 s")
+    put(logs, "topic", [(20, 20), (21, 21)])
+    query.drain()
+    # The batch after the last records: no clock has to be restored from records that are gone.
+    assert not query.offset().has_records
+    before = len(query.offsets) - 1
+    logs.topic_id, logs.records[at(0)] = "second", []
+    put(logs, "topic", [(12, 12), (30, 30), (22, 22)])
+    query.restart(**asked, ctiDelay="9 s")
+    query.drain()
+    shown = [row for rows in query.rows for row in rows if isinstance(row, tuple)]
+    assert shown[2:] == [
+        ("topic", 0, 0, "late"), ("topic", 0, 1, None), ("topic", 0, 2, None),
+    ]  # fmt: skip
+    assert query.offset().cti_us == 21 * SECOND
+    for last in range(before + 1, len(query.offsets)):
+        assert query.run(last - 1, last) == query.rows[last - 1]
+        joined = [row for rows in query.rows[before:last] for row in rows if isinstance(row, tuple)]
+        assert [row for row in query.run(before, last) if isinstance(row, tuple)] == joined
+
+
+def test_a_change_while_a_partition_is_idle_changes_its_clock_too():
+    logs = Logs("topic", "more")
+    asked = {"subscribe": "topic,more", "startTime": "header:t", "ctiFrequency": "1",
+             "violationPolicy": "flag", "idleTimeout": "3 s"}  # fmt: skip
+    query = Changing(logs, **asked, ctiDelay="5 s")
+    put(logs, "topic", [(10, 10)])
+    put(logs, "more", [(8, 8)])
+    query.drain()
+    put(logs, "topic", [(20, 20)])
+    for _ in range(4):
+        query.drain()
+        put(logs, "topic", [(20, 20)])
+    assert query.offset().partitions[at(0, "more")].idle
+    query.restart(**asked, ctiDelay="1 s")
+    query.drain()
+    put(logs, "more", [(14, 14), (30, 30)])
+    put(logs, "topic", [(31, 31)])
+    query.drain()
+    shown = [row for rows in query.rows for row in rows if isinstance(row, tuple)]
+    assert shown[-3:].count(("more", 0, 1, "late")) == 1
+    assert query.offset().partitions[at(0, "more")].state.cti_us == 29 * SECOND
+    for last in range(1, len(query.offsets)):
+        assert query.run(last - 1, last) == query.rows[last - 1]
+
+
+def test_bounded_runs_with_a_change_each_change_each_time():
+    logs = Logs("topic")
+    asked = {"startTime": "header:t", "ctiFrequency": "1", "violationPolicy": "flag"}
+    query, segments = None, []
+    for run, delay in enumerate(["5 s", "1 s", "3 s", "0 s", "0 s", "2 s"]):
+        query = query or Changing(logs, **asked, ctiDelay=delay)
+        query.restart(**asked, ctiDelay=delay)
+        times = [(run + 6, 0), (run + 2, 0)]
+        put(logs, "topic", times)
+        query.reader.prepareForTriggerAvailableNow()
+        query.drain()
+        assert query.offset().end_of_run
+        segments.append(({**asked, "ctiDelay": delay}, times))
+    assert len(query.offset().changes) == 4
+    rows = [row for rows in query.rows for row in rows]
+    assert told(logs, rows, True) == judge_points(segments)
+
+
+def test_columns_of_a_header_that_is_added_are_null_where_an_older_batch_is_run_again(monkeypatch):
+    columns = (*COLUMNS, ("time_lower", INSTANT), ("time_upper", INSTANT))
+    logs = Logs("topic")
+    query = Changing(logs, ctiFrequency="1", violationPolicy="flag")
+    logs.records[at(0)].append((0, {"c": "1000"}))
+    query.batch()
+    query.restart(ctiFrequency="1", violationPolicy="flag", ctiHeader="c", timeWindow="true")
+    given_ = query.reader._options
+    query.reader._projection = projection(given_, *columns)
+    assert query.run(0, 1)[0][:4] == ("topic", 0, 0, None)
+    logs.records[at(0)].append((0, {"c": "1000"}))
+    query.batch()
+    assert query.rows[-1]
