@@ -29,7 +29,7 @@ _POLICY: Final = "tseries.policy"
 _SUBSCRIPTION: Final = "tseries.subscriptionRange"
 _MIN_RETENTION: Final = "tseries.minRetentionAge"
 LOCAL_CHECKPOINT_INTERVAL: Final = 50
-"""Commits from one checkpoint to the next. A checkpoint takes a core as long as 20 small ones, in
+"""Commits from one checkpoint to the next. A checkpoint takes a core as long as four small ones, in
 a thread that none of them waits for; a process that opens the store reads the entries after the
 last checkpoint, in 0.1 ms each."""
 

@@ -1,6 +1,8 @@
 """Checkpoints are written beside the commits, of what is committed, and by whoever comes next."""
 
+import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -8,13 +10,20 @@ import threading
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.store import log_writer
 from pyspark_tseries.store.log_entries import read_last_checkpoint
-from pyspark_tseries.store.log_writer import CHECKPOINT_LOCK, wait_for_checkpoints, write_checkpoint
+from pyspark_tseries.store.log_writer import (
+    CHECKPOINT_LOCK,
+    merge_entries,
+    shadow_log,
+    wait_for_checkpoints,
+    write_checkpoint,
+)
 from pyspark_tseries.store.store import Store
 
 VALUES = {"value": pa.int64()}
@@ -111,13 +120,102 @@ def test_a_store_at_the_path_of_one_that_was_removed_gets_no_checkpoint_of_that(
     assert held.began.wait(60)
     append(series, INTERVAL)
     shutil.rmtree(tmp_path / "s")
-    Store.forget_all()
     other = TimeSeries.create(tmp_path / "s", VALUES, "unlimited", "me", auto_compact=False)
     append(other, 3)
     held.go.set()
     assert last_checkpoint(other) in (-1, 3), "of its own entries, if there is one"
     assert len(DeltaTable(tmp_path / "s").file_uris()) == 3
     assert other.verify() == []
+
+
+def checkpoint_of(series, version, *, merged):
+    """The log files that Delta is given, and the rows of the checkpoint that it makes of them."""
+    with shadow_log(series._store.location, version, merged=merged) as copy:
+        log = Path(copy) / "_delta_log"
+        given = sorted(path.name for path in log.iterdir())
+        DeltaTable(copy).create_checkpoint()
+        rows = pq.read_table(log / f"{version:020d}.checkpoint.parquet").to_pylist()
+    return given, sorted(map(str, rows))
+
+
+STEPS = (
+    lambda series, n: series.append(f"s{n % 3}", n),
+    lambda series, n: series.append_many([{"series": f"s{n}", "value": n} for n in range(3)]),
+    lambda series, n: series.edit("s0", 9, n),
+    lambda series, n: series.compact(),
+    lambda series, n: series.erase("s0", n % 4, "a reason"),
+    lambda series, n: series.add_columns({f"more{n}": pa.float64()}),
+    lambda series, n: series.set_units({"value": f"unit {n}"}),
+    lambda series, n: series.set_retained_range(f"limit {100 - n}"),
+    lambda series, n: DeltaTable(series._store.root).optimize.compact(),
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_checkpoint_of_merged_entries_is_that_of_the_entries_themselves(series, seed):
+    chance = random.Random(seed)
+    append(series, INTERVAL, "s0")
+    assert last_checkpoint(series) >= 0
+    merged = 0
+    for number in range(24):
+        chance.choice(STEPS)(series, number)
+        series._store.refresh()
+        version = series._store.version()
+        given, rows = checkpoint_of(series, version, merged=True)
+        assert rows == checkpoint_of(series, version, merged=False)[1]
+        merged += given == [f"{version - 1:020d}.checkpoint.parquet", f"{version:020d}.json"]
+        last_checkpoint(series)  # Otherwise the next one may be on its way.
+    assert merged > 12
+
+
+def entry(*actions):
+    return "\n".join(map(json.dumps, actions)).encode()
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        entry({"domainMetadata": {"domain": "d"}}),
+        entry({"add": {"path": "a", "deletionVector": {"storageType": "u"}}}),
+        entry({"txn": {"appId": "q", "version": 1}}, {"txn": {"appId": "q", "version": 2}}),
+        entry({"remove": {"path": "b"}}, {"add": {"path": "b"}}),
+        entry({"add": {"path": "b"}, "txn": {"appId": "q"}}),
+        entry({"add": {}}),
+        entry({"add": None}),
+        entry([1]),
+        b'{"add":',
+        b"\n",
+        b"\xff",
+    ],
+)
+def test_an_entry_of_which_the_effect_is_not_certain_is_not_merged(later):
+    assert merge_entries([entry({"add": {"path": "a"}}), later]) is None
+
+
+def test_of_merged_entries_the_last_word_on_each_file_and_transaction_counts():
+    one = entry({"add": {"path": "a"}}, {"txn": {"appId": "q", "version": 1}}, {"protocol": {}})
+    two = entry({"remove": {"path": "a"}}, {"add": {"path": "b"}}, {"commitInfo": {"n": 2}})
+    three = entry({"add": {"path": "a", "n": 3}}, {"txn": {"appId": "q", "version": 3}})
+    assert set(merge_entries([one, two, three]).splitlines()) == set(
+        entry(
+            {"add": {"path": "a", "n": 3}},
+            {"add": {"path": "b"}},
+            {"txn": {"appId": "q", "version": 3}},
+            {"protocol": {}},
+            {"commitInfo": {"n": 2}},
+        ).splitlines()
+    )
+
+
+def test_without_a_checkpoint_or_with_one_in_parts_the_entries_are_not_merged(series):
+    append(series, 3)
+    given, _ = checkpoint_of(series, 3, merged=True)
+    assert given == [f"{version:020d}.json" for version in range(4)]
+    log = Path(series._store.root) / "_delta_log"
+    (log / f"{2:020d}.checkpoint.0000000001.0000000002.parquet").touch()
+    with shadow_log(series._store.location, 3, merged=True) as copy:
+        assert f"{3:020d}.json" in os.listdir(Path(copy) / "_delta_log")
+        assert len(os.listdir(Path(copy) / "_delta_log")) == 3
 
 
 def test_entries_that_are_removed_meanwhile_do_not_come_back(series, monkeypatch):
