@@ -31,6 +31,16 @@ def compose_message(problem: str, accepts: str | None = None, next_step: str | N
     return LOGIN.sub("://[hidden]@", "; ".join(parts))
 
 
+_MAX_SHOWN: Final = 80
+"""A message shows at most this many characters of a value."""
+
+
+def show_value(value: object) -> str:
+    """Return a value as text of bounded length."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
 def walk_causes(error: BaseException | None) -> Iterator[BaseException]:
     """Return `error` and its causes, each once; those that Spark found in Java among them."""
     seen: set[int] = set()

@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import parse_duration
+from pyspark_timestream.core.instants import parse_duration, timedelta_to_us
+from pyspark_timestream.errors import show_value
 from pyspark_tseries.chart.figure import Shape
 from pyspark_tseries.client.chart import MAX_SERIES, Chart, make_chart
 from pyspark_tseries.client.results import (
@@ -25,7 +26,7 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.buckets import Buckets, parse_buckets
 from pyspark_tseries.model.downsampling import Downsampling, find_bands, plan_downsampling
-from pyspark_tseries.model.ranges import Query, show_value, timedelta_to_us
+from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.model.series_choice import parse_choice
 from pyspark_tseries.read.downsample import check_values
 from pyspark_tseries.read.view import View
@@ -209,7 +210,7 @@ def begin_gaps(
     check_values(asked, "gaps")
     try:
         if isinstance(longer_than, timedelta):
-            us = timedelta_to_us(longer_than)
+            us = timedelta_to_us(longer_than, InvalidQuery)
         else:
             us = parse_duration(longer_than)
     except (ValueError, AttributeError):  # What has no `strip` is not a text.

@@ -16,14 +16,14 @@ from zoneinfo import available_timezones
 
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import parse_duration
+from pyspark_timestream.core.instants import parse_duration, timedelta_to_us
 from pyspark_timestream.core.picture import PAGES
-from pyspark_timestream.errors import compose_message
+from pyspark_timestream.errors import compose_message, show_value
 from pyspark_tseries.chart.figure import USUAL, Figure, Shape, Wanted, build_figure
 from pyspark_tseries.chart.svg import draw_svg
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.buckets import parse_zone
-from pyspark_tseries.model.ranges import show_value, timedelta_to_us, to_whole
+from pyspark_tseries.model.ranges import to_whole
 
 MAX_SERIES: Final = 8
 """As many lines still have colours of their own."""
@@ -167,7 +167,11 @@ def _parse_gap(given: str | timedelta | None) -> int | str | None:
     if given is None or given == USUAL:
         return given  # type: ignore[return-value]
     try:
-        us = timedelta_to_us(given) if isinstance(given, timedelta) else parse_duration(given)
+        us = (
+            timedelta_to_us(given, InvalidQuery)
+            if isinstance(given, timedelta)
+            else parse_duration(given)
+        )
     except (ValueError, AttributeError):
         us = -1
     if us < 0:

@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from pyspark_timestream.core.instants import from_datetime
+from pyspark_timestream.core.instants import from_datetime, timedelta_to_us
 from pyspark_timestream.core.nested import build_nested, list_lengths
-from pyspark_timestream.errors import compose_message
-from pyspark_tseries.errors import IncompatibleValue
+from pyspark_timestream.errors import compose_message, show_value
+from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.arrays import Int64Array, find_first
 from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, type_name
-from pyspark_tseries.model.ranges import show_value, timedelta_to_us
 from pyspark_tseries.options import NO_MAX_US
 from pyspark_tseries.write.rows import RowPlan, stage_rows, staged_schema
 
@@ -699,7 +698,7 @@ def parse_duration_argument(name: str, duration: timedelta | None) -> int | None
                 "leave it out for the default",
             )
         )
-    return timedelta_to_us(duration)
+    return timedelta_to_us(duration, InvalidQuery)
 
 
 def parse_max_future(max_future: timedelta | None) -> int | None:

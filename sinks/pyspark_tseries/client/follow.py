@@ -25,18 +25,12 @@ from typing import Any, Final, NoReturn, Self
 import pyarrow as pa
 
 from pyspark_timestream.core.threads import begin_in_forks
+from pyspark_timestream.errors import show_value
 from pyspark_tseries.client.results import Event, QueryResult
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, UnusableStore
 from pyspark_tseries.model.columns import type_name
 from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.ranges import (
-    NO_EVENTS,
-    Point,
-    format_initial,
-    parse_initial,
-    show_value,
-    to_whole,
-)
+from pyspark_tseries.model.ranges import NO_EVENTS, Point, format_initial, parse_initial, to_whole
 from pyspark_tseries.model.series_choice import SeriesChoice, parse_choice, parse_name
 from pyspark_tseries.read.delivery import (
     InitialEvents,

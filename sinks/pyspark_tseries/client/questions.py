@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pyspark_timestream.core.instants import datetime_to_us
+from pyspark_timestream.errors import show_value
 from pyspark_tseries.client import sql
 from pyspark_tseries.client.range_query import RangeQuery
 from pyspark_tseries.client.results import QueryResult
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.ranges import datetime_to_us, show_value, to_whole
+from pyspark_tseries.model.ranges import to_whole
 from pyspark_tseries.model.series_choice import parse_choice, parse_name
 from pyspark_tseries.read.view import View
 
@@ -64,7 +66,7 @@ class Questions(ABC):
         number = to_whole(count)
         if number < 1:
             raise InvalidQuery(f"count {number} is below 1", "1 or more", "correct it")
-        at_us = None if at is None else datetime_to_us(at, "at")
+        at_us = None if at is None else datetime_to_us(at, InvalidQuery, "at")
         names = () if columns is None else columns
         is_one = isinstance(names, str) or not isinstance(names, Iterable)
         wanted = RangeQuery().columns(*([names] if is_one else names)).wanted
@@ -102,7 +104,7 @@ class Questions(ABC):
             PermissionDenied: the author may not ask for the past (`query_obsolete`).
         """
         if isinstance(moment, datetime):
-            return StoreAsOf(self._view().at_time(datetime_to_us(moment)))
+            return StoreAsOf(self._view().at_time(datetime_to_us(moment, InvalidQuery)))
         try:
             number = to_whole(moment)
         except InvalidQuery:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import MIN_US
-from pyspark_timestream.errors import compose_message
+from pyspark_timestream.errors import compose_message, show_value
 from pyspark_tseries.errors import InvalidQuery, PermissionDenied
 from pyspark_tseries.model.arrays import NEVER_US, BoolArray, Int64Array, encode_runs, to_int64
 from pyspark_tseries.model.columns import (
@@ -36,7 +36,7 @@ from pyspark_tseries.model.columns import (
     result_schema,
     show_columns,
 )
-from pyspark_tseries.model.ranges import Query, min_retained, show_value
+from pyspark_tseries.model.ranges import Query, min_retained
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.scan import may_hide, select_visible, take_latest_edits
 from pyspark_tseries.read.view import View, list_series

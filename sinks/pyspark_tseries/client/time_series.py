@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -16,8 +17,8 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import to_datetime
-from pyspark_timestream.errors import wrap_methods
+from pyspark_timestream.core.instants import datetime_to_us, to_datetime
+from pyspark_timestream.errors import show_value, wrap_methods
 from pyspark_tseries.client.convert import (
     convert_value,
     parse_duration_argument,
@@ -57,13 +58,7 @@ from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.model.policy import ensure_owner, parse_policy
 from pyspark_tseries.model.properties import new_properties, tseries_properties
-from pyspark_tseries.model.ranges import (
-    RetainedRange,
-    datetime_to_us,
-    format_range,
-    show_value,
-    to_whole,
-)
+from pyspark_tseries.model.ranges import RetainedRange, format_range, to_whole
 from pyspark_tseries.model.widening import fits
 from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.read.view import View
@@ -301,7 +296,7 @@ class TimeSeries(Questions):
         future = FutureLimit(parse_max_future(max_future))
         us = None
         if timestamp is not None:
-            us = datetime_to_us(timestamp, "timestamp", IncompatibleValue)
+            us = datetime_to_us(timestamp, IncompatibleValue, "timestamp")
         if expected_sequence is None and if_newest is None:
             return self._append_one(series, value, us, None, future)
         if expected_sequence is not None:
@@ -734,7 +729,7 @@ class TimeSeries(Questions):
     ) -> EventMetadata:
         """Call `add` if the condition holds, again whenever the series changes in the meantime."""
         policy = self._store.retrying
-        _check_name(series)
+        _convert_name(series)
         for attempt in range(policy.commits):
             view = self._view()
             rows, index = view.newest(series)
@@ -766,9 +761,9 @@ class TimeSeries(Questions):
         *,
         expected: Expected | None = None,
     ) -> EventMetadata:
-        _check_name(series)
+        name = _convert_name(series)
         staged, values = self._convert_value(value)
-        metadata = (pa.array([series]), pa.array([stamp], INSTANT), pa.nulls(1, pa.string()))
+        metadata = (name, pa.array([stamp], INSTANT), pa.nulls(1, pa.string()))
         columns = [*metadata, pa.array([original], pa.int64()), *values]
         rows = pa.Table.from_arrays(columns, schema=staged)
         batch = Batch(rows, "fail", self._author, future=future, expected=expected)
@@ -837,11 +832,14 @@ def _parse_author(author: str | None) -> str:
     return author_or_user(author)
 
 
-def _check_name(series: str) -> None:
-    if not is_valid_text(series):
-        raise IncompatibleValue(
-            f"series {show_value(series)} is not the name of a series", "a text", "correct it"
-        )
+def _convert_name(series: str) -> pa.Array:
+    """Return a column with the name of a series; raise IncompatibleValue if it is none."""
+    with contextlib.suppress(UnicodeEncodeError):  # Half a character, as a surrogate.
+        if isinstance(series, str):
+            return pa.array([series], pa.string())
+    raise IncompatibleValue(
+        f"series {show_value(series)} is not the name of a series", "a text", "correct it"
+    )
 
 
 def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -> TimeSeries:

@@ -19,12 +19,14 @@ from pyspark_timestream.core.instants import (
     DAY_US,
     FINAL_US,
     MIN_US,
+    datetime_to_us,
+    from_datetime,
     parse_duration,
+    timedelta_to_us,
     to_datetime,
 )
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import Int64Array
-from pyspark_tseries.model.ranges import datetime_to_us, timedelta_to_us
 
 DEFAULT_ORIGIN_US: Final = 946_857_600_000_000
 """2000-01-03T00:00:00Z, a Monday."""
@@ -224,7 +226,7 @@ def parse_buckets(
         )
     origin_us = DEFAULT_ORIGIN_US
     if origin is not None:
-        origin_us = datetime_to_us(origin)
+        origin_us = datetime_to_us(origin, InvalidQuery)
         origin_us += 0 if name is None else _offset(name, origin_us)
     elif months:
         origin_us -= 2 * DAY_US
@@ -245,7 +247,11 @@ def _parse_width(width: str | timedelta) -> tuple[int, int]:
     else:
         months = 0
         try:
-            us = timedelta_to_us(width) if isinstance(width, timedelta) else parse_duration(width)
+            us = (
+                timedelta_to_us(width, InvalidQuery)
+                if isinstance(width, timedelta)
+                else parse_duration(width)
+            )
         except (ValueError, AttributeError):
             us = 0
     if us <= 0 and not 0 < months <= 12 * 10_000:
@@ -308,10 +314,10 @@ def _segments(zone: str, low: int, high: int) -> list[tuple[int, int, int]]:
 @lru_cache(maxsize=4096)
 def _transitions(zone: str, year: int) -> tuple[int, ...]:
     """Return the times of a year at which the offset of `zone` changes; one a day at most."""
-    first = max(datetime_to_us(datetime(year, 1, 1, tzinfo=UTC)), MIN_US + DAY_US)
+    first = max(from_datetime(datetime(year, 1, 1, tzinfo=UTC)), MIN_US + DAY_US)
     end = FINAL_US - DAY_US
     if year < 9999:
-        end = min(datetime_to_us(datetime(year + 1, 1, 1, tzinfo=UTC)), end)
+        end = min(from_datetime(datetime(year + 1, 1, 1, tzinfo=UTC)), end)
     days = [*range(first, end, DAY_US), end]
     offsets = [_offset(zone, day) for day in days]
     return tuple(

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from pyspark_timestream.errors import show_value
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.buckets import Buckets
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.ranges import show_value
 
 FUNCTIONS: Final = (
     *("mean", "min", "max", "sum", "count", "first", "last", "median", "time_weighted_mean"),

@@ -26,10 +26,12 @@ from pyspark_timestream.core.instants import (
     HOUR_US,
     MINUTE_US,
     SECOND_US,
-    from_datetime,
+    datetime_to_us,
     parse_duration,
     parse_instant,
+    timedelta_to_us,
 )
+from pyspark_timestream.errors import show_value
 from pyspark_tseries.errors import InvalidQuery, TseriesError
 from pyspark_tseries.model.arrays import Int64Array
 
@@ -42,9 +44,6 @@ QUERY_KINDS: Final = ("values", "allEdits", "latestEdits")
 
 _MAX_VALUE: Final = 2**61
 """Every sequence, count and duration is below this, so arithmetic stays in 64 bits."""
-
-_MAX_SHOWN: Final = 80
-"""A message shows at most this many characters of a value."""
 
 _RELATIVE: Final = re.compile(r"(last|next|previous)\s+(.+)", re.IGNORECASE | re.DOTALL | re.ASCII)
 _SEQUENCE: Final = re.compile(r"sequence\s+(-?[0-9]+)", re.IGNORECASE | re.ASCII)
@@ -143,14 +142,14 @@ def _parse_relative(word: str, amount: str) -> Point:
 def point_at(end: object) -> Point:
     """Return the point on an event: a sequence, or an aware datetime."""
     if isinstance(end, datetime):
-        return Point("time", datetime_to_us(end))
+        return Point("time", datetime_to_us(end, InvalidQuery))
     return Point("sequence", to_whole(end))
 
 
 def point_off(word: str, amount: object) -> Point:
     """Return the point `amount` events, or that time, in the direction of `word`."""
     if isinstance(amount, timedelta):
-        return Point(f"{word}_us", timedelta_to_us(amount))
+        return Point(f"{word}_us", timedelta_to_us(amount, InvalidQuery))
     return Point(f"{word}_count", to_whole(amount))
 
 
@@ -161,47 +160,6 @@ def to_whole(
     if isinstance(number, Integral) and not isinstance(number, bool):
         return int(number)
     raise refuse(f"{show_value(number)} is not a {kind}", "an int", "correct it")
-
-
-def datetime_to_us(
-    time: object, name: str = "time", refuse: type[TseriesError] = InvalidQuery
-) -> int:
-    """Convert an aware datetime to microseconds; raise `refuse` for all other values."""
-    if not isinstance(time, datetime):
-        raise refuse(
-            f"{name} {show_value(time)} is not a datetime", "an aware datetime", "convert it"
-        )
-    if time.tzinfo is None:
-        raise refuse(
-            f"{name} {time!r} has no time zone, so it could be any instant",
-            "an aware datetime",
-            f"give it one, such as {name}.replace(tzinfo=UTC)",
-        )
-    _refuse_nanoseconds(time, getattr(time, "nanosecond", 0), name, refuse)
-    return from_datetime(time)
-
-
-def timedelta_to_us(duration: timedelta) -> int:
-    """Return the microseconds of `duration`; raise InvalidQuery for nanoseconds of pandas."""
-    _refuse_nanoseconds(duration, getattr(duration, "nanoseconds", 0), "duration", InvalidQuery)
-    return duration // timedelta(microseconds=1)
-
-
-def _refuse_nanoseconds(
-    value: object, nanoseconds: int, name: str, refuse: type[TseriesError]
-) -> None:
-    if nanoseconds:
-        raise refuse(
-            f"{name} {value!r} is finer than a microsecond",
-            "whole microseconds",
-            f"round it, such as with {name}.floor('us')",
-        )
-
-
-def show_value(value: object) -> str:
-    """Return a value as text of bounded length."""
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 _UNITS_US: Final = {

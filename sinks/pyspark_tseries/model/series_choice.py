@@ -9,9 +9,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.errors import show_value
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.columns import is_valid_text
-from pyspark_tseries.model.ranges import show_value
 
 _WILDCARD: Final = re.compile(r"[*?\[]")
 

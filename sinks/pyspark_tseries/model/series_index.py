@@ -79,6 +79,8 @@ class SeriesIds:
 
     def add(self, names: Sequence[str]) -> Int64Array:
         """Return the ids of the distinct `names`; unknown names get the next ones."""
+        if len(names) == 1:
+            return np.array([self._ids.setdefault(names[0], len(self._ids))])
         if not self._ids:
             self._ids.update(zip(names, range(len(names)), strict=True))
             return np.arange(len(names))

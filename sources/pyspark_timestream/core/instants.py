@@ -5,6 +5,7 @@ microseconds too, and may be negative. One *tick* is one microsecond, Spark's re
 """
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -14,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from pyspark_timestream.errors import show_value
 
 Instants = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -184,6 +187,41 @@ def from_datetime(moment: datetime) -> int:
 def to_datetime(us: int) -> datetime:
     """Return the instant as an aware datetime in UTC."""
     return _EPOCH + timedelta(microseconds=us)
+
+
+Refuse = Callable[[str, str, str], Exception]
+"""Makes an error of the problem, what is accepted, and the next step."""
+
+
+def datetime_to_us(time: object, refuse: Refuse, name: str = "time") -> int:
+    """Convert an aware datetime to microseconds; raise what `refuse` makes for all other values."""
+    if not isinstance(time, datetime):
+        raise refuse(
+            f"{name} {show_value(time)} is not a datetime", "an aware datetime", "convert it"
+        )
+    if time.tzinfo is None:
+        raise refuse(
+            f"{name} {time!r} has no time zone, so it could be any instant",
+            "an aware datetime",
+            f"give it one, such as {name}.replace(tzinfo=UTC)",
+        )
+    _refuse_nanoseconds(time, getattr(time, "nanosecond", 0), name, refuse)
+    return from_datetime(time)
+
+
+def timedelta_to_us(duration: timedelta, refuse: Refuse) -> int:
+    """Return the microseconds of `duration`; raise what `refuse` makes for pandas' nanoseconds."""
+    _refuse_nanoseconds(duration, getattr(duration, "nanoseconds", 0), "duration", refuse)
+    return duration // _TICK
+
+
+def _refuse_nanoseconds(value: object, nanoseconds: int, name: str, refuse: Refuse) -> None:
+    if nanoseconds:
+        raise refuse(
+            f"{name} {value!r} is finer than a microsecond",
+            "whole microseconds",
+            f"round it, such as with {name}.floor('us')",
+        )
 
 
 def format_instant(us: int) -> str:

@@ -1,6 +1,7 @@
 """The head of a store is a fold over its commits, whatever was written as snapshot or delta."""
 
 import dataclasses
+import io
 
 import pyarrow as pa
 import pytest
@@ -52,6 +53,17 @@ def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
         names = [*expected, "never seen"]
         assert loaded.lookup(names)["last_sequence"].tolist() == [*expected.values(), NO_SEQUENCE]
         assert loaded.metadata == head.metadata
+
+
+@pytest.mark.parametrize("names", [[], ["a"], ["", "\u00e9"], [str(n) for n in range(63)]])
+def test_a_small_head_is_byte_for_byte_the_stream_that_arrow_writes(names):
+    change = delta(names, len)
+    note = next_metadata(SeriesIndex(), None, now_us=1, rows=len(names))
+    _, table = advance_index(SeriesIndex(), change, note)
+    written = io.BytesIO()
+    with pa.ipc.new_stream(written, table.schema) as writer:
+        writer.write_table(table)
+    assert head_files._format_head(table) == written.getvalue()
 
 
 @given(
