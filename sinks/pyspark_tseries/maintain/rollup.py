@@ -647,7 +647,7 @@ class _Run:
 
     @property
     def _value_names(self) -> list[str]:
-        return [each.name for each in self._settings.aggregates]
+        return [aggregate.name for aggregate in self._settings.aggregates]
 
     def _find_first_buckets(self, names: Sequence[str], group: KeyRange) -> dict[str, int]:
         """Return the bucket of the first visible original of series that have lost some."""

@@ -127,7 +127,7 @@ def correct_late(
     refuse_without_ctis(opened)
     AccessCheck(opened.settings.policy, author).require("update", "correct windows")
     _check_violation(late)
-    if REASON not in [each.name for each in opened.values]:
+    if REASON not in [column.name for column in opened.values]:
         add_columns(opened, [pa.field(REASON, pa.string())])
     length_us = parse_duration(window)
     rules = WindowRules(

@@ -248,7 +248,7 @@ class ClassicStep:
     @lazy
     def inputs(self) -> Sequence["ClassicStep"]:
         """The operators below."""
-        return [ClassicStep(each, self._jvm, self._tables) for each in self._children]
+        return [ClassicStep(child, self._jvm, self._tables) for child in self._children]
 
     @property
     def is_stream(self) -> bool:
@@ -355,7 +355,7 @@ def _read_condition(expression: Any, column: str, is_null: IsNull) -> Condition:
         read = _read_id(expression)
         return Condition("CTI" if read == column else "NULL" if is_null(read) else name)
     children = _iterate(expression.children())
-    inputs = tuple(_read_condition(each, column, is_null) for each in children)
+    inputs = tuple(_read_condition(child, column, is_null) for child in children)
     value = None
     if name == "Literal":
         value = expression.value()
@@ -605,7 +605,7 @@ def _list_names(expression: Any) -> list[str]:
         return [_read_name(expression)]
     if kind == "expression_string":
         return _WORD.findall(expression.expression_string.expression)
-    return [name for each in _list_messages(expression) for name in _list_names(each)]
+    return [name for message in _list_messages(expression) for name in _list_names(message)]
 
 
 def _list_messages(message: Any) -> Iterator[Any]:
@@ -643,7 +643,7 @@ def _read_expression(
         is_bool = expression.literal.WhichOneof("literal_type") == "boolean"
         return Condition("Literal", value=expression.literal.boolean if is_bool else None)
     messages = _list_messages(expression)
-    inputs = tuple(_read_expression(each, is_null, column) for each in messages)
+    inputs = tuple(_read_expression(message, is_null, column) for message in messages)
     if kind == "unresolved_function":
         name = expression.unresolved_function.function_name.lower()
         return Condition(_FUNCTIONS.get(name, name), inputs)

@@ -58,10 +58,10 @@ def format_report(
 def to_json(report: Lateness) -> str:
     """Format a report as one JSON object; durations are in microseconds."""
     rows = []
-    for each in report.delays:
-        row = build_row(each, report.sampled_every)
+    for delay in report.delays:
+        row = build_row(delay, report.sampled_every)
         named = {f"{name}_us" if name in DURATIONS else name: cell for name, cell in row.items()}
-        rows.append({"delay": _format_delay(each), **named})
+        rows.append({"delay": _format_delay(delay), **named})
     lossless, nearly = report.find_lossless(), report.find_nearly_lossless()
     fields = {
         "topics": list(report.topics),
@@ -78,7 +78,7 @@ def to_json(report: Lateness) -> str:
 
 def _format_head(report: Lateness) -> list[str]:
     least = report.delays[0]
-    topics = ", ".join(f"'{each}'" for each in report.topics)
+    topics = ", ".join(f"'{topic}'" for topic in report.topics)
     lines = [
         f"Topic {topics}: {format_count(len(least.partitions), 'partition')}, "
         f"{format_count(least.events, 'event')}"
@@ -162,7 +162,7 @@ def _format_remarks(report: Lateness, options: Mapping[str, str]) -> list[str]:
         lines.append("No event was behind: even without a delay no row would have been late.")
     if len(report.delays[0].partitions) > 1:
         lines.append("Each partition waits by itself: a stream's results wait for the slowest one.")
-    return [*lines, *(f"Note: {each}" for each in report.notes)]
+    return [*lines, *(f"Note: {note}" for note in report.notes)]
 
 
 def _format_advice(report: Lateness, options: Mapping[str, str]) -> list[list[str]]:

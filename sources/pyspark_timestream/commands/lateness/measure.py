@@ -164,16 +164,16 @@ class Lateness:
 
     def find_lossless(self) -> DelayResult | None:
         """Return the smallest delay without late events; None if each has some."""
-        return next((each for each in self.delays if not each.late), None)
+        return next((delay for delay in self.delays if not delay.late), None)
 
     def find_nearly_lossless(self) -> DelayResult | None:
         """Return the smallest delay with late events, but fewer than 0.1 %; None without one."""
-        return next((each for each in self.delays if 0 < each.late_share < _FEW), None)
+        return next((delay for delay in self.delays if 0 < delay.late_share < _FEW), None)
 
 
 def build_table(report: Lateness) -> pa.Table:
     """Build the table that `measure_lateness` returns: one row for each delay, in order."""
-    rows = [build_row(each, report.sampled_every) for each in report.delays]
+    rows = [build_row(delay, report.sampled_every) for delay in report.delays]
     return pa.Table.from_pylist(rows, schema=_SCHEMA)
 
 

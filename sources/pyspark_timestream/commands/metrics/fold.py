@@ -344,10 +344,10 @@ def _list_own(progress: Mapping[str, Any]) -> Iterator[Sample]:
     watermark_us = read_watermark(progress)
     if watermark_us is not None:
         yield Sample(QUERY.WATERMARK, (), watermark_us / SECOND_US)
-    for each in read_operators(progress):
-        place: Attributes = (("operator", each.operator),)
-        yield Sample(QUERY.STATE_ROWS, place, each.rows)
-        yield Sample(QUERY.STATE_MEMORY, place, each.memory or 0)
+    for operator in read_operators(progress):
+        place: Attributes = (("operator", operator.operator),)
+        yield Sample(QUERY.STATE_ROWS, place, operator.rows)
+        yield Sample(QUERY.STATE_MEMORY, place, operator.memory or 0)
 
 
 def _read_source(all_numbers: QueryNumbers, place: int, report: Any, most: int) -> QueryNumbers:
@@ -395,7 +395,7 @@ def _put(state: MetricsState, query: QueryNumbers) -> MetricsState:
 
 
 def _note_ended(state: MetricsState, run: str) -> MetricsState:
-    runs = (*(each for each in state.ended_runs if each != run), run)
+    runs = (*(ended_run for ended_run in state.ended_runs if ended_run != run), run)
     return replace(state, ended_runs=runs[-_MAX_ENDED_RUNS:])
 
 

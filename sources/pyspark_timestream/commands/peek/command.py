@@ -175,7 +175,9 @@ def to_json(report: TopicReport) -> str:
         "offsets": sample.offsets,
         "records": len(sample),
         "timestamps": _find_timestamps(report),
-        "payloads": {each.side: _describe(report, each) for each in report.detections},
+        "payloads": {
+            detection.side: _describe(report, detection) for detection in report.detections
+        },
         "columns": list(report.columns),
         "hidden_fields": report.secrets,
         "rows": [
@@ -183,7 +185,7 @@ def to_json(report: TopicReport) -> str:
             for cells in _format_rows(report)
         ],
         "malformed": dict(report.malformed),
-        "candidates": [_list_candidate(each) for each in report.candidates],
+        "candidates": [_list_candidate(candidate) for candidate in report.candidates],
         "options": {name: hide_option(name, text) for name, text in report.options.items()},
         "notes": list(report.notes),
     }
@@ -203,10 +205,10 @@ def _format_head(report: TopicReport) -> list[str]:
     stamps = _find_timestamps(report)
     if stamps:
         lines.append(f"Their timestamps: {stamps[0]} to {stamps[1]}")
-    for each in report.detections:
-        lines.append(f"{each.side.title()}s: {_format_detection(each)}")
-        if each.side in report.readers:
-            lines.append(f"  read by {_format_reader(report.readers[each.side])}")
+    for detection in report.detections:
+        lines.append(f"{detection.side.title()}s: {_format_detection(detection)}")
+        if detection.side in report.readers:
+            lines.append(f"  read by {_format_reader(report.readers[detection.side])}")
     for reason, rows in report.malformed.items():
         lines.append(f"Malformed {reason}, in {rows} of {count} records")
     if report.secrets:
@@ -218,7 +220,7 @@ def _format_head(report: TopicReport) -> list[str]:
 
 
 def _find_timestamps(report: TopicReport) -> tuple[str, str] | None:
-    timestamps = [each for each in report.candidates if each.kind == "record"]
+    timestamps = [candidate for candidate in report.candidates if candidate.kind == "record"]
     return (
         (format_instant(timestamps[0].first_us), format_instant(timestamps[0].last_us))
         if timestamps
@@ -319,11 +321,11 @@ def _format_bytes(value: bytes) -> str:
 
 def _format_candidates(report: TopicReport) -> list[list[str]]:
     rows = [["startTime", "is", "timeUnit", "records", "against the record's", "from", "to"]]
-    for each in report.candidates:
-        times = [format_instant(each.first_us), format_instant(each.last_us)]
-        readable = f"{each.readable} of {len(report.sample)}"
-        lag = "" if each.kind == "record" else format_lag(each)
-        rows.append([each.source, each.kind, each.unit, readable, lag, *times])
+    for candidate in report.candidates:
+        times = [format_instant(candidate.first_us), format_instant(candidate.last_us)]
+        readable = f"{candidate.readable} of {len(report.sample)}"
+        lag = "" if candidate.kind == "record" else format_lag(candidate)
+        rows.append([candidate.source, candidate.kind, candidate.unit, readable, lag, *times])
     return rows
 
 

@@ -237,7 +237,9 @@ def _are_longs(contents: pa.Array) -> bool:
 def _note_form(payloads: Payloads) -> tuple[str, ...]:
     """Note the form of most payloads if they are nearly JSON objects, or contain them."""
     contents = [each for each in payloads.contents.to_pylist() if each is not None]
-    forms = Counter(name_value_form(each) for each in contents if parse_object(each) is None)
+    forms = Counter(
+        name_value_form(content) for content in contents if parse_object(content) is None
+    )
     form, count = next(iter(forms.most_common(1)), (ValueForm(""), 0))
     if 2 * count <= len(contents) or not form.is_near:
         return ()

@@ -274,8 +274,10 @@ def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
     payloads = [Payloads(side, sample.payloads(side), sample.headers()) for side in SIDES]
     registry = _find_registry(given)
     asked = {
-        each.side: ask_registry(registry, list_keys(each), given.get(f"{each.side}Subject"))
-        for each in payloads
+        payload.side: ask_registry(
+            registry, list_keys(payload), given.get(f"{payload.side}Subject")
+        )
+        for payload in payloads
     }
     problems = dict.fromkeys(each.problem for each in asked.values() if each.problem)
     notes = list(problems)
@@ -315,9 +317,9 @@ def _blank_unusable(sample: Sample, detections: Iterable[Detection]) -> Sample:
     for partition, block in sample.blocks:
         rows = slice(first, first + len(block.offsets))
         first = rows.stop
-        for each in detections:
-            if any(each.unusable[rows]):
-                mask, name = np.array(each.unusable[rows]), f"{each.side}s"
+        for detection in detections:
+            if any(detection.unusable[rows]):
+                mask, name = np.array(detection.unusable[rows]), f"{detection.side}s"
                 kept = pa.array(np.arange(len(mask)), mask=mask)
                 block = block._replace(**{name: getattr(block, name).take(kept)})
         blocks.append((partition, block))
@@ -399,7 +401,7 @@ def _read_rows(
         payload = read_payload(options, projection, block)
         for side, decoded in (("value", payload.values), ("key", payload.keys)):
             if decoded is not None:
-                reasons.update(f"{side}: {REASONS[each]}" for each in decoded.reasons if each)
+                reasons.update(f"{side}: {REASONS[reason]}" for reason in decoded.reasons if reason)
         _, result = step(replace(options.rules, policy=KEEP_ALL), PartitionState(), payload.events)
         every = np.ones(len(block.offsets), dtype=np.bool_)
         none = np.empty(0, dtype=np.int64)

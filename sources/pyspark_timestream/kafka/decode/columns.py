@@ -189,7 +189,7 @@ def _find_condition(
 def strip_key_prefix(options: KafkaOptions, fields: pa.Schema) -> pa.Schema:
     """Rename the columns `fields` of the key to their paths in the key."""
     skipped = len(options.key_prefix)
-    return pa.schema([each.with_name(each.name[skipped:]) for each in fields])
+    return pa.schema([field.with_name(field.name[skipped:]) for field in fields])
 
 
 def _find_dead_letter(options: KafkaOptions, column: pa.Field) -> str | None:

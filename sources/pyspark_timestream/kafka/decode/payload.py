@@ -246,8 +246,8 @@ def _read_pieces(
 
 def _join_texts(pieces: list[pa.Array]) -> pa.Array:
     """Join pieces; those that are no texts become nulls."""
-    texts = [each if pa.types.is_string(each.type) else pa.nulls(len(each)) for each in pieces]
-    return pa.concat_arrays([*(each.cast(pa.string()) for each in texts), pa.nulls(0, pa.string())])
+    texts = [piece if pa.types.is_string(piece.type) else pa.nulls(len(piece)) for piece in pieces]
+    return pa.concat_arrays([*(text.cast(pa.string()) for text in texts), pa.nulls(0, pa.string())])
 
 
 def _name_writers(piece: pa.Array) -> pa.Array:
@@ -312,7 +312,9 @@ def _read_times(
     if source.kind == "timestamp":
         return read_record_times(block.timestamps_ms)
     pieces = _read_pieces(source, block, values) or [pa.array([], pa.string())]
-    times, valid = zip(*(read_value_times(each, options.time_unit) for each in pieces), strict=True)
+    times, valid = zip(
+        *(read_value_times(piece, options.time_unit) for piece in pieces), strict=True
+    )
     return np.concatenate(times), np.concatenate(valid)
 
 

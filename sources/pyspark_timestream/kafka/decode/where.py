@@ -366,7 +366,7 @@ class _Typing:
         every = [_make_value(each) for each in node.inputs[1:] if isinstance(each, Constant)]
         values = [each for each in every if each.type != pa.null()]
         common = _find_common(operand, values)
-        cast = tuple(_cast_value(each, common).value for each in values)
+        cast = tuple(_cast_value(value, common).value for value in values)
         if pa.types.is_floating(common):
             cast = tuple(each + 0.0 for each in cast)
         return _In(operand, cast, len(values) < len(every), common)
@@ -394,7 +394,7 @@ def _find(name: str, columns: Mapping[str, Any]) -> str | None:
     """Find a column by its name, in any case if only one has it so."""
     if name in columns:
         return name
-    alike = [each for each in columns if each.lower() == name.lower()]
+    alike = [column for column in columns if column.lower() == name.lower()]
     if len(alike) > 1:
         raise _Wrong(f"'{name}' may be {' or '.join(alike)}", "write the name as it is")
     return alike[0] if alike else None

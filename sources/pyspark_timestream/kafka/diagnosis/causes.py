@@ -77,7 +77,7 @@ def diagnose(
     if not last.offset.final:
         rules += _find_blockers(history, far)
     warnings, seen = recall_warnings(last.offset.warnings), {each.kind for each in rules}
-    rules += [each for each in warnings if seen.isdisjoint(_list_refined(each))]
+    rules += [warning for warning in warnings if seen.isdisjoint(_list_refined(warning))]
     unread = {part for part, size in count_remaining(history).items() if size}
     if last.offset.final:
         rules.append(_report_end(history, failed or bool(rules)))

@@ -351,7 +351,7 @@ def find_new_warnings(before: Warnings, after: Warnings) -> list[Diagnosis]:
 
 def recall_warnings(warnings: Warnings) -> list[Diagnosis]:
     """Return the diagnoses of the warnings that hold."""
-    return [_recall(each) for each in warnings if each.holds and each.kind in _KNOWN]
+    return [_recall(warning) for warning in warnings if warning.holds and warning.kind in _KNOWN]
 
 
 def _recall(given: GivenWarning) -> Diagnosis:
@@ -360,7 +360,7 @@ def _recall(given: GivenWarning) -> Diagnosis:
 
 def add_details(diagnoses: Iterable[Diagnosis], warnings: Warnings) -> list[Diagnosis]:
     """Add to each diagnosis the detail and advice that its warning was given with."""
-    by_kind = {each.kind: each for each in warnings}
+    by_kind = {warning.kind: warning for warning in warnings}
     told = []
     for each in diagnoses:
         given = by_kind.get(each.kind)

@@ -293,7 +293,7 @@ def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, An
         return "the record has no timestamp", None
     if source.kind == "header":
         headers = (block.headers[row].as_py() if block.headers is not None else None) or []
-        values = [each["value"] for each in headers if each["key"] == source.name]
+        values = [header["value"] for header in headers if header["key"] == source.name]
         if not values:
             return (
                 f"there is no header '{source.name}'{_list_names('header', headers, 'key')}",
@@ -380,7 +380,7 @@ def _describe_non_object(value: bytes) -> str:
 
 
 def _list_names(what: str, things: Sequence[dict[str, Any]], key: str) -> str:
-    names = [f"'{_mask_unprintable(str(each[key])[:40])}'" for each in things[:_MAX_NAMES]]
+    names = [f"'{_mask_unprintable(str(thing[key])[:40])}'" for thing in things[:_MAX_NAMES]]
     if not names:
         return f", nor any {what}"
     more = f" and {len(things) - _MAX_NAMES} more" if len(things) > _MAX_NAMES else ""

@@ -148,7 +148,7 @@ class Warner:
         ]
         warnings = update_warnings(
             previous.warnings,
-            [told for each in diagnoses if (told := self._adapt(each, now.bounded))],
+            [told for diagnosis in diagnoses if (told := self._adapt(diagnosis, now.bounded))],
             lambda each: self._get_detail(each, now),
         )
         self._last_update = batch, now_us, warnings
@@ -198,7 +198,7 @@ class Warner:
         partition_offset = PartitionOffset(position, position, state, malformed_values=malformed)
         alone = replace(now, partitions={part: partition_offset})
         diagnoses = find_warnings((BatchRecord(0, alone),), 0)
-        return [replace(each, scope="of its newest records") for each in diagnoses]
+        return [replace(diagnosis, scope="of its newest records") for diagnosis in diagnoses]
 
     def _adapt(self, diagnosis: Diagnosis, bounded: bool) -> Diagnosis | None:
         """Adapt a diagnosis to options that offsets do not contain; None: give no warning.
@@ -280,7 +280,11 @@ _DESCRIPTIONS: Final[Mapping[Kind, DescribeBlock]] = {
 
 
 def _recall_start_at_end(previous: StreamOffset) -> list[Diagnosis]:
-    return [each for each in recall_warnings(previous.warnings) if each.kind is Kind.START_AT_END]
+    return [
+        warning
+        for warning in recall_warnings(previous.warnings)
+        if warning.kind is Kind.START_AT_END
+    ]
 
 
 def warn_about_read(
@@ -389,7 +393,9 @@ def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagno
     mistakes = [*find_malformed_events((last,), MOST), *find_malformed_values((last,), MOST)]
     ever = [*find_malformed_events((whole,)), *find_malformed_values((whole,))]
     levels = {each.kind: each.level for each in ever}
-    return [replace(each, scope="lately", level=levels.get(each.kind, 0)) for each in mistakes]
+    return [
+        replace(mistake, scope="lately", level=levels.get(mistake.kind, 0)) for mistake in mistakes
+    ]
 
 
 def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> PartitionOffset:

@@ -238,7 +238,7 @@ def read_registered(rules: PayloadRules, schema: RegisteredSchema) -> ReaderSche
     if rules.format == "avro":
         return _create_reader(inline_references(schema), rules.message or "")
     main = schema.text.encode()
-    references = {each.name: each.text.encode() for each in schema.references}
+    references = {reference.name: reference.text.encode() for reference in schema.references}
     message = rules.message or find_message_name(main, _FIRST_MESSAGE) or ""
     descriptor_set = normalize(build_descriptor_set(main, references), message)
     return _create_reader(base64.b64encode(descriptor_set).decode(), message)

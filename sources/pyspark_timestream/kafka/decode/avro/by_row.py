@@ -173,8 +173,8 @@ class RowReader:
         readers = [self._build(field) for field, _ in step.fields]
 
         def read(row: _Row) -> None:
-            for each in readers:
-                each(row)
+            for reader in readers:
+                reader(row)
 
         def read_deeper(row: _Row) -> None:
             row.depth += 1

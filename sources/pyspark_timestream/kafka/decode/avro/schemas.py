@@ -79,7 +79,7 @@ class AvroReader:
         if not self.record:
             return parsed
         roots = parsed.schema if isinstance(parsed.schema, list) else [parsed.schema]
-        names = [find_name(parsed.look_up(each)) for each in roots]
+        names = [find_name(parsed.look_up(root)) for root in roots]
         if self.record not in names:
             raise SchemaRefused(
                 f"the reader's schema is not of the record '{self.record}'",
@@ -160,7 +160,7 @@ def _tidy(schema: Any) -> Any:
     """
     if isinstance(schema, list):
         branches = [_tidy(each) for each in schema]
-        if any(isinstance(each, list) for each in branches):
+        if any(isinstance(branch, list) for branch in branches):
             raise ValueError("a union is a branch of a union")
         return branches
     if not isinstance(schema, dict):

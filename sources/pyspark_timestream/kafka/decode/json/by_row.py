@@ -170,14 +170,14 @@ def _convert_objects(values: list[Any], target: pa.DataType) -> Converted:
 
 
 def _convert_lists(values: list[Any], target: pa.DataType) -> Converted:
-    lists: list[list[Any] | None] = [each if isinstance(each, list) else None for each in values]
+    lists: list[list[Any] | None] = [value if isinstance(value, list) else None for value in values]
     items = _convert([item for each in lists for item in each or ()], target.value_type)
     return build_repeated(target, [items], *_measure(lists))
 
 
 def _convert_maps(values: list[Any], target: pa.DataType) -> Converted:
     maps: list[dict[str, Any] | None] = [
-        each if isinstance(each, dict) else None for each in values
+        value if isinstance(value, dict) else None for value in values
     ]
     keys = _convert([key for each in maps for key in each or ()], target.key_type)
     items = _convert([v for each in maps for v in (each or {}).values()], target.item_type)
@@ -186,7 +186,7 @@ def _convert_maps(values: list[Any], target: pa.DataType) -> Converted:
 
 def _measure(values: Sequence[Sized | None]) -> tuple[Longs, Mask]:
     """Return each value's number of items, and a mask of the null values."""
-    lengths = np.array([len(each or ()) for each in values], np.int64)
+    lengths = np.array([len(value or ()) for value in values], np.int64)
     return lengths, np.array([each is None for each in values], np.bool_)
 
 

@@ -397,7 +397,9 @@ def plan_fields(reader: ProtobufReader, columns: pa.Schema, raw: tuple[str, ...]
         SchemaRefused: a column names no field, or has a type that the field cannot be read as; or
             one column reads a message's fields, and another one reads it as bytes.
     """
-    planned = [_plan(f"column '{each.name}'", reader, each.name, each.type) for each in columns]
+    planned = [
+        _plan(f"column '{column.name}'", reader, column.name, column.type) for column in columns
+    ]
     plans = Plans(planned, {name: _plan(f"field '{name}'", reader, name) for name in raw}, {})
     for name, plan in [*zip(columns.names, planned, strict=True), *plans.raw.items()]:
         tree = nest(parse_path(name), plan.tree)
