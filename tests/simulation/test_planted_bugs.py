@@ -1,17 +1,21 @@
 """The simulation can fail: it finds each of these small bugs, and within so many seeds."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulation.seeds import run_seeds
+from simulation.seeds import run_seeds, world_of
+from simulation.store import StoreWorld
+from simulation.wide import WideWorld
+from simulation.world import World
 
-from pyspark_timestream.kafka import reader
+from pyspark_timestream.kafka import reader, task
 from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.driver import bounds, driver
-from pyspark_timestream.kafka.offsets import next_offset, offset
+from pyspark_timestream.kafka.offsets import changes, next_offset, offset
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_tseries.storage import location
 from pyspark_tseries.store import store as stores
@@ -21,8 +25,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 
-SEEDS_TO_FIND = 40
-"""A planted bug is found by one of so many seeds at most."""
+SEEDS_TO_FIND = 15
+"""A planted bug is found by one of so many seeds of its kind of world at most."""
 
 FOREVER_S = 1e9
 
@@ -31,14 +35,14 @@ BUGS: dict[str, tuple[Callable[[Patch], object], list[int]]] = {}
 """Name -> how it is planted, and the seeds that look for it."""
 
 
-def bug(first: int = 0, *, of_store: bool = False) -> Callable[[Callable[[Patch], object]], None]:
-    """A bug that a test plants, and looks for from the seed `first` on."""
+def bug(
+    first: int = 0, *, of: type[World] = World, within: int = SEEDS_TO_FIND
+) -> Callable[[Callable[[Patch], object]], None]:
+    """A bug that a test plants, and looks for in worlds of a kind from the seed `first` on."""
 
     def add(plant: Callable[[Patch], object]) -> None:
-        BUGS[plant.__name__] = (
-            plant,
-            [seed for seed in range(first, first + SEEDS_TO_FIND) if (seed % 4 == 3) is of_store],
-        )
+        seeds = (seed for seed in itertools.count(first) if world_of(seed) is of)
+        BUGS[plant.__name__] = plant, list(itertools.islice(seeds, within))
 
     return add
 
@@ -166,14 +170,58 @@ def a_fetch_that_hung_goes_on_one_offset_later(patch: Patch) -> None:
     patch.setattr(range_reader.RangeReader, "_seek", skip)
 
 
-@bug(of_store=True)
+@bug(of=StoreWorld)
 def a_batch_that_is_stored_is_stored_again(patch: Patch) -> None:
     patch.setattr(stores, "is_replay", lambda *given: False)
 
 
-@bug(of_store=True)
+@bug(of=StoreWorld)
 def a_commit_is_acknowledged_before_it_is_on_the_disk(patch: Patch) -> None:
     patch.setattr(location, "_sync", lambda path: None)
+
+
+@bug(of=WideWorld)
+def an_imported_cti_takes_effect_at_once(patch: Patch) -> None:
+    real = next_offset.defer
+    patch.setattr(next_offset, "defer", lambda pending, end, cti_us: real(pending, 0, cti_us))
+
+
+@bug(of=WideWorld)
+def an_imported_cti_is_lost_where_it_waits(patch: Patch) -> None:
+    def release(pending: Any, position: int) -> Any:
+        return None, tuple(pair for pair in pending if pair[0] > position)
+
+    patch.setattr(next_offset, "release", release)
+
+
+@bug(60, of=WideWorld, within=60)
+def an_imported_cti_does_not_wait_for_what_metadata_lacks(patch: Patch) -> None:
+    def complete(self: Any, told: Any, partitions: Any) -> Any:
+        return {**dict.fromkeys(partitions, 0), **told}
+
+    patch.setattr(driver.StreamDriver, "_complete", complete)
+
+
+@bug(of=WideWorld)
+def a_filter_lets_everything_pass(patch: Patch) -> None:
+    patch.setattr(task, "find_wanted", lambda projection, processed: None)
+
+
+@bug(of=WideWorld)
+def a_changed_frequency_keeps_its_counter(patch: Patch) -> None:
+    patch.setattr(changes, "change_rules", lambda state, before, after: state)
+    patch.setattr(task, "change_rules", lambda state, before, after: state)
+
+
+@bug(of=WideWorld)
+def a_batch_that_runs_again_has_the_new_options(patch: Patch) -> None:
+    real = reader.replace
+
+    def keep(plan: Any, **named: Any) -> Any:
+        named.pop("settings", None)
+        return real(plan, **named)
+
+    patch.setattr(reader, "replace", keep)
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -1,11 +1,12 @@
-"""A Kafka cluster in memory: one topic, its logs and transactions, and what its answers may be.
+"""A Kafka cluster in memory: topics, their logs and transactions, and what its answers may be.
 
 Answers are late, lost, outdated or refused as those of a real cluster are: a partition may be
 missing from metadata, a broker that no longer leads tells an old end, an offset commit arrives long
 after it was given up. What was produced is never lost.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -38,11 +39,15 @@ PASSING = (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record that readers see; `mark` is the CTI of a punctuation, in milliseconds."""
+    """A record that readers see; `mark` is the CTI of a punctuation, in milliseconds.
+
+    `written` is when it was written, in the order of all records of the cluster.
+    """
 
     offset: int
     stamp_ms: int
     mark: int | None = None
+    written: int = 0
 
 
 @dataclass(slots=True)
@@ -54,6 +59,7 @@ class Log:
     end: int = 0
     open_records: list[Record] = field(default_factory=list)
     open_at: int | None = None
+    writings: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def stable_end(self) -> int:
@@ -62,7 +68,8 @@ class Log:
 
     def append(self, stamp_ms: int, mark: int | None = None, *, is_open: bool = False) -> None:
         """Add a record, to the open transaction or outside of it."""
-        (self.open_records if is_open else self.records).append(Record(self.end, stamp_ms, mark))
+        record = Record(self.end, stamp_ms, mark, next(self.writings))
+        (self.open_records if is_open else self.records).append(record)
         self.end += 1
 
     def begin_transaction(self) -> None:
@@ -84,6 +91,9 @@ class Cluster:
     def __init__(self, chance: Chance) -> None:
         self.chance = chance
         self.logs: dict[Partition, Log] = {}
+        self.writings = itertools.count()
+        self.made: dict[str, int] = {}
+        """How often a topic was created; topics that never were again are left out."""
         self.groups: dict[str, dict[Partition, tuple[int, str]]] = {}
         self.hidden: dict[Partition, int] = {}
         """Partitions that metadata lacks, and until when."""
@@ -93,6 +103,21 @@ class Cluster:
         self.keeps_ids = True
         """False if the request for topic ids may fail."""
         self.patience_s = 1.0
+
+    def create(self, partition: Partition) -> None:
+        """Create an empty partition."""
+        self.logs[partition] = Log(writings=self.writings)
+
+    def recreate(self, topic: str) -> dict[Partition, Log]:
+        """Delete a topic and create it again; return its old logs. Its groups' offsets go too."""
+        old = {each: log for each, log in self.logs.items() if each.topic == topic}
+        for partition in old:
+            self.create(partition)
+            self.outdated.pop(partition, None)
+            for kept in self.groups.values():
+                kept.pop(partition, None)
+        self.made[topic] = self.made.get(topic, 1) + 1
+        return old
 
     def heal(self) -> None:
         """End all trouble."""
@@ -171,6 +196,14 @@ class Cluster:
         return refused
 
 
+class _Id:
+    """A topic's id."""
+
+    def __init__(self, made: int) -> None:
+        self.get_most_significant_bits = lambda: made
+        self.get_least_significant_bits = lambda: 2
+
+
 def _done(answer: Any, error: int | None = None) -> "Future[Any]":
     future: Future[Any] = Future()
     if error is None:
@@ -199,32 +232,33 @@ class Client:
         return future.result(timeout=0)
 
     def list_topics(self, topic: str | None = None, timeout: float = 1) -> Any:
-        """Metadata of one topic, or of all."""
-        cluster = self._cluster
+        """Metadata of a topic."""
+        cluster, topic = self._cluster, topic or TOPIC
         cluster.request("list topics", timeout)
-        found = [each for each in cluster.logs if not cluster.is_hidden(each)]
+        found = [
+            each for each in cluster.logs if each.topic == topic and not cluster.is_hidden(each)
+        ]
         leaderless = found and cluster.chance.fails("no leader", 0.3)
         unled = cluster.chance.pick(found) if leaderless else None
         listed = SimpleNamespace(
-            topic=TOPIC,
+            topic=topic,
             error=None if found else KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART),
             partitions={
                 each.number: SimpleNamespace(leader=-1 if each == unled else 1) for each in found
             },
         )
-        return SimpleNamespace(topics={TOPIC: listed})
+        return SimpleNamespace(topics={topic: listed})
 
     def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Any]:
         """Topic ids."""
         cluster = self._cluster
+        names = topics.topic_names
         try:
             cluster.request("describe topics", request_timeout, 0.0 if cluster.keeps_ids else 1.0)
         except KafkaException as error:
-            return {TOPIC: _done(None, error.args[0].code())}
-        known = SimpleNamespace(
-            get_most_significant_bits=lambda: 1, get_least_significant_bits=lambda: 2
-        )
-        return {TOPIC: _done(SimpleNamespace(topic_id=known))}
+            return {name: _done(None, error.args[0].code()) for name in names}
+        ids = {name: _Id(cluster.made.get(name, 1)) for name in names}
+        return {name: _done(SimpleNamespace(topic_id=each)) for name, each in ids.items()}
 
     def list_offsets(
         self, asked: Mapping[Any, Any], isolation_level: Any, request_timeout: float

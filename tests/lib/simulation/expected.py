@@ -76,8 +76,10 @@ class ChainOracle:
         """5.1, 5.4, 5.5: the stream's CTI, and who is raised to it, where a batch begins."""
         there, first = set(batch.partitions), batch.number == 0
         idle = {each for each, one in batch.partitions.items() if one.idle}
+        self.change_rules(batch)
         for each in there - self.clocks.keys():
             self.clocks[each] = self.new_clock()
+        self.take_imports(batch)
         new = set() if first else there - self.there
         joining = (new | (self.idle & there)) - idle
         holding = there - joining - idle
@@ -88,7 +90,7 @@ class ChainOracle:
             now = least([most(ctis[each], self.stream) for each in joining])
         else:
             now = most(*(ctis[each] for each in idle))
-        self.stream = FINAL_US if batch.final else most(self.stream, now)
+        self.stream = FINAL_US if batch.final else self.find_stream(batch, now)
         assert batch.cti_us == self.stream, f"the stream's CTI is {batch.cti_us}: {self.stream}"
         for each in joining | new:
             self.clocks[each].lift(self.stream)
@@ -99,10 +101,31 @@ class ChainOracle:
             assert told == known, f"batch {batch.number}, {each}: the clock is {told}, not {known}"
         self.there, self.idle = there, idle
 
+    def change_rules(self, batch: StreamOffset) -> None:
+        """The rules of the batch, where they may change (8.10)."""
+
+    def take_imports(self, batch: StreamOffset) -> None:
+        """Raise clocks by imported CTIs (6.2)."""
+
+    def end_range(self, partition: Partition, one: PartitionOffset) -> None:
+        """A range has been read."""
+
+    def keeps(self, row: tuple[int, int, str | None]) -> bool:
+        """Whether Spark gets the row, which the policy lets pass."""
+        return True
+
+    def find_stream(self, batch: StreamOffset, now: int | None) -> int | None:
+        """The stream's CTI at the start of a batch, from what its partitions say now."""
+        return most(self.stream, now)
+
+    def find_due(self, partition: Partition, batch: StreamOffset) -> int:
+        """Where a range must begin."""
+        return self.reached.get(partition, self.starts.get(partition, 0))
+
     def check(self, batch: StreamOffset, tasks: Sequence[Sequence[Any]]) -> None:
         """All that is promised of a batch, given its rows by task."""
         self._begin(batch)
-        expected = {each: self._read(each, one) for each, one in batch.partitions.items()}
+        expected = {each: self._read(each, one, batch) for each, one in batch.partitions.items()}
         delivered: dict[int, list[Any]] = {}
         for row in (row for task in tasks for row in task if not isinstance(row, int)):
             delivered.setdefault(row[0], []).append(row)
@@ -112,6 +135,16 @@ class ChainOracle:
         assert not delivered, f"batch {batch.number} has rows of other partitions: {delivered}"
         proven = least([self.clocks[each].cti for each in self.there - self.idle])
         bound, emitted = most(self.stream, proven), most(self.stream, self.emitted)
+        self.check_ctis(batch, tasks, bound, emitted)
+
+    def check_ctis(
+        self,
+        batch: StreamOffset,
+        tasks: Sequence[Sequence[Any]],
+        bound: int | None,
+        emitted: int | None,
+    ) -> None:
+        """5.7: the CTI rows of a batch, none of which may be above `bound`."""
         for task in tasks:
             ctis = [row for row in task if isinstance(row, int)]
             assert ctis == sorted(set(ctis)), f"batch {batch.number}: CTI rows {ctis}"
@@ -132,9 +165,9 @@ class ChainOracle:
                 time = self.times[row[0], row[1]]
                 assert shown is None or time >= shown, f"{row} at {time} comes after CTI {shown}"
 
-    def _read(self, partition: Partition, one: PartitionOffset) -> list[Any]:
+    def _read(self, partition: Partition, one: PartitionOffset, batch: StreamOffset) -> list[Any]:
         """The rows of a range, which begins where the last one ended."""
-        due = self.reached.get(partition, self.starts.get(partition, 0))
+        due = self.find_due(partition, batch)
         assert one.start_inclusive == due, (
             f"{partition} goes on at {one.start_inclusive}, not {due}"
         )
@@ -144,8 +177,10 @@ class ChainOracle:
             if one.start_inclusive <= record.offset < one.end_exclusive:
                 late = clock.hear(record)
                 self.times[partition.number, record.offset] = record.stamp_ms * 1_000
-                if not (late and self.drops):
-                    rows.append((partition.number, record.offset, "late" if late else None))
+                row = partition.number, record.offset, "late" if late else None
+                if not (late and self.drops) and self.keeps(row):
+                    rows.append(row)
+        self.end_range(partition, one)
         return rows
 
     def check_end(self) -> None:

@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+# Loaded at their first use, these would draw ids, and a seed would decide another run.
+import pandas  # noqa: F401
 import pytest
+import sqlglot  # noqa: F401
 from simulation.chance import Beside, Chance
 from simulation.cluster import Client, Cluster, SimulatedConsumer
 

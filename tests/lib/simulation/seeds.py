@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulation.store import StoreWorld
+from simulation.wide import WideWorld
 from simulation.world import World
 
 ROOT = Path(__file__).parents[3]
@@ -50,9 +51,20 @@ class Report:
         )
 
 
+WORLDS: tuple[type[World], ...] = (
+    World, World, World, StoreWorld, WideWorld, WideWorld, WideWorld, StoreWorld
+)  # fmt: skip
+"""The kind of world of a seed, by what is left after a division by their number."""
+
+
+def world_of(seed: int) -> type[World]:
+    """The kind of world of a seed."""
+    return WORLDS[seed % len(WORLDS)]
+
+
 def make_world(seed: int, faults: int | None = None) -> World:
-    """The world of a seed: every fourth has a store as its sink."""
-    return StoreWorld(seed, faults) if seed % 4 == 3 else World(seed, faults)
+    """The world of a seed."""
+    return world_of(seed)(seed, faults)
 
 
 def shrink(seed: int) -> int:

@@ -8,8 +8,8 @@ generator that stops where another driver may go on.
 
 import json
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import datasource_internal
@@ -50,6 +50,22 @@ class TasksKilled(Exception):
     """A task was killed as often as Spark tries one: Spark ends the query."""
 
 
+class Place(NamedTuple):
+    """Where a run begins.
+
+    Attributes:
+        begun: the offset before the last entry of the log, as text; None if there is none.
+        end: the last entry; None if its batch is done, so that `begun` is the last entry itself.
+        batch: the number of the next batch.
+        first: the first batch that it joins; itself if it joins none.
+    """
+
+    begun: str | None
+    end: str | None
+    batch: int
+    first: int
+
+
 class Checkpoint:
     """The offset log and the commit log; entries are texts, and none is ever overwritten."""
 
@@ -58,9 +74,17 @@ class Checkpoint:
         self.offsets: dict[int, str] = {}
         self.commits: dict[int, str] = {}
 
-    def write_offset(self, batch: int, text: str) -> None:
-        """Write an entry of the offset log."""
+    def find_place(self) -> Place:
+        """Find where a run of the query begins."""
+        last = max(self.offsets, default=-1)
+        if last in self.commits:
+            return Place(self.offsets[last], None, last + 1, last + 1)
+        return Place(self.offsets.get(last - 1), self.offsets.get(last), max(last, 0), max(last, 0))
+
+    def write_offset(self, batch: int, text: str) -> str | None:
+        """Write an entry of the offset log; return the offset up to which sources commit."""
         self._write(self.offsets, batch, text)
+        return self.offsets[batch - 1] if batch > 0 else None
 
     def write_commit(self, batch: int) -> None:
         """Write an entry of the commit log."""
@@ -74,6 +98,52 @@ class Checkpoint:
         self._chance.point("log entry written")
 
 
+class AsyncCheckpoint(Checkpoint):
+    """A checkpoint with asynchronous progress tracking: the log has some of the batches alone.
+
+    As in `AsyncProgressTrackingMicroBatchExecution`, a run begins at the last entry but one, and
+    runs all batches from there to the last one as a single batch, unless that is committed. What
+    follows the last entry is forgotten; `on_forget` is told. `offsets` has all batches all the
+    same, for the oracle.
+    """
+
+    def __init__(self, chance: Chance, on_forget: Callable[[int], object]) -> None:
+        super().__init__(chance)
+        self.logged: list[int] = []
+        self._on_forget = on_forget
+
+    def find_place(self) -> Place:
+        """See `Checkpoint`."""
+        last = self.logged[-1] if self.logged else -1
+        for batch in [each for each in self.offsets if each > last]:
+            del self.offsets[batch]
+            self._chance.hits["batch forgotten"] += 1
+        self._on_forget(last)
+        if last in self.commits:
+            return Place(self.offsets[last], None, last + 1, last + 1)
+        before = self.logged[-2] if len(self.logged) > 1 else -1
+        self._chance.hits["batches joined"] += last > before + 1
+        return Place(
+            self.offsets.get(before), self.offsets.get(last), max(last, 0), max(before + 1, 0)
+        )
+
+    def write_offset(self, batch: int, text: str) -> str | None:
+        """See `Checkpoint`."""
+        is_logged = not self.logged or self._chance.happens(0.4) or self._chance.is_quiet
+        if not is_logged:
+            assert batch not in self.offsets
+            self.offsets[batch] = text
+            return None
+        self._write(self.offsets, batch, text)
+        self.logged.append(batch)
+        return self.offsets[self.logged[-2]] if len(self.logged) > 1 else None
+
+    def write_commit(self, batch: int) -> None:
+        """See `Checkpoint`; the entry may get lost."""
+        if batch in self.logged and (self._chance.is_quiet or self._chance.happens(0.6)):
+            super().write_commit(batch)
+
+
 class MemorySink:
     """A sink that is idempotent by batch: it keeps the rows of each, and compares a repetition.
 
@@ -83,6 +153,8 @@ class MemorySink:
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
         self.batches: dict[int, list[list[Any]]] = {}
+        self.joined: set[int] = set()
+        """Batches that were only delivered joined with those before: their CTI rows are missing."""
 
     def stage(self, number: int, batches: Iterator[pa.RecordBatch]) -> list[Any]:
         """Take the rows of a task."""
@@ -95,8 +167,39 @@ class MemorySink:
         assert kept == tasks, f"batch {batch} was {kept}, and is {tasks} when it runs again"
         self._chance.point("sink committed")
 
+    def commit_joined(self, first: int, batch: int, tasks: list[list[Any]]) -> None:
+        """Compare the rows of data of joined batches with those of each (semantics 8.6)."""
+        self._chance.point("sink commit")
+        parts = [self.batches[each] for each in range(first, batch + 1) if each in self.batches]
+        found, kept = of_partitions(tasks), of_partitions(task for part in parts for task in part)
+        rest = {}
+        for partition in found.keys() | kept.keys():
+            rows, before = found.get(partition, []), kept.get(partition, [])
+            assert rows[: len(before)] == before, f"{first} to {batch} were {before}, now {rows}"
+            rest[partition] = rows[len(before) :]
+        if batch in self.batches:
+            assert not any(rest.values()), f"{first} to {batch} have more rows: {rest}"
+        else:
+            self.batches[batch] = [[row for rows in rest.values() for row in rows]]
+            self.joined.add(batch)
+        self._chance.point("sink committed")
+
+    def forget_after(self, last: int) -> None:
+        """Forget the batches after this one: the query makes others of their numbers."""
+        for batch in [each for each in self.batches if each > last]:
+            del self.batches[batch]
+            self.joined.discard(batch)
+
     def abort(self, batch: int, tasks: list[list[Any]]) -> None:
         """Nothing of a batch is kept before its commit."""
+
+
+def of_partitions(tasks: Iterable[list[Any]]) -> dict[int, list[Any]]:
+    """The rows of data of each partition."""
+    rows: dict[int, list[Any]] = {}
+    for row in (row for task in tasks for row in task if not isinstance(row, int)):
+        rows.setdefault(row[0], []).append(row)
+    return rows
 
 
 def to_rows(batch: pa.RecordBatch) -> list[Any]:
@@ -132,11 +235,11 @@ class Driver(Process):
         super().__init__("driver")
         self._chance, self._checkpoint, self._options = chance, checkpoint, options
         self._open_sink, self.is_bounded = open_sink, is_bounded
-        self.batch = 0
+        self.batch, self.phase = 0, ""
         self.steps = self._run()
 
     def _open_reader(self) -> Any:
-        has_violations = self._options["violationPolicy"] == "flag"
+        has_violations = self._options["violationPolicy"] == "flag" or "changeFrom" in self._options
         schema = build_schema(with_violations=has_violations)
         return KafkaTransport(self._options).stream_reader(schema)
 
@@ -150,12 +253,10 @@ class Driver(Process):
         if self.is_bounded:
             reader.prepareForTriggerAvailableNow()
             yield "bounded"
-        last = max(log.offsets, default=-1)
-        begun = initial if last < 1 else json.loads(log.offsets[last - 1])
-        start, end = begun, None if last < 0 else json.loads(log.offsets[last])
-        self.batch = max(last, 0)
-        if last in log.commits:
-            start, end, self.batch = end, None, last + 1
+        place = log.find_place()
+        start = initial if place.begun is None else json.loads(place.begun)
+        end = None if place.end is None else json.loads(place.end)
+        self.batch, first = place.batch, place.first
         while True:
             if end is None:
                 planned = json.dumps(reader.latestOffset(start, limit))
@@ -167,10 +268,10 @@ class Driver(Process):
                     chance.advance(chance.random.uniform(0.01, 1))
                     yield "idle"
                     continue
-                log.write_offset(self.batch, planned)
-                if self.batch > 0:
-                    reader.commit(json.loads(log.offsets[self.batch - 1]))
-                end = json.loads(planned)
+                committed = log.write_offset(self.batch, planned)
+                if committed is not None:
+                    reader.commit(json.loads(committed))
+                end, first = json.loads(planned), self.batch
                 yield "logged"
             partitions = reader.partitions(start, end)
             handed = self._take_handed(reader, start, end)
@@ -182,7 +283,10 @@ class Driver(Process):
                 for number, partition in enumerate(partitions or [None]):
                     tasks.append(self._run_task(number, partition, handed))
                     yield "task"
-                sink.commit(self.batch, tasks)
+                if first < self.batch:
+                    sink.commit_joined(first, self.batch, tasks)
+                else:
+                    sink.commit(self.batch, tasks)
             except TimestreamError:
                 sink.abort(self.batch, tasks)
                 raise

@@ -125,7 +125,7 @@ class World:
         self.draw()
         self.cluster = Cluster(self.chance)
         self.cluster.keeps_ids = not self.query.fails_on_loss
-        self.checkpoint = Checkpoint(self.chance)
+        self.checkpoint = self.make_checkpoint()
         self.drivers: list[Driver] = []
         self.finding: Finding | None = None
         self.made = 0
@@ -137,6 +137,10 @@ class World:
             self.add_partition()
         self.chance.interrupt = self.interrupt
         self.chance.on_kill = self.on_kill
+
+    def make_checkpoint(self) -> Checkpoint:
+        """The checkpoint, which outlives all drivers."""
+        return Checkpoint(self.chance)
 
     def draw(self, **given: Any) -> None:
         """Draw the query, and how much goes wrong."""
@@ -216,11 +220,15 @@ class World:
         self.chance.hits["start"] += 1
         return Driver(
             self.chance,
-            self.query.options,
+            self.choose_options(),
             self.checkpoint,
             lambda: self.sink,
             is_bounded=is_bounded,
         )
+
+    def choose_options(self) -> dict[str, str]:
+        """The options of a new run."""
+        return self.query.options
 
     def go_on(self, driver: Driver) -> bool:
         """Let a driver make one step; whether it runs on."""
@@ -236,6 +244,7 @@ class World:
         except Exception as error:
             self.check_excuse(error)
         else:
+            driver.phase = phase
             self.chance.hits["batch"] += phase == "committed"
             return True
         self.end(driver)
@@ -278,7 +287,7 @@ class World:
 
     def add_partition(self) -> None:
         """The topic gets one more partition."""
-        self.cluster.logs[Partition(TOPIC, self.made)] = Log()
+        self.cluster.create(Partition(TOPIC, self.made))
         self.made += 1
 
     def disturb(self) -> None:
@@ -388,12 +397,8 @@ class World:
     def compare(self) -> None:
         """Compare all that was delivered with the oracle."""
         query, offsets = self.query, self.checkpoint.offsets
-        assert sorted(offsets) == sorted(self.checkpoint.commits) == list(range(len(offsets)))
-        oracle = ChainOracle(
-            self.cluster.logs,
-            lambda: Clock(query.every, query.span_us, query.delay_us),
-            drops=query.drops,
-        )
+        self.check_log()
+        oracle = self.make_oracle()
         batches = [StreamOffset.from_json(json.loads(offsets[n])) for n in sorted(offsets)]
         if query.options["startingOffsets"] == "latest":
             oracle.starts = {
@@ -404,6 +409,20 @@ class World:
             oracle.check(batch, self.rows_of(number))
         assert batches[-1].end_of_run
         oracle.check_end()
+
+    def check_log(self) -> None:
+        """Spark's logs have each batch once, and all are done."""
+        offsets, commits = self.checkpoint.offsets, self.checkpoint.commits
+        assert sorted(offsets) == sorted(commits) == list(range(len(offsets)))
+
+    def make_oracle(self) -> ChainOracle:
+        """What is compared with all batches."""
+        query = self.query
+        return ChainOracle(
+            self.cluster.logs,
+            lambda: Clock(query.every, query.span_us, query.delay_us),
+            drops=query.drops,
+        )
 
     def rows_of(self, batch: int) -> list[list[Any]]:
         """The rows of a batch in the sink, by task."""

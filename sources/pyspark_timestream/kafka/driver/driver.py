@@ -27,6 +27,7 @@ from pyspark_timestream.kafka.driver.bounds import PartitionCache, RunEnds, make
 from pyspark_timestream.kafka.driver.end_states import (
     EndStates,
     find_restored_states,
+    lose_clock,
     read_again,
     take_end_states,
 )
@@ -381,6 +382,7 @@ class StreamDriver:
         earliest, ends = self._ends.find_first()
         starts = resolve_starts(self._options, earliest, ends, self._broker.offsets_at)
         fixed = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
+        high_watermarks = self._complete(high_watermarks, starts.keys() if imported else ())
         snapshot = BrokerSnapshot(
             positions=starts,
             ends=ends if fixed is None else fixed,
@@ -396,13 +398,17 @@ class StreamDriver:
         self._connect(group_name(self._options.group_prefix, previous.stream))
         # Read the import before asking for the ends: a CTI waits for ends later than its reading.
         imported = self._read_imported(previous, run.change)
-        high_watermarks = (
-            self._ends.get_high_watermarks() if has_new_import(previous, imported) else {}
-        )
+        is_news = has_new_import(previous, imported)
+        high_watermarks = self._ends.get_high_watermarks() if is_news else {}
         places = self._find_positions(previous, run)
-        new = places.positions.keys() - previous.partitions.keys()
-        if imported is not None and new:
-            high_watermarks |= self._broker.high_watermarks(new)
+        if imported is not None:
+            new = places.positions.keys() - previous.partitions.keys()
+            held = places.positions.keys() if is_news else new
+            high_watermarks = self._complete(high_watermarks, held)
+            if is_news and not held <= high_watermarks.keys():
+                # Nobody tells what a partition has whose leader changes now: a later batch takes
+                # the new CTIs.
+                imported = previous.imported
         now_us = self._now_us()
         caught_up_since_us = self._watch_idle(previous, places.positions, run, now_us)
         end_states = self._get_end_states(previous)
@@ -423,6 +429,16 @@ class StreamDriver:
             previous, go_on(state), snapshot.ends, now_us, end_states.diagnoses
         )
         return plan_next_offset(state, warnings, self._ask_time_index(state))
+
+    def _complete(
+        self, high_watermarks: Mapping[Partition, int], partitions: Iterable[Partition]
+    ) -> dict[Partition, int]:
+        """Ask again for the ends of partitions that metadata may have lacked for a moment.
+
+        An imported CTI waits for the end that a log had when it was read, or for a later one.
+        """
+        lacking = set(partitions) - high_watermarks.keys()
+        return {**high_watermarks, **(self._broker.high_watermarks(lacking) if lacking else {})}
 
     def _find_positions(self, previous: StreamOffset, run: RunContext) -> _Positions:
         """Find the positions to go on at, new partitions, and losses (semantics 5.5, 5.6, 9.1)."""
@@ -550,7 +566,10 @@ class StreamDriver:
         return self._last_end_states[1]
 
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
-        options = self._options.as_of(offset.settings)
+        options, partition = self._options.as_of(offset.settings), span.partition
+        if recreated_topics(offset.topic_ids, self._broker.topic_ids({partition.topic})):
+            # What has these offsets now are other records.
+            return lose_clock(options, offset, span)
         return read_again(options, offset, span, self._create_reader)
 
 

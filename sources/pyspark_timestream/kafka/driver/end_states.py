@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_timestream.core.session import REQUIRED_SETTINGS, suggest_fix
-from pyspark_timestream.errors import DataLost
+from pyspark_timestream.errors import LOSS_ADVICE, DataLost
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.diagnosis.kinds import (
@@ -184,6 +184,22 @@ def find_restored_states(
     own = group_name(options.group_prefix, offset.stream)
     again = read_again if options.is_ordered else None
     return find_end_states(offset, left, again, options.client.get("group.id", own))
+
+
+def lose_clock(options: KafkaOptions, offset: StreamOffset, span: Range) -> PartitionState:
+    """Return the clock at the start of `span`, because the topic of its records is gone (8.3).
+
+    Raises:
+        DataLost: option `failOnDataLoss` is true.
+    """
+    lost = (
+        f"no task committed the clock of {span.partition} after offset {span.end_exclusive - 1}, "
+        "and its topic was deleted and created again"
+    )
+    if options.fail_on_data_loss:
+        raise DataLost(f"{lost}. {LOSS_ADVICE}")
+    _LOG.warning("%s; it goes on as it was at offset %d", lost, span.start_inclusive)
+    return offset.partitions[span.partition].state
 
 
 def read_again(

@@ -325,13 +325,19 @@ class CtiImporter:
     def _apply_bounds(
         self, readable_ends: dict[Partition, int], last_positions: Mapping[Partition, int]
     ) -> dict[Partition, int]:
-        """Limit `readable_ends` to the bounds of this run."""
+        """Limit `readable_ends` to the bounds of this run.
+
+        A known partition that was missing for a moment when the run began is read no further.
+        """
         if self._bounds is None:
             return readable_ends
+        bounds = dict(last_positions)
+        for partition, bound in self._bounds.items():
+            bounds[partition] = max(bound, bounds.get(partition, 0))
         return {
-            partition: min(end, max(self._bounds[partition], last_positions.get(partition, 0)))
+            partition: min(end, bounds[partition])
             for partition, end in readable_ends.items()
-            if partition in self._bounds
+            if partition in bounds
         }
 
     def _read_partition(

@@ -82,6 +82,49 @@ def test_import_waits_for_records_of_open_transactions():
     ) == (10, ((15, 7),), None)
 
 
+@pytest.mark.parametrize("is_bounded", [False, True])
+def test_an_imported_cti_waits_for_a_partition_that_metadata_lacks_for_a_moment(is_bounded):
+    """Its log may have more than was read: the CTI would make that late."""
+    told = [{}, {}, {at(0): 20}]
+    broker = FakeBroker(p0=(0, 10))
+    broker.high_watermarks = lambda partitions: told.pop(0) if told[1:] else told[0]
+    run = Driven(broker, ctiImport="fast")
+    run.driver._importer = imports = Imports()
+    imports.limit_to_current_ends = lambda: None
+    run.plan()
+    if is_bounded:
+        run.driver.limit_to_current_ends()
+    imports.cti_us = 7
+    broker.log[at(0)] = (0, 20)
+    run.plan()
+    (partition,) = StreamOffset.from_json(run.offset).partitions.values()
+    assert (partition.pending, partition.state.cti_us, run.offset["import"]["cti"]) in (
+        (((20, 7),), None, 7),
+        ((), None, None),
+    )
+    while run.plan() is not None:
+        pass
+    (partition,) = StreamOffset.from_json(run.offset).partitions.values()
+    assert (partition.pending, partition.state.cti_us) == (((20, 7),), None)
+    assert partition.end_cti_us == (None if is_bounded else 7)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_clock_is_not_restored_from_the_records_of_a_recreated_topic(fails, caplog):
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker, failOnDataLoss=str(fails).lower(), ctiFrequency="2")
+    # The reader of this driver finds nothing: it must not be asked.
+    del run.driver._read_again
+    run.plan()
+    broker.log[at(0)], broker.topic_id = (0, 150), "second"
+    if fails:
+        with pytest.raises(DataLost, match="deleted and created again"):
+            run.plan()
+        return
+    assert run.plan() == {0: (0, 150)}
+    assert "no task committed the clock of topic 'topic' partition 0" in caplog.text
+
+
 def test_deleted_partition_is_reported_once_and_removed(caplog):
     broker = FakeBroker(p0=(0, 10), p1=(0, 10))
     run = Driven(broker, failOnDataLoss="false")

@@ -275,6 +275,23 @@ def test_an_imported_partition_that_is_missing_for_a_moment_is_not_gone():
     assert importer.update(gone, {}, 5_000_000) == ImportedTopic({}, 7)
 
 
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_an_imported_partition_that_is_missing_where_a_bounded_run_begins_is_not_gone(fails):
+    read = ImportedTopic({at(0, "fast"): ImportedPartition(3, PartitionState(7), 7)}, 7)
+    broker = Shorter()
+    broker.end = 5
+    importer = CtiImporter(
+        derive_import_options(options(ctiImport="fast", failOnDataLoss=fails)), broker, None
+    )
+    broker.partitions = list
+    importer.limit_to_current_ends()
+    assert importer.update(read, {}, 0) == read
+    del broker.partitions
+    # It has no bound, so the next run reads on.
+    (whole,) = importer.update(read, {}, 2_000_000).partitions.values()
+    assert (whole.position, whole.cti_us) == (3, 7)
+
+
 class Shorter(NoTopic):
     """A broker that tells for a moment where the log ended before."""
 
