@@ -55,7 +55,7 @@ def render_search(asked: Asked) -> str:
 def render_trouble(told: str) -> str:
     """Return the section of a store that cannot be read."""
     return (
-        '<header><h2>Store</h2><p class="status stopped" role="status"><b>not readable'
+        '<header><h2>Store</h2><p class="status stopped" data-say="not readable"><b>not readable'
         f"</b>: {to_html(told)}</p></header><p>What else is on this page is as of earlier.</p>"
     )
 
@@ -98,8 +98,8 @@ def render_facts(facts: Facts) -> str:
     cti = f", CTI {to_html(told['cti'])}" if told["cti"] else ""
     columns = ", ".join(f"{name} {kind}" for name, kind in told["value_columns"].items())
     return (
-        f'<header><h2>Store</h2><p class="status ok" role="status"><b>readable</b>: {last}{cti}</p>'
-        "</header>"
+        '<header><h2>Store</h2><p class="status ok" data-say="readable"><b>readable</b>: '
+        f"{last}{cti}</p></header>"
         f'<ul class="counts" aria-label="what the store has">{counts}</ul>'
         f"<p>Keeps <b>{retained}</b>. Columns: {to_html(_cut(columns))}</p>"
         f"{draw_commits(facts.commits)}{_render_plan(facts.plan, told)}"
@@ -196,7 +196,7 @@ def render_list(listed: Listed, asked: Asked, zone: str | None) -> str:
     if not rows:
         where = f"none of {listed.known:,} fits" if listed.known else "no series has events yet"
     return (
-        f'{_head("Series")}<p class="note" role="status">{where}</p>{table}'
+        f'{_head("Series")}<p class="note" data-say="{where}">{where}</p>{table}'
         f'<p class="pages">{" ".join(pages)}</p>'
     )
 
@@ -235,8 +235,8 @@ def render_drawn(drawn: Drawn, asked: Asked, values: Sequence[pa.Field], zone: s
     head = _head(to_html(_cut(name)) or "<i>(no name)</i>")
     if drawn.known is None:
         return f"{head}<p>It has no events.</p>"
-    facts = [f"{drawn.known['events'].as_py() or 0:,} events ever"]
-    facts += [f"{drawn.known['edits'].as_py() or 0:,} edits"]
+    facts = [f"{format_count(drawn.known['events'].as_py() or 0, 'event')} ever"]
+    facts += [format_count(drawn.known["edits"].as_py() or 0, "edit")]
     first = format_cell(drawn.known["first"], zone)
     if first:
         newest = format_cell(drawn.known["newest"], zone) or "none"

@@ -17,7 +17,7 @@ from pyspark_timestream.commands.waiting_state import (
     read_state_store,
 )
 from pyspark_timestream.core.checkpoint import resolve_directory
-from pyspark_timestream.core.instants import format_duration
+from pyspark_timestream.core.instants import SECOND_US, format_duration
 from pyspark_timestream.core.picture import (
     FAINT,
     FONT,
@@ -34,6 +34,7 @@ from pyspark_timestream.core.report import (
     html_table,
     join_sections,
     paragraph,
+    shorten_duration,
     svg,
 )
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
@@ -383,6 +384,8 @@ def _make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
 def _format_behind(us: int | None) -> str:
     if us is None:
         return ""
+    if us % SECOND_US:
+        return shorten_duration(us)
     return format_duration(us) if us else "0"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.report import format_count
 
 MAX_TIMES: Final = 10
 """This many CTIs are listed for each operator, earliest first."""
@@ -30,6 +31,7 @@ class OperatorState:
         due: the earliest times that the rows wait for, with the number of rows, in order; empty:
             unknown.
         is_window: True: a CTI at such a time releases the rows; False: only a later one does.
+        times: the number of different times that its rows wait for; 0: unknown.
     """
 
     operator: str
@@ -37,6 +39,7 @@ class OperatorState:
     memory: int | None = None
     due: tuple[tuple[int, int], ...] = ()
     is_window: bool = False
+    times: int = 0
 
 
 def read_operators(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
@@ -66,6 +69,20 @@ def describe_state(operators: Sequence[OperatorState]) -> Iterator[str]:
         rest = each.rows - sum(rows for _, rows in each.due[:MAX_TIMES])
         if each.due and rest > 0:
             yield f"   {_count_rows(rest)} for later ones"
+
+
+def describe_operator(state: OperatorState) -> str:
+    """Return the state of an operator in a line: its rows, open windows, and what comes next."""
+    told = f"{state.operator}: {format_count(state.rows, 'row')}"
+    if not state.due:
+        return told
+    first_us, rows = state.due[0]
+    times = state.times or len(state.due)
+    if state.is_window:
+        told += f" in {format_count(times, 'open window')}"
+        return f"{told}; a CTI at {format_instant(first_us)} releases {format_count(rows, 'row')}"
+    after = f"a CTI after {format_instant(first_us)} releases {format_count(rows, 'row')}"
+    return f"{told} of {format_count(times, 'time')}; {after}"
 
 
 def _count_rows(rows: int) -> str:
@@ -112,15 +129,31 @@ def find_due_time(schema: Mapping[str, Any]) -> tuple[str, bool] | None:
     with.
     """
     (key,) = [field["type"] for field in schema["fields"] if field["name"] == "key"] or [{}]
-    for field in key.get("fields", ()) if isinstance(key, Mapping) else ():
+    place = find_due_place(key)
+    if place is None:
+        return None
+    name = key["fields"][place[1]]["name"].replace("`", "``")
+    is_window = len(place) > 2
+    return f"key.`{name}`{'.`end`' if is_window else ''}", is_window
+
+
+def find_due_place(key: Any) -> tuple[int, ...] | None:
+    """Return where a key has the time that its row waits for; None if it has none.
+
+    That is how many fields the key has and which one it is; for the end of a window also how many
+    fields a window has, and which one is its end.
+    """
+    fields = key.get("fields", ()) if isinstance(key, Mapping) else ()
+    for place, each in enumerate(fields):
         # Only `advance_time` marks a column without a delay.
-        if field.get("metadata", {}).get(_WATERMARK_KEY) != 0:
+        if each.get("metadata", {}).get(_WATERMARK_KEY) != 0:
             continue
-        name, kind = field["name"].replace("`", "``"), field["type"]
-        if kind == "timestamp":
-            return f"key.`{name}`", False
-        if isinstance(kind, Mapping) and any(each["name"] == "end" for each in kind["fields"]):
-            return f"key.`{name}`.`end`", True
+        if each["type"] == "timestamp":
+            return len(fields), place
+        if isinstance(each["type"], Mapping):
+            names = [inner["name"] for inner in each["type"]["fields"]]
+            if "end" in names:
+                return len(fields), place, len(names), names.index("end")
     return None
 
 

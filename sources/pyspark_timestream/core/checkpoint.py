@@ -99,6 +99,12 @@ class LogEntry:
         return FINAL_US if (watermark_ms + 1) * 1_000 >= FINAL_US else watermark_ms * 1_000
 
     @property
+    def settings(self) -> dict[str, str]:
+        """The settings of Spark that the query is bound to, as far as the entry notes them."""
+        noted = self._metadata.get("conf") if isinstance(self._metadata, dict) else None
+        return {str(name): str(text) for name, text in noted.items()} if noted else {}
+
+    @property
     def offsets(self) -> tuple[Any, ...]:
         """Each source's offset as parsed JSON; None for a source that had none."""
         if not self._lines:

@@ -2,6 +2,7 @@
 // Fetches the sections that have changed, and puts them in place; what is open stays open.
 // What a page shows is in its address: links and forms change that, and need no reload.
 const main = document.querySelector("main"), lost = document.getElementById("lost");
+const said = document.getElementById("said");
 const sections = new URL("sections", document.currentScript.src).pathname;
 let ahead = 0, failures = 0, pause = 0, hurry = () => {}, show = "";
 const seen = {};
@@ -68,6 +69,8 @@ function place(answer) {
   Object.keys(seen).forEach((id) => delete seen[id]);
   Object.assign(seen, answer.digests);
   tick();
+  const told = [...document.querySelectorAll("[data-say]")].map((each) => each.dataset.say);
+  if (said.textContent !== told.join("; ")) said.textContent = told.join("; ");
 }
 
 function room() {

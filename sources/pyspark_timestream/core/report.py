@@ -61,6 +61,15 @@ def format_count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
+def begin_sentence(text: str) -> str:
+    """Return a text that begins with a capital letter, to stand behind a full stop.
+
+    >>> begin_sentence("no records are left"), begin_sentence("'ctiDelay' is too short")
+    ('No records are left', "'ctiDelay' is too short")
+    """
+    return text[:1].upper() + text[1:]
+
+
 # -- text ------------------------------------------------------------------------------------------
 
 _CONTROLS: Final = re.compile(

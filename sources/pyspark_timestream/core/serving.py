@@ -1,7 +1,9 @@
 """Serves small pages of this machine over HTTP: to `GET` and `HEAD` alone, and nothing is written.
 
 A page is a shell with sections. Its script, `page.js`, asks for the sections that have changed and
-puts them in place; `page.css` is the look of all pages, and each adds what is its own.
+puts them in place; `page.css` is the look of all pages, and each adds what is its own. What a
+screen reader shall say once when it changes, and not whenever a time grows older, is in attributes
+`data-say`.
 
 A page that listens on loopback answers only requests that name loopback as their host. Otherwise
 any site could let its name stand for 127.0.0.1, and read the page through the user's browser.
@@ -83,6 +85,7 @@ def render_shell(title: str, root: str, style: str, before: str = "", within: st
         f'<link rel="stylesheet" href="{root}page.css"><link rel="stylesheet" href="{root}{style}">'
         f'<link rel="icon" href="data:,"><script src="{root}page.js" defer></script></head><body>'
         f'<h1>{to_html(title)}</h1>{before}<p id="lost" role="alert" hidden></p>'
+        '<p id="said" class="unseen" role="status"></p>'
         f"<main>{within}</main></body></html>"
     )
 

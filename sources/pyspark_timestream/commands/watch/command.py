@@ -16,6 +16,7 @@ from typing import Any, Final
 from pyspark_timestream.commands.explanation import COUNTERS, describe_changes
 from pyspark_timestream.commands.peek.command import read_given, select_reading
 from pyspark_timestream.commands.peek.detect import NoSample
+from pyspark_timestream.commands.waiting_state import OperatorState, describe_operator
 from pyspark_timestream.commands.watch.chain import StoreFacts, build_chain
 from pyspark_timestream.commands.watch.follow import (
     Case,
@@ -30,6 +31,7 @@ from pyspark_timestream.commands.watch.sample import Sample, read_sample
 from pyspark_timestream.core.instants import format_instant, from_datetime
 from pyspark_timestream.core.report import (
     align_within,
+    begin_sentence,
     cell_width,
     cut_text,
     escape_controls,
@@ -62,6 +64,9 @@ _PAUSES: Final = 80
 
 _MAX_PAUSE_S: Final = 4.0
 """The first look reads a whole history, and the next ones only what is new."""
+
+_STATE_PAUSES: Final = 200
+_LEAST_STATE_S: Final = 1.0
 
 _COLLECT_AFTER: Final = 100_000
 """Parsing an offset of a thousand partitions makes objects enough for many collections."""
@@ -171,6 +176,7 @@ class _Watched:
     ) -> None:
         self._followers, self._ends, self._stores = followers, ends, stores
         self._told: object = None
+        self._next_state_s: dict[CheckpointFollower, float] = {}
         self._lock = Lock()
 
     def read(self, *, once: bool = False) -> bool:
@@ -185,6 +191,7 @@ class _Watched:
         for follower in self._followers:
             with self._lock:
                 is_new = follower.read() or is_new
+                is_new = self._read_state(follower, once=once) or is_new
                 parts = follower.log.partitions if self._ends is not None else []
             if self._ends is None or not parts:
                 continue
@@ -196,6 +203,16 @@ class _Watched:
                 follower.log.ends.update(self._ends.known)
         if self._ends is not None:
             is_new, self._told = is_new or self._told != self._ends.told, self._ends.told
+        return is_new
+
+    def _read_state(self, follower: CheckpointFollower, *, once: bool) -> bool:
+        """Read the rows of state, so rarely that it takes 0.5 % of a core at most."""
+        if not once and time.monotonic() < self._next_state_s.get(follower, 0.0):
+            return False
+        began_s = time.thread_time()
+        is_new = follower.read_state()
+        pause_s = max(_STATE_PAUSES * (time.thread_time() - began_s), _LEAST_STATE_S)
+        self._next_state_s[follower] = time.monotonic() + pause_s
         return is_new
 
     def take_stores(self) -> list[StoreFacts]:
@@ -348,7 +365,7 @@ def _describe_query(view: QueryView, now_us: int, width: int) -> Iterator[str]:
     for stream in view.streams:
         yield from _describe_stream(stream, now_us, width)
     for each in view.state:
-        yield from _wrap(f"state of {each.operator}: {format_count(each.rows, 'row')}", width)
+        yield from _wrap(f"state of {describe_operator(each)}", width)
 
 
 def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[str]:
@@ -362,7 +379,7 @@ def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[st
     for line in describe_changes(told):
         yield from _wrap(line, width)
     first = told.diagnoses[0]
-    yield from _wrap(f"=> {first.kind}: {first.cause}. {first.full_text}.", width)
+    yield from _wrap(f"=> {first.kind}: {first.cause}. {begin_sentence(first.full_text)}.", width)
     yield from (f"   {line}" for line in _wrap(f"Fix: {first.fix}.", width - 3))
     if len(told.diagnoses) > 1:
         others = format_count(len(told.diagnoses) - 1, "more finding")
@@ -424,10 +441,22 @@ def to_json(views: Sequence[QueryView], stores: Sequence[StoreFacts] = ()) -> li
             "notes": list(view.notes),
             "streams": [_stream_to_json(stream) for stream in view.streams],
             "batches": [each._asdict() for each in view.triggers],
+            "state": [_state_to_json(each) for each in view.state],
+            "state_batch": view.state_batch,
             "hops": [hop for hop in hops if view.name in (hop[1], hop[3])],
         }
         for view in views
     ]
+
+
+def _state_to_json(state: OperatorState) -> dict[str, Any]:
+    return {
+        "operator": state.operator,
+        "rows": state.rows,
+        "times": state.times,
+        "is_window": state.is_window,
+        "due": [list(each) for each in state.due],
+    }
 
 
 def _stream_to_json(stream: StreamView) -> dict[str, Any]:

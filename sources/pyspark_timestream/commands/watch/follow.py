@@ -23,7 +23,8 @@ from pyspark_timestream.commands.explanation import (
     name_remarks,
 )
 from pyspark_timestream.commands.waiting_state import OperatorState
-from pyspark_timestream.core.checkpoint import read_topic, resolve_directory
+from pyspark_timestream.commands.watch.state_files import StateFiles, StateFound
+from pyspark_timestream.core.checkpoint import read_entry, read_topic, resolve_directory
 from pyspark_timestream.core.instants import FINAL_US, MINUTE_US, SECOND_US
 from pyspark_timestream.errors import CheckpointUnreadable, TimestreamError
 from pyspark_timestream.kafka.diagnosis.history import (
@@ -162,6 +163,7 @@ class QueryView:
         triggers: its last batches, from old to new.
         notes: remarks, a sentence each.
         state: the rows that operators keep, where they are known.
+        state_batch: the batch after which that is so; None: the last one.
         links: what it reads and writes beside the topics of its streams.
     """
 
@@ -174,6 +176,7 @@ class QueryView:
     notes: tuple[str, ...] = ()
     state: tuple[OperatorState, ...] = ()
     links: Links = Links()
+    state_batch: int | None = None
 
 
 def rank_partitions(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:
@@ -297,7 +300,7 @@ class QueryLog:
         self._streams: dict[str, _StreamLog] = {}
         self._recalled: dict[str, list[Point]] = {}
         self._triggers: dict[int, Trigger] = {}
-        self.state: tuple[OperatorState, ...] = ()
+        self.state = StateFound()
         self.links = Links()
         self.ends: dict[Partition, int] = {}
 
@@ -337,6 +340,12 @@ class QueryLog:
         return [each.number for each in self._triggers.values() if each.finished_us is None]
 
     @property
+    def last_finished(self) -> int | None:
+        """The last batch that is finished; None before the first."""
+        done = [each.number for each in self._triggers.values() if each.finished_us is not None]
+        return max(done, default=None)
+
+    @property
     def partitions(self) -> list[Partition]:
         """The partitions that its streams read."""
         found = {part for log in self._streams.values() for part in log.history[-1].states}
@@ -352,6 +361,8 @@ class QueryLog:
         times = [us for each in triggers for us in (each.planned_us, each.finished_us) if us]
         if not streams and not self.links.subscriptions:
             notes = (*notes, "none of its sources is a Kafka stream of format 'timestream'")
+        if self.state.note:
+            notes = (*notes, self.state.note)
         changed_us = max(times, default=None)
         return QueryView(
             self.name,
@@ -361,8 +372,9 @@ class QueryLog:
             streams,
             triggers,
             tuple(notes),
-            self.state,
+            self.state.operators,
             self.links,
+            self.state.batch,
         )
 
     def _find_status(
@@ -408,6 +420,7 @@ class CheckpointFollower:
         self._listed_ns = 0
         self._torn: dict[int, str] = {}
         self._trouble = ""
+        self._state = StateFiles(self.root)
 
     @property
     def log(self) -> QueryLog:
@@ -431,6 +444,22 @@ class CheckpointFollower:
         except (TimestreamError, OSError) as error:
             is_new, self._trouble = False, str(error)
         return is_new or self._trouble != before
+
+    def read_state(self) -> bool:
+        """Read the rows of state after the last finished batch; return whether they have changed.
+
+        What is not known, and why, is in the views from then on.
+        """
+        batch = self._log.last_finished
+        if batch is None:
+            return False
+        try:
+            settings = read_entry(self.root, batch).settings
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return False  # It was removed, or is torn: what was known stays.
+        is_new = self._state.read(batch, settings)
+        self._log.state = self._state.found
+        return is_new
 
     def view(self, now_us: int) -> QueryView:
         """Return what is shown at `now_us` of what was read."""
@@ -484,6 +513,7 @@ class CheckpointFollower:
 
     def _forget(self) -> int:
         self._log, self._seen, self._torn = QueryLog(self._log.name), {}, {}
+        self._state = StateFiles(self.root)
         return -1
 
     def _read_new(self, stamps: Iterable[int], newest: int) -> dict[int, Batch]:

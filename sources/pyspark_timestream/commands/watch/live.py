@@ -12,6 +12,7 @@ from pyspark_timestream.commands.watch.chain import StoreFacts
 from pyspark_timestream.commands.watch.follow import Case, QueryLog, QueryView
 from pyspark_timestream.commands.watch.page import NEEDS_SCRIPT, render_sample, render_sections
 from pyspark_timestream.commands.watch.sample import Sample
+from pyspark_timestream.commands.watch.state_files import StateFound
 from pyspark_timestream.core.serving import (
     Answer,
     answer_file,
@@ -183,7 +184,7 @@ class LiveQueries:
                 log = self._logs[query] = QueryLog(str(progress.get("name") or query))
             self._ended_us.pop(query, None)
             log.add(int(progress["batchId"]), batch, batch.planned_us + int(took_ms) * 1_000)
-            log.state = read_operators(progress)
+            log.state = StateFound(read_operators(progress))
         self._page.note_news()
 
     def end(self, query: str) -> None:

@@ -15,6 +15,7 @@ from pyspark_timestream.commands.explanation import (
     PartitionFacts,
     describe_changes,
 )
+from pyspark_timestream.commands.waiting_state import describe_operator
 from pyspark_timestream.commands.watch.chain import StoreFacts, build_chain, render_chain
 from pyspark_timestream.commands.watch.follow import (
     SHOWS_CASES,
@@ -32,6 +33,7 @@ from pyspark_timestream.core.instants import FINAL_US, SECOND_US, format_instant
 from pyspark_timestream.core.picture import TimeScale, draw_lane
 from pyspark_timestream.core.report import (
     age_html,
+    begin_sentence,
     format_count,
     format_time,
     html_table,
@@ -40,6 +42,7 @@ from pyspark_timestream.core.report import (
     to_html,
 )
 from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, Kind
+from pyspark_timestream.kafka.offsets.changes import Change
 
 MAX_LANES: Final = 50
 """This many partitions have a lane: those that hold back first, then those furthest behind."""
@@ -88,7 +91,8 @@ def _render_query(view: QueryView, samples_of: int | None) -> str:
     why = f": {to_html(view.detail)}" if view.detail else ""
     head = (
         f"<header><h2>{to_html(view.name)}</h2>"
-        f'<p class="status {look}" role="status"><b>{word}</b>{why}{seen}</p></header>'
+        f'<p class="status {look}" data-say="{to_html(view.name)}: {word}"><b>{word}</b>{why}'
+        f"{seen}</p></header>"
     )
     notes = "".join(f'<p class="note">{to_html(note)}</p>' for note in view.notes)
     streams = "".join(
@@ -104,7 +108,7 @@ def _render_stream(stream: StreamView, place: int, samples_of: int | None) -> st
         f'<section class="stream"><h3>{to_html(topics)}</h3>'
         f"{_render_clock(stream)}{_render_changes(stream)}"
         f"{_render_diagnoses(told.diagnoses, place)}"
-        f"{draw_curve(stream.curve)}{_render_counts(stream, place, samples_of)}"
+        f"{draw_curve(stream.curve, told.changes)}{_render_counts(stream, place, samples_of)}"
         f"{_render_lanes(stream, place)}</section>"
     )
 
@@ -145,19 +149,32 @@ def _render_diagnosis(diagnosis: Diagnosis, key: str) -> str:
     fix = to_html(diagnosis.fix)
     return (
         f'<div class="{look}"><p><b>{to_html(diagnosis.kind)}</b>: '
-        f"{to_html(diagnosis.cause)}{since}. {to_html(diagnosis.full_text)}.</p>"
-        f'<p class="fix"><span id="{key}">{fix}</span> '
+        f"{to_html(diagnosis.cause)}{since}. {to_html(begin_sentence(diagnosis.full_text))}.</p>"
+        f'<p class="fix">Fix: <span id="{key}">{fix}</span> '
         f'<button type="button" data-copy="{key}">copy</button></p></div>'
     )
+
+
+def _shorten_time(us: int | None, near_us: int | None) -> str:
+    """Return an instant as HTML, without the date if that of another one is the same."""
+    text = format_time(us)
+    if us is None or us >= FINAL_US:
+        return f"<span>{to_html(text)}</span>"
+    date, _, clock = text.removesuffix("Z").partition("T")
+    shown = clock[:12].rstrip("0").rstrip(".") if "." in clock else clock
+    if near_us is None or format_time(near_us)[: len(date)] != date:
+        shown = f"{date} {shown}"
+    return f'<span title="{to_html(text)}">{to_html(shown)}</span>'
 
 
 # -- the curve -------------------------------------------------------------------------------------
 
 
-def draw_curve(points: Sequence[Point]) -> str:
+def draw_curve(points: Sequence[Point], changes: Sequence[Change] = ()) -> str:
     """Draw the CTI over the wall clock; empty with fewer than two points.
 
-    Where the CTI is near the wall clock, that is the dashed line; the gap is the delay.
+    Where the CTI is near the wall clock, that is the dashed line; the gap is the delay. An upright
+    line is where options changed.
     """
     shown = [
         (each.planned_us, each.cti_us)
@@ -187,20 +204,28 @@ def draw_curve(points: Sequence[Point]) -> str:
     if is_near:
         ends = {"x1": x(first), "y1": y(first), "x2": x(last), "y2": y(last)}
         wall = svg("line", "", svg("title", "the wall clock"), class_="wall", **ends)
+    marks = []
+    for change in changes:
+        since = [at for at, cti in shown if change.cti_us is not None and cti >= change.cti_us]
+        if since and since[0] > first:
+            at = x(since[0])
+            told = svg("title", f"changed from batch {change.number} on: {change.describe()}")
+            marks.append(svg("line", "", told, class_="change", x1=at, x2=at, y1=0, y2=height))
     title = (
         f"CTI from {format_instant(shown[0][1])} to {format_instant(shown[-1][1])}, by the wall "
         f"clock from {format_instant(first)} to {format_instant(last)}"
     )
     picture = svg(
         "svg", "", svg("title", title), wall,
-        svg("path", "", class_="cti", d="".join(steps)),
+        svg("path", "", class_="cti", d="".join(steps)), *marks,
         viewBox=f"0 0 {_WIDTH} {height}", preserveAspectRatio="none", role="img", class_="curve",
     )  # fmt: skip
     dashed = "; dashed: the wall clock" if is_near else ""
+    dashed += "; upright: options changed" if marks else ""
     return (
-        f"<figure>{picture}<figcaption><span>{to_html(format_instant(first))}</span>"
+        f"<figure>{picture}<figcaption>{_shorten_time(first, None)}"
         f"<span>the CTI as the wall clock went on{dashed}</span>"
-        f"<span>{to_html(format_instant(last))}</span></figcaption></figure>"
+        f"{_shorten_time(last, first)}</figcaption></figure>"
     )
 
 
@@ -256,10 +281,14 @@ def _render_lanes(stream: StreamView, place: int) -> str:
         for us in (fact.cti_us, fact.last_us)
         if us is not None and us < FINAL_US
     ]
+    stream_us = stream.explanation.cti_us
+    has_day = stream_us is not None and stream_us < FINAL_US
     scale = TimeScale(times, 0, 100)
     low, high = scale.low, scale.high
     rows = "".join(_render_lane(stream, fact, scale) for fact in shown)
-    head = ["partition", "clock", "behind", *(["waiting"] if stream.waiting else []), "CTI"]
+    day = format_time(stream.explanation.cti_us)[:10] if has_day else "UTC"
+    head = ["partition", "clock", "behind", *(["waiting"] if stream.waiting else [])]
+    head.append(f"CTI <small>{day}</small>")
     rows += "".join(
         f'<tr class="missing"><th scope="row">{to_html(part.topic)} {part.number}</th>'
         f'<td colspan="{len(head) - 1}">missing: the broker no longer lists it</td></tr>'
@@ -275,7 +304,7 @@ def _render_lanes(stream: StreamView, place: int) -> str:
         )
     ends = (
         f"<p class='legend'>bar: CTI of the partition, circle: its newest event, line: CTI of the "
-        f"stream; from {to_html(format_time(low))} to {to_html(format_time(high))}</p>"
+        f"stream; from {_shorten_time(low, None)} to {_shorten_time(high, low)}</p>"
         if times
         else ""
     )
@@ -290,7 +319,7 @@ def _render_lane(stream: StreamView, fact: PartitionFacts, scale: TimeScale) -> 
     cells = [
         _draw_lane(fact, stream.explanation.cti_us, scale),
         "" if fact.behind_us is None else shorten_duration(fact.behind_us),
-        to_html(format_time(fact.cti_us)),
+        _shorten_time(fact.cti_us, stream.explanation.cti_us),
     ]
     if stream.waiting:
         waiting = stream.waiting.get(fact.partition)
@@ -369,17 +398,16 @@ def _render_strip(triggers: Sequence[Trigger]) -> str:
     label = f"batches {shown[0].number} to {last.number}; the highest took {shorten_duration(most)}"
     picture = svg(
         "svg", "", svg("title", label), *bars, viewBox=f"0 0 {MAX_STRIP * 10} 46", role="img",
-        class_="strip",
+        class_="strip", preserveAspectRatio="none",
     )  # fmt: skip
     return f"<figure>{picture}<figcaption>{to_html(label)}</figcaption></figure>"
 
 
 def _render_state(view: QueryView) -> str:
-    rows = "".join(
-        f"<li>{to_html(each.operator)}: {format_count(each.rows, 'row')}</li>"
-        for each in view.state
-    )
-    return f'<p>State that waits for a CTI:</p><ul class="state">{rows}</ul>' if rows else ""
+    rows = "".join(f"<li>{to_html(describe_operator(each))}</li>" for each in view.state)
+    when = "" if view.state_batch is None else f", after batch {view.state_batch:,}"
+    head = f"<p>State that waits for a CTI{when}:</p>"
+    return f'{head}<ul class="state">{rows}</ul>' if rows else ""
 
 
 # -- the page of a sample --------------------------------------------------------------------------

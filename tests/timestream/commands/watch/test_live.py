@@ -18,9 +18,9 @@ from timestream.histories import NOON, SECOND, history, share, state
 from pyspark_timestream.__main__ import main
 from pyspark_timestream.commands.watch import live
 from pyspark_timestream.commands.watch.command import add_arguments, format_text, to_json
-from pyspark_timestream.commands.watch.follow import QueryLog
+from pyspark_timestream.commands.watch.follow import Point, QueryLog
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
-from pyspark_timestream.commands.watch.page import render_sections
+from pyspark_timestream.commands.watch.page import draw_curve, render_sections
 from pyspark_timestream.core.report import cell_width, escape_controls
 from pyspark_timestream.core.serving import PageServer, digest, render_shell
 from pyspark_timestream.kafka.diagnosis.history import Batch
@@ -83,6 +83,48 @@ def test_one_partition_without_a_time_is_shown():
 def test_what_holds_back_is_said_in_words_and_not_in_colour_alone():
     (html,) = render_sections([view_of([share(state(5)), share(state(1))])]).values()
     assert re.search(r'class="cause"><th scope="row">topic 1 <small>holds back', html)
+
+
+def test_a_lane_has_the_time_of_day_and_the_table_has_the_day_and_each_time_in_full_on_hover():
+    late = state(5, last_us=NOON + 7 * SECOND)
+    late = replace(late, cti_us=late.cti_us + 120_400)
+    (html,) = render_sections([view_of([share(late), share(state(-90_000))])]).values()
+    assert "CTI <small>2023-12-31</small>" in html
+    assert '<td><span title="2024-01-01T12:00:05.120400Z">2024-01-01 12:00:05.12</span>' in html
+    assert '<td><span title="2023-12-31T11:00:00Z">11:00:00</span>' in html
+
+
+def test_a_time_that_grows_older_is_not_said_again_by_a_screen_reader():
+    (html,) = render_sections([view_of([share(state(5))], query="<q>")]).values()
+    assert 'role="status"' not in html
+    assert 'data-say="&lt;q&gt;: runs"' in html
+    shell = render_shell("t", "/", "watch.css")
+    assert '<p id="said" class="unseen" role="status"></p>' in shell
+
+
+def test_nothing_on_a_page_moves_by_itself():
+    page = LivePage("t", lambda: 0, list)
+    for name in ("page.css", "watch.css"):
+        assert not re.search("animation|transition|smooth", page.answer(f"/{name}", "").text)
+
+
+def test_a_diagnosis_is_a_sentence_and_its_fix_is_named():
+    (html,) = render_sections([view_of([share(state(5)), share(state(1))])]).values()
+    text = re.search('<div class="finding"><p><b>[^<]*</b>: (.*?)</p>(.*?)</div>', html, re.DOTALL)
+    assert re.search(r"\. [A-Z][^.]*\.$", text[1])
+    assert '<p class="fix">Fix: <span' in text[2]
+
+
+def test_a_change_of_options_is_marked_on_the_curve_where_its_cti_was():
+    points = [Point(NOON + n * SECOND, NOON + (n - 5) * SECOND) for n in range(11)]
+    change = Change(5, NOON, {"ctiDelay": "5 seconds"}, {"ctiDelay": "1 minute"})
+    html = draw_curve(points, [change])
+    (mark,) = re.findall('<line class="change" x1="([0-9.]+)"', html)
+    assert float(mark) == 500
+    assert "changed from batch 5 on: " in html
+    assert "upright: options changed" in html
+    before = Change(0, NOON - 60 * SECOND, {}, {"ctiDelay": "1 minute"})
+    assert "change" not in draw_curve(points, [before])
 
 
 class Shown:

@@ -1,0 +1,62 @@
+"""The rows of state that `watch` reads from files are those that Spark itself counts."""
+
+import json
+import subprocess
+import sys
+
+import pyspark.sql.functions as F
+import pytest
+from kafka_query import event
+from pyspark.sql import SparkSession
+
+from pyspark_timestream import advance_time
+from pyspark_timestream.commands.waiting_state import read_state_store
+from pyspark_timestream.commands.watch.follow import CheckpointFollower
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def count(rows):
+    return advance_time(rows).groupBy(F.window("start_time", "10 seconds"), "offset").count()
+
+
+def distinct(rows):
+    return advance_time(rows).dropDuplicates(["start_time", "offset"])
+
+
+def join(rows):
+    left = advance_time(rows).select("start_time", "offset")
+    right = advance_time(rows).select(F.col("start_time").alias("at"), F.col("offset").alias("o"))
+    near = "o = offset AND at BETWEEN start_time AND start_time + INTERVAL 20 SECONDS"
+    return left.join(right, F.expr(near))
+
+
+@pytest.mark.parametrize("operator", [count, distinct, join])
+def test_the_rows_of_state_are_those_that_spark_counts(
+    spark: SparkSession, stream, operator
+) -> None:
+    made = stream(
+        [event(second, 0) for second in range(0, 40, 3)], 1, ctiFrequency="1", ctiDelay="15 seconds"
+    )
+    checkpoint = str(made.place / "checkpoint")
+    for second in (60, 61):
+        query = operator(made.load()).writeStream.format("noop")
+        query = query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        query.awaitTermination()
+        told = [
+            each["numRowsTotal"] for each in json.loads(query.lastProgress.json)["stateOperators"]
+        ]
+        follower = CheckpointFollower(checkpoint)
+        follower.read()
+        assert follower.read_state()
+        view = follower.view(0)
+        assert [each.rows for each in view.state] == told
+        assert sum(told) > 0
+        for each in read_state_store(spark, checkpoint):
+            (own,) = [mine for mine in view.state if mine.operator == each.operator]
+            assert (own.rows, own.due, own.is_window) == (each.rows, each.due, each.is_window)
+        made.broker.produce(made.topic, [event(second, 0)])
+    command = [sys.executable, "-m", "pyspark_timestream", "watch", "--json", checkpoint]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    ((state, *_),) = [each["state"] for each in json.loads(shown.stdout)]
+    assert state["rows"] == view.state[0].rows

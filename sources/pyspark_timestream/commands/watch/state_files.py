@@ -1,0 +1,335 @@
+"""The rows of a query's state, from the files of its checkpoint alone, without a Spark session.
+
+Spark's default state store keeps a map for each partition of an operator: `N.delta` has what batch
+N - 1 changed, `N.snapshot` the whole map after it. Both are pairs of a key and a value, as Spark
+has rows in memory, each behind its size, in blocks of LZ4. Only the keys are kept here, with the
+time that each waits for (`waiting_state`). What Spark keeps otherwise (RocksDB, another codec, or
+several states of one operator) is not read, and `StateFound.note` says so.
+"""
+
+import json
+import os
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from pyspark_timestream.commands.waiting_state import MAX_TIMES, OperatorState, find_due_place
+from pyspark_timestream.core.typed import is_instant
+
+MAX_BYTES: Final = 4_000_000
+"""Read no more than this of the files of a query's state at once: about a second of a core."""
+
+_MAX_DELTAS: Final = 20
+"""With more deltas to read a snapshot and those after it are less."""
+
+_MAX_BLOCK: Final = 1 << 25
+"""Spark writes no larger block."""
+
+_PREFIX: Final = "spark.sql.streaming.stateStore."
+_PROVIDER: Final = f"{_PREFIX}providerClass"
+_READABLE: Final = "HDFSBackedStateStoreProvider"
+_NEEDED: Final = {
+    f"{_PREFIX}compression.codec": "lz4",
+    f"{_PREFIX}encodingFormat": "unsaferow",
+    f"{_PREFIX}rowChecksum.enabled": "false",
+}
+"""The settings of a state whose files have the layout that is read here."""
+
+_OF_A_JOIN: Final = "-keyWithIndexToValue"
+"""Of the four stores of a join the two with this ending have its rows, each once."""
+
+_ASK_SPARK: Final = "`python -m pyspark_timestream explain --state` counts them, with a Spark"
+
+_HEADER: Final = struct.Struct("<8sBIII")
+_STORED, _LZ4 = 0x10, 0x20
+_SIZE: Final = struct.Struct(">i")
+_WORD: Final = struct.Struct("<q")
+
+Due = tuple[int, ...]
+"""Where a key has the time that it waits for, as `find_due_place` returns it."""
+
+_Keys = dict[bytes, int | None]
+
+
+class _StateUnreadable(ValueError):
+    """Raised for state that cannot be counted here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFound:
+    """The state of a query.
+
+    Attributes:
+        operators: the state of each operator that could be read.
+        batch: the batch after which it is so; None: none was looked for yet.
+        note: why something is not known; empty if all is.
+    """
+
+    operators: tuple[OperatorState, ...] = ()
+    batch: int | None = None
+    note: str = ""
+
+
+class _Store(NamedTuple):
+    operator: str
+    folder: Path
+    name: str
+    partitions: int
+
+    def place(self, partition: int) -> Path:
+        """Return the directory of one of its partitions."""
+        place = self.folder / str(partition)
+        return place if self.name == "default" else place / self.name
+
+
+@dataclass(slots=True)
+class _Part:
+    """The keys of a partition of a store, after so many batches."""
+
+    version: int = 0
+    keys: _Keys = field(default_factory=dict)
+
+
+class StateFiles:
+    """Reads what is new in the state of a checkpoint each time it is asked; it only reads.
+
+    Args:
+        root: the checkpoint.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._parts: dict[Path, _Part] = {}
+        self._left = 0
+        self.found = StateFound()
+
+    def read(self, batch: int, settings: Mapping[str, str]) -> bool:
+        """Read the state after a batch, and return whether `found` is another one now.
+
+        `settings` are those that the offset log notes for that batch.
+        """
+        before = self.found
+        if before.batch == batch:
+            return False
+        self._left = MAX_BYTES
+        self.found = self._read(batch, settings)
+        return self.found != before
+
+    def _read(self, batch: int, settings: Mapping[str, str]) -> StateFound:
+        if not (self._root / "state").is_dir():
+            return StateFound((), batch)
+        obstacle = _find_obstacle(settings)
+        if obstacle is not None:
+            return StateFound((), batch, f"the rows of state are not known: {obstacle}")
+        keys: dict[str, list[_Keys]] = {}
+        is_window: dict[str, bool] = {}
+        troubles: dict[str, str] = {}
+        for folder in _list_operators(self._root):
+            operator = folder.name
+            try:
+                for store in _list_stores(folder):
+                    operator = store.operator
+                    due = _read_due_place(store)
+                    found = [
+                        self._read_part(store.place(number), batch + 1, due)
+                        for number in range(store.partitions)
+                    ]
+                    keys[operator] = keys.get(operator, []) + found
+                    is_window[operator] = due is not None and len(due) > 2
+            except (OSError, ValueError, struct.error) as error:
+                keys.pop(operator, None)
+                troubles[operator] = str(error) or type(error).__name__
+        counted = tuple(_count(name, parts, is_window[name]) for name, parts in keys.items())
+        notes = [f"of {name}: {why}" for name, why in troubles.items()]
+        note = f"the rows of state are not known {'; '.join(notes)}" if notes else ""
+        return StateFound(counted, batch, note)
+
+    def _read_part(self, folder: Path, version: int, due: Due | None) -> _Keys:
+        # Whatever fails leaves nothing that is half read.
+        part = self._parts.pop(folder, None)
+        if part is not None and part.version <= version <= part.version + _MAX_DELTAS:
+            try:
+                self._catch_up(folder, part, version, due)
+            except FileNotFoundError:
+                part = None  # Spark has removed what comes next.
+        else:
+            part = None
+        if part is None:
+            part = _Part(_find_snapshot(folder, version))
+            if part.version:
+                self._apply(folder / f"{part.version}.snapshot", part.keys, due)
+            try:
+                self._catch_up(folder, part, version, due)
+            except FileNotFoundError as error:
+                lacking = Path(error.filename).relative_to(self._root)
+                raise _StateUnreadable(f"'{lacking}' is not there; {_ASK_SPARK}") from None
+        self._parts[folder] = part
+        return part.keys
+
+    def _catch_up(self, folder: Path, part: _Part, version: int, due: Due | None) -> None:
+        while part.version < version:
+            self._apply(folder / f"{part.version + 1}.delta", part.keys, due)
+            part.version += 1
+
+    def _apply(self, path: Path, keys: _Keys, due: Due | None) -> None:
+        self._left -= path.stat().st_size
+        if self._left < 0:
+            raise _StateUnreadable(
+                f"its files have more than {MAX_BYTES // 1_000_000} MB; {_ASK_SPARK}"
+            )
+        content = path.read_bytes()
+        if content != _NO_CHANGE:
+            _change(_unpack(content), keys, due)
+
+
+def _find_obstacle(settings: Mapping[str, str]) -> str | None:
+    """Return why the files of such a state cannot be read here; None if they can."""
+    provider = settings.get(_PROVIDER, _READABLE).rpartition(".")[2]
+    if provider != _READABLE:
+        return f"a {provider} keeps them in files that Spark alone reads; {_ASK_SPARK}"
+    for name, wanted in _NEEDED.items():
+        if (given := settings.get(name, wanted)) != wanted:
+            return f"'{name}' is '{given}', and only '{wanted}' is read here; {_ASK_SPARK}"
+    return None
+
+
+def _list_operators(root: Path) -> list[Path]:
+    with os.scandir(root / "state") as entries:
+        numbers = sorted(int(each.name) for each in entries if each.name.isdecimal())
+    return [root / "state" / str(number) for number in numbers]
+
+
+def _list_stores(folder: Path) -> Iterator[_Store]:
+    """Yield the stores of an operator whose rows count."""
+    try:
+        text = (folder / "_metadata" / "metadata").read_text(encoding="utf-8")
+        described = json.loads(text.partition("\n")[2])
+        kind = described["operatorInfo"]["operatorName"]
+        stores = {each["storeName"]: int(each["numPartitions"])
+                  for each in described["stateStoreInfo"]}  # fmt: skip
+    except (OSError, KeyError, RecursionError, TypeError, ValueError):
+        raise _StateUnreadable(f"its layout is not one that is read here; {_ASK_SPARK}") from None
+    counted = [name for name in stores if name == "default" or name.endswith(_OF_A_JOIN)]
+    if not counted or max(stores.values()) > 100_000:
+        raise _StateUnreadable(f"its layout is not one that is read here; {_ASK_SPARK}")
+    for name in counted:
+        yield _Store(f"{folder.name} {kind}", folder, name, stores[name])
+
+
+def _read_due_place(store: _Store) -> Due | None:
+    """Return where the keys of a store have the time that they wait for; None: nowhere known."""
+    if store.name != "default":
+        return None  # A join keeps what it compares in values, too.
+    try:
+        content = (store.place(0) / "_metadata" / "schema").read_bytes()
+        return find_due_place(json.loads(_read_key_schema(content)))
+    except (OSError, KeyError, RecursionError, TypeError, ValueError, AttributeError, struct.error):
+        return None
+
+
+def _read_key_schema(content: bytes) -> str:
+    """Return the schema of keys from a file of version 2: a version, then texts in pieces."""
+    (length,) = struct.unpack_from(">H", content)
+    if content[2 : 2 + length] != b"v2":
+        raise _StateUnreadable("its schema is of another version")
+    (pieces,) = _SIZE.unpack_from(content, at := 2 + length)
+    at, text = at + 4, b""
+    for _ in range(pieces):
+        (length,) = struct.unpack_from(">H", content, at)
+        text += content[at + 2 : at + 2 + length]
+        at += 2 + length
+    return text.decode("utf-8")
+
+
+def _find_snapshot(folder: Path, version: int) -> int:
+    """Return the newest snapshot up to a version; 0 if there is none."""
+    with os.scandir(folder) as entries:
+        names = [each.name.partition(".snapshot") for each in entries]
+    numbers = [
+        int(number) for number, end, rest in names if end and not rest and number.isdecimal()
+    ]
+    return max((number for number in numbers if number <= version), default=0)
+
+
+# -- one file --------------------------------------------------------------------------------------
+
+_MAGIC: Final = b"LZ4Block"
+_END: Final = _MAGIC + b"\x15" + bytes(12)
+_NO_CHANGE: Final = _HEADER.pack(_MAGIC, 0x15, 4, 4, 0x084D80DB) + _SIZE.pack(-1) + _END
+"""A delta of a batch that changed nothing in its partition, as most are."""
+
+
+def _unpack(content: bytes) -> bytes:
+    """Return what Java's `LZ4BlockOutputStream` was given.
+
+    Raises:
+        _StateUnreadable: it is something else.
+        ValueError, OSError, struct.error: a block is damaged.
+    """
+    codec, blocks, at = pa.Codec("lz4_raw"), [], 0
+    while at < len(content):
+        magic, token, size, length, _ = _HEADER.unpack_from(content, at)
+        at += _HEADER.size
+        if magic != _MAGIC or length > _MAX_BLOCK:
+            raise _StateUnreadable(f"a file of it is no map of rows; {_ASK_SPARK}")
+        if token & 0xF0 == _STORED:
+            blocks.append(content[at : at + size])
+        elif token & 0xF0 == _LZ4:
+            blocks.append(codec.decompress(content[at : at + size], length, asbytes=True))
+        else:
+            raise _StateUnreadable(f"a file of it is no map of rows; {_ASK_SPARK}")
+        at += size
+    return b"".join(blocks)
+
+
+def _change(raw: bytes, keys: _Keys, due: Due | None) -> None:
+    """Make the changes of a file to the keys of a partition."""
+    at = 0
+    while True:
+        (size,) = _SIZE.unpack_from(raw, at)
+        if size < 0:
+            return
+        key = raw[at + 4 : at + 4 + size]
+        at += 4 + size
+        (size,) = _SIZE.unpack_from(raw, at)
+        at += 4
+        if size < 0:
+            keys.pop(key, None)
+        else:
+            at += size
+            keys[key] = None if due is None else _read_due(key, due)
+
+
+def _read_due(key: bytes, due: Due) -> int | None:
+    """Return the time that a key waits for; None if that is null.
+
+    A row is a bit for each field, set for nulls, in words of eight bytes; then a word for each
+    field. That of a struct is its place and its size, and it is a row again.
+    """
+    start = 0
+    word: int | None = None
+    for fields, place in zip(due[::2], due[1::2], strict=True):
+        if key[start + place // 8] >> place % 8 & 1:
+            return None
+        (word,) = _WORD.unpack_from(key, start + (fields + 63) // 64 * 8 + 8 * place)
+        assert word is not None
+        start = word >> 32
+        if start < 0 or start >= len(key):
+            break
+    return word if is_instant(word) else None
+
+
+def _count(operator: str, parts: Sequence[_Keys], is_window: bool) -> OperatorState:
+    times = Counter(us for keys in parts for us in keys.values() if us is not None)
+    return OperatorState(
+        operator,
+        sum(map(len, parts)),
+        due=tuple(sorted(times.items())[:MAX_TIMES]),
+        is_window=is_window,
+        times=len(times),
+    )

@@ -1,0 +1,274 @@
+"""Rows of state are read from the files of a checkpoint, however these came to be."""
+
+import json
+import random
+import struct
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timestream.commands_watch import running, write
+from timestream.histories import NOON, SECOND
+
+from pyspark_timestream.commands.watch import state_files
+from pyspark_timestream.commands.watch.follow import CheckpointFollower
+from pyspark_timestream.commands.watch.state_files import MAX_BYTES, StateFiles
+
+TIME = "timestamp"
+MARKED = {"spark.watermarkDelayMs": 0}
+WINDOW = {
+    "type": "struct",
+    "fields": [{"name": n, "type": TIME, "metadata": {}} for n in ("start", "end")],
+}
+WINDOWS = [
+    {"name": "user", "type": "string", "metadata": {}},
+    {"name": "window", "type": WINDOW, "metadata": MARKED},
+]
+PLAIN = [{"name": "user", "type": "string", "metadata": {}}]
+
+
+def key_of(user, end_us):
+    """A row of (user, window) as Spark has it in memory."""
+    name = user.encode().ljust(8, b"\0")
+    window = struct.pack("<qqq", 0, end_us - SECOND, end_us)
+    fixed = struct.pack("<qqq", 0, 24 << 32 | len(user), 32 << 32 | len(window))
+    return fixed + name + window
+
+
+def block(data, how):
+    if how == "stored":
+        token, body = 0x15, data
+    else:
+        token, body = 0x25, pa.Codec("lz4_raw").compress(data, asbytes=True)
+    return struct.pack("<8sBIII", b"LZ4Block", token, len(body), len(data), 7) + body
+
+
+def file_of(changes, how="lz4", rows=3):
+    """A file of changes: key -> value, None for one that is removed; a block for some rows each."""
+    parts = []
+    for key, value in changes.items():
+        parts.append(struct.pack(">i", len(key)) + key)
+        parts.append(struct.pack(">i", -1) if value is None else struct.pack(">i", 4) + b"abcd")
+    parts.append(struct.pack(">i", -1))
+    blocks = [b"".join(parts[n : n + rows]) for n in range(0, len(parts), rows)]
+    return b"".join(block(each, how) for each in blocks) + block(b"", "stored")
+
+
+class Operator:
+    """An operator of a query, whose files are written as Spark writes them."""
+
+    def __init__(self, root, fields=WINDOWS, kind="stateStoreSave", stores=("default",), number=0):
+        self.folder, self.stores = root / "state" / str(number), stores
+        (self.folder / "_metadata").mkdir(parents=True)
+        told = {
+            "operatorInfo": {"operatorId": number, "operatorName": kind},
+            "stateStoreInfo": [
+                {"storeName": name, "numColsPrefixKey": 0, "numPartitions": 2} for name in stores
+            ],
+        }
+        (self.folder / "_metadata" / "metadata").write_text("v1\n" + json.dumps(told))
+        for place in self.places():
+            (place / "_metadata").mkdir(parents=True)
+        text = json.dumps({"type": "struct", "fields": fields}).encode()
+        pieces = [text[n : n + 50] for n in range(0, len(text), 50)]
+        schema = b"\0\2v2" + struct.pack(">i", len(pieces))
+        schema += b"".join(struct.pack(">H", len(each)) + each for each in pieces)
+        (self.places()[0] / "_metadata" / "schema").write_bytes(schema)
+
+    def places(self):
+        return [
+            self.folder / str(number) / ("" if name == "default" else name)
+            for name in self.stores
+            for number in range(2)
+        ]
+
+    def write(self, version, *changes, snapshot=False, **how):
+        end = "snapshot" if snapshot else "delta"
+        for place, each in zip(self.places(), changes, strict=True):
+            (place / f"{version}.{end}").write_bytes(file_of(each, **how))
+
+
+def rows_of(files, batch, **given):
+    files.read(batch, given)
+    return [(each.operator, each.rows) for each in files.found.operators]
+
+
+CHANGES = st.dictionaries(
+    st.tuples(st.sampled_from("ab"), st.integers(1, 6)), st.sampled_from(["set", "removed"])
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(CHANGES, CHANGES, st.booleans(), st.sampled_from(["lz4", "stored"])),
+        min_size=1, max_size=8,
+    ),
+    st.sets(st.integers(0, 7)),
+    st.booleans(),
+)  # fmt: skip
+def test_whatever_was_written_and_whenever_it_is_read_the_rows_are_those_of_the_map(
+    tmp_path_factory, batches, looks, removes
+):
+    root = tmp_path_factory.mktemp("checkpoint")
+    operator, files = Operator(root), StateFiles(root)
+    maps = [{}, {}]
+    for number, (*changes, has_snapshot, how) in enumerate(batches):
+        for known, given_ in zip(maps, changes, strict=True):
+            for (user, second), what in given_.items():
+                key = key_of(user, NOON + second * SECOND)
+                known[key] = second if what == "set" else None
+        written = [
+            {key_of(u, NOON + s * SECOND): None if what == "removed" else 1
+             for (u, s), what in each.items()}
+            for each in changes
+        ]  # fmt: skip
+        operator.write(number + 1, *written, how=how)
+        alive = [{k: v for k, v in known.items() if v is not None} for known in maps]
+        if has_snapshot:
+            operator.write(number + 1, *alive, snapshot=True)
+            for place in operator.places() if removes else ():
+                for old in range(1, number + 1):
+                    (place / f"{old}.delta").unlink(missing_ok=True)
+        if number not in looks and number < len(batches) - 1:
+            continue
+        files.read(number, {})
+        (found,) = files.found.operators
+        seconds = [second for each in alive for second in each.values()]
+        assert found.rows == len(seconds)
+        assert found.times == len(set(seconds))
+        assert found.is_window
+        assert found.due == tuple(
+            (NOON + second * SECOND, seconds.count(second)) for second in sorted(set(seconds))
+        )
+        assert files.found.note == ""
+
+
+def test_a_batch_is_read_once_and_a_new_one_takes_its_changes_alone(tmp_path, monkeypatch):
+    operator, files = Operator(tmp_path), StateFiles(tmp_path)
+    read = []
+    inner = StateFiles._apply
+    monkeypatch.setattr(
+        StateFiles, "_apply",
+        lambda self, path, *given: read.append(path.name) or inner(self, path, *given),
+    )  # fmt: skip
+    for version in range(1, 4):
+        operator.write(version, {key_of("a", NOON + version * SECOND): 1}, {})
+    assert files.read(2, {})
+    assert not files.read(2, {})
+    assert sorted(read) == sorted(2 * ["1.delta", "2.delta", "3.delta"])
+    operator.write(4, {}, {key_of("b", NOON): 1})
+    assert rows_of(files, 3) == [("0 stateStoreSave", 4)]
+    assert read[6:] == ["4.delta", "4.delta"]
+
+
+def test_of_a_join_each_row_counts_once_and_no_time_is_guessed(tmp_path):
+    stores = [f"{side}-{what}" for side in ("left", "right")
+              for what in ("keyToNumValues", "keyWithIndexToValue")]  # fmt: skip
+    operator = Operator(tmp_path, kind="symmetricHashJoin", stores=stores)
+    rows = {key_of("a", NOON): 1, key_of("b", NOON): 1}
+    operator.write(1, rows, {}, rows, {}, {}, {}, {key_of("c", NOON): 1}, {})
+    files = StateFiles(tmp_path)
+    assert rows_of(files, 0) == [("0 symmetricHashJoin", 3)]
+    assert files.found.operators[0].due == ()
+
+
+def test_a_key_without_a_time_has_rows_alone(tmp_path):
+    operator = Operator(tmp_path, fields=PLAIN, kind="dedupe")
+    operator.write(1, {b"x" * 24: 1}, {})
+    files = StateFiles(tmp_path)
+    files.read(0, {})
+    assert files.found.operators[0].times == 0
+    assert files.found.note == ""
+
+
+SETTING = "spark.sql.streaming.stateStore."
+
+
+@pytest.mark.parametrize(
+    ("given_", "told"),
+    [
+        ({f"{SETTING}providerClass": "org.x.RocksDBStateStoreProvider"}, "RocksDBStateStoreProv"),
+        ({f"{SETTING}compression.codec": "zstd"}, "'zstd'"),
+        ({f"{SETTING}encodingFormat": "avro"}, "'avro'"),
+        ({f"{SETTING}rowChecksum.enabled": "true"}, "rowChecksum"),
+    ],
+)
+def test_state_in_another_form_is_said_to_be_unknown(tmp_path, given_, told):
+    Operator(tmp_path).write(1, {}, {})
+    files = StateFiles(tmp_path)
+    assert rows_of(files, 0, **given_) == []
+    assert told in files.found.note
+    assert "explain --state" in files.found.note
+
+
+def test_one_operator_that_cannot_be_read_hides_no_other(tmp_path):
+    Operator(tmp_path, number=10).write(1, {key_of("a", NOON): 1}, {})
+    (Operator(tmp_path, number=2).folder / "_metadata" / "metadata").unlink()
+    files = StateFiles(tmp_path)
+    assert rows_of(files, 0) == [("10 stateStoreSave", 1)]
+    assert files.found.note.startswith("the rows of state are not known of 2: its layout")
+
+
+def test_what_spark_has_removed_or_a_copy_lacks_is_named(tmp_path):
+    operator, files = Operator(tmp_path), StateFiles(tmp_path)
+    operator.write(1, {}, {})
+    operator.write(2, {}, {})
+    (operator.places()[1] / "2.delta").unlink()
+    assert rows_of(files, 1) == []
+    assert "'state/0/1/2.delta' is not there" in files.found.note
+    operator.write(2, {}, {key_of("a", NOON): 1})
+    operator.write(3, {}, {})
+    assert rows_of(files, 2) == [("0 stateStoreSave", 1)]
+
+
+def test_too_much_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_files, "MAX_BYTES", 1_000)
+    assert MAX_BYTES > 1_000
+    operator, files = Operator(tmp_path), StateFiles(tmp_path)
+    operator.write(1, {key_of("a", NOON + n * SECOND): 1 for n in range(90)}, {}, how="stored")
+    assert rows_of(files, 0) == []
+    assert "more than 0 MB" in files.found.note
+
+
+def test_random_garbage_is_a_note_or_another_count_and_never_an_end(tmp_path):
+    operator = Operator(tmp_path)
+    operator.write(1, {key_of("a", NOON + n * SECOND): 1 for n in range(9)}, {})
+    paths = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    chance = random.Random(11)
+    for _ in range(400):
+        path = chance.choice(paths)
+        whole = path.read_bytes()
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        path.write_bytes(bytes(data[: chance.randrange(len(data) + 1)]) if chance.random() < 0.3
+                         else bytes(data))  # fmt: skip
+        files = StateFiles(tmp_path)
+        files.read(0, {})
+        assert files.found.note or files.found.operators
+        path.write_bytes(whole)
+
+
+def test_a_follower_shows_the_state_after_the_last_finished_batch(tmp_path):
+    operator = Operator(tmp_path)
+    write(tmp_path, running(3), finished={0, 1})
+    operator.write(1, {key_of("a", NOON): 1}, {})
+    operator.write(2, {key_of("b", NOON + SECOND): 1}, {})
+    follower = CheckpointFollower(str(tmp_path))
+    assert not follower.read_state()
+    follower.read()
+    assert follower.read_state()
+    view = follower.view(NOON)
+    assert (view.state_batch, view.state[0].rows, view.state[0].times) == (1, 2, 2)
+    assert not follower.read_state()
+
+
+def test_a_checkpoint_without_state_has_no_note(tmp_path):
+    write(tmp_path, running(2))
+    follower = CheckpointFollower(str(tmp_path))
+    follower.read()
+    follower.read_state()
+    view = follower.view(NOON)
+    assert (view.state, view.notes) == ((), ())
