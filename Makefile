@@ -147,13 +147,15 @@ soak-restarts: export RESTART_ROUNDS := 10
 soak-restarts: java $(READY) ## three brokers, each restarted or killed ten times under production; one round is part of make soak
 	$(BIN)/python -m pytest integration/faults/test_rolling_restarts.py $(RERUNS)
 
-# Each seed is a whole chain, which takes minutes, and once more stores and clients without Spark.
+# Each seed is a whole chain, which takes minutes, and once more stores and clients without Spark. What
+# was kept before decides which kinds of faults come first.
 chaos: SEEDS ?= 20
+chaos: FIRST ?= 1
 chaos: export PYTHONPATH := bench/measuring:$(SUPPORT)
 chaos: export OPENBLAS_NUM_THREADS := 1
-chaos: java $(CLASSES) ## real faults from SEEDS seeds on a whole chain, each checked; an hour; not part of CI
-	$(BIN)/python integration/support/chaos/chaos_campaign.py .work/chaos/faults.jsonl $$(seq $(SEEDS))
-	$(BIN)/python integration/support/chaos/chaos_campaign.py .work/chaos/stores.jsonl --without-spark --rounds 4 --pause 8 $$(seq $(SEEDS))
+chaos: java $(CLASSES) ## real faults from SEEDS seeds, the FIRST being 1, on a whole chain, each checked; an hour; not part of CI
+	$(BIN)/python integration/support/chaos/chaos_campaign.py .work/chaos/faults.jsonl --kept .work/chaos/chaos.json $$(seq $(FIRST) $$(($(FIRST) + $(SEEDS) - 1)))
+	$(BIN)/python integration/support/chaos/chaos_campaign.py .work/chaos/stores.jsonl --without-spark --rounds 4 --pause 8 $$(seq $$(($(FIRST) + 1000)) $$(($(FIRST) + 999 + $(SEEDS))))
 	$(BIN)/python integration/support/chaos/chaos_results.py .work/chaos/chaos.json .work/chaos/faults.jsonl .work/chaos/stores.jsonl
 
 $(READY_DOCS): $(READY)

@@ -40,4 +40,4 @@ def test_a_chain_from_topic_to_topic_loses_and_doubles_nothing_in_a_campaign(
     tmp_path: Path,
 ) -> None:
     hit = campaign(tmp_path, "1", "--count", "2", "--only", "er killed")
-    assert hit["driver killed"] + hit["broker killed"] + hit["Python worker killed"] > 0
+    assert any("er killed" in kind and not kind.startswith("producer") for kind in hit)

@@ -306,7 +306,7 @@ def _own_broker(say: Callable[[str], None]) -> Broker:
 
 
 def _tiers_allowed() -> dict[str, Callable[[], Server]]:
-    tiers: dict[str, Callable[[], Server]] = {"container": _container, "process": KafkaProcess}
+    tiers: dict[str, Callable[[], Server]] = {"container": begin_container, "process": KafkaProcess}
     wanted = os.environ.get("KAFKA_TIER")
     if wanted is None:
         return tiers
@@ -337,7 +337,7 @@ def _start(server: Server) -> None:
     wait_until_ready(server.bootstrap, server.failure)
 
 
-def _container() -> Server:
+def begin_container() -> Server:
     import docker.errors
     from kafka_container import KafkaContainer, docker_answers
 

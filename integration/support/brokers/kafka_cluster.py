@@ -21,14 +21,14 @@ class KafkaCluster:
     """Three brokers that are their own controllers; topics are on all of them."""
 
     def __init__(self, nodes: list[KafkaProcess]) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
         bootstrap = ",".join(node.bootstrap for node in nodes)
         self.broker = Broker(bootstrap, "cluster", replication=SIZE)
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
     def restart(self, number: int, hard: bool = False) -> None:
         """Restart one broker, and wait until it has caught up; hard: kill it."""
-        node = self._nodes[number]
+        node = self.nodes[number]
         (node.kill if hard else node.stop)()
         node.start()
         self.wait_until_in_sync()

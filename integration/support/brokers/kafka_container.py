@@ -108,6 +108,14 @@ class KafkaContainer:
         """SIGKILL the broker; the container and its data stay."""
         self._wrapped().kill()
 
+    def freeze(self) -> None:
+        """Stop all that runs in it."""
+        self._wrapped().pause()
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._wrapped().unpause()
+
     def close(self) -> None:
         """Remove the container with its data."""
         self._container.stop()

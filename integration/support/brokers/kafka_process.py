@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -34,6 +35,16 @@ class KafkaProcess(broker.KafkaProcess):
         directory = CACHE / "runs" / f"{os.getpid()}-{ports[0]}"
         flags = os.environ.get("JVM_FLAGS", "").split()
         super().__init__(kafka_jars(), directory, ports, changes, cluster, heap, flags=flags)
+
+    def freeze(self) -> None:
+        """Stop all of its threads (SIGSTOP)."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
 
     def cut_log(self, topic: str, partition: int) -> None:
         """Remove the last batch of a partition's log, while the broker is not running."""

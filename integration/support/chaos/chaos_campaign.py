@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,13 @@ from chaos_chain import Chain, Parts, chain, parts, wait_until
 from chaos_checks import check, check_parts, check_written, leftovers, unknown_groups
 from chaos_disks import own_mounts
 from chaos_driver import QUERIES
-from chaos_faults import HEAVY, ON_CLUSTERS, strike_part
+from chaos_faults import SHARED, strike_part
+from kafka_container import docker_answers
 
 HOWS = ("killed", "killed", "killed", "frozen", "interrupted (Ctrl-C)")
 
-
-STRIKERS = 2
-"""Threads that each strike one part at a time."""
+TRIES = 3
+"""How often a seed strikes again what has hit nothing."""
 
 
 class Log:
@@ -55,19 +57,19 @@ class Campaign:
     """One seed's faults on one chain."""
 
     def __init__(
-        self, running: Parts, log: Log, seed: int, kinds: list[str], pause_s: float = 0
+        self, running: Parts, log: Log, seed: int, kinds: list[str], pause_s: float, strikers: int
     ) -> None:
         self._chain, self._log, self._kinds = running, log, kinds
-        self._seed, self._pause_s = seed, pause_s
+        self._seed, self._pause_s, self._strikers = seed, pause_s, strikers
         self._ends = threading.Event()
         self._failures: list[BaseException] = []
 
     def run(self) -> None:
-        """All heavy faults one after the other, and those of parts beside them."""
+        """All shared faults one after the other, and those of parts beside them."""
         self._wait_until_all_go_on("the first batches")
         threads = [
             threading.Thread(target=self._strike_parts, args=[n])
-            for n in range(STRIKERS if isinstance(self._chain, Chain) else 2 * STRIKERS)
+            for n in range(self._strikers * (1 if isinstance(self._chain, Chain) else 2))
         ]
         for thread in threads:
             thread.start()
@@ -75,10 +77,12 @@ class Campaign:
             chance = random.Random(self._seed)
             # Without the right to mount, or a query, there are faults of parts alone.
             for kind in self._kinds or [""] * 6:
-                if kind:
-                    self._strike(kind, chance)
-                time.sleep(self._pause_s)
-                self._raise()
+                for _ in range(TRIES):
+                    hit = not kind or self._strike(kind, chance)
+                    time.sleep(self._pause_s)
+                    self._raise()
+                    if hit:
+                        break
         finally:
             self._ends.set()
             for thread in threads:
@@ -89,9 +93,9 @@ class Campaign:
         if self._failures:
             raise self._failures[0]
 
-    def _strike(self, kind: str, chance: random.Random) -> None:
+    def _strike(self, kind: str, chance: random.Random) -> bool:
         running, begun = self._chain, time.time()
-        evidence = {**HEAVY, **ON_CLUSTERS}[kind](running, chance)
+        evidence = SHARED[kind].fault(running, chance)  # type: ignore[arg-type]
         over = time.time()
         self._wait_until_all_go_on(kind)
         self._log.add(
@@ -100,6 +104,7 @@ class Campaign:
             told=self._told(begun),
         )  # fmt: skip
         print(f"{kind}: {evidence}, {over - begun:.1f} s + {time.time() - over:.1f} s", flush=True)
+        return evidence is not None
 
     def _wait_until_all_go_on(self, what: str) -> None:
         """Every query ends another batch; without queries every part another step."""
@@ -170,26 +175,52 @@ def settle(running: Parts) -> None:
             running.end_part(name)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a campaign runs on."""
+
+    disks: bool
+    spark: bool = True
+    executors: bool = False
+    tier: str = "process"
+
+    @classmethod
+    def of_seed(cls, seed: int, given: argparse.Namespace, *, disks: bool) -> Setting:
+        """Each fifth seed on a cluster of executors, on three brokers, on one in a container."""
+        drawn = {4: "executors", 3: "three", 2: "container"}.get(seed % 5, "process")
+        wanted = given.on or drawn
+        if wanted == "container" and not given.on and not docker_answers():
+            wanted = "process"
+        tier = "process" if wanted == "executors" else wanted
+        return cls(disks, not given.without_spark, wanted == "executors", tier)
+
+    def has(self, kind: str) -> bool:
+        """Whether it has what the kind of fault needs."""
+        if not self.spark:
+            return kind.startswith("disk of stores") and self.disks
+        there = {
+            "": True, "clock": shutil.which("cc") is not None, "disks": self.disks,
+            "executors": self.executors, self.tier: True,
+        }  # fmt: skip
+        return there.get(SHARED[kind].needs, False)
+
+
 def run_seed(
-    seed: int,
-    out: Path,
-    kinds: list[str],
-    pause_s: float,
-    *,
-    disks: bool,
-    cluster: bool,
-    spark: bool = True,
+    seed: int, out: Path, kinds: list[str], setting: Setting, pause_s: float, strikers: int
 ) -> Log:
     """One campaign; its log. What is left of a failed one stays for a look."""
     place = Path(os.environ.get("CHAOS_PLACE", ".work/chaos")).resolve() / f"seed-{seed}"
     shutil.rmtree(place, ignore_errors=True)
     log = Log(out, seed)
-    master = "local-cluster[2,1,1024]" if cluster else "local[2,4]"
+    master = "local-cluster[2,1,1024]" if setting.executors else "local[2,4]"
+    running: Parts
     with (
-        chain(place, disks=disks, master=master) if spark else parts(place, disks=disks) as running
-    ):
+        chain(place, disks=setting.disks, master=master, tier=setting.tier)
+        if setting.spark
+        else parts(place, disks=setting.disks)
+    ) as running:
         try:
-            Campaign(running, log, seed, kinds, pause_s).run()
+            Campaign(running, log, seed, kinds, pause_s, strikers).run()
             settle(running)
             if isinstance(running, Chain):
                 counts = check(running)
@@ -210,19 +241,31 @@ def run_seed(
 
 
 def draw_kinds(
-    seed: int, rounds: int, *, disks: bool, cluster: bool, spark: bool = True, only: str = ""
+    seed: int, rounds: int, setting: Setting, only: str, hits: Counter[str]
 ) -> list[str]:
-    """Each kind once a round, in an order of the seed's."""
+    """Each kind that the setting has once a round, those first that have hit least so far.
+
+    Among equals the seed decides.
+    """
     chance = random.Random(f"kinds {seed}")
-    known = [*HEAVY, *(ON_CLUSTERS if cluster else [])]
-    known = [kind for kind in known if (disks or not kind.startswith("disk")) and only in kind]
-    if not spark:
-        known = [kind for kind in known if kind.startswith("disk of stores")]
+    known = [kind for kind in SHARED if setting.has(kind) and only in kind]
     drawn = []
-    for _ in range(rounds):
+    for number in range(rounds):
         chance.shuffle(known)
-        drawn += known
+        drawn += sorted(known, key=lambda kind: 0 if number else hits[kind])
     return drawn
+
+
+def hits_so_far(out: Path, kept: Path | None) -> Counter[str]:
+    """How often each kind has hit: in the faults of `out`, and in results that are kept."""
+    found: Counter[str] = Counter()
+    if kept is not None and kept.exists():
+        for kind in json.loads(kept.read_text())["kinds"]:
+            found[kind["kind"]] += kind["hit"]
+    if out.exists():
+        lines = (json.loads(line) for line in out.read_text().splitlines())
+        found.update(line["kind"] for line in lines if line["hit"])
+    return found
 
 
 def main() -> None:
@@ -230,21 +273,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("seeds", type=int, nargs="+")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--count", type=int, default=1000, help="the most heavy faults of a seed")
+    parser.add_argument("--rounds", type=int, default=1, help="how often a seed strikes each kind")
+    parser.add_argument(
+        "--count", type=int, default=1000, help="the most kinds that a seed strikes"
+    )
     parser.add_argument("--only", default="", help="the faults whose names have this in them")
-    parser.add_argument("--pause", type=float, default=1, help="seconds between two heavy faults")
+    parser.add_argument("--kept", type=Path, help="results; what hit least comes first")
+    parser.add_argument("--pause", type=float, default=1, help="seconds between two shared faults")
+    parser.add_argument("--strikers", type=int, default=2, help="threads that strike one part each")
+    parser.add_argument("--on", choices=["process", "executors", "three", "container"])
     parser.add_argument("--without-spark", action="store_true", help="stores and clients alone")
     given = parser.parse_args()
     disks = own_mounts()
     given.out.parent.mkdir(parents=True, exist_ok=True)
     failed = []
     for seed in given.seeds:
-        cluster = seed % 5 == 4
-        how = {"disks": disks, "cluster": cluster, "spark": not given.without_spark}
-        kinds = draw_kinds(seed, given.rounds, only=given.only, **how)
+        setting = Setting.of_seed(seed, given, disks=disks)
+        hits = hits_so_far(given.out, given.kept)
+        kinds = draw_kinds(seed, given.rounds, setting, given.only, hits)[: given.count]
+        print(f"seed {seed} on {setting}: {kinds}", flush=True)
         try:
-            run_seed(seed, given.out, kinds[: given.count], given.pause, **how)
+            run_seed(seed, given.out, kinds, setting, given.pause, given.strikers)
         except Exception:
             traceback.print_exc()
             failed.append(seed)

@@ -15,19 +15,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import chaos_driver
 import chaos_parts
-from broker import Broker, started
+from broker import begin_container, started, wait_until_ready
+from chaos_clock import Clock
 from chaos_disks import Disk
 from chaos_driver import QUERIES, Places
 from confluent_kafka import IsolationLevel
 from harness import latest
+from kafka_cluster import KafkaCluster, kafka_cluster
+from kafka_container import KafkaContainer
 from kafka_process import KafkaProcess
 from process_session import ProcessSession, members
 
-DISK_MB = 512
 LIMIT_S = 300.0
 """What has not gone on by then hangs."""
 
@@ -78,7 +80,7 @@ class Lines:
 class Driver:
     """A driver with its session, ready or getting ready."""
 
-    def __init__(self, places: Places, logs: Path, number: int) -> None:
+    def __init__(self, places: Places, logs: Path, number: int, clock: Clock) -> None:
         self.events = Lines(logs / f"driver-{number}.events")
         command = [sys.executable, chaos_driver.__file__, json.dumps(places)]
         log = logs / f"driver-{number}.log"
@@ -86,7 +88,7 @@ class Driver:
             self._popen = subprocess.Popen(
                 [*command, str(logs / f"driver-{number}.events")],
                 stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True, env={**os.environ, **clock.environment},
             )  # fmt: skip
         self.session = ProcessSession(self._popen, log)
         self.pid = self._popen.pid
@@ -104,10 +106,14 @@ class Driver:
             raise Stuck(f"a driver ended by itself:\n{self.session.tail()}")
         return any(line["is"] == "ready" for line in self.events.update())
 
-    def end(self) -> int:
-        """Let it stop its queries and end by itself; its exit code."""
+    def begin_to_end(self) -> None:
+        """Let it stop its queries and end by itself."""
         assert self._popen.stdin is not None
         self._popen.stdin.close()
+
+    def end(self) -> int:
+        """Let it stop its queries and end by itself; its exit code."""
+        self.begin_to_end()
         code = self.session.wait(60)
         self.session.kill()
         return -signal.SIGKILL if code is None else code
@@ -116,13 +122,16 @@ class Driver:
 class Parts:
     """Stores on disks of their own, and the processes that work on them."""
 
+    DISKS: ClassVar = {"stores": 512, "checkpoints": 512}
+    """The names of disks, and how many megabytes each has."""
+
     def __init__(self, place: Path, stack: ExitStack, *, disks: bool) -> None:
         self.place, self.logs = place, place / "logs"
         self.logs.mkdir(parents=True)
         self.disks: dict[str, Disk] = {}
-        for name in ("stores", "checkpoints"):
+        for name, megabytes in self.DISKS.items():
             if disks:
-                self.disks[name] = Disk(place / name, DISK_MB)
+                self.disks[name] = Disk(place / name, megabytes)
             else:
                 (place / name).mkdir()
         (place / "tmp").mkdir()
@@ -233,16 +242,20 @@ class Parts:
 
 
 class Chain(Parts):
-    """All of it: with a broker, and a driver with its stand-by."""
+    """All of it: with brokers, and a driver with its stand-by."""
 
-    def __init__(self, place: Path, stack: ExitStack, *, disks: bool, master: str) -> None:
-        self.broker: Broker = started("process", KafkaProcess)
-        assert self.broker.server is not None
-        stack.callback(self.broker.server.close)
+    DISKS: ClassVar = {**Parts.DISKS, "spill": 256}
+
+    def __init__(
+        self, place: Path, stack: ExitStack, *, disks: bool, master: str, tier: str
+    ) -> None:
+        self._begin_brokers(stack, tier)
+        place.mkdir(parents=True)
+        self.clock = Clock(place)
         source = self.broker.create_topic("events", chaos_parts.PARTITIONS)
         target = self.broker.create_topic("windows", 2)
-        stores, checkpoints = str(place / "stores"), str(place / "checkpoints")
-        self.places = Places(self.broker.bootstrap, source, target, stores, checkpoints, master)
+        disk_places = (str(place / name) for name in ("stores", "checkpoints", "spill"))
+        self.places = Places(self.broker.bootstrap, source, target, *disk_places, master)
         # Two cores are for the driver first.
         os.environ["CHAOS_PACE"] = "4"
         super().__init__(place, stack, disks=disks)
@@ -253,10 +266,33 @@ class Chain(Parts):
         self.driver.wait_until_ready()
         self.driver.order(start=QUERIES)
 
+    # -- brokers ---------------------------------------------------------------------------------
+
+    def _begin_brokers(self, stack: ExitStack, tier: str) -> None:
+        """One in a process or a container, or a cluster of three processes."""
+        self._cluster: KafkaCluster | None = None
+        self.brokers: list[KafkaProcess | KafkaContainer]
+        if tier == "three":
+            self._cluster = stack.enter_context(kafka_cluster())
+            self.broker, self.brokers = self._cluster.broker, [*self._cluster.nodes]
+        else:
+            begin = {"process": KafkaProcess, "container": begin_container}[tier]
+            self.broker = started(tier, begin)
+            assert self.broker.server is not None
+            stack.callback(self.broker.server.close)
+            self.brokers = [self.broker.server]  # type: ignore[list-item]
+
+    def wait_for_brokers(self) -> None:
+        """Until all of them answer, and have all records."""
+        if self._cluster is not None:
+            self._cluster.wait_until_in_sync()
+        else:
+            wait_until_ready(self.broker.bootstrap, self.brokers[0].failure)
+
     # -- drivers ---------------------------------------------------------------------------------
 
     def begin_driver(self) -> Driver:
-        self._drivers.append(Driver(self.places, self.logs, len(self._drivers)))
+        self._drivers.append(Driver(self.places, self.logs, len(self._drivers), self.clock))
         return self._drivers[-1]
 
     def _end_drivers(self) -> None:
@@ -308,9 +344,14 @@ class Chain(Parts):
 
     def keep_for_a_look(self) -> None:
         """Copy what is on the disks, which end with this process, and print Java's threads."""
+        look = shutil.which("py-spy")
         for pid in members(self.driver.pid):
             if b"/java" in command(pid):
                 os.kill(pid, signal.SIGQUIT)
+            elif look:
+                with (self.logs / f"python-{pid}.txt").open("w") as output:
+                    subprocess.run([look, "dump", "--pid", str(pid)], stdout=output, check=False)
+        os.kill(self.driver.pid, signal.SIGUSR1)
         time.sleep(1)
         super().keep_for_a_look()
         text = str(self.messages(0)[-20:])
@@ -363,7 +404,9 @@ def parts(place: Path, *, disks: bool) -> Iterator[Parts]:
 
 
 @contextmanager
-def chain(place: Path, *, disks: bool, master: str = "local[2,4]") -> Iterator[Chain]:
+def chain(
+    place: Path, *, disks: bool, master: str = "local[2,4]", tier: str = "process"
+) -> Iterator[Chain]:
     """A chain that runs; nothing of it is left after the block."""
     with ExitStack() as stack:
-        yield Chain(place, stack, disks=disks, master=master)
+        yield Chain(place, stack, disks=disks, master=master, tier=tier)

@@ -6,9 +6,11 @@ until this one is killed. What an operator would see of each failure it notes in
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from chaos_clock import true_time
 from chaos_parts import explained
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -37,6 +40,7 @@ class Places(NamedTuple):
     target: str
     stores: str
     checkpoints: str
+    spill: str
     master: str
 
 
@@ -44,10 +48,12 @@ def main() -> None:
     """Obey the lines of input: `{"start": [NAME, ...]}`, `{"stop": NAME}`, `{"try": NAME}`."""
     from spark_session import local_spark
 
+    faulthandler.register(signal.SIGUSR1)  # For a look at one that hangs.
     places, events = Places(*json.loads(sys.argv[1])), sys.argv[2]
     spark = local_spark(
         "chaos", places.master, spark_sql_adaptive_enabled="false",
         spark_sql_streaming_stopTimeout="20s", spark_task_maxFailures="4",
+        spark_local_dir=places.spill,
     )  # fmt: skip
     supervisor = Supervisor(spark, places, events)
     supervisor.note(is_="ready", pid=os.getpid())
@@ -67,7 +73,7 @@ class Supervisor:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def note(self, *, is_: str, **facts: Any) -> None:
-        os.write(self._file, json.dumps({"at": time.time(), "is": is_, **facts}).encode() + b"\n")
+        os.write(self._file, json.dumps({"at": true_time(), "is": is_, **facts}).encode() + b"\n")
 
     def _listen(self) -> None:
         for line in sys.stdin:

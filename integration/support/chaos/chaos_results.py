@@ -1,7 +1,7 @@
 """What campaigns have found, as `bench/results/<machine>/chaos.json` keeps it.
 
-`python chaos_results.py OUT FAULTS...` reads the lines of campaigns. A seed counts only if all that
-must hold was checked after it, and a fault only if it hit.
+`python chaos_results.py OUT FAULTS...` adds the lines of campaigns to what OUT has. A seed counts
+if all that must hold was checked after it, and only once; a fault counts if it hit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from machine import versions
 TEXTS = 3
 """Messages that are kept of a kind of fault, those told most often."""
 
+PARTS = ("appender", "compactor", "editor", "follower", "producer", "roller", "writer")
+
 FOREIGN = ("producer",)
 """Parts whose errors are not ours: Confluent's client."""
 
@@ -35,12 +37,54 @@ def main() -> None:
         checked += seeds.values()
         lines += [line for line in read(log) if line["seed"] in seeds]
     kept = summary(lines, checked)
+    if out.exists():
+        kept = merged(json.loads(out.read_text()), kept)
     out.parent.mkdir(parents=True, exist_ok=True)
     command = "make chaos SEEDS=20"
     out.write_text(
         json.dumps({"versions": versions(), "command": command, **kept}, indent=1) + "\n"
     )
     print(f"{kept['faults']['hit']} of {kept['faults']['struck']} faults hit")
+
+
+def merged(kept: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Both; a median is that of the runs with more hits, a worst time the worse one."""
+    faults = {
+        name: kept["faults"][name] + new["faults"][name]
+        for name in ("struck", "hit", "hit on whole chains", "seeds")
+    }
+    if again := [seed for seed, count in Counter(faults["seeds"]).items() if count > 1]:
+        sys.exit(f"seeds {again} are kept already: nothing was written")
+    checked = Counter(kept["checked"])
+    checked.update(new["checked"])
+    kinds = {each["kind"]: each for each in kept["kinds"]}
+    for each in new["kinds"]:
+        kinds[each["kind"]] = both(kinds[each["kind"]], each) if each["kind"] in kinds else each
+    shared_first = sorted(kinds.values(), key=lambda each: (is_of_a_part(each), each["kind"]))
+    return {
+        "faults": {**faults, "seeds": sorted(faults["seeds"])},
+        "checked": dict(checked),
+        "kinds": shared_first,
+    }
+
+
+def both(kept: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Two summaries of one kind."""
+    more = max(kept, new, key=lambda each: each["hit"])
+    worst = max(each["went_on_s"]["worst"] for each in (kept, new))
+    told = {text_key(each["text"]): each for each in [*new["told"], *kept["told"]]}
+    return {
+        "kind": new["kind"],
+        "struck": kept["struck"] + new["struck"],
+        "hit": kept["hit"] + new["hit"],
+        "went_on_s": {"median": more["went_on_s"]["median"], "worst": worst},
+        "example": new["example"],
+        "told": [*told.values()][:TEXTS],
+    }
+
+
+def is_of_a_part(kind: dict[str, Any]) -> bool:
+    return kind["kind"].partition(" ")[0] in PARTS
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -94,10 +138,15 @@ def most_told(told: Iterable[list[str]]) -> list[dict[str, str]]:
     examples: dict[str, dict[str, str]] = {}
     for where, text in told:
         if where not in FOREIGN:
-            key = re.sub(r"'[^']*'|\d+", "", text)[:60]
+            key = text_key(text)
             counts[key] += 1
             examples.setdefault(key, {"where": where, "text": in_words_of_today(text)})
     return [examples[key] for key, _ in counts.most_common(TEXTS)]
+
+
+def text_key(text: str) -> str:
+    """What texts that say the same have in common."""
+    return re.sub(r"'[^']*'|\d+", "", text)[:60]
 
 
 def in_words_of_today(text: str) -> str:
