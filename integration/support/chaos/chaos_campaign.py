@@ -8,6 +8,7 @@ go on after a fault.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos_chain import Chain, Parts, chain, parts, wait_until
+from chaos_chain import Chain, Parts, Stuck, chain, parts, wait_until
 from chaos_checks import check, check_parts, check_written, leftovers, unknown_groups
 from chaos_disks import own_mounts
 from chaos_driver import QUERIES
@@ -30,6 +31,9 @@ from chaos_faults import SHARED, strike_part
 from kafka_container import docker_answers
 
 HOWS = ("killed", "killed", "killed", "frozen", "interrupted (Ctrl-C)")
+
+SUSPICIOUS_S = 90.0
+"""A query that ends no batch in this time may hang, or may be slow."""
 
 TRIES = 3
 """How often a seed strikes again what has hit nothing."""
@@ -57,10 +61,11 @@ class Campaign:
     """One seed's faults on one chain."""
 
     def __init__(
-        self, running: Parts, log: Log, seed: int, kinds: list[str], pause_s: float, strikers: int
+        self, running: Parts, log: Log, seed: int, kinds: list[str], given: argparse.Namespace
     ) -> None:
         self._chain, self._log, self._kinds = running, log, kinds
-        self._seed, self._pause_s, self._strikers = seed, pause_s, strikers
+        self._seed, self._pause_s, self._strikers = seed, given.pause, given.strikers
+        self._until = time.monotonic() + 60 * given.minutes
         self._ends = threading.Event()
         self._failures: list[BaseException] = []
 
@@ -77,6 +82,8 @@ class Campaign:
             chance = random.Random(self._seed)
             # Without the right to mount, or a query, there are faults of parts alone.
             for kind in self._kinds or [""] * 6:
+                if time.monotonic() > self._until:
+                    break
                 for _ in range(TRIES):
                     hit = not kind or self._strike(kind, chance)
                     time.sleep(self._pause_s)
@@ -114,11 +121,20 @@ class Campaign:
             before = {name: running.committed(name) for name in QUERIES}
             for name, batch in before.items():
                 told = f"another batch of {name} after: {what}; {recent}"
-                wait_until(lambda name=name, batch=batch: running.committed(name) > batch, told)  # type: ignore[misc]
+                self._wait_for_batch(running, name, batch, told)
             return
         for name in running.part_kinds():
             told = f"another step of {name} after: {what}; {recent}"
             wait_until(lambda name=name: running.has_gone_on(name, since), told)  # type: ignore[misc]
+
+    @staticmethod
+    def _wait_for_batch(running: Chain, name: str, batch: int, told: str) -> None:
+        """Wait, and look at what every thread does if it takes suspiciously long."""
+        with contextlib.suppress(Stuck):
+            wait_until(lambda: running.committed(name) > batch, told, SUSPICIOUS_S)
+            return
+        running.dump_threads(f"at-{time.time():.0f}")
+        wait_until(lambda: running.committed(name) > batch, told)
 
     def _told(self, since: float) -> list[list[str]]:
         """What operators saw, each text once."""
@@ -205,22 +221,23 @@ class Setting:
         return there.get(SHARED[kind].needs, False)
 
 
-def run_seed(
-    seed: int, out: Path, kinds: list[str], setting: Setting, pause_s: float, strikers: int
-) -> Log:
+def run_seed(seed: int, kinds: list[str], setting: Setting, given: argparse.Namespace) -> Log:
     """One campaign; its log. What is left of a failed one stays for a look."""
     place = Path(os.environ.get("CHAOS_PLACE", ".work/chaos")).resolve() / f"seed-{seed}"
     shutil.rmtree(place, ignore_errors=True)
+    out = given.out
     log = Log(out, seed)
     master = "local-cluster[2,1,1024]" if setting.executors else "local[2,4]"
     running: Parts
     with (
-        chain(place, disks=setting.disks, master=master, tier=setting.tier)
+        chain(
+            place, disks=setting.disks, master=master, tier=setting.tier, lean=given.strikers == 0
+        )
         if setting.spark
         else parts(place, disks=setting.disks)
     ) as running:
         try:
-            Campaign(running, log, seed, kinds, pause_s, strikers).run()
+            Campaign(running, log, seed, kinds, given).run()
             settle(running)
             if isinstance(running, Chain):
                 counts = check(running)
@@ -277,10 +294,16 @@ def main() -> None:
     parser.add_argument(
         "--count", type=int, default=1000, help="the most kinds that a seed strikes"
     )
+    parser.add_argument("--minutes", type=float, default=60, help="a seed begins no fault after it")
     parser.add_argument("--only", default="", help="the faults whose names have this in them")
     parser.add_argument("--kept", type=Path, help="results; what hit least comes first")
     parser.add_argument("--pause", type=float, default=1, help="seconds between two shared faults")
-    parser.add_argument("--strikers", type=int, default=2, help="threads that strike one part each")
+    parser.add_argument(
+        "--strikers",
+        type=int,
+        default=2,
+        help="threads that strike one part each; 0: a lean chain, with few parts",
+    )
     parser.add_argument("--on", choices=["process", "executors", "three", "container"])
     parser.add_argument("--without-spark", action="store_true", help="stores and clients alone")
     given = parser.parse_args()
@@ -293,7 +316,7 @@ def main() -> None:
         kinds = draw_kinds(seed, given.rounds, setting, given.only, hits)[: given.count]
         print(f"seed {seed} on {setting}: {kinds}", flush=True)
         try:
-            run_seed(seed, given.out, kinds, setting, given.pause, given.strikers)
+            run_seed(seed, kinds, setting, given)
         except Exception:
             traceback.print_exc()
             failed.append(seed)

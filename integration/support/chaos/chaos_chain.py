@@ -247,8 +247,9 @@ class Chain(Parts):
     DISKS: ClassVar = {**Parts.DISKS, "spill": 256}
 
     def __init__(
-        self, place: Path, stack: ExitStack, *, disks: bool, master: str, tier: str
+        self, place: Path, stack: ExitStack, *, disks: bool, master: str, tier: str, lean: bool
     ) -> None:
+        self._is_lean = lean
         self._begin_brokers(stack, tier)
         place.mkdir(parents=True)
         self.clock = Clock(place)
@@ -340,19 +341,26 @@ class Chain(Parts):
         del kinds["writer-0"]
         for number, kind in enumerate(PRODUCERS):
             kinds[f"producer-{kind}"] = ("produce", [*send, kind, number])
+        if self._is_lean:
+            wanted = ("producer", "editor-0", "follower-0")
+            kinds = {name: kind for name, kind in kinds.items() if name.startswith(wanted)}
         return kinds
 
-    def keep_for_a_look(self) -> None:
-        """Copy what is on the disks, which end with this process, and print Java's threads."""
+    def dump_threads(self, name: str) -> None:
+        """Java's threads go to the driver's log, Python's to a file each if py-spy is there."""
         look = shutil.which("py-spy")
         for pid in members(self.driver.pid):
-            if b"/java" in command(pid):
+            if b"java" in command(pid).partition(b"\0")[0]:
                 os.kill(pid, signal.SIGQUIT)
             elif look:
-                with (self.logs / f"python-{pid}.txt").open("w") as output:
+                with (self.logs / f"python-{name}-{pid}.txt").open("w") as output:
                     subprocess.run([look, "dump", "--pid", str(pid)], stdout=output, check=False)
         os.kill(self.driver.pid, signal.SIGUSR1)
         time.sleep(1)
+
+    def keep_for_a_look(self) -> None:
+        """Copy what is on the disks, which end with this process, and print all threads."""
+        self.dump_threads("last")
         super().keep_for_a_look()
         text = str(self.messages(0)[-20:])
         for topic in ("events", "windows"):
@@ -405,8 +413,13 @@ def parts(place: Path, *, disks: bool) -> Iterator[Parts]:
 
 @contextmanager
 def chain(
-    place: Path, *, disks: bool, master: str = "local[2,4]", tier: str = "process"
+    place: Path,
+    *,
+    disks: bool,
+    master: str = "local[2,4]",
+    tier: str = "process",
+    lean: bool = False,
 ) -> Iterator[Chain]:
-    """A chain that runs; nothing of it is left after the block."""
+    """A chain that runs, `lean` with few parts; nothing of it is left after the block."""
     with ExitStack() as stack:
-        yield Chain(place, stack, disks=disks, master=master, tier=tier)
+        yield Chain(place, stack, disks=disks, master=master, tier=tier, lean=lean)

@@ -179,7 +179,7 @@ def check_edits(chain: Parts) -> int:
     sequences = dict(
         zip((-n for n in table["total"].to_pylist()), table["sequence"].to_pylist(), strict=True)
     )
-    lines = [line for name in ("editor-0", "editor-1") for line in chain.lines(name).update()]
+    lines = [line for name in running(chain, "editor") for line in chain.lines(name).update()]
     acknowledged = {line["edited"]: line["sequence"] for line in lines if "edited" in line}
     tried = {line["tried"] for line in lines if "tried" in line}
     assert max(stored.values(), default=1) == 1, stored.most_common(3)
@@ -191,7 +191,7 @@ def check_edits(chain: Parts) -> int:
 def check_notes(chain: Parts) -> int:
     """Each appender's numbers without a gap, each once, and all that were acknowledged."""
     table = rows(chain, "notes").sort_by("sequence")
-    for name in ("appender-0", "appender-1"):
+    for name in running(chain, "appender"):
         numbers = table.filter(pc.equal(table["series"], name))["number"].to_pylist()
         assert numbers == list(range(len(numbers))), numbers
         lines = chain.lines(name).update()
@@ -199,9 +199,15 @@ def check_notes(chain: Parts) -> int:
     return int(table.num_rows)
 
 
+def running(chain: Parts, kind: str) -> list[str]:
+    """The parts of that kind that the chain has."""
+    return [name for name in chain.part_kinds() if name.startswith(kind)]
+
+
 def check_followers(chain: Parts) -> int:
-    """Both; how many events they saw."""
-    return sum(check_follower(chain, name) for name in ("seen-0", "seen-1"))
+    """All; how many events they saw."""
+    followers = running(chain, "follower")
+    return sum(check_follower(chain, name.replace("follower", "seen")) for name in followers)
 
 
 def check_follower(chain: Parts, name: str) -> int:
