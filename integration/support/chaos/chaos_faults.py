@@ -84,9 +84,15 @@ def behind_the_store(chain: Chain, chance: Random) -> str:
 
 
 def between_batches(chain: Chain, chance: Random) -> str:
-    """Frozen while no query is in a batch."""
+    """Frozen after some query has ended a batch, and before it plans another one."""
     time.sleep(chance.uniform(0, 1))
-    return frozen_when(chain, lambda: "" if in_batches(chain) else "no query is in a batch")
+    name = chance.choice(QUERIES)
+
+    def looks() -> str:
+        batch = chain.committed(name)
+        return f"{name} had ended batch {batch}" if batch == chain.planned(name) else ""
+
+    return frozen_when(chain, looks)
 
 
 def as_queries_start(chain: Chain, chance: Random) -> str:
@@ -134,6 +140,9 @@ def kill_driver(phase: Phase) -> Fault:
         """SIGKILL of the driver, its Java and all of its Python; the stand-by takes over."""
         chain.spare.wait_until_ready()
         found = phase(chain, chance)
+        if not found and chain.driver.session.exit_code is None:
+            chain.driver.session.thaw()
+            return None
         chain.driver.session.kill()
         chain.take_over()
         return found or None
@@ -146,6 +155,9 @@ def interrupt_driver(phase: Phase) -> Fault:
         """Ctrl-C at a terminal reaches the driver and its Java."""
         chain.spare.wait_until_ready()
         found = phase(chain, chance)
+        if not found and chain.driver.session.exit_code is None:
+            chain.driver.session.thaw()
+            return None
         group = [pid for pid in members(chain.driver.pid) if os.getpgid(pid) == chain.driver.pid]
         for pid in group:
             os.kill(pid, signal.SIGINT)
