@@ -333,7 +333,7 @@ def away(name: str) -> Fault:
         name,
         "take_away",
         "bring_back",
-        r"[Rr]ead-only|not there|no store|away|No such|not exist|StoreMismatch|local dir",
+        r"[Rr]ead-only|not there|no store|away|No ?[Ss]uch|not exist|StoreMismatch|local dir",
     )
 
 

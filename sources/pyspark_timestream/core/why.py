@@ -109,7 +109,11 @@ _FOREIGN_CAUSES: Final = (
         f"raise the limit (ulimit -n), then {_RESUMES}",
     ),
     (
-        re.compile(r"FileNotFoundException: File \S+\.tmp does not exist"),
+        re.compile(
+            r"FileNotFoundException: File \S+\.tmp does not exist"
+            r"|NoSuchFileException: \S*/blockmgr-[^;\s]*"
+            r"|FileNotFoundException: \S*/blockmgr-\S* \(No such file or directory\)"
+        ),
         "a directory that Spark writes to has gone",
         f"bring the mount with the checkpoint and spark.local.dir back, then {_RESUMES}",
     ),

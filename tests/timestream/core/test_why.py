@@ -167,6 +167,12 @@ def test_why_says_that_a_process_of_python_has_ended(how: str) -> None:
         ("java.lang.OutOfMemoryError: Java heap space", "spark.driver.memory"),
         ("Python worker exited unexpectedly (crashed)", "dmesg"),
         ("java.io.FileNotFoundException: File file:/c/offsets/.1.a.tmp does not exist", "mount"),
+        ("java.nio.file.NoSuchFileException: /tmp/blockmgr-06e192e0/3c", "spark.local.dir back"),
+        (
+            "java.io.FileNotFoundException: /tmp/blockmgr-06/19/temp_shuffle_9e (No such file or "
+            "directory)",
+            "spark.local.dir back",
+        ),
         ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log.", "checkpointLocation of"),
         ("Multiple streaming queries are concurrently using file:/c/offsets.", "let one of them"),
     ],
