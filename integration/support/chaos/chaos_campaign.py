@@ -265,7 +265,7 @@ def draw_kinds(
     Among equals the seed decides.
     """
     chance = random.Random(f"kinds {seed}")
-    known = [kind for kind in SHARED if setting.has(kind) and only in kind]
+    known = [kind for kind in SHARED if setting.has(kind) and re.search(only, kind)]
     drawn = []
     for number in range(rounds):
         chance.shuffle(known)
@@ -295,7 +295,7 @@ def main() -> None:
         "--count", type=int, default=1000, help="the most kinds that a seed strikes"
     )
     parser.add_argument("--minutes", type=float, default=60, help="a seed begins no fault after it")
-    parser.add_argument("--only", default="", help="the faults whose names have this in them")
+    parser.add_argument("--only", default="", help="the faults whose names this pattern finds")
     parser.add_argument("--kept", type=Path, help="results; what hit least comes first")
     parser.add_argument("--pause", type=float, default=1, help="seconds between two shared faults")
     parser.add_argument(
