@@ -195,7 +195,7 @@ def check_followed(program, snapshot):
         assert view.newest(name)[0].equals(expected), name
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.sampled_from(["unlimited", "limit 3", "last 9M", "limit 6 last 20M"]),
     st.lists(st.tuples(STEPS, QUESTIONS), min_size=3, max_size=12),
