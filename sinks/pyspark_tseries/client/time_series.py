@@ -379,7 +379,7 @@ class TimeSeries(Questions):
         clock = parse_argument("clock", clock)
         ahead = parse_argument("future_policy", future_policy)
         future = FutureLimit(parse_max_future(max_future), ahead)
-        self._store.refresh()
+        self._store.refresh(whole=False)
         staged = stage_given_rows(rows, self._store.values)
         if not staged.num_rows:
             return RECEIPT_SCHEMA.empty_table()

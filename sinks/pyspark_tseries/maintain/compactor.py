@@ -10,8 +10,10 @@ Appends continue meanwhile: the commit does not change the head, so neither can 
 The rules are semantics 24.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Final
@@ -122,8 +124,8 @@ def select_kept_events(
     return kept
 
 
-MAX_RANGE_BYTES: Final = 128 * 1024 * 1024
-"""The uncompressed size of a key range that is in memory at once, and becomes one file."""
+MAX_RANGE_BYTES: Final = 96 * 1024 * 1024
+"""The uncompressed size of a key range that becomes one file; two of them are in memory at once."""
 
 MAX_HELD_BYTES: Final = 128 * 1024 * 1024
 """The memory of decoded rows that are held for later key ranges, of all files."""
@@ -310,18 +312,33 @@ class Merge:
     def write_all(self) -> list[WrittenFile]:
         """Write the new files; if one cannot be written, remove the others."""
         written: list[WrittenFile] = []
-        try:
-            for file in self._write_files():
-                written.append(file)  # noqa: PERF402 what was written is known when one fails
-            if self._found != self._kept_rows + self.removed:
-                raise _lost_events_error(self._store)
-        except BaseException:
-            _discard(self._store, written)
-            raise
+        begun: Future[WrittenFile] | None = None
+        with ThreadPoolExecutor(1, thread_name_prefix="tseries-merge") as writer:
+            try:
+                for path, table in self._merged_ranges():
+                    if begun is not None:
+                        written.append(begun.result())
+                    begun = writer.submit(self._write, path, table)
+                if begun is not None:
+                    written.append(begun.result())
+                if self._found != self._kept_rows + self.removed:
+                    raise _lost_events_error(self._store)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    # The one that was begun; if that one failed, it has removed itself.
+                    written += [] if begun is None else [begun.result()]
+                _discard(self._store, written)
+                raise
         return written
 
-    def _write_files(self) -> Iterator[WrittenFile]:
-        """Write and yield the new files, with one key range in memory at a time."""
+    def _write(self, path: str, table: pa.Table) -> WrittenFile:
+        return files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP, self._notes)
+
+    def _merged_ranges(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yield path and rows of each new file; the next key range is merged while it is written.
+
+        So two of them are in memory at once.
+        """
         commits = (
             min(file.first_commit for file in self._chosen),
             max(file.last_commit for file in self._chosen),
@@ -334,10 +351,7 @@ class Merge:
                 table = self._merge_range(data, keys)
                 self._kept_rows += table.num_rows
                 if table.num_rows:
-                    path = files.compacted_path(kind, commits, self._group, number)
-                    yield files.write_events(
-                        self._location, path, table, MAX_ROWS_PER_ROW_GROUP, self._notes
-                    )
+                    yield files.compacted_path(kind, commits, self._group, number), table
 
     def _merge_range(self, data: Sequence[DataFile], keys: KeyRange) -> pa.Table:
         table = self._read_range(data, keys)
@@ -479,4 +493,11 @@ def _estimate_row_bytes(location: Location, file: DataFile, schema: pa.Schema) -
     about = _footer(location, file).metadata
     stored = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
     size: int = stored // max(about.num_rows, 1)
-    return max(size, 16 * len(schema)) + 1
+    return max(size, sum(_least_bytes(field.type) for field in schema)) + 1
+
+
+def _least_bytes(kind: pa.DataType) -> int:
+    """Return the memory of a cell at least, however small a file has made it."""
+    if kind == _ENCODED_TEXT:
+        return 4
+    return -(-kind.bit_width // 8) if pa.types.is_primitive(kind) else 16

@@ -296,10 +296,13 @@ class Store:
             beyond = self.log.transaction(HORIZON_TRANSACTION)
             return -1 if beyond is None else beyond - 1
 
-    def refresh(self) -> bool:
-        """Bring the log up to date; return False if the table was removed or replaced."""
+    def refresh(self, *, whole: bool = True) -> bool:
+        """Bring the log up to date; return False if the table was removed or replaced.
+
+        `whole` is as in `Log.refresh`; without it, columns and settings are up to date, too.
+        """
         with self._lock:
-            return self.log.refresh()
+            return self.log.refresh(whole=whole)
 
     def head_id(self) -> int | None:
         """Return the head's id in the log as last refreshed; None before the first commit."""

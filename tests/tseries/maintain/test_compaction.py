@@ -164,7 +164,7 @@ def every_row(path):
 @pytest.mark.parametrize("encoded", [1, 1000])
 @pytest.mark.parametrize("held", [0, 5000, 2**27])
 def test_rows_held_between_key_ranges_are_merged_once(texts, monkeypatch, held, encoded):
-    set_limits(monkeypatch, range_bytes=40_000, held_bytes=held, encoded_texts=encoded)
+    set_limits(monkeypatch, range_bytes=20_000, held_bytes=held, encoded_texts=encoded)
     before, read = every_row(texts), []
     whole = compactor.read_pieces
 
@@ -180,6 +180,32 @@ def test_rows_held_between_key_ranges_are_merged_once(texts, monkeypatch, held, 
     for path in data_paths(texts):
         kinds = dict(zip(pq.read_schema(path).names, pq.read_schema(path).types, strict=True))
         assert kinds["series"] == kinds["place"] == kinds["note"] == pa.string()
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+@pytest.mark.parametrize("place", ["write_events", "_merge_range"])
+def test_a_compaction_that_fails_at_any_file_or_range_leaves_no_file(
+    texts, monkeypatch, place, number
+):
+    """The next key range is merged while a file is written: each of them may fail."""
+    set_limits(monkeypatch, range_bytes=20_000)
+    owner = compactor.files if place == "write_events" else compactor.Merge
+    whole, calls = getattr(owner, place), itertools.count()
+
+    def fail(*args):
+        if next(calls) == number:
+            raise OSError(28, "No space left on device")
+        return whole(*args)
+
+    before, files = every_row(texts), data_paths(texts)
+    monkeypatch.setattr(owner, place, fail)
+    with pytest.raises(OSError, match="No space left"):
+        compact(str(texts))
+    assert sorted(data_paths(texts)) == sorted(files)
+    assert every_row(texts) == before
+    monkeypatch.setattr(owner, place, whole)
+    assert compact(str(texts)).files_after > 4
+    assert every_row(texts) == before
 
 
 # -- rivals --------------------------------------------------------------------------------------
