@@ -36,6 +36,7 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = "$ "
+copybutton_line_continuation_character = "\\"
 
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"

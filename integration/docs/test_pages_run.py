@@ -116,8 +116,7 @@ class Reader:
         return output.getvalue()
 
     def _console(self, block: Block, name: str) -> str:
-        lines = [line for line in block.text.splitlines() if line.startswith(("$ ", "> "))]
-        script = self._here("\n".join(line[2:] for line in lines))
+        script = self._here("\n".join(list_commands(block.text)))
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
             ["bash", "-ec", script], cwd=self.place,
@@ -134,6 +133,15 @@ class Reader:
         for name, own in here.items():
             text = text.replace(name, own)
         return text
+
+
+def list_commands(text: str) -> list[str]:
+    """Return the lines behind a prompt, and those that continue one after a backslash."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("$ ") or (lines and lines[-1].endswith("\\")):
+            lines.append(line.removeprefix("$ "))
+    return lines
 
 
 @pytest.fixture
