@@ -1,4 +1,4 @@
-"""The benchmark of the largest sizes tells the peak of each process, and which bound is exceeded."""
+"""The benchmark of large sizes tells the peak of each process, and which bound is exceeded."""
 
 import subprocess
 import sys
