@@ -18,8 +18,10 @@ __all__ = [
     "faults",
     "format_ratio",
     "kept",
+    "long_runs",
     "not_measured",
     "ratios",
+    "sizes",
     "worst_jobs",
 ]
 
@@ -101,6 +103,24 @@ _BY_ITSELF: Final = (
     "frozen", "deleted", "clock", "together", "executor", "Python worker", "of three brokers",
 )  # fmt: skip
 """Faults after which nobody has to do anything if nothing was told."""
+
+
+def long_runs(benchmark: str = "long_query", results: Path = RESULTS) -> str:
+    """How long a long run was, and how many of its quantities were flat."""
+    told = []
+    for measured in kept(benchmark, results).values():
+        run, rows = measured["run"], measured["table"]
+        flat = sum(row["flat"] == "yes" for row in rows)
+        told.append(
+            f"{run['days of event time']:g} days in {run['hours']:g} hours: {run['batches']:,g} "
+            f"batches, {run['records']:,} records; {flat} of {len(rows)} quantities flat"
+        )
+    return "; ".join(told)
+
+
+def sizes(benchmark: str = "load", results: Path = RESULTS) -> str:
+    """How many of the largest sizes were tried."""
+    return "; ".join(f"{len(each['table'])} jobs" for each in kept(benchmark, results).values())
 
 
 def _fault_row(kind: Mapping[str, Any]) -> dict[str, str]:

@@ -11,16 +11,17 @@ from load.jobs import _tables
 from load.sizes_promised import SIZES, Size
 from memory import HighWater
 
-SIZE = Size("{} things", 5_000, seconds=10, python_mb=300, jvm_mb=1600)
+SIZE = Size("{} things", 5_000, core_s=10, python_mb=300, jvm_mb=1600)
 PEAKS = {"main": 100.4, "source": 250.0, "worker": 90.0, "driver": 1200.0}
 
 
 def test_a_row_has_what_each_process_took_beside_its_bound() -> None:
-    row = as_row(SIZE, {"seconds": 3.14, "batches": 3, "median s": 2.04}, PEAKS)
+    row = as_row(SIZE, {"seconds": 3.14, "batches": 3, "median s": 2.04}, PEAKS, 9.04)
     assert row == {
         "size": "5,000 things",
-        "seconds": 3.1,
-        "at most s": 10,
+        "longest s": 3.1,
+        "core s": 9.0,
+        "at most core s": 10,
         "MB, program": 100,
         "MB, source": 250,
         "MB, worker": 90,
@@ -33,9 +34,9 @@ def test_a_row_has_what_each_process_took_beside_its_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "peaks", "said"),
+    ("core_s", "peaks", "said"),
     [
-        (11.0, PEAKS, "5,000 things: 11.0 s, at most 10 are promised"),
+        (11.0, PEAKS, "5,000 things: 11.0 core s, at most 10 are promised"),
         (
             1.0,
             PEAKS | {"worker": 301.0},
@@ -49,16 +50,16 @@ def test_a_row_has_what_each_process_took_beside_its_bound() -> None:
     ],
 )
 def test_each_bound_that_is_exceeded_is_told(
-    seconds: float, peaks: dict[str, float], said: str
+    core_s: float, peaks: dict[str, float], said: str
 ) -> None:
-    assert find_exceeded(as_row(SIZE, {"seconds": seconds}, peaks)) == [said]
+    assert find_exceeded(as_row(SIZE, {"seconds": 100.0}, peaks, core_s)) == [said]
 
 
 def test_every_size_has_a_job_and_a_bound() -> None:
     jobs = (Path(__file__).parents[1] / "bench/load/jobs.py").read_text()
     for name, size in SIZES.items():
         assert f"\ndef {name}(" in jobs
-        assert min(size.count, size.seconds, size.python_mb) > 0
+        assert min(size.count, size.core_s, size.python_mb) > 0
 
 
 def test_the_large_store_has_each_event_once() -> None:

@@ -1,9 +1,10 @@
 """The largest sizes: `python bench load`, what each takes, beside the bound that is promised.
 
 Each job has a broker that holds its topic, and a process of its own with a session (`jobs`), so
-that the peak memory of each process (VmHWM, which the kernel keeps) is its own. The longest batch
-counts, the first one of a session, which compiles and starts workers, included. A job that exceeds
-a bound of `sizes_promised` fails the benchmark, after all have run and were kept.
+that the peak memory of each process (VmHWM, which the kernel keeps) is its own. *Longest* is the
+longest batch, which may be the first one of a session, or the job where it has no batches; *core s*
+are those of the whole job, the start of the session included, whatever else the machine does. A job
+that exceeds a bound of `sizes_promised` fails the benchmark, after all have run and were kept.
 
     BENCH_LOAD   which jobs, with commas between them; default all
 """
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from broker import Broker, Record, broker
+from core_seconds import CoreSeconds
 from memory import HighWater
 from sessions import Apart
 from side_by_side import report_table
@@ -26,7 +28,10 @@ from load import jobs
 from load.sizes_promised import SIZES, Size
 
 START_MS: Final = 1_700_006_400_000
-BATCHES: Final = 3
+BATCHES: Final = 2
+AT_ONCE: Final = 100
+"""Partitions that a busy broker makes within the time that it has."""
+
 MEGABYTE: Final = 1_000_000
 
 
@@ -40,7 +45,9 @@ def readings(count: int, partitions: int, step_ms: int, every: int) -> Iterator[
 
 def partitions_topic(kafka: Broker, count: int) -> str:
     """Five records of each partition in a batch."""
-    topic = kafka.create_topic(None, count)
+    topic = kafka.create_topic(None, min(count, AT_ONCE))
+    for total in range(2 * AT_ONCE, count + AT_ONCE, AT_ONCE):
+        kafka.add_partitions(topic, min(total, count))
     kafka.produce(topic, readings(5 * BATCHES * count, count, 60_000, 5 * count))
     return topic
 
@@ -102,12 +109,14 @@ TOPICS: Final[Mapping[str, Callable[[Broker, int], str]]] = {
 def run(name: str, *given: Any) -> dict[str, Any]:
     """Run a job; its row."""
     size = SIZES[name]
-    with Apart() as apart, HighWater(apart.pid) as memory:
+    with Apart() as apart, HighWater(apart.pid) as memory, CoreSeconds(apart.pid) as spent:
         figures = apart.call(getattr(jobs, name), *given, size.count)
-    return as_row(size, figures, memory.peaks_mb)
+    return as_row(size, figures, memory.peaks_mb, spent.total_s)
 
 
-def as_row(size: Size, figures: Mapping[str, Any], peaks_mb: Mapping[str, float]) -> dict[str, Any]:
+def as_row(
+    size: Size, figures: Mapping[str, Any], peaks_mb: Mapping[str, float], core_s: float
+) -> dict[str, Any]:
     """What a job took, beside its bounds."""
     peaks = {name: round(peaks_mb.get(name, 0)) for name in ("main", "source", "worker", "driver")}
     jvm = peaks.pop("driver")
@@ -118,8 +127,9 @@ def as_row(size: Size, figures: Mapping[str, Any], peaks_mb: Mapping[str, float]
     }
     return {
         "size": size.title,
-        "seconds": round(figures["seconds"], 1),
-        "at most s": size.seconds,
+        "longest s": round(figures["seconds"], 1),
+        "core s": round(core_s, 1),
+        "at most core s": size.core_s,
         "MB, program": peaks["main"],
         "MB, source": peaks["source"],
         "MB, worker": peaks["worker"],
@@ -136,7 +146,7 @@ def find_exceeded(row: Mapping[str, Any]) -> list[str]:
     return [
         f"{row['size']}: {taken} {what}, at most {bound} are promised"
         for what, taken, bound in (
-            ("s", row["seconds"], row["at most s"]),
+            ("core s", row["core s"], row["at most core s"]),
             ("MB of Python", largest, row["at most MB"]),
             ("MB of the JVM", row["MB, JVM"], row["at most MB, JVM"]),
         )

@@ -94,7 +94,7 @@ class HighWater:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(_EVERY_S):
+        while not self._done.wait(4 * _EVERY_S):
             self._look()
 
     def _look(self) -> None:
