@@ -70,6 +70,7 @@ COMPARISONS: Final = (
     "neighbours",
     "window_latency",
     "aligned_reading",
+    "watch_page",
     "cti_cost",
     "rules",
     "mechanisms_store",

@@ -196,6 +196,38 @@ def test_a_thousand_partitions_and_a_long_history_cost_little(tmp_path: Path) ->
     assert seen
 
 
+def test_a_page_that_nobody_sees_asks_for_nothing_and_catches_up_when_it_is_seen(
+    browser, tmp_path: Path
+) -> None:
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+    write_large_batch(tmp_path, 0, 12)
+    with watching(str(tmp_path)) as address:
+        page, asked = browser.new_page(viewport=WIDE), []
+        page.on("request", lambda each: asked.append(each.url))
+        page.add_init_script(
+            "Object.defineProperty(document, 'hidden', {get: () => window.isHidden === true})"
+        )
+        page.goto(address)
+        page.wait_for_selector("article table", timeout=60_000)
+        # A screen reader is told the state once, and not each second the age of it.
+        page.wait_for_function("said.textContent")
+        assert re.fullmatch(rf"{re.escape(str(tmp_path))}: [a-z ]+", page.inner_text("#said"))
+        page.evaluate("window.isHidden = true")
+        write_large_batch(tmp_path, 1, 12)  # Ends the request that waits.
+        page.wait_for_timeout(3_000)
+        before = len(asked)
+        for number in range(2, 5):
+            write_large_batch(tmp_path, number, 12)
+            page.wait_for_timeout(1_000)
+        assert len(asked) == before
+        page.evaluate(
+            "window.isHidden = false; document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        page.wait_for_selector("figcaption:has-text('batches 0 to 4')", timeout=10_000)
+        page.close()
+
+
 def read_page(address: str) -> str:
     with urllib.request.urlopen(address, timeout=60) as answer:
         return answer.read().decode()

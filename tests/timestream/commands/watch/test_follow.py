@@ -1,5 +1,6 @@
 """What is shown of a query follows its checkpoint, however that is read, and stays bounded."""
 
+import json
 import os
 import random
 import shutil
@@ -271,3 +272,73 @@ def test_random_garbage_in_a_checkpoint_is_a_note_and_never_an_end(tmp_path):
         view = follower.look(NOON)
         assert view.status in ("runs", "quiet", "works", "stopped", "unknown")
         write(tmp_path, running(4))
+
+
+def spoil_offsets(root):
+    shutil.rmtree(root / "offsets")
+    (root / "offsets").write_bytes(b"\0not a directory")
+
+
+def fill_with_another_program(root):
+    for number in range(3):
+        (root / "offsets" / str(number)).write_bytes(random.Random(number).randbytes(500))
+    (root / "offsets" / "latest").write_text("{}")
+    (root / "offsets" / "7").mkdir()
+
+
+def fill_with_another_source(root):
+    for number in range(3):
+        note = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": NOON // 1000})
+        (root / "offsets" / str(number)).write_text(f'v1\n{note}\n{{"topic":{{"0":{number}}}}}')
+
+
+def write_half(root):
+    for path in (root / "offsets").iterdir():
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def put_nothing(root):
+    for path in (root / "offsets").iterdir():
+        path.write_bytes(b"")
+
+
+def make_commits_a_file(root):
+    shutil.rmtree(root / "commits")
+    (root / "commits").write_text("")
+
+
+def look_at_all(follower):
+    follower.read()
+    follower.read_state()
+    return follower.view(NOON)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        shutil.rmtree, spoil_offsets, fill_with_another_program, fill_with_another_source,
+        write_half, put_nothing, make_commits_a_file,
+    ],
+    ids=lambda spoil: spoil.__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("is_known", [False, True], ids=["from the start", "in between"])
+def test_whatever_becomes_of_a_checkpoint_is_shown_and_its_return_is_followed(
+    tmp_path, spoil, is_known
+):
+    root, whole = tmp_path / "c", tmp_path / "whole"
+    write(root, running(4))
+    shutil.copytree(root, whole)
+    right = look_at_all(CheckpointFollower(str(root)))
+    follower = CheckpointFollower(str(root))
+    if is_known:
+        assert look_at_all(follower) == right
+    spoil(root)
+    for _ in range(3):
+        view = look_at_all(follower)
+        assert view.detail or view.notes or view.streams
+        assert view.status in ("runs", "quiet", "works", "stopped", "unknown")
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(whole, root)
+    assert look_at_all(follower) == right
+    write(root, running(6))
+    assert [each.number for each in follower.look(NOON).triggers] == list(range(6))
