@@ -236,6 +236,8 @@ class StoreLook:
         if counted.store != store.id or counted.upto > newest:
             counted = self._counted = _Counted(store.id)
         most = MAX_ENTRIES if self.location.is_local else MAX_REMOTE_ENTRIES
+        new: Counter[int] = Counter()  # An entry that cannot be read leaves none counted twice.
+        begins = counted.begins
         for version in range(newest, counted.upto, -1):
             try:
                 made_us = read_commit_us(self.location, version)
@@ -245,12 +247,14 @@ class StoreLook:
                 continue
             minute = min(made_us // MINUTE_US, now)
             if newest - version >= most:
-                counted.begins = minute + 1
+                begins = minute + 1
                 break
-            counted.minutes[minute] += 1
-            counted.begins = min(counted.begins or minute, minute)
+            new[minute] += 1
+            begins = minute if begins is None else min(begins, minute)
             if minute < now - 2 * MINUTES:  # The clocks of writers may differ.
                 break
+        counted.minutes.update(new)
+        counted.begins = begins
         counted.upto = newest
         for minute in [each for each in counted.minutes if each < now - 2 * MINUTES]:
             del counted.minutes[minute]

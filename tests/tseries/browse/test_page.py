@@ -205,6 +205,24 @@ def test_an_entry_of_the_log_is_read_once_and_a_new_one_is_counted(tmp_path, mon
     assert look.facts(store, now_us() + 3 * 3_600_000_000).commits[0][1] == 0
 
 
+def test_an_entry_that_cannot_be_read_for_a_while_leaves_none_counted_twice(tmp_path, monkeypatch):
+    fill(tmp_path / "s")
+    inner, fails = look_module.read_commit_us, [True]
+
+    def read(location, version):
+        if version == 2 and fails.pop():
+            raise OSError("away")
+        return inner(location, version)
+
+    monkeypatch.setattr(look_module, "read_commit_us", read)
+    look = StoreLook(parse_location(str(tmp_path / "s")), "anna", None)
+    store, _ = look.open()
+    with pytest.raises(OSError, match="away"):
+        look.facts(store, now_us())
+    fails.append(False)
+    assert sum(count for _, count in look.facts(store, now_us()).commits) == 6
+
+
 def test_of_a_long_log_only_so_many_entries_are_read_and_whole_minutes_are_shown(
     tmp_path, monkeypatch
 ):
