@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from simulation.seeds import run_seeds, world_of
 from simulation.store import StoreWorld
+from simulation.topic_sink import TopicWorld
 from simulation.wide import WideWorld
 from simulation.world import World
 
@@ -16,6 +17,8 @@ from pyspark_timestream.kafka import reader, task
 from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.driver import bounds, driver
 from pyspark_timestream.kafka.offsets import changes, next_offset, offset
+from pyspark_timestream.kafka.writer import stream_writer
+from pyspark_timestream.producer import transactions
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_tseries.storage import location
 from pyspark_tseries.store import store as stores
@@ -222,6 +225,29 @@ def a_batch_that_runs_again_has_the_new_options(patch: Patch) -> None:
         return real(plan, **named)
 
     patch.setattr(reader, "replace", keep)
+
+
+@bug(of=TopicWorld)
+def a_batch_that_is_noted_is_written_again(patch: Patch) -> None:
+    patch.setattr(stream_writer, "is_written", lambda last, batch, place: False)
+
+
+@bug(of=TopicWorld)
+def rows_are_committed_without_their_note(patch: Patch) -> None:
+    real = transactions.Transaction.commit
+    patch.setattr(transactions.Transaction, "commit", lambda self, *note: real(self))
+
+
+@bug(of=TopicWorld)
+def an_old_attempt_is_not_fenced(patch: Patch) -> None:
+    numbers = itertools.count()
+    real = stream_writer._open_place
+
+    def open_place(options: Any, place: Any) -> Any:
+        name = f"{place.transactional_id}/{next(numbers)}"
+        return real(options, replace(place, transactional_id=name))
+
+    patch.setattr(stream_writer, "_open_place", open_place)
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -88,6 +88,7 @@ def _patch_kafka(patch: pytest.MonkeyPatch, chance: Chance, cluster: Cluster) ->
     pool = config.Pool(most=4, idle_s=300, now_s=chance.monotonic)
     _set_defaults(patch, range_reader.acquire_reader, pool=pool)
     patch.setattr(driver, "ThreadPoolExecutor", lambda *_: Beside(chance))
+    patch.setattr(reader, "ThreadPoolExecutor", lambda *_: Beside(chance))
     patch.setattr(bounds, "_ask_in_background", chance.later)
     some = partial(prefetch.prefetch_small_ranges, fetch=partial(_fetch_some, chance, cluster))
     patch.setattr(reader, "prefetch_small_ranges", some)

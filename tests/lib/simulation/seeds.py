@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulation.store import StoreWorld
+from simulation.topic_sink import TopicWorld
 from simulation.wide import WideWorld
 from simulation.world import World
 
@@ -52,7 +53,7 @@ class Report:
 
 
 WORLDS: tuple[type[World], ...] = (
-    World, World, World, StoreWorld, WideWorld, WideWorld, WideWorld, StoreWorld
+    World, World, World, StoreWorld, WideWorld, TopicWorld, WideWorld, StoreWorld
 )  # fmt: skip
 """The kind of world of a seed, by what is left after a division by their number."""
 

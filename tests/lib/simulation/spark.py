@@ -236,6 +236,9 @@ class Driver(Process):
         self._chance, self._checkpoint, self._options = chance, checkpoint, options
         self._open_sink, self.is_bounded = open_sink, is_bounded
         self.batch, self.phase = 0, ""
+        self.leaves_rows = False
+        """Whether a lost attempt writes its rows all the same."""
+        self.committing, self.run_id = 0, ""
         self.steps = self._run()
 
     def _open_reader(self) -> Any:
@@ -323,7 +326,7 @@ class Driver(Process):
             except TimestreamError as error:
                 failure = error
             if self._chance.fails("an attempt goes on after it was given up", 3):
-                self._leave_attempt(partition)
+                self._leave_attempt(number, partition)
         raise failure or TasksKilled(f"task {number}")
 
     def _read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -334,8 +337,13 @@ class Driver(Process):
             yield batch
             self._chance.point("rows of a task")
 
-    def _leave_attempt(self, partition: InputPartition | None) -> None:
+    def _leave_attempt(self, number: int, partition: InputPartition | None) -> None:
         """Leave an attempt that ends some time later; nobody takes its rows, but it commits."""
-        executor = Process("lost executor", self)
+        executor, sink = Process("lost executor", self), self._open_sink()
+
+        def run() -> object:
+            rows = self._read(partition)
+            return sink.stage(number, rows) if self.leaves_rows else list(rows)
+
         with self._chance.running(executor):
-            self._chance.later(lambda: list(self._read(partition)))
+            self._chance.later(run)

@@ -127,20 +127,24 @@ class RunEnds:
         }
 
     def wait_for(self, places: Mapping[Partition, int]) -> Ends:
-        """Return the ends once the logs reach `places`, or after `LEADER_CHANGE_GRACE_S`.
+        """Return the ends once each log reaches its place, or has not for `LEADER_CHANGE_GRACE_S`.
 
         The wait matters: a partition that is taken for lost by mistake is read from its beginning
         when it is found again.
         """
-        ends = self.get()
-        asked_s = time.monotonic()
-        deadline_s = asked_s + LEADER_CHANGE_GRACE_S
-        # The time of the question counts: a slow answer tells what was so before.
-        while not self.reaches(places) and asked_s < deadline_s:
+        asked_s, ends = time.monotonic(), self.get()
+        since_s: dict[Partition, float] = {}
+        while True:
+            # It counts from the first answer that shows it to the question of the last one: a slow
+            # answer tells what was so before. Another partition's trouble does not count.
+            now_s, readable = time.monotonic(), self.readable_ends
+            short = [each for each, offset in places.items() if readable.get(each, -1) < offset]
+            since_s = {each: since_s.get(each, now_s) for each in short}
+            if all(asked_s - since_s[each] >= LEADER_CHANGE_GRACE_S for each in short):
+                return ends
             time.sleep(LEADER_CHANGE_GRACE_S / 10)
             asked_s = time.monotonic()
             ends = self.get(fresh=True)
-        return ends
 
     def find_first(self) -> tuple[Ends, Ends]:
         """Return, for a first batch, each partition's first offset and how far it may be read.

@@ -178,7 +178,7 @@ class CtiImporter:
         self._bounds: dict[Partition, int] | None = None
         self._listed: list[Partition] = []
         self._listed_us = -_DISCOVERY_INTERVAL_US
-        self._missing_us: int | None = None
+        self._missing_since_us: dict[Partition, int | None] = {}
         self._known: ImportedTopic | None = None
         self._idle_tracker = IdleTracker(options.idle_timeout_us)
         self.topic_ids: dict[str, str] = {}
@@ -314,13 +314,17 @@ class CtiImporter:
             for partition, end in ends.items()
             if end < last_positions.get(partition, 0) and partition.topic not in recreated
         }
-        if not missing:
-            self._missing_us = None
-            return ends
-        self._missing_us = now_us if self._missing_us is None else self._missing_us
-        if now_us - self._missing_us >= LEADER_CHANGE_GRACE_S * 1_000_000:
-            return ends
-        return ends | {partition: last_positions[partition] for partition in missing}
+        # The time of an update is that of its question, and the answer may be slow: so it counts
+        # from the second update on that finds the partition missing.
+        before, grace_us = self._missing_since_us, LEADER_CHANGE_GRACE_S * 1_000_000
+        since_us = self._missing_since_us = {
+            partition: (before[partition] or now_us) if partition in before else None
+            for partition in missing
+        }
+        held = {
+            partition for partition, us in since_us.items() if us is None or now_us - us < grace_us
+        }
+        return ends | {partition: last_positions[partition] for partition in held}
 
     def _apply_bounds(
         self, readable_ends: dict[Partition, int], last_positions: Mapping[Partition, int]

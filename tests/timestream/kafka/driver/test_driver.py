@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -153,6 +154,29 @@ def test_a_partition_missing_from_one_listing_is_not_gone():
     broker.missing = [0]
     broker.log[at(1)] = (0, 110)
     assert run.plan() == {0: (100, 100), 1: (100, 110)}
+
+
+def test_the_troubles_of_two_partitions_do_not_add_up(monkeypatch):
+    """One is missing for four seconds; then the other one's former leader answers, for a moment."""
+    now = [100.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
+    )
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.bounds.time", clock)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.bounds.LEADER_CHANGE_GRACE_S", 5)
+    broker = FakeBroker(p0=(0, 100), p1=(0, 100))
+    run = Driven(broker, failOnDataLoss="false")
+    assert run.plan() == {0: (0, 100), 1: (0, 100)}
+    real, short = broker.ends, {at(0): 90, at(1): 100}
+    answers = iter([{at(0): 100}, {at(0): 100}, short, short])
+
+    def ends(partitions):
+        now[0] += 1.5
+        return next(answers, None) or real(partitions)
+
+    broker.ends = ends
+    broker.log[at(0)] = (0, 110)
+    assert run.plan() == {0: (100, 110), 1: (100, 100)}
 
 
 def test_a_log_that_seems_shorter_for_a_moment_has_lost_nothing():
