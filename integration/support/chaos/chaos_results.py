@@ -44,9 +44,12 @@ def main() -> None:
         kept = merged(before, kept)
     out.parent.mkdir(parents=True, exist_ok=True)
     command = "make chaos SEEDS=20"
-    out.write_text(
-        json.dumps({"versions": versions(), "command": command, **kept}, indent=1) + "\n"
+    # The folder of kept results has the machine's name.
+    known = (
+        versions() if before is None else {**versions(), "machine": before["versions"]["machine"]}
     )
+    text = json.dumps({"versions": known, "command": command, **kept}, indent=1)
+    out.write_text(text + "\n")
     print(f"{kept['faults']['hit']} of {kept['faults']['struck']} faults hit")
 
 

@@ -117,12 +117,13 @@ def _older_batch_error(root: str, transaction: str, batch: int, last: int) -> Re
         )
     return ReplayDiffers(
         f"batch {batch} of query {name} is to be stored, and the store '{root}' has its "
-        f"batch {last}: the checkpoint is older than the store, as one that was put back",
+        f"batch {last}: the checkpoint is older than the store, as one that was put back, or "
+        "another driver runs this query as well",
         f"a batch above {last}, or batch {last} again with the same rows",
-        "put the newer checkpoint back, or a state of the store that is as old as the checkpoint "
-        "(a backup of both); or start with a new checkpointLocation, and let the source start "
-        "behind what is stored (startingOffsets, startingTimestamp). Nothing of the batch is "
-        "stored",
+        "let one driver run the query alone; or put the newer checkpoint back, or a state of the "
+        "store that is as old as the checkpoint (a backup of both); or start with a new "
+        "checkpointLocation, and let the source start behind what is stored (startingOffsets, "
+        "startingTimestamp). Nothing of the batch is stored",
     )
 
 

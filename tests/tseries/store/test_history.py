@@ -373,6 +373,14 @@ def test_older_checkpoint_over_a_newer_store_is_refused_in_every_batch(tmp_path,
     assert TimeSeries.open(query.store).describe()["events"] == 5
 
 
+def test_a_driver_that_is_behind_another_one_of_its_query_is_told_that_there_may_be_two(query):
+    """As two instances on one checkpoint: the second one plans an old batch, and is late."""
+    write(query, 1, 2)
+    told = "or another driver runs this query as well; .* next step: let one driver run the query"
+    with pytest.raises(ReplayDiffers, match=told):
+        write(query, 1, first=100)
+
+
 def test_new_checkpoint_behind_what_is_stored_is_the_way_out_of_an_older_one(tmp_path, query):
     write(query, 2, 3)
     put_back(tmp_path, "checkpoint")
