@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from kept_results import fault_counts, sizes
+from kept_results import fault_counts, long_runs, sizes
 
 ROOT: Final = Path(__file__).parent.parent
 FOLDERS: Final = ("tests", "integration")
@@ -354,6 +354,7 @@ KINDS: Final = (
     ),
     Kind("kills (SIGKILL) of drivers and writers", kills, of_name("kill", "integration")),
     Kind("faults of campaigns on a whole chain and on stores", fault_counts, "make chaos"),
+    Kind("event time in one query, whose memory and files must stay flat", long_runs, "make long"),
     Kind("largest sizes, each with a bound of time and memory", sizes, "make bench"),
     Kind(
         "damaged files of a store, of each of two stores",

@@ -79,7 +79,7 @@ ALLOWED: Final[Mapping[str, Allowed]] = {
     "all processes MB": Allowed(0.1, 30),
     "threads": Allowed(0.1, 10),
     "open files": Allowed(0.1, 40),
-    "log KB": Allowed(0.15, 500),
+    "log KB": Allowed(0.15, 200),
     "log files": FEW_FILES,
     "other metadata KB": Allowed(0.15, 8 * REMOVED_FILES.least),
     "other metadata files": REMOVED_FILES,
