@@ -58,7 +58,7 @@ class Logs(FakeBroker):
 
     def read(self, span, _columns):
         part, start, end = span
-        records = self.records[part][start:end]
+        records = self.records.get(part, [])[start:end]
         if records:
             stamps, headers = zip(*records, strict=True)
             coded = [

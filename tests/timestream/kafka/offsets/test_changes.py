@@ -1,9 +1,12 @@
 """A running clock is changed: each batch is read by the options of its offset (8.10)."""
 
 import json
+from contextlib import suppress
+from random import Random
 
 import pyarrow as pa
 import pytest
+from fuzz.mutations import damage_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, options, projection
@@ -22,6 +25,8 @@ from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import (
     CheckpointMismatch,
     CheckpointUnreadable,
+    OptionError,
+    ReasonedError,
     SchemaRefused,
     ViolationFound,
 )
@@ -405,6 +410,23 @@ def test_a_change_in_the_restart_that_finds_the_topic_created_again_goes_on_with
         assert [row for row in query.run(before, last) if isinstance(row, tuple)] == joined
 
 
+def test_a_clock_is_not_restored_from_the_records_of_a_topic_that_was_created_again():
+    """The group has no state, and the offsets that were read are those of another topic now."""
+    logs = Logs("topic")
+    asked = {"startTime": "header:t", "ctiFrequency": "1", "violationPolicy": "flag",
+             "failOnDataLoss": "false"}  # fmt: skip
+    query = Changing(logs, **asked, ctiDelay="5 s")
+    put(logs, "topic", [(20, 20), (21, 21)])
+    query.batch()
+    logs.topic_id, logs.records[at(0)] = "second", []
+    put(logs, "topic", [(12, 12), (99, 99)])
+    query.restart(**asked, ctiDelay="1 s")
+    query.drain()
+    shown = [row for rows in query.rows for row in rows if isinstance(row, tuple)]
+    assert shown[2:] == [("topic", 0, 0, None), ("topic", 0, 1, None)]
+    assert query.offset().cti_us == 98 * SECOND
+
+
 def test_a_change_while_a_partition_is_idle_changes_its_clock_too():
     logs = Logs("topic", "more")
     asked = {"subscribe": "topic,more", "startTime": "header:t", "ctiFrequency": "1",
@@ -461,3 +483,28 @@ def test_columns_of_a_header_that_is_added_are_null_where_an_older_batch_is_run_
     logs.records[at(0)].append((0, {"c": "1000"}))
     query.batch()
     assert query.rows[-1]
+
+
+def test_offsets_with_changes_that_are_damaged_anywhere_are_planned_from_or_refused_by_name():
+    logs = Logs("topic")
+    query = Changing(logs, startTime="header:t", ctiFrequency="1", ctiDelay="5 s", writers=None)
+    for delay in ("7 s", "1 s", "3 s"):
+        put(logs, "topic", [(9, 9), (3, 3)])
+        query.batch()
+        query.restart(startTime="header:t", ctiFrequency="1", ctiDelay=delay)
+    query.batch()
+    whole = json.loads(query.offsets[-1])
+    assert whole["changes"]
+    assert whole["partitions"]["topic"]["0"]["change_points"]
+    parts = ("changes", "settings", "partitions", "unpinned")
+    count = len(query.offsets)
+    for seed in range(400):
+        chance = Random(seed)
+        part = chance.choice(parts)
+        damaged = {**whole, part: damage_json(whole[part], chance)}
+        query.offsets[-1] = json.dumps(damaged)
+        query.restart(startTime="header:t", ctiFrequency="1", ctiDelay="2 s")
+        for act in (lambda: query.run(-2, -1), lambda: query.run(0, -1), query.batch):
+            with suppress(ReasonedError, OptionError):
+                act()
+        del query.offsets[count:]
