@@ -32,7 +32,7 @@ PARTITIONS = 1_000
 BATCHES = size(86_400, 3_600)
 SPAN_S = size(10, 6)
 SPANS = size(5, 2)
-RECORDS = size(200_000, 40_000)
+RECORDS = size(40_000, 20_000)
 BOUND_S, BOUND_MS = 2.0, 20.0
 
 CLIENT = """
@@ -66,7 +66,7 @@ def watching(checkpoint: Path) -> Iterator[int]:
         with subprocess.Popen(client, stdout=subprocess.PIPE, text=True) as reader:
             try:
                 assert reader.stdout is not None
-                while int(reader.stdout.readline()) < 300:
+                while not int(reader.stdout.readline()):
                     pass
                 yield page.pid
             finally:
@@ -156,7 +156,7 @@ def measure_query(kafka: Broker) -> list[Comparison]:
         return run
 
     ways = {"alone": run_with(False), "beside the page": run_with(True)}
-    compared = compare("a query beside its page", ways, RECORDS, rounds=size(7, 2))
+    compared = compare("a query beside its page", ways, RECORDS, rounds=size(5, 2))
     spark.stop()
     return by_figure(compared)
 
