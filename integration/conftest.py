@@ -26,13 +26,12 @@ use_installed_pyspark(os.environ)
 # Spark starts its workers with `python3` from PATH unless told otherwise.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-# Jobs that tests start import what their tests import. With HAND_OVER=off tasks read every batch,
-# as with a Spark that takes no rows along with partitions (semantics 8.9).
-SUPPORT = [
-    str(folder)
-    for folder in sorted(Path(__file__).parent.glob("support/[a-z]*"))
-    if folder.name != "no_hand_over" or os.environ.get("HAND_OVER") == "off"
-]
+# Jobs that tests start import what their tests import.
+SUPPORT = [str(folder) for folder in sorted(Path(__file__).parent.glob("support/[a-z]*"))]
+if os.environ.get("HAND_OVER") == "off":
+    # Tasks read every batch, as with a Spark that takes no rows along with partitions
+    # (semantics 8.9).
+    SUPPORT.append(str(Path(__file__).parent / "no_hand_over"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*SUPPORT, os.getenv("PYTHONPATH")]))
 
 pytest.register_assert_rewrite("both_sources")

@@ -38,6 +38,13 @@ def test_a_failure_is_named_with_the_cut_end_of_what_it_said(
     assert len(why) < 4000
 
 
+def test_no_folder_on_the_path_of_benchmarks_changes_how_python_starts() -> None:
+    # One that turns handing rows over off was there for a day, and `make run` had it as well.
+    shared = Path(__file__).parents[1] / "integration" / "support"
+    assert list(shared.glob("*/*.py"))
+    assert not [*shared.rglob("sitecustomize.py"), *shared.rglob("usercustomize.py")]
+
+
 def test_small_results_are_not_kept_beside_full_ones(
     make_bench: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
