@@ -271,7 +271,7 @@ def _apply_future_policy(ahead: BoolArray, rows: "SortedRows", future: FutureRul
     raise FutureEvent(
         f"series '{example['series']}': timestamp {example['timestamp']} is too far after the time "
         f"of the commit, {example['commit_time']}: it would hide and hold up what follows in its "
-        f"series ({len(positions)} such rows in the batch)",
+        f"series ({_count_such(len(positions))})",
         f"at most {format_duration(future.allowed_us)} after it{why}",
         "correct the clock that the timestamp is of; if it is right, set maxFuture to a longer "
         "duration or to 'none', or futurePolicy to 'drop'. Nothing of the batch is stored",
@@ -417,11 +417,15 @@ BEFORE_NEWEST: Final = "before newest"
 """The kind of an `OutOfOrder` error that does not concern the store's CTI."""
 
 
+def _count_such(rows: int) -> str:
+    return f"{rows} such {'row' if rows == 1 else 'rows'} in the batch"
+
+
 def _out_of_order_error(example: dict[str, Any], count: int) -> OutOfOrder:
     return OutOfOrder(
         f"series '{example['series']}': timestamp {example['timestamp']} is before the newest "
-        f"event, sequence {example['newest_sequence']} at {example['newest_timestamp']} ({count} "
-        "such rows in the batch)",
+        f"event, sequence {example['newest_sequence']} at {example['newest_timestamp']} "
+        f"({_count_such(count)})",
         "that timestamp or a later one",
         "order the input by time, or set outOfOrder to 'drop' or 'adjust'. Nothing of the batch is "
         "stored",

@@ -107,7 +107,7 @@ def test_a_late_event_in_a_shared_commit_fails_alone(series, tmp_path):
         callers.append("a", 2, 50)
         callers.append("b", 3, 50)
     assert isinstance(callers.outcomes[2], UpdateFailed)
-    assert "(1 such rows" in str(callers.outcomes[2])
+    assert "(1 such row in" in str(callers.outcomes[2])
     assert [callers.outcomes[n].sequence for n in (1, 3)] == [1, 0]
     assert series.describe()["last_commit"] == 1
     assert len(stored(tmp_path / "s")) == 3

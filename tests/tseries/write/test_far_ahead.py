@@ -85,7 +85,7 @@ def test_a_batch_leaves_out_what_is_far_ahead_and_counts_it(tmp_path):
             "timestamp": pa.array([NOW, datetime(2099, 1, 1, tzinfo=UTC), None, NOW], INSTANT),
         }
     )
-    with pytest.raises(FutureEvent, match=r"\(1 such rows in the batch\).*future_policy"):
+    with pytest.raises(FutureEvent, match=r"\(1 such row in the batch\).*future_policy"):
         series.append_many(rows)
     assert series.describe()["events"] == 0
     told = series.append_many(rows, future_policy="drop")
@@ -174,7 +174,7 @@ def test_any_batch_equals_one_without_the_rows_that_are_far_ahead(rows, max_days
         return number_rows(series, stamps.cast(INSTANT), SeriesIndex(), "fail", 0, future=future)
 
     if policy == "fail" and any(far):
-        with pytest.raises(FutureEvent, match=rf"\({sum(far)} such rows"):
+        with pytest.raises(FutureEvent, match=rf"\({sum(far)} such row"):
             number(rows, rule)
         return
     found = number(rows, rule)

@@ -68,7 +68,7 @@ def test_refused_event_gets_its_own_error_and_fails_no_other(tmp_path):
     assert [type(each) for each in outcomes] == [
         *(AppendedEvent, OutOfOrder, AppendedEvent, OutOfOrder, UpdateFailed)
     ]
-    assert "(1 such rows in the batch)" in str(outcomes[1])
+    assert "(1 such row in the batch)" in str(outcomes[1])
     assert [(each.sequence, each.commit) for each in (outcomes[0], outcomes[2])] == [(1, 1), (0, 1)]
     assert after.lookup(["a", "b"])["last_sequence"].tolist() == [1, 0]
 
