@@ -69,6 +69,13 @@ def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
         assert not anchor or anchor in map(slug, headings), target
 
 
+def test_links_of_the_changelog_work_on_github_and_in_the_documents() -> None:
+    # The documents include it from another folder, so what is relative works in one of them only.
+    links = re.findall(r"\]\(([^)]*)\)", read("CHANGELOG.md"))
+    assert links
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
 def test_every_test_that_a_page_names_is_there() -> None:
     folders = (ROOT / "tests", ROOT / "integration")
     files = [path for folder in folders for path in folder.rglob("*.py")]
