@@ -313,9 +313,14 @@ class Merge:
         """Write the new files; if one cannot be written, remove the others."""
         written: list[WrittenFile] = []
         begun: Future[WrittenFile] | None = None
+        ranges = list(split_keys(self._samples, MAX_RANGE_BYTES, whole_series=False))
         with ThreadPoolExecutor(1, thread_name_prefix="tseries-merge") as writer:
             try:
-                for path, table in self._merged_ranges():
+                for path, table in self._merged_ranges(ranges):
+                    if len(ranges) == 1:
+                        # Nothing is merged meanwhile, and many files of a few rows come here.
+                        written.append(self._write(path, table))
+                        continue
                     if begun is not None:
                         written.append(begun.result())
                     begun = writer.submit(self._write, path, table)
@@ -334,7 +339,7 @@ class Merge:
     def _write(self, path: str, table: pa.Table) -> WrittenFile:
         return files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP, self._notes)
 
-    def _merged_ranges(self) -> Iterator[tuple[str, pa.Table]]:
+    def _merged_ranges(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[str, pa.Table]]:
         """Yield path and rows of each new file; the next key range is merged while it is written.
 
         So two of them are in memory at once.
@@ -343,9 +348,7 @@ class Merge:
             min(file.first_commit for file in self._chosen),
             max(file.last_commit for file in self._chosen),
         )
-        for number, keys in enumerate(
-            split_keys(self._samples, MAX_RANGE_BYTES, whole_series=False), self._first
-        ):
+        for number, keys in enumerate(ranges, self._first):
             for kind in ("event", "edit"):
                 data = [file for file in self._chosen if file.kind == kind]
                 table = self._merge_range(data, keys)

@@ -11,6 +11,7 @@ A new field of a struct needs no copies, except inside a map: every reader takes
 
 import contextlib
 import dataclasses
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -50,7 +51,7 @@ _FEW_FILES: Final = 8
 _FEW_BYTES: Final = 8 * 1024 * 1024
 _MAX_ROUNDS: Final = 20
 """The last files are copied while writers of this host wait: these many, or those that are left
-after so many rounds."""
+after so many rounds, or once a round leaves no fewer than the one before."""
 
 
 def widen_columns(
@@ -141,10 +142,14 @@ class _Widening:
         self._resolve(snapshot)
         narrow = self._find_narrow(snapshot)
         self._copies = self._adopt_copies(snapshot, narrow)
+        before = math.inf
         for _ in range(_MAX_ROUNDS):
             due = self._find_due(narrow)
             if len(due) <= _FEW_FILES and sum(file.size for file in due) <= _FEW_BYTES:
                 return
+            if len(due) >= before:
+                return  # Writers add files as fast as these are copied: more rounds gain nothing.
+            before = len(due)
             for file in due:
                 self._copy(snapshot, file)
             snapshot = self._store.snapshot()

@@ -141,7 +141,10 @@ class StateFiles:
                     ]
                     keys[operator] = keys.get(operator, []) + found
                     is_window[operator] = due is not None and len(due) > 2
-            except (OSError, ValueError, struct.error) as error:
+            except (IndexError, struct.error):
+                keys.pop(operator, None)
+                troubles[operator] = f"a file of it is damaged; {_ASK_SPARK}"
+            except (OSError, ValueError) as error:
                 keys.pop(operator, None)
                 troubles[operator] = str(error) or type(error).__name__
         counted = tuple(_count(name, parts, is_window[name]) for name, parts in keys.items())
