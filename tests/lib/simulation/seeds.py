@@ -70,7 +70,8 @@ def make_world(seed: int, faults: int | None = None) -> World:
 
 def shrink(seed: int) -> int:
     """The least number of steps, as a bisection finds it, after which nothing more need fail."""
-    least, most = 0, make_world(seed).run_quietly().chance.steps
+    # What failed last may have failed in the last step.
+    least, most = 0, make_world(seed).run_quietly().chance.steps + 1
     while least < most:
         middle = (least + most) // 2
         if make_world(seed, middle).run_quietly().finding is None:

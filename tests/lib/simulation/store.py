@@ -63,6 +63,7 @@ class StoreSink:
     def __init__(self, chance: Chance, root: Path) -> None:
         self.memory = MemorySink(chance)
         self.batches = self.memory.batches
+        self.has_acknowledged = False
         self._options = {
             "path": str(root / "store" / "events"),
             "checkpointLocation": str(root / "checkpoint"),
@@ -90,6 +91,7 @@ class StoreSink:
         """Commit a batch."""
         self.memory.commit(batch, [rows for rows, _ in tasks])
         self._open().commit([staged for _, staged in tasks], batch)
+        self.has_acknowledged = True
 
     def abort(self, batch: int, tasks: list[Any]) -> None:
         """Give a batch up."""
@@ -274,7 +276,7 @@ class StoreWorld(World):
         except Killed:
             self.chance.hits["maintenance killed"] += 1
         except NoSuchStore:
-            assert not self.sink.batches, "there is no store, and batches are stored"
+            assert not self.sink.has_acknowledged, "there is no store, and batches are stored"
         except (StorageFailed, OSError):
             assert self.chance.fault_rate, "no disk failed"
         finally:
