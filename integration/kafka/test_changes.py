@@ -14,6 +14,8 @@ from flights_data import PARTITIONS, duration_us, flights
 from harness import JOBS, Job, between_files_and_checkpoint, forget_batches, run_until
 from kafka_query import DAY_MS, Stream, event, seconds
 
+from pyspark_timestream.core.instants import format_instant
+
 pytestmark = pytest.mark.timeout(600)
 
 CLOCKS = (
@@ -136,6 +138,86 @@ def kill_in_batch(made: Stream, is_due: Callable[[int], bool], **options: Any) -
     )  # fmt: skip
     assert run_until(job, between_files_and_checkpoint(checkpoint, is_written), timeout=240).hit
     return max(plans(checkpoint))
+
+
+def test_flights_with_a_delay_that_waits_for_a_cti_change_there_before_and_after_a_kill(
+    stream: Callable[..., Stream],
+) -> None:
+    records = list(departures(3_000))
+    made = stream(records[:500], PARTITIONS, ctiFrequency="1")
+    made.options["maxOffsetsPerTrigger"] = "250"
+    made.run(**CLOCKS[0])
+    # Once 1,500 are read by the old delay, the CTI has reached this.
+    newest = dict.fromkeys(range(PARTITIONS), 0)
+    for record in records[:1_500]:
+        newest[record.partition] = max(newest[record.partition], record.timestamp_ms * 1_000)
+    named_us = min(newest.values()) - duration_us(CLOCKS[0]["ctiDelay"])
+    waits = {**CLOCKS[1], "violationPolicy": "flag", "changeFrom": format_instant(named_us)}
+    made.broker.produce(made.topic, records[500:])
+    checkpoint = made.place / "checkpoint"
+    begun = max(plans(checkpoint))
+
+    def has_changed(batch: int) -> bool:
+        return bool(plans(checkpoint)[batch].get("changes"))
+
+    # One kill while the change waits, and one behind it.
+    early = kill_in_batch(made, lambda batch: batch > begun, **waits)
+    assert not has_changed(early)
+    late = kill_in_batch(made, has_changed, **waits)
+    made.run(**waits)
+    known = plans(checkpoint)
+    (change,) = known[max(known)]["changes"]
+    assert early < change["number"] <= late
+    assert change["from"] == {"ctiDelay": "30 minutes", "violationPolicy": "drop"}
+    assert change["cti"] >= named_us
+    assert all(
+        known[n]["cti"] is None or known[n]["cti"] < named_us for n in range(change["number"])
+    )
+
+    expected: dict[Place, str | None] = {}
+    for number in range(PARTITIONS):
+        times_us = [r.timestamp_ms * 1_000 for r in records if r.partition == number]
+        start = known[change["number"]]["partitions"][made.topic][str(number)]["from"]
+        rows, _ = judge(times_us, [start], (CLOCKS[0], waits))
+        expected |= {(number, place): violation for place, violation in rows.items()}
+    assert keep_rows(made) == expected
+    assert "late" in expected.values()
+    check_replays(made, (early, change["number"]), **waits)
+
+
+def test_an_import_is_added_and_left_out_between_kills_and_every_batch_replays(
+    stream: Callable[..., Stream], topic: Callable[..., str]
+) -> None:
+    other = topic(1)
+    imports = {"ctiImport": json.dumps({"topic": other, "frequency": 1})}
+    made = stream([event(s) for s in range(40)], ctiFrequency="1", ctiDelay="10 seconds",
+                  violationPolicy="flag", changeFrom="now", maxOffsetsPerTrigger=20)  # fmt: skip
+    made.run()
+    begun = max(plans(made.place / "checkpoint"))
+    made.broker.produce(made.topic, [event(s) for s in range(40, 120)])
+    made.broker.produce(other, [event(200)])
+    kill_in_batch(made, lambda batch: batch > begun + 1, **imports)
+    made.run(**imports)
+    # The backlog was in the log before 200 was read: none of it is late.
+    assert keep_rows(made) == dict.fromkeys((0, s) for s in range(120))
+    made.broker.produce(made.topic, [event(150), *[event(s) for s in range(205, 264)]])
+    made.broker.produce(other, [event(500)])
+    left_at = max(plans(made.place / "checkpoint"))
+    left = kill_in_batch(made, lambda batch: batch > left_at)
+    made.broker.produce(made.topic, [event(270), event(240)])
+    made.run()
+    # 150 is before 200, which was promised, and 240 before 260, which the stream's own events made.
+    late = [place for (_, place), violation in keep_rows(made).items() if violation]
+    assert late == [120, 181]
+    known = plans(made.place / "checkpoint")
+    changes = known[max(known)]["changes"]
+    assert [(set(each["from"]), set(each["to"])) for each in changes] == [
+        (set(), {"ctiImport"}), ({"ctiImport"}, set()),
+    ]  # fmt: skip
+    assert known[max(known)]["cti"] == (DAY_MS + 260_000) * 1_000
+    assert known[left].get("import") is None
+    assert "pending" not in known[left]["partitions"][made.topic]["0"]
+    check_replays(made, {begun + 1, left})
 
 
 def test_a_topic_is_added_between_kills_and_its_backlog_comes_once(
