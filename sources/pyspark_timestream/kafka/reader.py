@@ -198,6 +198,10 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._beside: ThreadPoolExecutor | None = None
         self._ahead: _Ahead | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A task's copy reads its own ranges alone.
+        return {**self.__dict__, "_driver": None, "_beside": None, "_ahead": None}
+
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant: Spark calls this again after a restart, so it must decide nothing."""
         return INITIAL_OFFSET

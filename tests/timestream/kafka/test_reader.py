@@ -1,5 +1,6 @@
 """The work of a reading task apart from its rows."""
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -151,6 +152,7 @@ def test_a_batch_is_read_while_spark_writes_its_offset(
     [rows] = reader.getCache({}, {})
     assert rows["end"].to_pylist() == [wanted.partitions[at(0)].end_exclusive]
     assert ends == ([7] if wanted is planned else [7, 9])
+    assert pickle.loads(pickle.dumps(reader))._driver is None, "a task's copy connects to nothing"
 
 
 def too_large() -> pa.RecordBatch:
