@@ -220,6 +220,7 @@ class WideOracle(ChainOracle):
         self.rule: tuple[int | None, int | None, int] = (query.every, query.span_us, query.delay_us)
         self.parse = read_kafka_options(query.options)
         self.waiting: dict[Partition, tuple[tuple[int, int], ...]] = {}
+        self.moved: set[Partition] = set()
         self.imported: int | None = None
         self.times: dict[tuple[int, int], int] = {}
         self.starting: dict[Partition, Clock] = {}
@@ -256,7 +257,7 @@ class WideOracle(ChainOracle):
         assert era > self.era, f"the topic's id goes back from {self.era} to {era}"
         self.era, self.logs = era, self.eras[era]
         self.reached = dict.fromkeys(self.reached, 0)
-        self.waiting = {}
+        self.moved = set(self.reached)
         for each, one in batch.partitions.items():
             clock, kept = self.clocks.get(each), self.before.get(each)
             told_now = one.state.events, one.state.ctis
@@ -289,6 +290,11 @@ class WideOracle(ChainOracle):
         for partition, one in batch.partitions.items():
             pairs = self.waiting.get(partition, ())
             due = [cti for end, cti in pairs if end <= one.start_inclusive]
+            reached = self.reached.get(partition, one.start_inclusive)
+            if pairs and (partition in self.moved or one.start_inclusive != reached):
+                # Records are lost, or the log is another one: all waits for the end it has now.
+                last = pairs[-1][1]
+                due = [] if one.pending and one.pending[-1][1] >= last else [last]
             is_new = partition not in self.there
             if now is not None and (now != before or is_new):
                 waits = bool(one.pending) and one.pending[-1][1] == now
@@ -298,7 +304,7 @@ class WideOracle(ChainOracle):
             assert {cti for _, cti in one.pending} <= known_ctis, f"{one.pending} after {pairs}"
             self._raise(partition, most(*due), one.start_inclusive)
             self.waiting[partition] = one.pending
-        self.imported = now
+        self.imported, self.moved = now, set()
 
     def end_range(self, partition: Partition, one: PartitionOffset) -> None:
         """An imported CTI takes effect where the range ends for which it waited."""
