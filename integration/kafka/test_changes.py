@@ -140,6 +140,7 @@ def kill_in_batch(made: Stream, is_due: Callable[[int], bool], **options: Any) -
     return max(plans(checkpoint))
 
 
+@pytest.mark.soak
 def test_flights_with_a_delay_that_waits_for_a_cti_change_there_before_and_after_a_kill(
     stream: Callable[..., Stream],
 ) -> None:
@@ -220,6 +221,7 @@ def test_an_import_is_added_and_left_out_between_kills_and_every_batch_replays(
     check_replays(made, {begun + 1, left})
 
 
+@pytest.mark.soak
 def test_a_topic_is_added_between_kills_and_its_backlog_comes_once(
     stream: Callable[..., Stream], topic: Callable[..., str]
 ) -> None:
