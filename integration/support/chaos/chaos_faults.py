@@ -135,13 +135,24 @@ PHASES: dict[str, Phase] = {
 }
 
 
+def reach(phase: Phase, chain: Chain, chance: Random) -> tuple[str | None, bool]:
+    """Wait for the stand-by and the phase; return what the phase found, and whether it missed.
+
+    A driver whose phase was missed is left alone.
+    """
+    chain.spare.wait_until_ready()
+    found = phase(chain, chance)
+    goes_on = not found and chain.driver.session.exit_code is None
+    if goes_on:
+        chain.driver.session.thaw()
+    return found, goes_on
+
+
 def kill_driver(phase: Phase) -> Fault:
     def fault(chain: Chain, chance: Random) -> str | None:
         """SIGKILL of the driver, its Java and all of its Python; the stand-by takes over."""
-        chain.spare.wait_until_ready()
-        found = phase(chain, chance)
-        if not found and chain.driver.session.exit_code is None:
-            chain.driver.session.thaw()
+        found, goes_on = reach(phase, chain, chance)
+        if goes_on:
             return None
         chain.driver.session.kill()
         chain.take_over()
@@ -153,10 +164,8 @@ def kill_driver(phase: Phase) -> Fault:
 def interrupt_driver(phase: Phase) -> Fault:
     def fault(chain: Chain, chance: Random) -> str | None:
         """Ctrl-C at a terminal reaches the driver and its Java."""
-        chain.spare.wait_until_ready()
-        found = phase(chain, chance)
-        if not found and chain.driver.session.exit_code is None:
-            chain.driver.session.thaw()
+        found, goes_on = reach(phase, chain, chance)
+        if goes_on:
             return None
         group = [pid for pid in members(chain.driver.pid) if os.getpgid(pid) == chain.driver.pid]
         for pid in group:

@@ -235,8 +235,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             return []
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.start, ahead.end) == (start, end):
-            self._hand_over(ahead.offset, ahead.tasks[0], ahead.reading)
-            return ahead.tasks
+            return self._finish(ahead.offset, ahead.tasks, ahead.reading)
         settings, change_from = self._options.settings(), self._options.change_from
         check_stream_offset(end, settings, self._options.topic_settings, change_from=change_from)
         offset = self._get_driver().read_offset(end)
@@ -246,12 +245,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             readers = self._get_driver().fix_schemas(offset.schemas)
         before = -1 if is_initial_offset(start) else self._get_driver().read_offset(start).number
         if offset.number == before + 1:
-            tasks = self._plan_tasks(offset, readers)
-            if self._may_hand_over(offset, tasks):
-                self._hand_over(offset, tasks[0], self._read_beside(tasks[0]))
-            else:
-                self._has_run_task |= _count_records(offset) > 0
-            return tasks
+            return self._finish(offset, *self._begin(offset, readers))
         group = group_name(self._options.group_prefix, offset.stream)
         joined = self._get_driver().plan_joined_batches(start, offset)
         return [KafkaTask(plan, group, readers=readers) for plan in joined]
@@ -287,15 +281,27 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         assert offset is not None
         self._check_columns(offset)
         readers = driver.fix_schemas(offset.schemas) if self._options.has_schemas else {}
+        tasks, reading = self._begin(offset, readers)
+        return None if reading is None else _Ahead(start, end, offset, tasks, reading)
+
+    def _begin(
+        self, offset: StreamOffset, readers: Mapping[str, ReaderSchema]
+    ) -> tuple[list[KafkaTask], "Future[_Read] | None"]:
+        """Plan the tasks of a batch; begin to read it here if it is one to hand over."""
         tasks = self._plan_tasks(offset, readers)
         if not self._may_hand_over(offset, tasks):
-            return None
-        return _Ahead(start, end, offset, tasks, self._read_beside(tasks[0]))
-
-    def _read_beside(self, task: KafkaTask) -> "Future[_Read]":
+            return tasks, None
         if self._beside is None:
             self._beside = ThreadPoolExecutor(1, "timestream-read-ahead")
-        return self._beside.submit(self._read_here, task)
+        return tasks, self._beside.submit(self._read_here, tasks[0])
+
+    def _finish(
+        self, offset: StreamOffset, tasks: list[KafkaTask], reading: "Future[_Read] | None"
+    ) -> list[KafkaTask]:
+        """Hand over what was read here, and return the tasks."""
+        is_handed = reading is not None and self._hand_over(offset, tasks[0], reading)
+        self._has_run_task |= not is_handed and _count_records(offset) > 0
+        return tasks
 
     def _read_here(self, task: KafkaTask) -> _Read:
         ended: dict[Partition, RangeEnd] = {}
@@ -309,24 +315,23 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         )
         return _Read(collect_rows(batches), ended, states)
 
-    def _hand_over(self, offset: StreamOffset, task: KafkaTask, reading: "Future[_Read]") -> None:
-        """Hand the rows over that were read here, or leave them to the task."""
+    def _hand_over(self, offset: StreamOffset, task: KafkaTask, reading: "Future[_Read]") -> bool:
+        """Hand the rows over that were read here; return False to leave them to the task."""
         try:
             read = reading.result()
         except Exception as error:
             # The task says it again, unless it helps to try again, as Spark does with tasks.
             _LOG.info("a task reads the batch, since reading it here failed: %s", error)
-            self._has_run_task |= _count_records(offset) > 0
-            return
+            return False
         if read.rows is None:
             # Its records are large, so reading such batches twice would be the rule.
             self._max_handed = _count_records(offset) // 2
         if read.rows is None or not can_be_taken(read.rows):
-            self._has_run_task |= _count_records(offset) > 0
-            return
+            return False
         commit = partial(_commit, self._options, task.group, read.states)
         self._get_driver().note_end(offset, read.ended, commit)
         self.hand_over(read.rows)
+        return True
 
     def _may_hand_over(self, offset: StreamOffset, tasks: Sequence[KafkaTask]) -> bool:
         if not self.can_hand_over or self._options.is_cut or len(tasks) != 1:
