@@ -101,7 +101,15 @@ OFFSET = StreamOffset(
     unpinned={"group": "timestream-0f6f", "idleTimeout": "5 seconds"},
 )
 METADATA = GroupMetadata(
-    PartitionState(1_800_000_000_000_000, 1, 5, 19), MALFORMED, (("spark.sql.session", "x"),)
+    PartitionState(
+        1_800_000_000_000_000,
+        1,
+        5,
+        19,
+        writers=(("north", WriterState(1_805, 106, 7, 1_808)), ("west", WriterState(5))),
+    ),
+    MALFORMED,
+    (("spark.sql.session", "x"),),
 )
 
 

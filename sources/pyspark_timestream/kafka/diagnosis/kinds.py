@@ -134,7 +134,7 @@ class Kind(StrEnum):
     LARGE_CLOCK = (
         "a clock too large for the group",
         "raise the broker's setting 'offset.metadata.max.bytes', or let fewer writers mark a "
-        "partition; 'writerTimeout' forgets those that are gone",
+        "partition in a batch: fewer writers, more partitions or a smaller 'maxOffsetsPerTrigger'",
     )
     SHARED_GROUP = (
         "a shared group",

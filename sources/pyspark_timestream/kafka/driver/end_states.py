@@ -142,11 +142,13 @@ def _find_refused_states(
     yield Diagnosis(
         Kind.LARGE_CLOCK,
         name_partitions(sorted(lengths)),
-        f"the clock of {longest}, with {writers} writers, takes {least} characters of the group's "
-        "metadata, more than the broker allows: each batch is read a second time to restore it",
+        f"what a batch changes in the clock of {longest}, with {writers} writers, takes {least} "
+        "characters of the group's metadata, more than the broker allows: such a batch is read a "
+        "second time to restore the clock",
         partitions=frozenset(lengths),
         advice=f"raise the broker's setting 'offset.metadata.max.bytes' to {least} at least, or "
-        "let fewer writers mark a partition; 'writerTimeout' forgets those that are gone",
+        "let fewer writers mark a partition in a batch: fewer writers, more partitions or a "
+        "smaller 'maxOffsetsPerTrigger'",
     )
 
 

@@ -1,6 +1,9 @@
 """End states in group metadata: accepted by their own batch only, and small."""
 
+import base64
 import json
+import random
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from timestream.builders import at
 
 from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS
+from pyspark_timestream.kafka.offsets import offset as offsets
 from pyspark_timestream.kafka.offsets.offset import (
     GroupMetadata,
     MalformedValues,
@@ -140,13 +144,20 @@ def test_reasons_of_malformed_values_take_little_room_in_the_metadata():
 
 
 instants = st.integers(-(2**62), 2**62)
+clocks = st.builds(
+    WriterState,
+    st.none() | instants,
+    st.none() | instants,
+    st.integers(0, 2**62),
+    st.none() | instants,
+)
 states = st.builds(
     PartitionState,
     cti_us=st.none() | instants,
     events=st.integers(0, 2**62),
-    writers=st.dictionaries(
-        st.text(max_size=9), st.builds(WriterState, st.none() | instants, st.none() | instants)
-    ).map(lambda found: tuple(sorted(found.items()))),
+    writers=st.dictionaries(st.text(max_size=2) | st.sampled_from("abcdefgh"), clocks).map(
+        lambda found: tuple(sorted(found.items()))
+    ),
     noted_us=st.none() | instants,
     begun=st.booleans(),
 )
@@ -160,23 +171,125 @@ def test_any_state_comes_back_as_it_was(start, end):
     assert state_in(left, changed(state=start)) == end
 
 
-def clocks(count, prefix, base_us):
-    """A state with so many writers, each of whose times is anywhere within a minute."""
-    writers = tuple(
-        (f"{prefix}{n:06}", WriterState(base_us + n * 7_919_017 % 60_000_000,
-                                   base_us + n * 6_007_000 % 60_000_000))
-        for n in range(count)
-    )  # fmt: skip
-    return PartitionState(base_us, writers=writers, noted_us=base_us, record_us=base_us, begun=True)
+def refusal(text, start):
+    try:
+        offsets._unpack(text, start)
+    except ValueError as error:
+        return str(error)
+    return "none"
+
+
+@given(states, states, st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_damage_to_a_packed_clock_is_refused_by_name(start, end, data):
+    good = offsets._pack(end, start)
+    place, letter = data.draw(st.integers(0, len(good))), data.draw(st.text(max_size=5))
+    bad = good[:place] + letter + good[place + data.draw(st.integers(0, 5)) :]
+    # There is no checksum: a state of the same form may come of it.
+    assert refusal(bad, start).startswith(("the packed clock cannot be read: ", "none"))
+
+
+def packed(text):
+    deflate = zlib.compressobj(wbits=-15)
+    return base64.b85encode(deflate.compress(text) + deflate.flush()).decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("~~~~~", "base85"),
+        (packed(b"{}")[:-3], "does not end where it should"),
+        (packed(b"7"), "'int' object has no attribute"),
+        (packed(b"[" * 100_000), "recursion"),
+        (packed(b'{"place":7}'), "unexpected keyword argument 'place'"),
+        (packed(b"{}\nx"), "more numbers than writers"),
+        (packed(b'{"writers":[[0],["a"]]}\n\x80'), "not enough values"),
+        (
+            packed(b'{"writers":[[0],["a"],[0,1,0,1],[1,0,0,1]]}\n\x80'),
+            "fewer numbers than writers",
+        ),
+        (packed(b'{"writers":[[0],["a"],[0,1,0,1],[65,0,0,1]]}\n\x80'), "a number has 65 bits"),
+        (packed(b'{"writers":[[0],[7]]}'), "can only concatenate str"),
+        (packed(b'{"writers":[[0],["a"],[0,1,0,1],[1,0,0,-1]]}\n\x80\x80'), "out of bounds"),
+        (packed(b'{"writers":[[0],["a"],[0,1,%d,1]]}' % 2**64), "too large"),
+    ],
+)
+def test_a_packed_clock_of_another_form_is_refused_by_name(text, reason):
+    with pytest.raises(ValueError, match=f"the packed clock cannot be read: .*{reason}"):
+        offsets._unpack(text, PartitionState())
+
+
+MINUTE_US = 60_000_000
+BEGUN_US = 1_766_000_000_000_000
+
+
+def clock(base_us, writers):
+    return PartitionState(
+        base_us,
+        writers=tuple(sorted(writers.items())),
+        noted_us=base_us,
+        record_us=base_us,
+        begun=True,
+    )
+
+
+def marked(names, base_us, chance):
+    """So many writers, each with a mark anywhere in a minute, read within a tenth of a second."""
+    last_us = base_us + MINUTE_US
+    return {
+        name: WriterState(
+            base_us + chance.randrange(MINUTE_US), last_us - 1_000 * chance.randrange(100)
+        )
+        for name in names
+    }
+
+
+def size(start, end):
+    offset = changed(state=start)
+    left = encode_group_metadata(offset, PART, end)
+    assert state_in(left, offset) == end
+    return len(left)
 
 
 @pytest.mark.parametrize("prefix", ["w", "01234567-89ab-cdef-0123-456789"])
-def test_270_writers_with_a_timeout_fit_the_brokers_default_limit(prefix):
-    """As plain JSON 77 of short names did."""
-    start, end = (clocks(270, prefix, base_us) for base_us in (1_766_000_000_000_000,
-                                                              1_766_000_060_000_000))  # fmt: skip
-    left = encode_group_metadata(changed(state=start), PART, end)
-    assert len(left) < BROKERS_DEFAULT < len(json.dumps(end.to_json())) / 3
+def test_clocks_of_writers_take_little_beside_what_the_driver_knows(prefix):
+    """5,000 that keep step, of which 600 mark in a batch, or 700 that all do."""
+    chance = random.Random(7)
+    names = [f"{prefix}{n:06}" for n in range(5_000)]
+    before, later_us = marked(names, BEGUN_US, chance), BEGUN_US + MINUTE_US
+    start = clock(BEGUN_US, before)
+    in_step = {
+        name: WriterState(mark_us + MINUTE_US, seen_us + MINUTE_US)
+        for name, (mark_us, seen_us, *_) in before.items()
+    }
+    assert size(start, clock(later_us, in_step)) < 400
+    some = marked(chance.sample(names, 600), later_us, chance)
+    assert 2_500 < size(start, clock(later_us, {**before, **some})) < BROKERS_DEFAULT
+    new = clock(later_us, marked(names[:600], later_us, chance))
+    assert size(clock(BEGUN_US, {}), new) < (BROKERS_DEFAULT if prefix == "w" else 5_000)
+    few = clock(BEGUN_US, {name: before[name] for name in names[:700]})
+    of_their_own = clock(later_us, marked(names[:700], later_us, chance))
+    assert 2_500 < size(few, of_their_own) < BROKERS_DEFAULT
+    # This is the limit that the documents name.
+    all_of_their_own = clock(later_us, marked(names, later_us, chance))
+    assert 18_000 < size(start, all_of_their_own) < 34_000
+
+
+def test_a_timespan_that_moves_with_the_mark_takes_no_room():
+    def state(base_us, has_base):
+        marks = {f"w{n}": base_us + n * 7_919_017 % MINUTE_US for n in range(500)}
+        return clock(
+            base_us,
+            {
+                name: WriterState(us, None, 0, us + 5 if has_base else None)
+                for name, us in marks.items()
+            },
+        )
+
+    sizes = [
+        size(state(BEGUN_US, has_base), state(2 * BEGUN_US, has_base)) for has_base in (True, False)
+    ]
+    assert abs(sizes[0] - sizes[1]) < 20
 
 
 def test_a_state_without_writers_takes_little():
