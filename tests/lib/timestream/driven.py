@@ -48,6 +48,9 @@ class FakeBroker:
     def topic_ids(self, topics):
         return dict.fromkeys(topics, self.topic_id)
 
+    def identify(self, partitions):
+        return self.topic_ids({part.topic for part in partitions}), self.earliest(partitions)
+
     def open_transactions(self, partitions):
         return self.open & set(partitions)
 

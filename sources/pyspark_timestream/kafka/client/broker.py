@@ -139,20 +139,46 @@ class Broker:
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids of topics, without those that cannot be determined."""
+        return self._ask_topic_ids(topics)()
+
+    def identify(
+        self, partitions: Collection[Partition]
+    ) -> tuple[dict[str, str], dict[Partition, int]]:
+        """Return `topic_ids` and `earliest`, which are asked for at the same time.
+
+        A topic may be created again between the answers: a new id does not mean that the first
+        offsets are the new topic's.
+        """
+        read_ids = self._ask_topic_ids({partition.topic for partition in partitions})
+        earliest = self.earliest(partitions)
+        return read_ids(), earliest
+
+    def _ask_topic_ids(self, topics: Iterable[str]) -> Callable[[], dict[str, str]]:
+        """Send the request for the ids; the result waits for the answer."""
         names = sorted(topics)
         if not names:
-            return {}
-        began_s, ids = time.monotonic(), {}
+            return dict
+        began_s, admin = time.monotonic(), self._admin
         try:
-            futures = self._admin.describe_topics(
+            futures = admin.describe_topics(
                 TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S
             )
         except CallAbandoned as error:
             _LOG.debug("cannot determine the ids of topics: %s", error_text(error))
+            self._replace_abandoned()
             futures = {}
+        return lambda: self._read_topic_ids(admin, futures, began_s)
+
+    def _read_topic_ids(
+        self, admin: Any, futures: Mapping[str, Any], began_s: float
+    ) -> dict[str, str]:
+        ids = {}
         for name, future in futures.items():
+            if admin.is_abandoned and not future.done():
+                # The client that was asked has been given up.
+                continue
             try:
-                topic_id = self._admin.wait(future, REQUEST_TIMEOUT_S, "describe_topics").topic_id
+                topic_id = admin.wait(future, REQUEST_TIMEOUT_S, "describe_topics").topic_id
             except KafkaException as error:
                 _LOG.debug("cannot determine the id of topic '%s': %s", name, error_text(error))
                 continue

@@ -449,8 +449,17 @@ class StreamDriver:
         # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
         new = [each for each in ends if each not in before and each in readable_ends]
         has_caught_up = not new and not run.new_start and ends == before
-        topic_ids = self._get_topic_ids(readable_ends, fresh=not has_caught_up)
+        if has_caught_up:
+            # A stream that has caught up has no unread records to lose, so it saves the request.
+            topic_ids, earliest = self._get_topic_ids(readable_ends, fresh=False), before
+        else:
+            ids, earliest = self._broker.identify(readable_ends)
+            topic_ids = self._note_topic_ids(ids)
         recreated = recreated_topics(previous.topic_ids, topic_ids)
+        is_known = previous.topic_ids.items() >= topic_ids.items()
+        if recreated or not (has_caught_up or is_known):
+            # The first offsets may be those of the topic before.
+            earliest = self._broker.earliest(readable_ends)
         back = {
             partition: previous.missing[partition].end_exclusive
             for partition in new
@@ -458,9 +467,6 @@ class StreamDriver:
         }
         for partition, position in back.items():
             _LOG.warning("%s is there again; going on at offset %d", partition, position)
-        is_still = has_caught_up and not recreated
-        # A stream that has caught up has no unread records to lose, so it saves the request.
-        earliest = before if is_still else self._broker.earliest(readable_ends)
         positions, losses = reconcile(
             open_at | back,
             earliest,
@@ -528,9 +534,12 @@ class StreamDriver:
     def _get_topic_ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
         """Return topic ids; ask the broker if `fresh`, or if partitions were listed since then."""
         if fresh or self._ids_asked_at_s != self._partition_cache.asked_at_s:
-            topics = {partition.topic for partition in partitions}
-            self._topic_ids = self._broker.topic_ids(topics)
-            self._ids_asked_at_s = self._partition_cache.asked_at_s
+            return self._note_topic_ids(self._broker.topic_ids({each.topic for each in partitions}))
+        return self._note_topic_ids(self._topic_ids)
+
+    def _note_topic_ids(self, topic_ids: dict[str, str]) -> dict[str, str]:
+        """Keep the ids of the topics that are listed now; return them with the imported ones."""
+        self._topic_ids, self._ids_asked_at_s = topic_ids, self._partition_cache.asked_at_s
         imported = self._importer.topic_ids if self._importer else {}
         return {**imported, **self._topic_ids}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client import bounded, broker
@@ -33,6 +33,11 @@ OFFSETS = pa.array(range(30))
 """Made here, because the first array of a process imports pandas, and no call waits for that."""
 
 
+TOPIC_ID = SimpleNamespace(
+    get_most_significant_bits=lambda: 1, get_least_significant_bits=lambda: -1
+)
+
+
 class Cluster:
     """Counts calls; of a method in `hanging` so many do not return."""
 
@@ -42,6 +47,9 @@ class Cluster:
         self.gate = threading.Event()
         self.made: Counter[str] = Counter()
         self.closed = self.abandoned = 0
+        self.told_id: Future[Any] = Future()
+        """The answer about the topic's id; it comes with those about offsets, if `tells_id`."""
+        self.tells_id = False
 
     def meet(self, name: str, found: Any = None) -> Any:
         self.calls[name] += 1
@@ -83,6 +91,8 @@ class Client:
 
     def list_offsets(self, asked: Any, **_: Any) -> Any:
         self.cluster.meet("list_offsets")
+        if self.cluster.tells_id and not self.cluster.told_id.done():
+            self.cluster.told_id.set_result(SimpleNamespace(topic_id=TOPIC_ID))
         answers = {part: Future[Any]() for part in asked}
         if self.cluster.hanging["answer"]:
             self.cluster.hanging["answer"] -= 1
@@ -93,7 +103,7 @@ class Client:
 
     def describe_topics(self, asked: Any, **_: Any) -> Any:
         self.cluster.meet("describe_topics")
-        return {"t": Future[Any]()}
+        return {"t": self.cluster.told_id}
 
     def committed(self, asked: Any, timeout: float) -> Any:
         (part,) = asked
@@ -149,6 +159,45 @@ def test_topic_ids_that_do_not_come_are_left_out(asking: Broker, cluster: Cluste
     cluster.hanging["describe_topics"] = 1
     assert asking.topic_ids(["t"]) == {}
     assert asking.ends([PART]) == {PART: 30}
+
+
+def test_ids_and_first_offsets_are_asked_for_at_the_same_time(
+    asking: Broker, cluster: Cluster
+) -> None:
+    cluster.tells_id = True
+    assert asking.identify([PART]) == ({"t": f"{1:016x}{2**64 - 1:016x}"}, {PART: 30})
+    assert cluster.made["AdminClient"] == 1
+    assert asking.trouble_count == 0
+
+
+@pytest.mark.parametrize("name", ["describe_topics", "list_offsets", "answer", "no call"])
+def test_first_offsets_and_ids_do_not_hang_with_each_other(
+    asking: Broker, cluster: Cluster, name: str
+) -> None:
+    """The answer about ids never comes, and of the other calls one; a new client is asked."""
+    cluster.hanging[name] = 1
+    assert asking.identify([PART]) == ({}, {PART: 30})
+    assert cluster.made["AdminClient"] == 2
+    assert asking.ends([PART]) == {PART: 30}
+
+
+def test_ids_that_are_refused_leave_the_first_offsets_beside_them(
+    asking: Broker, cluster: Cluster
+) -> None:
+    cluster.told_id.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    assert asking.identify([PART]) == ({}, {PART: 30})
+    assert (cluster.made["AdminClient"], asking.trouble_count) == (1, 0)
+
+
+def test_first_offsets_that_fail_end_the_query_by_name_whatever_the_ids_are(
+    asking: Broker, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+    monkeypatch.setattr(Client, "list_offsets", refuse)
+    with pytest.raises(BrokerUnreachable, match="the offsets of topic 't'"):
+        asking.identify([PART])
 
 
 class Records:

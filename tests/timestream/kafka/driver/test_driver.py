@@ -246,6 +246,24 @@ def test_recreated_topic_is_recognised_by_its_id_at_any_length():
         strict.plan()
 
 
+@pytest.mark.parametrize("recorded", ["another id", "none"])
+def test_first_offsets_of_a_topic_that_is_created_again_are_not_those_of_the_one_before(recorded):
+    """Ids and first offsets are asked for at the same time, and the new topic begins at 0."""
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker, failOnDataLoss="false")
+    if recorded == "none":
+        broker.topic_ids = lambda topics: {}
+    assert run.plan() == {0: (0, 100)}
+    broker.log[at(0)] = (70, 120)
+    before = [broker.earliest(broker.log)]
+    broker.log[at(0)], broker.topic_id = (0, 60), "second"
+    broker.topic_ids = FakeBroker.topic_ids.__get__(broker)
+    broker.earliest = lambda parts: before.pop() if before else FakeBroker.earliest(broker, parts)
+    # An id that was not recorded may be a new one: only the end of the log tells.
+    assert run.plan() == {0: (0, 60)}
+    assert not before
+
+
 def test_log_without_its_end_continues_at_the_new_end_for_the_same_id(caplog):
     broker = FakeBroker(p0=(0, 100))
     run = Driven(broker, failOnDataLoss="false")
