@@ -141,7 +141,7 @@ def a_slow_answer_shows_that_a_partition_is_gone(patch: Patch) -> None:
 
 @bug()
 def a_partition_that_comes_back_is_not_raised(patch: Patch) -> None:
-    patch.setattr(next_offset, "_raise_new_and_active", lambda state, planned: planned)
+    patch.setattr(next_offset, "_raise_to_stream_cti", lambda state, planned: planned)
 
 
 @bug()

@@ -89,7 +89,7 @@ def plan_next_offset(
     planned = _take_imported_ctis(state, planned)
     planned = _set_stream_cti(state, planned, emitted_us)
     planned = _note_change(state, planned)
-    planned = _raise_new_and_active(state, planned)
+    planned = _raise_to_stream_cti(state, planned)
     state = _end_run_at(state, planned.cti_us)
     planned = _set_ranges(state, planned, time_index)
     planned = _finish(state, planned, emitted_us)
@@ -267,15 +267,25 @@ def _set_stream_cti(
     return replace(planned, cti_us=moved_us, advanced_us=moved_us)
 
 
-def _raise_new_and_active(state: StreamState, planned: StreamOffset) -> StreamOffset:
-    """5.4, 5.5: raise a partition that is new, or no longer idle, to the stream's CTI."""
+def _raise_to_stream_cti(state: StreamState, planned: StreamOffset) -> StreamOffset:
+    """5.4, 5.5, 8.3: raise a partition that is new, or no longer idle, to the stream's CTI.
+
+    So is one whose clock was lost with its records: of the others, that are not idle, none is below
+    it. After a final CTI they stay, since they have not ended if `endingCti` lies further on.
+    """
     cti_us = planned.cti_us
     if cti_us is None:
         return planned
-    changes = {
-        partition: {"state": raise_cti(partition_offset.state, cti_us)}
+    raised = {
+        partition: raise_cti(partition_offset.state, cti_us)
         for partition, partition_offset in planned.partitions.items()
-        if state.is_new(partition) or (state.was_idle(partition) and not partition_offset.idle)
+        if state.is_new(partition)
+        or (not partition_offset.idle and (state.was_idle(partition) or not state.previous.final))
+    }
+    changes = {
+        partition: {"state": clock}
+        for partition, clock in raised.items()
+        if clock is not planned.partitions[partition].state
     }
     return _change(planned, changes)
 

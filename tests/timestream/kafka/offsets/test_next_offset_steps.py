@@ -207,6 +207,23 @@ def test_imported_ctis_waiting_for_lost_records_wait_for_the_end():
     assert after.partitions[A].pending == ((9, 8),)
 
 
+def test_a_clock_that_was_lost_with_its_topic_is_raised_to_what_was_shown():
+    """A task showed 8, an imported CTI, at the end of its range: no record below is on time."""
+    told = BrokerSnapshot(imported=ImportedTopic(cti_us=8), lost=True)
+    before = offset((0, 2, FIVE, False, None, ((2, 8),)), cti_us=5, imported=told.imported)
+    after = next_offset(before, {A: FIVE}, {A: 0}, {A: 3}, RUN, told)
+    assert (after.cti_us, after.first_cti_us) == (8, None)
+    assert after.partitions[A].state == PartitionState(cti_us=8)
+    assert after.partitions[A].forced_ctis == ((1, 0, 8),)
+
+
+def test_a_clock_that_was_lost_is_not_raised_while_its_partition_is_idle():
+    before = offset((2, 2, FIVE, True, 1), (0, 2, PartitionState(cti_us=8)), cti_us=8)
+    ripe = BrokerSnapshot(caught_up_since_us={A: 1}, lost=True)
+    after = next_offset(before, {A: FIVE, B: PartitionState(cti_us=8)}, {A: 0, B: 2}, {}, RUN, ripe)
+    assert (after.cti_us, after.partitions[A].state, after.partitions[A].idle) == (8, FIVE, True)
+
+
 def test_without_a_known_end_an_imported_cti_waits_for_nothing():
     moved = offset((0, 2, FIVE, False, None, ((4, 8),)), imported=ImportedTopic(cti_us=8))
     eight = PartitionOffset(5, 5, PartitionState(cti_us=8), forced_ctis=((1, 5, 8),))
