@@ -10,14 +10,14 @@ import functools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import INSTANT, Instants
+from pyspark_timestream.core.instants import INSTANT, Instants, Mask
 from pyspark_timestream.core.options import Parser
 from pyspark_timestream.errors import SchemaRefused
 
@@ -33,6 +33,9 @@ _MOST_BYTES: Final = 1 << 26
 """So many rows, or bytes of them, are folded together; a task holds no more."""
 
 _ROWS_A_BATCH: Final = 1 << 14
+_CODES_A_ROW: Final = 4
+"""Groups are numbered anew where their codes have more gaps than this."""
+
 _MOST_DIGITS: Final = 38
 _SUM_DIGITS: Final = 10
 """A sum of decimals has so many digits more, in Spark and here."""
@@ -266,81 +269,254 @@ def _select_data(fold: WindowFold, table: pa.Table) -> pa.Table:
 
 
 def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table:
+    kinds = dict(zip(fold.partials, schema.types[2 + len(fold.by) :], strict=True))
     us = table[fold.event_time].cast(pa.int64()).to_numpy()
-    # Spark drops rows before 1970, and advance_time names the time of one: they keep their times.
-    panes = np.where(us < 0, us, us - us % fold.pane_us)
-    keys = {f"k{number}": table[name] for number, name in enumerate(fold.by)}
-    columns: dict[str, Any] = {**keys, "pane": pa.array(panes)}
-    asked: list[tuple[Any, str]] = []
-    ranked: dict[int, pa.Array] = {}
-    for number, partial in enumerate(fold.partials):
-        name = f"p{number}"
-        if partial.column is None:
-            asked.append(([], "count_all"))
-            continue
-        values = table[partial.column]
-        if partial.function in ("min", "max"):
-            if pa.types.is_floating(values.type):
-                values = _to_sortable(values)
-            elif _is_bytes(values.type):
-                values, ranked[number] = _rank(values)
-        columns[name] = values
-        asked.append((name, partial.function))
-        if partial.function == "sum" and not _is_safe(values, schema.field(2 + len(keys) + number)):
-            # Spark adds these rows itself, so that a sum is out of bounds where Spark says so.
-            columns["row"] = pa.array(np.arange(len(table)))
-    grouped = [*keys, "pane", *(["row"] if "row" in columns else [])]
-    folded = pa.table(columns).group_by(grouped, use_threads=False).aggregate(asked)
-    results = [folded["pane"].cast(INSTANT), pa.nulls(len(folded), INSTANT)]
-    results += [folded[name] for name in keys]
-    for number, (partial, (name, function)) in enumerate(zip(fold.partials, asked, strict=True)):
-        column = folded[f"{name}_{function}" if partial.column else function]
-        kind = schema.field(2 + len(keys) + number).type
-        if number in ranked:
-            column = ranked[number].take(column)
-        elif pa.types.is_floating(kind):
-            column = _from_sortable(column)
-        results.append(column.cast(kind))
+    keys = [_encode(table[name]) for name in fold.by]
+    if all(_is_safe(table, partial, kind) for partial, kind in kinds.items()):
+        codes = _Codes(us, fold.pane_us, keys)
+        groups = _Groups(codes.codes, codes.size)
+        at, places = codes.split(groups.used)
+    else:
+        # Spark adds these rows itself, so that a sum is out of bounds where Spark says so.
+        groups = _Groups(np.arange(len(us)), len(us))
+        at, places = _floor(us, fold.pane_us), [key.indices.to_numpy() for key in keys]
+    results = [pa.array(at).cast(INSTANT), pa.nulls(len(at), INSTANT)]
+    results += [
+        key.dictionary.take(pa.array(place)) for key, place in zip(keys, places, strict=True)
+    ]
+    columns = {name: _Values(table[name]) for name in {each.column for each in kinds} if name}
+    results += [
+        pa.array(groups.count(None))
+        if partial.column is None
+        else columns[partial.column].fold(partial.function, groups, kind)
+        for partial, kind in kinds.items()
+    ]
     return pa.Table.from_arrays(results, schema=schema)
 
 
-def _is_safe(values: pa.ChunkedArray, field: pa.Field) -> bool:
+def _encode(values: pa.ChunkedArray) -> pa.DictionaryArray:
+    """Return each value's place among the distinct values, null being one of them."""
+    encoded = values.combine_chunks().dictionary_encode(null_encoding="encode")
+    return encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+
+
+def _floor(us: Instants, pane_us: int) -> Instants:
+    """Return the panes of times; Spark drops rows before 1970 and names their times: they stay."""
+    floored: Instants = us // pane_us * pane_us
+    return floored if us.min() >= 0 else np.where(us < 0, us, floored)
+
+
+def _number(values: Instants) -> tuple[Instants, Instants]:
+    """Return a number for each distinct value, without gaps, and the values by their numbers."""
+    encoded = pa.array(values).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_numpy()
+
+
+class _Codes:
+    """One code for each row, which stands for its pane and its key.
+
+    New arrays of so many rows cost the system new pages, so that of the times is written over.
+
+    Attributes:
+        codes: the codes.
+        size: all codes are below this.
+    """
+
+    def __init__(self, us: Instants, pane_us: int, keys: Iterable[pa.DictionaryArray]) -> None:
+        self._steps: list[int | Instants] = []
+        self._pane_us, self._first = pane_us, 0
+        self._number_panes(us)
+        for key in keys:
+            count = len(key.dictionary)
+            self.codes *= count
+            self.codes += key.indices.to_numpy()
+            self.size *= count
+            self._steps.append(count)
+            if self.size > _CODES_A_ROW * len(us):
+                self._number_anew(self.codes)
+
+    def _number_panes(self, us: Instants) -> None:
+        first, last = int(us.min()) // self._pane_us, int(us.max()) // self._pane_us
+        self.size = last - first + 1
+        if first < 0 or self.size > len(us):
+            self._number_anew(_floor(us, self._pane_us))
+            self._pane_us = 1
+        else:
+            self.codes = np.floor_divide(us, self._pane_us, out=us if us.flags.writeable else None)
+            self._first = first
+            self.codes -= first
+
+    def _number_anew(self, values: Instants) -> None:
+        self.codes, known = _number(values)
+        self.size = len(known)
+        self._steps.append(known)
+
+    def split(self, codes: Instants) -> tuple[Instants, list[Instants]]:
+        """Return for each code the beginning of its pane, and the place of each key."""
+        places: list[Instants] = []
+        for step in reversed(self._steps):
+            if isinstance(step, int):
+                codes, place = np.divmod(codes, step)
+                places.append(place)
+            else:
+                codes = step[codes]
+        return (codes + self._first) * self._pane_us, places[::-1]
+
+
+class _Groups:
+    """Groups of rows, in the order of their codes.
+
+    Attributes:
+        codes: the code of each row, below `size`.
+        used: the codes that occur, one a group.
+    """
+
+    def __init__(self, codes: Instants, size: int) -> None:
+        self.codes, self.size = codes, size
+        self._counts = np.bincount(codes, minlength=size)
+        self.used = np.flatnonzero(self._counts)
+
+    def count(self, there: Instants | None) -> Instants:
+        """Return how many rows each group has, of the places `there` or of all."""
+        if there is None:
+            return self._counts[self.used]
+        return np.bincount(self.codes[there], minlength=self.size)[self.used]
+
+    def fold(
+        self, function: np.ufunc, first: int, numbers: Instants, there: Instants | None
+    ) -> Instants:
+        """Apply `function`, which begins with `first`, to the numbers at `there`, or to all."""
+        folded, codes = np.full(self.size, first, dtype=np.int64), self.codes
+        if there is not None:
+            codes, numbers = codes[there], numbers[there]
+        function.at(folded, codes, numbers)
+        return folded[self.used]
+
+
+_UFUNCS: Final[dict[str, tuple[np.ufunc, int]]] = {
+    "sum": (np.add, 0),
+    "min": (np.minimum, 2**63 - 1),
+    "max": (np.maximum, -(2**63)),
+}
+
+
+class _Values:
+    """A column of values, which become numbers in the same order once they are needed."""
+
+    def __init__(self, values: pa.ChunkedArray) -> None:
+        self._values = values
+        self._there: Instants | None = None
+        """The places of values that are not null; None: all."""
+        if values.null_count:
+            self._there = np.flatnonzero(values.is_valid().to_numpy())
+        self._ranked: pa.Array | None = None
+
+    @functools.cached_property
+    def _numbers(self) -> Instants | None:
+        """The values as numbers; None: they are decimals of more than 64 bits."""
+        values, types = self._values, pa.types
+        if types.is_decimal(values.type):
+            return _read_decimals(values)
+        if types.is_floating(values.type):
+            return _to_sortable(values)
+        if _is_bytes(values.type):
+            ranks, self._ranked = _rank(values)
+            return ranks
+        if types.is_date32(values.type):
+            values = values.cast(pa.int32())
+        values = values.cast(pa.int64())
+        numbers: Instants = (pc.fill_null(values, 0) if values.null_count else values).to_numpy()
+        return numbers
+
+    def fold(self, function: Function, groups: _Groups, kind: pa.DataType) -> pa.Array:
+        """Return what `function` makes of each group, of type `kind`."""
+        if function == "count":
+            return pa.array(groups.count(self._there))
+        numbers, types = self._numbers, pa.types
+        if numbers is None or (types.is_decimal(kind) and function == "sum" and _is_large(numbers)):
+            return self._fold_large(function, groups, kind)
+        folded = groups.fold(*_UFUNCS[function], numbers, self._there)
+        is_null = None if self._there is None else groups.count(self._there) == 0
+        if types.is_decimal(kind):
+            return _write_decimals(folded, is_null, kind)
+        if types.is_floating(kind):
+            return pa.array(_from_sortable(folded), mask=is_null).cast(kind)
+        found = pa.array(folded, mask=is_null)
+        if self._ranked is not None:
+            return self._ranked.take(found)
+        return (found.cast(pa.int32()) if types.is_date32(kind) else found).cast(kind)
+
+    def _fold_large(self, function: Function, groups: _Groups, kind: pa.DataType) -> pa.Array:
+        rows = pa.table({"code": pa.array(groups.codes), "value": self._values})
+        folded = rows.group_by("code", use_threads=False).aggregate([("value", function)])
+        order = pc.sort_indices(folded["code"])
+        return folded[f"value_{function}"].take(order).combine_chunks().cast(kind)
+
+
+def _is_large(numbers: Instants) -> bool:
+    """Return whether a sum of some of these numbers might have more than 64 bits."""
+    return max(-int(numbers.min()), int(numbers.max())) * len(numbers) >= 2**63
+
+
+def _read_decimals(values: pa.ChunkedArray) -> Instants | None:
+    """Return decimals without their points; None if one has more than 64 bits."""
+    parts = [np.empty(0, dtype=np.int64)]
+    for chunk in values.chunks:
+        start, count = chunk.offset * 2, len(chunk) * 2
+        words = np.frombuffer(chunk.buffers()[1] or b"", dtype=np.int64)[start : start + count]
+        low, high = words[::2], words[1::2]
+        if np.any(high != low >> _SIGN):
+            return None
+        parts.append(low)
+    return np.concatenate(parts)
+
+
+def _write_decimals(numbers: Instants, is_null: Mask | None, kind: pa.DataType) -> pa.Array:
+    words = np.stack((numbers, numbers >> _SIGN), axis=1)
+    there = None if is_null is None else pa.py_buffer(np.packbits(~is_null, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(numbers), [there, pa.py_buffer(words)])
+
+
+def _is_safe(table: pa.Table, partial: Partial, kind: pa.DataType) -> bool:
     """Return whether no sum of some of these values leaves the type of its column."""
-    types = pa.types
-    bounds = pc.min_max(values).as_py()
+    if partial.function != "sum" or partial.column is None:
+        return True
+    bounds = pc.min_max(table[partial.column]).as_py()
     if bounds["min"] is None:
         return True
     most = max(abs(bounds["min"]), abs(bounds["max"]))
-    if types.is_decimal(field.type):
-        return bool(most * len(values) < 10 ** (field.type.precision - field.type.scale))
-    return bool(most * len(values) < 2**63)
+    if pa.types.is_decimal(kind):
+        return bool(most * len(table) < 10 ** (kind.precision - kind.scale))
+    return bool(most * len(table) < 2**63)
 
 
 _SIGN: Final = np.int64(63)
 _MAGNITUDE: Final = np.int64(2**63 - 1)
 
 
-def _to_sortable(values: pa.ChunkedArray) -> pa.Array:
+def _to_sortable(values: pa.ChunkedArray) -> Instants:
     """Map numbers to integers in Spark's order: any NaN is greatest, and -0.0 is 0.0."""
-    is_null = values.is_null().to_numpy() if values.null_count else None
-    numbers = pc.fill_null(values, 0.0).to_numpy().astype(np.float64)
-    bits: Instants = (np.where(np.isnan(numbers), np.nan, numbers) + 0.0).view(np.int64)
-    return pa.array(bits ^ ((bits >> _SIGN) & _MAGNITUDE), mask=is_null)
+    if values.null_count:
+        values = pc.fill_null(values, 0.0)
+    numbers = values.to_numpy().astype(np.float64)
+    # Adding makes a zero of the negative one.
+    numbers += 0.0
+    is_nan = np.isnan(numbers)
+    if is_nan.any():
+        numbers[is_nan] = np.nan
+    bits: Instants = numbers.view(np.int64)
+    return bits ^ ((bits >> _SIGN) & _MAGNITUDE)
 
 
-def _from_sortable(ordered: pa.ChunkedArray) -> pa.Array:
-    is_null = ordered.is_null().to_numpy() if ordered.null_count else None
-    keys: npt.NDArray[np.int64] = pc.fill_null(ordered, 0).to_numpy()
+def _from_sortable(keys: Instants) -> npt.NDArray[np.float64]:
     bits = keys ^ ((keys >> _SIGN) & _MAGNITUDE)
-    return pa.array(bits.view(np.float64), mask=is_null)
+    return bits.view(np.float64)
 
 
-def _rank(values: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+def _rank(values: pa.ChunkedArray) -> tuple[Instants, pa.Array]:
     """Return the rank of each value in the order of its bytes, and the values by their ranks."""
-    encoded = values.combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
+    encoded = _encode(values)
     order = pc.sort_indices(encoded.dictionary)
     ranks = np.empty(len(order), dtype=np.int64)
     ranks[order.to_numpy()] = np.arange(len(order))
-    return pa.array(ranks).take(encoded.indices), encoded.dictionary.take(order)
+    return ranks[encoded.indices.to_numpy()], encoded.dictionary.take(order)

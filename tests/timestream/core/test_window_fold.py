@@ -199,6 +199,40 @@ def test_many_rows_of_few_keys_become_few_rows() -> None:
     assert sum(map(len, folded)) <= 3
 
 
+def test_rows_are_folded_beside_some_with_times_far_away() -> None:
+    row = {**dict.fromkeys(ROWS.names), "start_time": 10**15, "station": "a", "whole": 3}
+    far = [{**row, "start_time": us} for us in (-7, -6, 0, 9, 4 * 10**15)]
+    folded, _ = read(fold_rows(FOLD_OF_ALL, ROWS, [batch([*far, *[row] * 1000])]))
+    times = [(row["start_time"], row[FOLD_OF_ALL.name_partials()[0]]) for row in folded]
+    assert sorted(times) == [(-7, 1), (-6, 1), (0, 2), (10**15, 1000), (4 * 10**15, 1)]
+
+
+def test_rows_of_many_keys_are_folded() -> None:
+    """Their codes are numbered anew, since those of all pairs of keys would be too many."""
+    rows = [
+        {**dict.fromkeys(ROWS.names), "start_time": n % 20, "station": str(n), "line": float(n)}
+        for n in range(40)
+    ]
+    folded, _ = read(fold_rows(FOLD_OF_ALL, ROWS, [batch(rows * 5)]))
+    assert len(folded) == 40
+    assert merge(folded) == expect(rows * 5)
+
+
+@pytest.mark.parametrize("digits", [2, 16, 17, 30])
+def test_decimals_of_any_size_are_folded_as_they_are(digits: int) -> None:
+    """Those of more than 64 bits, alone or as sums, are left to Arrow."""
+    money = [Decimal(sign * (10**digits + n)) / 100 for n in range(2) for sign in (-1, 1, 1)]
+    rows = [
+        {**dict.fromkeys(ROWS.names), "start_time": 1, "station": name, "money": each}
+        for each in [*money * 200, None]
+        for name in ("b", "a")
+    ]
+    parts = batch(rows)
+    folded, _ = read(fold_rows(FOLD_OF_ALL, ROWS, [parts.slice(0, 7), parts.slice(7)]))
+    assert len(folded) == 2
+    assert merge(folded) == expect(rows)
+
+
 def test_values_of_any_type_are_counted() -> None:
     rows = ROWS.append(pa.field("list", pa.list_(pa.struct([("a", pa.int32())]))))
     fold = WindowFold("start_time", 10, (), (Partial("count", "list"), Partial("count")), "{}")

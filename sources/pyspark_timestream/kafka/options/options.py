@@ -398,13 +398,13 @@ class KafkaOptions(PayloadOptions):
     @property
     def has_ctis(self) -> bool:
         """True if the stream has a column `cti`."""
-        sources = (self.frequency, self.cti_header, self.cti_import)
-        return self.final_cti or any(source is not None for source in sources)
+        return self.final_cti or self.is_ordered
 
     @property
     def is_ordered(self) -> bool:
         """True if the fate of a record depends on those before it in its partition."""
-        return replace(self, final_cti=False).has_ctis
+        sources = (self.frequency, self.cti_header, self.cti_import)
+        return any(source is not None for source in sources)
 
     @property
     def is_timed_by_record(self) -> bool:
