@@ -46,6 +46,11 @@ class Change:
     old: Settings
     new: Settings
 
+    @property
+    def is_of_pinned(self) -> bool:
+        """Return whether it changes more than `idleTimeout`."""
+        return {*self.old, *self.new} != {IDLE_TIMEOUT}
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys."""
         return {
@@ -188,12 +193,18 @@ def find_bad_value(change: Change) -> str | None:
 
 
 def keep_changes(changes: Sequence[Change], committed: int) -> tuple[Change, ...]:
-    """Return the changes that an offset keeps: the last ones, and all that a restart may join."""
+    """Return the changes that an offset keeps.
+
+    They are the last ones, all that a restart may join, and the last of a pinned option: by that
+    one `correct_late` tells a stream from one with other clocks (30.6), so those of `idleTimeout`,
+    which anyone may make, never push it out.
+    """
     dispensable = max(len(changes) - MOST_CHANGES, 0)
+    last_pinned = max((n for n, each in enumerate(changes) if each.is_of_pinned), default=-1)
     return tuple(
         change
         for place, change in enumerate(changes)
-        if place >= dispensable or change.number > committed
+        if place >= dispensable or place == last_pinned or change.number > committed
     )
 
 

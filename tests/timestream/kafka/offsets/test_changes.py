@@ -30,6 +30,8 @@ from pyspark_timestream.errors import (
     SchemaRefused,
     ViolationFound,
 )
+from pyspark_timestream.kafka.offsets.changes import MOST_CHANGES
+from pyspark_tseries.spark.late_checks import read_streams
 
 clocks = st.fixed_dictionaries(
     {
@@ -169,6 +171,25 @@ def test_the_idle_timeout_changes_without_changefrom_and_is_recorded():
     (change,) = query.offset().changes
     assert change.describe() == "'idleTimeout' from '5 seconds' to '9 seconds'"
     assert "idleTimeout" not in query.offset().settings
+
+
+def test_the_last_change_of_a_pinned_option_stays_however_often_idle_timeout_changes_after_it():
+    query = Changing(Logs("topic"), ctiFrequency="1", idleTimeout="5 s", ctiDelay="1 s")
+    query.batch()
+    for delay in ("2 s", "3 s"):
+        query.restart(ctiFrequency="1", idleTimeout="5 s", ctiDelay=delay)
+        query.batch()
+    for seconds in range(6, 8 + MOST_CHANGES):
+        query.restart(ctiFrequency="1", idleTimeout=f"{seconds} s", ctiDelay="3 s")
+        query.batch()
+        query.reader.commit(json.loads(query.offsets[-1]))
+        query.logs.records[at(0)].append((seconds * 1000, {}))
+        query.batch()
+    kept = [change.describe() for change in query.offset().changes]
+    assert kept[0] == "'ctiDelay' from '2 seconds' to '3 seconds'"
+    assert len(kept) == 1 + MOST_CHANGES
+    (stream,) = read_streams([query.offset().to_json()], 99)
+    assert stream.settings["changeFrom"].endswith("batch 2")
 
 
 @pytest.mark.parametrize(
