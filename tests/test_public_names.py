@@ -62,7 +62,7 @@ CONVERTED = {
     "pyspark_timestream.kafka.client.bounded.CallAbandoned": "becomes a named error",
     "pyspark_timestream.demo.broker.NoDemo": "printed by the command `demo`",
     "pyspark_timestream.errors.ReasonedError": "what TimestreamError and TseriesError share",
-    "pyspark_timestream.kafka.decode.protobuf.plans.Misfit": "becomes SchemaRefused",
+    "pyspark_timestream.kafka.decode.protobuf.decode.Misfit": "becomes SchemaRefused",
     "pyspark_tseries.store.shared_commits.Refused": "becomes the error of each caller",
     "pyspark_tseries.store.log_entries.TornEntry": "becomes UnusableStore, or a finding of verify",
 }

@@ -18,7 +18,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from neighbours.tally import Tally
-from pyspark_timestream.kafka.client.config import consumer_config
+from pyspark_timestream.kafka.client.consumer import consumer_config
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options

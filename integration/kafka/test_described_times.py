@@ -11,7 +11,7 @@ from pyspark.sql import Row, SparkSession
 
 from pyspark_timestream import OptionError, explain_time
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.client.topic_settings import read_time_settings
+from pyspark_timestream.kafka.client.broker import read_time_settings
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -10,7 +10,7 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 
 from pyspark_timestream import SchemaRegistryError
 from pyspark_timestream.kafka.options.schemas import inline_references
-from pyspark_timestream.kafka.registry.client import SchemaRegistry
+from pyspark_timestream.kafka.registry import SchemaRegistry
 
 TRIP = '{"type": "record", "name": "Trip", "fields": [{"name": "at", "type": "long"}]}'
 

@@ -40,8 +40,13 @@ if TYPE_CHECKING:
     )
     from pyspark_timestream.frames.aggregates import aggregate_windows
     from pyspark_timestream.frames.end import await_end, end_stream
-    from pyspark_timestream.frames.lifetimes import alter_lifetime, order_by_time, shift_time
-    from pyspark_timestream.frames.watermark import advance_time, import_ctis
+    from pyspark_timestream.frames.watermark import (
+        advance_time,
+        alter_lifetime,
+        import_ctis,
+        order_by_time,
+        shift_time,
+    )
     from pyspark_timestream.producer.producer import PunctuatedProducer
     from pyspark_timestream.source import DefaultSource
 
@@ -84,7 +89,7 @@ __version__ = "0.2.0"
 
 _MODULES: Final = {
     **dict.fromkeys(["advance_time", "import_ctis"], "frames.watermark"),
-    **dict.fromkeys(["alter_lifetime", "shift_time"], "frames.lifetimes"),
+    **dict.fromkeys(["alter_lifetime", "shift_time"], "frames.watermark"),
     "DefaultSource": "source",
     "aggregate_windows": "frames.aggregates",
     **dict.fromkeys(["await_end", "end_stream"], "frames.end"),
@@ -94,7 +99,7 @@ _MODULES: Final = {
     "spark_settings": "core.session",
     "explain_time": "commands.explain",
     "measure_lateness": "commands.lateness.measure",
-    "order_by_time": "frames.lifetimes",
+    "order_by_time": "frames.watermark",
     "why": "core.why",
 }
 """The module of each public name that is not an error."""

@@ -77,7 +77,7 @@ class DefaultSource(DataSource):
         self._described: dict[str, str] = {}
         if "timesettings" in map(str.lower, options) and _read_transport_name(options) == "kafka":
             # Imported late: a clock needs no Kafka library.
-            from pyspark_timestream.kafka.client.topic_settings import read_time_settings
+            from pyspark_timestream.kafka.client.broker import read_time_settings
 
             self._described = read_time_settings(options)
 

@@ -16,8 +16,8 @@ from timestream.builders import options
 from pyspark_timestream.core.checkpoint import check_offset
 from pyspark_timestream.core.instants import FINAL_US, NEVER
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.offsets.alignment import find_caught_up, newly_idle
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
+from pyspark_timestream.kafka.offsets.stream_state import find_caught_up, newly_idle
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.state import (

@@ -14,6 +14,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -307,6 +308,9 @@ def main() -> None:
     parser.add_argument("--on", choices=["process", "executors", "three", "container"])
     parser.add_argument("--without-spark", action="store_true", help="stores and clients alone")
     given = parser.parse_args()
+    # A shell starts what it runs in the background with Ctrl-C ignored, and all parts would inherit
+    # that: none of them would ever end by one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     disks = own_mounts()
     given.out.parent.mkdir(parents=True, exist_ok=True)
     failed = []

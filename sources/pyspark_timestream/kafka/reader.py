@@ -59,7 +59,7 @@ from pyspark_timestream.kafka.options.checks import (
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, TaskPlan
-from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas, with_readers
+from pyspark_timestream.kafka.registry import fix_readers, load_schemas, with_readers
 from pyspark_timestream.kafka.task import RangeEnd, run_task
 
 _LOG: Final = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark_timestream.core.options import hide_secrets
 from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
 from pyspark_timestream.kafka.client.bounded import GRACE_S, BoundedClient
-from pyspark_timestream.kafka.client.config import open_client
+from pyspark_timestream.kafka.client.consumer import open_client
 from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,
     ClientLog,

@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.options.topic_settings import (
     read_topic_settings,
 )
 from pyspark_timestream.kafka.options.where import WHERE
-from pyspark_timestream.kafka.registry.schemas import load_schemas
+from pyspark_timestream.kafka.registry import load_schemas
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
 from pyspark_tseries.options import (
     ReadOptions,

@@ -18,7 +18,7 @@ from simulation.chance import Beside, Chance
 from simulation.cluster import Client, Cluster, SimulatedConsumer
 
 from pyspark_timestream.kafka import ranges, reader
-from pyspark_timestream.kafka.client import broker, config, errors, prefetch, range_reader
+from pyspark_timestream.kafka.client import broker, consumer, errors, prefetch, range_reader
 from pyspark_timestream.kafka.driver import bounds, driver
 
 
@@ -85,7 +85,7 @@ def _patch_kafka(patch: pytest.MonkeyPatch, chance: Chance, cluster: Cluster) ->
         range_reader.RangeReader.__init__,
         create_consumer=lambda options, settings, log: SimulatedConsumer(cluster, settings),
     )
-    pool = config.Pool(most=4, idle_s=300, now_s=chance.monotonic)
+    pool = consumer.Pool(most=4, idle_s=300, now_s=chance.monotonic)
     _set_defaults(patch, range_reader.acquire_reader, pool=pool)
     patch.setattr(driver, "ThreadPoolExecutor", lambda *_: Beside(chance))
     patch.setattr(reader, "ThreadPoolExecutor", lambda *_: Beside(chance))

@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 from timestream.avro_schemas import comparable
 
-from pyspark_timestream.kafka.decode.avro.read import read_avro
+from pyspark_timestream.kafka.decode.avro.by_row import read_avro
 from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, parse_avro_reader
 from pyspark_timestream.kafka.decode.records import RequestedFields
 

@@ -6,13 +6,17 @@ import pyarrow as pa
 
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.decode.records import RecordBlock
-from pyspark_timestream.kafka.offsets.alignment import find_alignment
 from pyspark_timestream.kafka.offsets.next_offset import (
     NO_TIME_INDEX,
     plan_first_offset,
     plan_next_offset,
 )
-from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext, StreamState
+from pyspark_timestream.kafka.offsets.stream_state import (
+    BrokerSnapshot,
+    RunContext,
+    StreamState,
+    find_alignment,
+)
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition
 

@@ -4,8 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_timestream.rules.change import change_rules
-from pyspark_timestream.rules.state import Clues, PartitionState, TimeRules, WriterState
+from pyspark_timestream.rules.state import (
+    Clues,
+    PartitionState,
+    TimeRules,
+    WriterState,
+    change_rules,
+)
 
 RULES = TimeRules(every_events=5, delay_us=3)
 

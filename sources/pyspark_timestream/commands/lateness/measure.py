@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.options.checks import adapt_to_batch, read_kafka_o
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import CTI_DELAY
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.kafka.registry.schemas import load_schemas
+from pyspark_timestream.kafka.registry import load_schemas
 from pyspark_timestream.rules.state import PartitionState
 
 LADDER_US: Final = tuple(
@@ -473,7 +473,7 @@ def find_lateness(
     last_us = None if last is None else parse_last(str(last))
     options = _read_options(raw, last)
     # Imported late: the rest of this module needs no Kafka client.
-    from pyspark_timestream.kafka.registry.schemas import fix_readers
+    from pyspark_timestream.kafka.registry import fix_readers
 
     return read_topic(fix_readers(load_schemas(options), {}), delays_us, last_us)
 

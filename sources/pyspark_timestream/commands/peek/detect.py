@@ -33,7 +33,7 @@ from pyspark_timestream.kafka.options.schemas import (
     inline_references,
 )
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.kafka.registry.client import SchemaRegistry
+from pyspark_timestream.kafka.registry import SchemaRegistry
 
 
 class NoSample(Exception):

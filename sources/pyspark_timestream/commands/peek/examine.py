@@ -43,8 +43,12 @@ from pyspark_timestream.kafka.options.keys import read_registry_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, PayloadRules, Side
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
-from pyspark_timestream.kafka.registry.client import SchemaRegistry
-from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas, with_readers
+from pyspark_timestream.kafka.registry import (
+    SchemaRegistry,
+    fix_readers,
+    load_schemas,
+    with_readers,
+)
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.step import step
 

@@ -15,8 +15,14 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pyspark_timestream.kafka.client.bounded import BoundedClient
-from pyspark_timestream.kafka.client.config import Pool, consumer_config, open_client
-from pyspark_timestream.kafka.client.consumer import build_block, clip, discard_fetched
+from pyspark_timestream.kafka.client.consumer import (
+    Pool,
+    build_block,
+    clip,
+    consumer_config,
+    discard_fetched,
+    open_client,
+)
 from pyspark_timestream.kafka.client.errors import ClientLog
 from pyspark_timestream.kafka.client.range_reader import CompressionStats, get_compression_stats
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock

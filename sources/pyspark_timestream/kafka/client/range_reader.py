@@ -26,13 +26,15 @@ from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.errors import LOSS_ADVICE, BrokerUnreachable, DataLost
 from pyspark_timestream.kafka.client.bounded import BoundedClient, CallAbandoned
-from pyspark_timestream.kafka.client.config import Pool, consumer_config, create_client
 from pyspark_timestream.kafka.client.consumer import (
     COMMIT_TIMEOUT_S,
     ColumnConsumer,
     ConsumerError,
     MessageConsumer,
     PollResult,
+    Pool,
+    consumer_config,
+    create_client,
 )
 from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,

@@ -141,7 +141,7 @@ def can_read(
     options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, writer: str
 ) -> bool:
     """Return whether the reader's schema can read payloads of a writer's Avro schema."""
-    from pyspark_timestream.kafka.decode.avro.read import can_read_avro
+    from pyspark_timestream.kafka.decode.avro.by_row import can_read_avro
 
     return can_read_avro(_create_avro_readers(options.readers[rules.side]), requested, writer)
 
@@ -154,7 +154,7 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, requested: Requeste
         reader = _create_avro_reader(options.readers[rules.side])
         check_avro_columns(reader, requested.columns, requested.raw)
     if rules.format == "protobuf":
-        from pyspark_timestream.kafka.decode.protobuf.plans import plan_fields
+        from pyspark_timestream.kafka.decode.protobuf.decode import plan_fields
 
         message = _create_protobuf_reader(options.readers[rules.side])
         plan_fields(message, requested.columns, requested.raw)
@@ -224,7 +224,7 @@ def _find_title(schema: RegisteredSchema) -> str | None:
 def _read_avro(
     options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
-    from pyspark_timestream.kafka.decode.avro.read import read_avro
+    from pyspark_timestream.kafka.decode.avro.by_row import read_avro
 
     reader, *newer = _create_avro_readers(options.readers[rules.side])
     if not rules.has_registry:

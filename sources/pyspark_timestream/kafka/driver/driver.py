@@ -37,7 +37,6 @@ from pyspark_timestream.kafka.driver.importer import (
     change_import,
     derive_import_options,
 )
-from pyspark_timestream.kafka.offsets.alignment import find_alignment
 from pyspark_timestream.kafka.offsets.changes import (
     Change,
     NewRules,
@@ -72,6 +71,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     MaxSkew,
     RunContext,
     StreamState,
+    find_alignment,
     has_new_import,
     max_emitted_cti,
 )
@@ -79,7 +79,7 @@ from pyspark_timestream.kafka.offsets.tasks import join_batches
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan
-from pyspark_timestream.kafka.registry.schemas import add_newer_readers, fix_readers
+from pyspark_timestream.kafka.registry import add_newer_readers, fix_readers
 from pyspark_timestream.kafka.task import RangeEnd
 from pyspark_timestream.rules.state import PartitionState
 

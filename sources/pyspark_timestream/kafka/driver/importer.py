@@ -15,7 +15,6 @@ from typing import Final
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.decode.records import ReadRange
-from pyspark_timestream.kafka.offsets.alignment import find_caught_up, idle_partitions, newly_idle
 from pyspark_timestream.kafka.offsets.changes import change_clock
 from pyspark_timestream.kafka.offsets.imported_ctis import (
     ImportedPartition,
@@ -28,6 +27,11 @@ from pyspark_timestream.kafka.offsets.positions import (
     LEADER_CHANGE_GRACE_S,
     reconcile,
     recreated_topics,
+)
+from pyspark_timestream.kafka.offsets.stream_state import (
+    find_caught_up,
+    idle_partitions,
+    newly_idle,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST

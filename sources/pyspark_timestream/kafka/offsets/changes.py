@@ -13,8 +13,7 @@ from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.options import OptionSpec, option_specs
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import NOW
-from pyspark_timestream.rules.change import change_rules
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.state import PartitionState, change_rules
 
 Settings = Mapping[str, str]
 

@@ -11,12 +11,6 @@ from typing import Any, Final
 
 from pyspark_timestream.core.instants import FINAL_US, format_instant
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.offsets.alignment import (
-    advance_by_clock,
-    align_ends,
-    find_alignment,
-    idle_partitions,
-)
 from pyspark_timestream.kafka.offsets.changes import Change, keep_changes
 from pyspark_timestream.kafka.offsets.imported_ctis import Pending, defer, release
 from pyspark_timestream.kafka.offsets.offset import (
@@ -37,6 +31,10 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
     RunContext,
     StreamState,
+    advance_by_clock,
+    align_ends,
+    find_alignment,
+    idle_partitions,
     max_emitted_cti,
 )
 from pyspark_timestream.kafka.offsets.tasks import (

@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_timestream.kafka.client import bounded
 from pyspark_timestream.kafka.client.bounded import close_with_timeout
-from pyspark_timestream.kafka.client.config import admin_config, consumer_config
+from pyspark_timestream.kafka.client.consumer import admin_config, consumer_config
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 
 

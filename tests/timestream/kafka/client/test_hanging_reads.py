@@ -19,8 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client import bounded, broker
 from pyspark_timestream.kafka.client.broker import Broker
-from pyspark_timestream.kafka.client.config import Pool
-from pyspark_timestream.kafka.client.consumer import PollResult
+from pyspark_timestream.kafka.client.consumer import PollResult, Pool
 from pyspark_timestream.kafka.client.prefetch import Prefetcher
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader, bound_consumer
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyspark_timestream.kafka.client.config import Pool
+from pyspark_timestream.kafka.client.consumer import Pool
 
 
 class Thing:

@@ -14,8 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.errors import BrokerUnreachable, DataLost, OptionError
-from pyspark_timestream.kafka.client.config import Pool
-from pyspark_timestream.kafka.client.consumer import ConsumerError, PollResult
+from pyspark_timestream.kafka.client.consumer import ConsumerError, PollResult, Pool
 from pyspark_timestream.kafka.client.errors import BrokerFailure, ClientLog, RetryBudget
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock

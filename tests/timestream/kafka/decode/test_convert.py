@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT
 
-from pyspark_timestream.kafka.decode.avro.read import read_avro
+from pyspark_timestream.kafka.decode.avro.by_row import read_avro
 from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, parse_avro_reader
 from pyspark_timestream.kafka.decode.convert import can_cast, cast
 from pyspark_timestream.kafka.decode.json.by_block import parse_json

@@ -12,9 +12,13 @@ from timestream.builders import at, first_offset, next_offset, stream_state
 from timestream.small_reads import small_reads
 from timestream.stream_world import World, act, drain, steps, times
 
-from pyspark_timestream.kafka.offsets.alignment import MIN_READ, find_alignment
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.offsets.stream_state import MaxSkew, RunContext
+from pyspark_timestream.kafka.offsets.stream_state import (
+    MIN_READ,
+    MaxSkew,
+    RunContext,
+    find_alignment,
+)
 from pyspark_timestream.rules.state import PartitionState
 
 SECOND = 1_000_000

@@ -2,7 +2,11 @@
 
 from timestream.builders import at
 
-from pyspark_timestream.kafka.offsets.alignment import find_caught_up, idle_partitions, newly_idle
+from pyspark_timestream.kafka.offsets.stream_state import (
+    find_caught_up,
+    idle_partitions,
+    newly_idle,
+)
 
 A, B, C = at(0), at(1), at(2)
 

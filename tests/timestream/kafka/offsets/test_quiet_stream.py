@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from timestream.builders import at, next_offset
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
-from pyspark_timestream.kafka.offsets.alignment import advance_by_clock
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext
+from pyspark_timestream.kafka.offsets.stream_state import (
+    BrokerSnapshot,
+    RunContext,
+    advance_by_clock,
+)
 from pyspark_timestream.rules.state import PartitionState
 
 A, B = at(0), at(1)

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException
 from timestream.builders import GIVEN, options
 
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.client.config import consumer_config, create_client
+from pyspark_timestream.kafka.client.consumer import consumer_config, create_client
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import ENGINE_OWNED, JVM_ONLY, RUNS_CODE
 

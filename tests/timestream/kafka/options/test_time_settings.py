@@ -12,7 +12,7 @@ from pyspark_timestream.core.checkpoint import FORMAT_VERSION
 from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
-from pyspark_timestream.kafka.client.topic_settings import read_time_settings
+from pyspark_timestream.kafka.client.broker import read_time_settings
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions

@@ -16,9 +16,13 @@ from timestream.builders import INSTANT
 from timestream.json_texts import bits, joined, objects, odd_texts, others, scalars, space
 
 import pyspark_timestream
-from pyspark_timestream.kafka.decode.json import by_scanner
-from pyspark_timestream.kafka.decode.json.by_block import parse_json, parse_unscanned
-from pyspark_timestream.kafka.decode.json.by_scanner import load_scanner, scan_flat
+from pyspark_timestream.kafka.decode.json import by_block
+from pyspark_timestream.kafka.decode.json.by_block import (
+    load_scanner,
+    parse_json,
+    parse_unscanned,
+    scan_flat,
+)
 from pyspark_timestream.kafka.decode.records import FINE, RequestedFields
 
 BUILD = Path(pyspark_timestream.__file__).parent / "kafka" / "client" / "native" / "build.py"
@@ -64,8 +68,8 @@ def scanner(tmp_path_factory):
         patch.setenv("TIMESTREAM_NATIVE", "1")
         made = load_scanner(library)
         assert made is not None
-        patch.setattr(by_scanner, "load_scanner", lambda: made)
-        patch.setattr(by_scanner, "_MAX_LEFT", 1.0)
+        patch.setattr(by_block, "load_scanner", lambda: made)
+        patch.setattr(by_block, "_MAX_LEFT", 1.0)
         yield library
 
 
@@ -346,7 +350,7 @@ def test_without_columns_the_form_is_judged_by_the_scanner_too():
 
 
 def test_a_block_of_which_little_can_be_scanned_is_given_up(monkeypatch):
-    monkeypatch.setattr(by_scanner, "_MAX_LEFT", 0.25)
+    monkeypatch.setattr(by_block, "_MAX_LEFT", 0.25)
     odd, plain = [b'{"i":"x"}'], [b'{"i":1}']
     assert scan_flat(FIELDS, pa.array(odd * 33 + plain * 1_000)) is None
     assert scan_flat(FIELDS, pa.array(plain * 70 + odd * 30)) is None

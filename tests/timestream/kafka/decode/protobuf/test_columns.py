@@ -12,7 +12,7 @@ from timestream.protobuf_schemas import (
 )
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.protobuf.plans import plan_fields
+from pyspark_timestream.kafka.decode.protobuf.decode import plan_fields
 
 LABELS, LABELS_ENTRY = map_field(".m.M", "labels", 3, "string", "int32")
 READER = Schema(

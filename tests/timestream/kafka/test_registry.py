@@ -14,14 +14,15 @@ from schema_registry import Mode, Reference, serve_schema_registry
 from timestream.builders import options as build_options
 
 from pyspark_timestream import MissingExtra, OptionError, SchemaRegistryError
+from pyspark_timestream.kafka import registry as module
 from pyspark_timestream.kafka.options.schemas import RegisteredSchema, SchemaReference
-from pyspark_timestream.kafka.registry import client as module
-from pyspark_timestream.kafka.registry.client import (
+from pyspark_timestream.kafka.registry import (
     SchemaRegistry,
+    fix_readers,
+    load_schemas,
     read_retry_after,
     request_limit_s,
 )
-from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas
 
 LONG = '{"type": "long"}'
 QUICK = {

@@ -9,7 +9,7 @@ from timestream.builders import options
 
 from pyspark_timestream import OptionError
 from pyspark_timestream.kafka.options.schemas import fingerprint_schema
-from pyspark_timestream.kafka.registry.schemas import load_schemas
+from pyspark_timestream.kafka.registry import load_schemas
 
 TRIP = '{"type": "record", "name": "Trip", "fields": [{"name": "t", "type": "long"}]}'
 

@@ -9,10 +9,10 @@ from timestream.builders import options as build_options
 from timestream.builders import projection
 
 from pyspark_timestream import CheckpointMismatch
+from pyspark_timestream.kafka import registry as module
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
-from pyspark_timestream.kafka.registry import client as module
-from pyspark_timestream.kafka.registry.schemas import load_schemas
+from pyspark_timestream.kafka.registry import load_schemas
 
 
 def record(kind, *more):

@@ -1,1 +1,0 @@
-"""The schema registry's client: the only place that imports confluent_kafka.schema_registry."""
