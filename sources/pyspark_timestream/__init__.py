@@ -88,8 +88,10 @@ __version__ = "0.2.0"
 """The version of the distribution, which holds both packages; a release bumps both."""
 
 _MODULES: Final = {
-    **dict.fromkeys(["advance_time", "import_ctis"], "frames.watermark"),
-    **dict.fromkeys(["alter_lifetime", "shift_time"], "frames.watermark"),
+    **dict.fromkeys(
+        ["advance_time", "alter_lifetime", "import_ctis", "order_by_time", "shift_time"],
+        "frames.watermark",
+    ),
     "DefaultSource": "source",
     "aggregate_windows": "frames.aggregates",
     **dict.fromkeys(["await_end", "end_stream"], "frames.end"),
@@ -99,7 +101,6 @@ _MODULES: Final = {
     "spark_settings": "core.session",
     "explain_time": "commands.explain",
     "measure_lateness": "commands.lateness.measure",
-    "order_by_time": "frames.watermark",
     "why": "core.why",
 }
 """The module of each public name that is not an error."""
