@@ -239,6 +239,21 @@ class BlockColumns(Mapping[str, Int64Array]):
             result._blocks[name] = blocks
         return result
 
+    def put_one(
+        self, row: int, numbers: Mapping[str, int], absent: Mapping[str, int]
+    ) -> "BlockColumns":
+        """Do what `put` does, for one row."""
+        result = BlockColumns({})
+        result.rows = max(self.rows, row + 1)
+        block, at = divmod(row, BLOCK_ROWS)
+        for name, missing in absent.items():
+            blocks = _extend(self._blocks.get(name, []), result.rows, missing)
+            if name in numbers:
+                blocks[block] = blocks[block].copy()
+                blocks[block][at] = numbers[name]
+            result._blocks[name] = blocks
+        return result
+
 
 def _split_blocks(column: Int64Array) -> list[Int64Array]:
     return [column[first : first + BLOCK_ROWS] for first in range(0, len(column), BLOCK_ROWS)]

@@ -80,7 +80,7 @@ class SeriesIds:
     def add(self, names: Sequence[str]) -> Int64Array:
         """Return the ids of the distinct `names`; unknown names get the next ones."""
         if len(names) == 1:
-            return np.array([self._ids.setdefault(names[0], len(self._ids))])
+            return np.array([self.add_one(names[0])])
         if not self._ids:
             self._ids.update(zip(names, range(len(names)), strict=True))
             return np.arange(len(names))
@@ -89,6 +89,10 @@ class SeriesIds:
         ids[new] = np.arange(len(self._ids), len(self._ids) + len(new))
         self._ids.update((names[row], int(ids[row])) for row in new.tolist())
         return ids
+
+    def add_one(self, name: str) -> int:
+        """Return the id of `name`; an unknown name gets the next one."""
+        return self._ids.setdefault(name, len(self._ids))
 
     def find(self, names: Sequence[str]) -> Int64Array:
         """Return the ids of `names`, -1 for unknown ones."""
@@ -190,6 +194,25 @@ class SeriesIndex:
         return self.columns.take(self.ids.find(names), MIN_RETAINED_DEFAULTS)
 
 
+@dataclass(frozen=True, slots=True)
+class OneSeries:
+    """An index change of one series, as numbers: a single append is spared the columns.
+
+    Attributes:
+        series: the name of the series.
+        state: its numbers by column, without floors.
+    """
+
+    series: str
+    state: Mapping[str, int]
+
+    def to_table(self) -> pa.Table:
+        """Return the table that `make_change` returns."""
+        numbers = (pa.array([self.state[name]], kind) for name, (kind, _) in _INDEX_COLUMNS.items())
+        names = pa.array([self.series], pa.string())
+        return pa.Table.from_arrays([names, *numbers], schema=_SCHEMA)
+
+
 def apply_change(index: SeriesIndex, change: pa.Table) -> SeriesIndex:
     """Return `index` after the commit of `change`; `index` itself does not change."""
     return _put_rows(index, change, read_metadata(change.schema))
@@ -203,6 +226,12 @@ def _put_rows(index: SeriesIndex, change: pa.Table, metadata: CommitMetadata) ->
     absent = _default_values(index.columns, changed)
     changes = {name: to_int64(change[name]) for name in absent if name in changed}
     return SeriesIndex(index.ids, index.columns.put(rows, changes, absent), metadata)
+
+
+def _put_row(index: SeriesIndex, row: OneSeries, metadata: CommitMetadata) -> SeriesIndex:
+    absent = _default_values(index.columns)
+    columns = index.columns.put_one(index.ids.add_one(row.series), row.state, absent)
+    return SeriesIndex(index.ids, columns, metadata)
 
 
 def merge_changes(changes: Sequence[pa.Table]) -> list[pa.Table]:
@@ -299,11 +328,17 @@ def next_metadata(
 
 
 def advance_index(
-    index: SeriesIndex, change: pa.Table, metadata: CommitMetadata
+    index: SeriesIndex, change: pa.Table, metadata: CommitMetadata, row: OneSeries | None = None
 ) -> tuple[SeriesIndex, pa.Table]:
-    """Return the index after a commit, and its table: `change`, or all series if that is due."""
+    """Return the index after a commit, and its table: `change`, or all series if that is due.
+
+    If the caller has what `change` says as numbers, too, it gives them as `row`.
+    """
     change = attach_metadata(change, metadata)
-    after = _put_rows(index, change, metadata)
+    if row is not None:
+        after = _put_row(index, row, metadata)
+    else:
+        after = _put_rows(index, change, metadata)
     if not needs_full_table(metadata, len(index.ids)):
         return after, change
     table = make_full_table(after)

@@ -29,7 +29,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -54,14 +54,20 @@ def sync(paths: Iterable[str]) -> None:
         OSError: one is missing, or could not be written to the disk.
     """
     wanted = list(dict.fromkeys(paths))
-    if len(wanted) > 1:
-        try:
-            list(_sync_threads(os.getpid()).map(_sync, wanted))
-            return
-        except RuntimeError:
-            pass  # No thread is left, or the interpreter is ending.
-    for path in wanted:
+    given: list[tuple[str, Future[None]]] = []
+    # No thread may be left, or the interpreter be ending.
+    with contextlib.suppress(RuntimeError):
+        threads = _sync_threads(os.getpid())
+        given.extend((path, threads.submit(_sync, path)) for path in wanted[1:])
+    for path in [*wanted[:1], *wanted[1 + len(given) :]]:
         _sync(path)
+    # What no thread has begun yet is synced here: waiting for one takes longer.
+    for path, done in reversed(given):
+        if done.cancel():
+            _sync(path)
+    for _, done in given:
+        if not done.cancelled():
+            done.result()
 
 
 @functools.lru_cache(maxsize=1)

@@ -428,7 +428,9 @@ class _Commit:
         metadata = replace(metadata, rows=metadata.rows + change.num_rows)
         if not batch.is_correction:
             metadata = record_cti(metadata, batch.token, batch.cti_us, appends=appends)
-        after, table = advance_index(self._index, change, metadata)
+        is_alone = len(self._numbered) == len(self._groups) == 1
+        row = self._numbered[0].row if is_alone else None
+        after, table = advance_index(self._index, change, metadata, row)
         self.paths.append(head_path(self._location, context.new_id))
         write_head(self._location, context.new_id, table)
         numbered = () if batch.tasks else tuple(self._numbered)

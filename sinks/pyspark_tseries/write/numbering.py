@@ -45,7 +45,12 @@ from pyspark_tseries.model.columns import (
 )
 from pyspark_tseries.model.commits import name_writer
 from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex, make_change
+from pyspark_tseries.model.series_index import (
+    CommitMetadata,
+    OneSeries,
+    SeriesIndex,
+    make_change,
+)
 from pyspark_tseries.storage.data_files import (
     ROWS_PER_GROUP,
     FileStats,
@@ -119,6 +124,7 @@ class NumberedRows:
         timestamp_us: each event's timestamp.
         change: the index change: the state of the series `names` afterwards, without metadata.
         counts: the counts of rows that were not stored as they were given.
+        row: the same as `change` for an event that `number_event` has numbered.
     """
 
     order: Int64Array
@@ -128,6 +134,14 @@ class NumberedRows:
     timestamp_us: Int64Array
     change: pa.Table
     counts: Counts
+    row: OneSeries | None = None
+
+    def stats(self) -> FileStats | None:
+        """Return the bounds of a single event, which need not be looked up in the table."""
+        if self.row is None:
+            return None
+        name, sequence, us = self.row.series, int(self.sequence[0]), int(self.timestamp_us[0])
+        return FileStats(1, (name, name), (sequence, sequence), (us, us))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +256,11 @@ def number_event(
         "first_us": min(before["first_us"], us) if sequence else us,
         "edits": before["edits"],
     }
-    names, first = pa.array([series], pa.string()), np.zeros(1, np.int64)
-    change = make_change(names, {name: np.array([value]) for name, value in after.items()})
-    return NumberedRows(first, names, first, np.array([sequence]), np.array([us]), change, Counts())
+    row, first = OneSeries(series, after), np.zeros(1, np.int64)
+    change = row.to_table()
+    names = change["series"].chunk(0)
+    numbers = np.array([sequence]), np.array([us])
+    return NumberedRows(first, names, first, *numbers, change, Counts(), row)
 
 
 def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -> BoolArray:
@@ -308,6 +324,8 @@ def sort_rows(series: pa.Array, stamps: pa.Array) -> SortedRows:
 
 def series_column(names: pa.Array, codes: Int64Array) -> pa.Array:
     """Return the column of series from positions in distinct `names`, in the cheaper encoding."""
+    if len(names) == len(codes) == 1:
+        return names
     # A dictionary pays only if names repeat often.
     if len(names) > len(codes) * 0.2:
         return names.take(pa.array(codes))
@@ -560,7 +578,7 @@ def write_numbered(
     if len(events.order):
         table = build_events(rows, events, rules.metadata, rules.author)
         group = ROWS_PER_GROUP if rows.num_rows == 1 else _group_rows(rows)
-        file = write_events(location, path, table, group)
+        file = write_events(location, path, table, group, stats=events.stats())
     return WriteResult(file, events.change, events.counts)
 
 
@@ -704,16 +722,19 @@ def build_events(
     stamp = pa.array(events.timestamp_us).view(INSTANT)
     authors = author_column(rows["author"], events, author)
     index = [series_column(events.names, events.codes), pa.array(events.sequence), stamp, authors]
-    overridden = originals or [_constant_column(null, size) for null in _NO_ORIGINAL]
-    made_at = pa.scalar(metadata.commit_us, INSTANT)
-    commit = [_constant_column(pa.scalar(metadata.commit), size), _constant_column(made_at, size)]
     names = [*_EVENT_NAMES, *values, *_LAST_NAMES]
-    return pa.table([*index, *taken, *overridden, *commit], names=names)
+    commit = pa.array([metadata.commit], pa.int64()), pa.array([metadata.commit_us], INSTANT)
+    if size == 1:
+        last = [*(originals or _NO_ORIGINAL), *commit]
+    else:
+        nulls = (_constant_column(null[0], size) for null in _NO_ORIGINAL)
+        last = [*(originals or nulls), *(_constant_column(one[0], size) for one in commit)]
+    return pa.Table.from_arrays([*index, *taken, *last], names=names)
 
 
 _EVENT_NAMES: Final = [field.name for field in EVENT_FIELDS]
 _LAST_NAMES: Final = [field.name for field in (*ORIGINAL_FIELDS, *COMMIT_FIELDS)]
-_NO_ORIGINAL: Final = [pa.scalar(None, field.type) for field in ORIGINAL_FIELDS]
+_NO_ORIGINAL: Final = [pa.nulls(1, field.type) for field in ORIGINAL_FIELDS]
 
 
 def author_column(

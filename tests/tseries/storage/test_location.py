@@ -1,6 +1,8 @@
 """A place is read from texts, shown without secrets, and told from others by its credentials."""
 
+import os
 import pickle
+import threading
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.options import parse_read, parse_subscribe, parse_write
+from pyspark_tseries.storage import location as locations
 from pyspark_tseries.storage.location import (
     STORAGE_OPTIONS,
     Location,
@@ -138,3 +141,31 @@ def test_command_line_names_a_wrong_storage_option_without_its_value(capsys, giv
 def test_a_path_with_a_percent_sign_is_refused_with_the_way_out(path):
     with pytest.raises(ValueError, match=r"has a '%'.*; accepted: a path without it; next step: "):
         local_path(path)
+
+
+def test_a_sync_does_not_wait_for_threads_that_sync_for_others(tmp_path, monkeypatch):
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.touch()
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd)
+    )
+    pool, go = locations._sync_threads(os.getpid()), threading.Event()
+    for _ in range(locations.MAX_SYNC_THREADS):
+        pool.submit(go.wait, 60)
+    waiting = threading.Thread(target=locations.sync, args=[map(str, paths)])
+    waiting.start()
+    waiting.join(40)
+    is_waiting = waiting.is_alive()
+    go.set()
+    waiting.join()
+    assert not is_waiting
+    assert sorted(synced) == sorted(map(str, paths))
+
+
+def test_a_sync_fails_if_any_file_is_missing_whoever_syncs_it(tmp_path):
+    (tmp_path / "a").touch()
+    for names in (["missing"], ["missing", "a"], ["a", "missing"], ["a", "a2", "missing", "a"]):
+        with pytest.raises(FileNotFoundError):
+            locations.sync(str(tmp_path / name) for name in names)

@@ -24,6 +24,7 @@ def events(rows, series=5, author=None, values=None):
 
 
 def written(place, table, *group_rows):
+    place.mkdir(exist_ok=True)
     file = write_events(parse_location(str(place)), "kind=event/a.parquet", table, *group_rows)
     return pq.ParquetFile(place / file.path)
 
@@ -64,3 +65,11 @@ def test_the_dictionary_of_large_values_stays_small(tmp_path):
     value = column(file, "value")
     assert value.data_page_offset - value.dictionary_page_offset < 6_000_000
     assert set(file.read(["value"])["value"].to_pylist()) == set(texts.to_pylist())
+
+
+def test_a_file_of_one_event_has_no_dictionaries_and_one_of_more_has(tmp_path):
+    """A dictionary page of one value is a page more to write and to read."""
+    alone, pair = written(tmp_path / "one", events(1)), written(tmp_path / "two", events(2))
+    names = alone.schema_arrow.names
+    assert not any(column(alone, name).has_dictionary_page for name in names)
+    assert {name for name in names if column(pair, name).has_dictionary_page} >= {"author"}

@@ -94,7 +94,7 @@ def test_a_compaction_on_a_full_disk_changes_nothing_and_says_why(series, tmp_pa
         series.append("a", float(n))
     before = sorted(os.listdir(tmp_path / "s" / "kind=event"))
 
-    def full(*args):
+    def full(*args, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(compactor, "replace_files", full)
@@ -107,7 +107,7 @@ def test_a_compaction_on_a_full_disk_changes_nothing_and_says_why(series, tmp_pa
 @pytest.mark.usefixtures("without_pauses")
 @pytest.mark.parametrize("what", ["write_head", "write_events"])
 def test_full_disk_fails_an_append_without_leaving_files(series, tmp_path, monkeypatch, what):
-    def full(*args):
+    def full(*args, **options):
         raise OSError(28, "No space left on device")
 
     series.append("a", 0.0)

@@ -294,7 +294,7 @@ def test_a_crash_before_the_commit_leaves_the_store_as_it_was(tmp_path, monkeypa
     owner = {"write_head": attempts, "write_events": numbering}[place]
     real = getattr(owner, place)
 
-    def crash(*args):
+    def crash(*args, **options):
         real(*args)
         raise Crash
 
