@@ -70,10 +70,12 @@ class ChainOracle:
         self.emitted: int | None = None
         self.idle: set[Partition] = set()
         self.there: set[Partition] = set()
+        self.lost: set[Partition] = set()
+        """Whose clocks were lost with their records, at the batch that begins (8.3)."""
         self.stream: int | None = None
 
     def _begin(self, batch: StreamOffset) -> None:
-        """5.1, 5.4, 5.5: the stream's CTI, and who is raised to it, where a batch begins."""
+        """5.1, 5.4, 5.5, 8.3: the stream's CTI, and who is raised to it, where a batch begins."""
         there, first = set(batch.partitions), batch.number == 0
         idle = {each for each, one in batch.partitions.items() if one.idle}
         self.change_rules(batch)
@@ -92,14 +94,14 @@ class ChainOracle:
             now = most(*(ctis[each] for each in idle))
         self.stream = FINAL_US if batch.final else self.find_stream(batch, now)
         assert batch.cti_us == self.stream, f"the stream's CTI is {batch.cti_us}: {self.stream}"
-        for each in joining | new:
+        for each in joining | new | (self.lost - idle):
             self.clocks[each].lift(self.stream)
         for each, one in batch.partitions.items():
             clock, state = self.clocks[each], one.state
             told = state.events, state.dropped + state.flagged, state.ctis, state.cti_us
             known = clock.events, clock.late, clock.ctis, clock.cti
             assert told == known, f"batch {batch.number}, {each}: the clock is {told}, not {known}"
-        self.there, self.idle = there, idle
+        self.there, self.idle, self.lost = there, idle, set()
 
     def change_rules(self, batch: StreamOffset) -> None:
         """The rules of the batch, where they may change (8.10)."""

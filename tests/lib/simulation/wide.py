@@ -256,6 +256,10 @@ class WideOracle(ChainOracle):
             return
         assert era > self.era, f"the topic's id goes back from {self.era} to {era}"
         self.era, self.logs = era, self.eras[era]
+        for each in self.clocks.keys() - batch.partitions.keys():
+            # It belongs to a topic with another id, so it is found later (5.6).
+            for known in (self.clocks, self.starts, self.reached, self.waiting, self.before):
+                known.pop(each, None)
         self.reached = dict.fromkeys(self.reached, 0)
         self.moved = set(self.reached)
         for each, one in batch.partitions.items():
@@ -266,7 +270,10 @@ class WideOracle(ChainOracle):
                 # has shown is not known any more.
                 assert told_now == (kept.events, kept.ctis), f"{each} begins with {one.state}"
                 self.clocks[each] = kept
-                self.stream = self.emitted = self.began
+                self.lost.add(each)
+        if self.lost:
+            self.is_free, self.free_to = True, self.emitted
+            self.stream = self.emitted = self.began
 
     # -- 6
 
