@@ -5,7 +5,7 @@ of the last batch, and each step adds one decision. A step that depends on a wal
 another topic uses the `BrokerSnapshot`, and the offset records the decision.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from pyspark_timestream.kafka.offsets.positions import (
     has_stream_ended,
     keep_missing,
     limit_ends,
+    recreated_topics,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
@@ -215,8 +216,9 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
 def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffset:
     """6.3: an imported CTI takes effect once the partition is read to the end it then had."""
     changes: dict[Partition, dict[str, Any]] = {}
+    recreated = recreated_topics(state.previous.topic_ids, state.snapshot.topic_ids)
     for partition, partition_offset in planned.partitions.items():
-        pending = _defer_import(state, partition, partition_offset)
+        pending = _defer_import(state, partition, partition_offset, recreated)
         if pending:
             cti_us, pending = release(pending, partition_offset.start_inclusive)
             clock = partition_offset.state
@@ -226,13 +228,17 @@ def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffs
 
 
 def _defer_import(
-    state: StreamState, partition: Partition, partition_offset: PartitionOffset
+    state: StreamState,
+    partition: Partition,
+    partition_offset: PartitionOffset,
+    recreated: Collection[str],
 ) -> Pending:
     """Return the imported CTIs that wait for a partition's records, including a new one."""
     snapshot, last = state.snapshot, state.last_of(partition)
     position, pending = partition_offset.start_inclusive, partition_offset.pending
     end = snapshot.ends.get(partition, position)
-    if pending and last and position != last.end_exclusive:
+    is_moved = last is not None and position != last.end_exclusive
+    if pending and (is_moved or partition.topic in recreated):
         # Records are gone or the log is another one, so the offsets of the pairs mean nothing.
         pending = ((end, pending[-1][1]),)
     read_us = None if snapshot.imported is None else snapshot.imported.cti_us

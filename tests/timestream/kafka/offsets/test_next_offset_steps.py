@@ -207,6 +207,20 @@ def test_imported_ctis_waiting_for_lost_records_wait_for_the_end():
     assert after.partitions[A].pending == ((9, 8),)
 
 
+def test_an_imported_cti_waits_for_the_end_of_a_topic_created_again_of_which_nothing_was_read():
+    told = BrokerSnapshot(imported=ImportedTopic(cti_us=8), topic_ids={"topic": "y"}, lost=True)
+    pending = ((9, 8),)
+    before = offset(
+        (0, 0, FIVE, False, None, pending), topic_ids={"topic": "x"}, imported=told.imported
+    )
+    after = next_offset(before, {A: FIVE}, {A: 0}, {A: 3}, RUN, told)
+    assert after.partitions[A].pending == ((3, 8),)
+    same = replace(told, topic_ids={"topic": "x"})
+    assert (
+        next_offset(before, {A: FIVE}, {A: 0}, {A: 3}, RUN, same).partitions[A].pending == pending
+    )
+
+
 def test_a_clock_that_was_lost_with_its_topic_is_raised_to_what_was_shown():
     """A task showed 8, an imported CTI, at the end of its range: no record below is on time."""
     told = BrokerSnapshot(imported=ImportedTopic(cti_us=8), lost=True)
