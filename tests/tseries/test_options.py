@@ -1,9 +1,20 @@
 """Every option is read in any case, and every wrong one is named with the way out."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 import refused_texts
 
+import pyspark_tseries
 from pyspark_timestream.core.options import option_specs
+from pyspark_timestream.core.policies import (
+    LEAVE_OUT_POLICIES,
+    STORE_POLICIES,
+    Action,
+    name_lenient,
+)
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.model.ranges import Point, Query, Range, RetainedRange
 from pyspark_tseries.options import (
@@ -16,6 +27,7 @@ from pyspark_tseries.options import (
 )
 from pyspark_tseries.storage.location import local_path
 
+ROOT = Path(pyspark_tseries.__file__).parent
 PARSERS = {
     WriteOptions: parse_write,
     ReadOptions: parse_read,
@@ -145,3 +157,25 @@ def test_a_store_is_a_local_path_or_a_file_uri(text, path):
 )
 def test_other_places_are_refused_by_name(text):
     assert text in refuse(WriteOptions, {"path": text})
+
+
+TEXTS = sorted((path for path in ROOT.rglob("*.py") if path.name != "options.py"), key=str)
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_text_lists_policies_by_hand(path):
+    """Only the options describe each; all other texts take the list from the declaration."""
+    names = "|".join(STORE_POLICIES)
+    listed = re.compile(rf"([`'])({names})\1(,| or|, or) \1({names})\1")
+    texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if is_text(node)]
+    assert [text for text in texts if listed.search(" ".join(text.split()))] == []
+
+
+def is_text(node):
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def test_a_message_advises_every_policy_that_does_not_fail():
+    assert name_lenient(STORE_POLICIES) == "'drop' or 'adjust'"
+    assert name_lenient({**STORE_POLICIES, "keep": Action.FLAG}).endswith("or 'keep'")
+    assert name_lenient(LEAVE_OUT_POLICIES) == "'drop'"

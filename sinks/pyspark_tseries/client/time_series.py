@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import datetime_to_us, to_datetime
+from pyspark_timestream.core.policies import LEAVE_OUT_POLICIES, STORE_POLICIES, name_lenient
 from pyspark_timestream.errors import show_value, wrap_methods
 from pyspark_tseries.client.convert import (
     convert_value,
@@ -80,10 +81,12 @@ from pyspark_tseries.write.rows import staged_schema
 _NEXT_STEPS: Final = {
     (OutOfOrder, "append"): (
         "give a later timestamp, or none to have one assigned; append_many can leave such events "
-        "out or move them, by out_of_order='drop' or 'adjust'. Nothing is stored"
+        "out or move them, by an out_of_order of "
+        f"{name_lenient(STORE_POLICIES)}. Nothing is stored"
     ),
     (OutOfOrder, "append_many"): (
-        "leave such rows out, or set out_of_order to 'drop' or 'adjust'. Nothing is stored"
+        f"leave such rows out, or set out_of_order to {name_lenient(STORE_POLICIES)}. Nothing is "
+        "stored"
     ),
     (FutureEvent, "append"): (
         "correct the clock that the timestamp is of; if it is right, give max_future a longer "
@@ -91,7 +94,8 @@ _NEXT_STEPS: Final = {
     ),
     (FutureEvent, "append_many"): (
         "correct the clock that the timestamp is of; if it is right, give max_future a longer "
-        "time, or timedelta.max for none; or set future_policy to 'drop'. Nothing is stored"
+        "time, or timedelta.max for none; or set future_policy to "
+        f"{name_lenient(LEAVE_OUT_POLICIES)}. Nothing is stored"
     ),
     (NoSuchEvent, "append"): (
         "name the original_sequence of an event in the result of a query; in place of an erased "
@@ -99,8 +103,8 @@ _NEXT_STEPS: Final = {
     ),
     (NoSuchEvent, "append_many"): (
         "name the original_sequence of an event in the result of a query in 'edit_of', append a "
-        "new event in place of an erased one, or set "
-        "missing_original to 'drop'. Nothing is stored"
+        "new event in place of an erased one, or set missing_original to "
+        f"{name_lenient(LEAVE_OUT_POLICIES)}. Nothing is stored"
     ),
 }
 """The next steps in the words of these methods: Spark's options have other names."""
@@ -359,11 +363,11 @@ class TimeSeries(Questions):
             rows: a table or batches of Arrow, a frame of pandas or Polars, or a list of mappings,
                 with `series`, value columns, and optionally `timestamp`, `author` and `edit_of`.
                 In a frame of pandas a NaN is a null, and a named index is a column.
-            out_of_order: what to do with late rows: `fail`, `drop` or `adjust`.
-            missing_original: what to do with edits without an original: `fail` or `drop`.
+            out_of_order: what to do with late rows, as the sink's `outOfOrder`.
+            missing_original: what to do with edits without an original, as its `missingOriginal`.
             clock: the clock of assigned timestamps: `wall` or `event`.
             max_future: as for `append`.
-            future_policy: what to do with rows that are further ahead: `fail` or `drop`.
+            future_policy: what to do with rows that are further ahead, as its `futurePolicy`.
 
         Returns:
             A row for each of `rows`: series, sequence, timestamp, author; nulls for dropped ones.

@@ -220,12 +220,12 @@ class Batch:
     Attributes:
         rows: the rows in memory, with the columns `RowPlan.staged`, one chunk each; no rows if
             `tasks` have them.
-        out_of_order: the policy for late rows: `fail`, `drop` or `adjust`.
+        out_of_order: the policy for late rows, of `STORE_POLICIES`.
         author: the author of rows that name none.
         token: (application, version): the store skips the batch if its last version of the
             application is this one, and refuses it if that is higher; None always appends.
         principal: who appends; None stands for the author.
-        missing_original: the policy for edits without an original: `fail` or `drop`.
+        missing_original: the policy for edits without an original, of `LEAVE_OUT_POLICIES`.
         clock: the source of missing timestamps: `wall`, the time of the commit, or `event`, the
             newest timestamp of the series.
         cti_us: the CTI of the writer once the batch is stored; None if it gives none.

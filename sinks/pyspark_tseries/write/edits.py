@@ -13,7 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.policies import STORE_POLICIES, Action
+from pyspark_timestream.core.policies import (
+    LEAVE_OUT_POLICIES,
+    STORE_POLICIES,
+    Action,
+    name_lenient,
+)
 from pyspark_tseries.errors import NoSuchEvent
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_names
 from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT
@@ -142,7 +147,8 @@ def _missing_original_error(example: dict[str, Any], count: int) -> NoSuchEvent:
         f"series '{example['series']}': there is no original {example['edit_of']} to edit, "
         f"{example['reason']}; {newest} ({count} such edits in the batch)",
         "the sequence of an original inside the retained range that was not erased",
-        f"{step}, or set missingOriginal to 'drop'. Nothing of the batch is stored",
+        f"{step}, or set missingOriginal to {name_lenient(LEAVE_OUT_POLICIES)}. Nothing of the "
+        "batch is stored",
     )
 
 

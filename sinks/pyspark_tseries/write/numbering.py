@@ -25,7 +25,12 @@ from pyspark_timestream.core.instants import (
     format_duration,
     format_instant,
 )
-from pyspark_timestream.core.policies import STORE_POLICIES, Action
+from pyspark_timestream.core.policies import (
+    LEAVE_OUT_POLICIES,
+    STORE_POLICIES,
+    Action,
+    name_lenient,
+)
 from pyspark_tseries.errors import FutureEvent, OutOfOrder, UpdateFailed
 from pyspark_tseries.model.arrays import (
     NEVER_US,
@@ -150,7 +155,7 @@ class FutureLimit:
 
     Attributes:
         max_us: the limit in microseconds; None: the default of the store's retained range.
-        policy: the policy for rows further ahead: `fail` or `drop`.
+        policy: the policy for rows further ahead, of `LEAVE_OUT_POLICIES`.
     """
 
     max_us: int | None = None
@@ -290,7 +295,8 @@ def _apply_future_policy(ahead: BoolArray, rows: "SortedRows", future: FutureRul
         f"series ({_count_such(len(positions))})",
         f"at most {format_duration(future.allowed_us)} after it{why}",
         "correct the clock that the timestamp is of; if it is right, set maxFuture to a longer "
-        "duration or to 'none', or futurePolicy to 'drop'. Nothing of the batch is stored",
+        f"duration or to 'none', or futurePolicy to {name_lenient(LEAVE_OUT_POLICIES)}. Nothing of "
+        "the batch is stored",
     )
 
 
@@ -445,8 +451,8 @@ def _out_of_order_error(example: dict[str, Any], count: int) -> OutOfOrder:
         f"event, sequence {example['newest_sequence']} at {example['newest_timestamp']} "
         f"({_count_such(count)})",
         "that timestamp or a later one",
-        "order the input by time, or set outOfOrder to 'drop' or 'adjust'. Nothing of the batch is "
-        "stored",
+        f"order the input by time, or set outOfOrder to {name_lenient(STORE_POLICIES)}. Nothing of "
+        "the batch is stored",
         kind=BEFORE_NEWEST,
     )
 
@@ -458,8 +464,9 @@ def _before_cti_error(series: str, us: int, cti_us: int) -> OutOfOrder:
         "is appended any more",
         "that CTI or a later timestamp, or an edit",
         "leave out rows with a 'violation', give this query's 'ctiDelay' the whole distance from "
-        "its watermark to the timestamps it writes, or set outOfOrder to 'drop' or 'adjust'; "
-        "TimeSeries.describe() names the writers. Nothing of the batch is stored",
+        "its watermark to the timestamps it writes, or set outOfOrder to "
+        f"{name_lenient(STORE_POLICIES)}; TimeSeries.describe() names the writers. Nothing of the "
+        "batch is stored",
     )
 
 

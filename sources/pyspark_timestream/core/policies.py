@@ -158,6 +158,11 @@ LEAVE_OUT_POLICIES: Final = {
 """The same for rows that no other time or place makes right: too far ahead, without an original."""
 
 
+def name_lenient(policies: Mapping[str, Action]) -> str:
+    """Return those of a store's policies that refuse no batch, for a message that advises them."""
+    return name_any(name for name, action in policies.items() if action is not Action.FAIL)
+
+
 def name_any(names: Iterable[str]) -> str:
     """Return names for a message: each in quotes, with "or" between them."""
     return " or ".join(f"'{name}'" for name in names)

@@ -447,7 +447,7 @@ def test_arguments_of_the_client_are_named_as_it_has_them(tmp_path):
     store = new_store(tmp_path, pa.float64())
     store.append("a", 1.0, AWARE)
     early = AWARE - dt.timedelta(1)
-    with pytest.raises(OutOfOrder, match=r"append_many .*out_of_order='drop'") as error:
+    with pytest.raises(OutOfOrder, match=r"append_many .*out_of_order of 'drop'") as error:
         store.append("a", 1.0, early)
     assert "outOfOrder" not in str(error.value)
     late = [{"series": "a", "timestamp": early, "value": 2.0}]
