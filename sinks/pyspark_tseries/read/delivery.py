@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.typed import find_mistake
+from pyspark_timestream.core.checkpoint import find_mistake
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import (
     MIN_NUMBER,

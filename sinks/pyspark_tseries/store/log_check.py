@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_timestream.core.typed import is_instant
+from pyspark_timestream.core.checkpoint import is_instant
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.damage import damage_error
 from pyspark_tseries.storage.data_files import outside_file_error

@@ -18,11 +18,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import DataType, LongType, StructType, TimestampType
 
-from pyspark_timestream.clock.options import TimeOptions, read_time_options
-from pyspark_timestream.clock.ticks import (
+from pyspark_timestream.clock.options import (
     NO_TICKS,
     Clock,
     Ticks,
+    TimeOptions,
     advance,
     compute_cti,
     compute_simulated_time,
@@ -32,6 +32,7 @@ from pyspark_timestream.clock.ticks import (
     cut_evenly,
     find_delivered_range,
     has_ended,
+    read_time_options,
 )
 from pyspark_timestream.core.checkpoint import (
     FORMAT_VERSION,
@@ -39,10 +40,10 @@ from pyspark_timestream.core.checkpoint import (
     check_offset,
     damaged_offset,
     is_initial_offset,
+    is_instant,
 )
 from pyspark_timestream.core.hand_over import HandingReader
 from pyspark_timestream.core.instants import INSTANT, format_instant
-from pyspark_timestream.core.typed import is_instant
 from pyspark_timestream.core.worker import hide_tracebacks
 from pyspark_timestream.errors import OptionError
 

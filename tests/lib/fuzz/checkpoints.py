@@ -17,15 +17,14 @@ from timestream.progress_events import event, offset_of, parse_page
 
 from fuzz.engine import Chance, Target
 from fuzz.mutations import damage_bytes, damage_json, damage_json_text
-from pyspark_timestream.clock.ticks import Ticks
+from pyspark_timestream.clock.options import Ticks
 from pyspark_timestream.commands.explanation import explain_checkpoint
 from pyspark_timestream.commands.metrics.listener import TimeMetrics
 from pyspark_timestream.commands.watch.command import format_text, to_json
 from pyspark_timestream.commands.watch.follow import CheckpointFollower
 from pyspark_timestream.commands.watch.page import render_sections
-from pyspark_timestream.core.checkpoint import LogEntry, check_offset
-from pyspark_timestream.core.typed import find_mistake
-from pyspark_timestream.kafka.driver import bounds
+from pyspark_timestream.core.checkpoint import LogEntry, check_offset, find_mistake
+from pyspark_timestream.kafka.driver import driver
 from pyspark_timestream.kafka.offsets.offset import (
     MalformedValues,
     decode_group_metadata,
@@ -53,7 +52,7 @@ POSITION: Final = Position(
 def offsets() -> Target:
     """An offset that Spark gives back after a restart: it is planned from, or refused."""
 
-    bounds.LEADER_CHANGE_GRACE_S = 0  # type: ignore[misc]
+    driver.LEADER_CHANGE_GRACE_S = 0  # type: ignore[misc]
 
     def make(chance: Chance) -> Any:
         broker = FakeBroker(p0=(0, 200), p1=(0, 200), p2=(100, 130))

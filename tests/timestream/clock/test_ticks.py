@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.clock.ticks import (
+from pyspark_timestream.clock.options import (
     BLOCK_TICKS,
     MAX_PERIOD_DENOMINATOR,
     NO_TICKS,

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 PURE = [
-    "clock.ticks",
+    "clock.options",
     "clock.options",
     "errors",
     "core.instants",

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from pyspark_timestream.commands.waiting_state import MAX_TIMES, OperatorState, find_due_place
-from pyspark_timestream.core.typed import is_instant
+from pyspark_timestream.core.checkpoint import is_instant
 
 MAX_BYTES: Final = 4_000_000
 """Read no more than this of the files of a query's state at once: about a second of a core."""

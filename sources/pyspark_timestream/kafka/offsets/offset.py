@@ -31,9 +31,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspark_timestream.core.checkpoint import FORMAT_VERSION, check_offset, damaged_offset
+from pyspark_timestream.core.checkpoint import (
+    FORMAT_VERSION,
+    check_offset,
+    damaged_offset,
+    find_mistake,
+)
 from pyspark_timestream.core.instants import NEVER, Instants, Mask, instant_or_sentinel
-from pyspark_timestream.core.typed import find_mistake
 from pyspark_timestream.kafka.offsets.changes import Change, find_bad_value, find_obstacle
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic, release
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
