@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -45,6 +45,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 from pyspark_timestream.kafka.offsets.positions import resolve_ends, resolve_starts
 from pyspark_timestream.kafka.offsets.tasks import (
     ReadSlice,
+    leave_out,
     plan_slice,
     plan_stream_tasks,
     select_partitions,
@@ -244,10 +245,11 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         if self._options.has_schemas:
             readers = self._get_driver().fix_schemas(offset.schemas)
         before = -1 if is_initial_offset(start) else self._get_driver().read_offset(start).number
+        gone = self._get_driver().find_recreated(offset)
         if offset.number == before + 1:
-            return self._finish(offset, *self._begin(offset, readers))
+            return self._finish(offset, *self._begin(offset, readers, gone))
         group = group_name(self._options.group_prefix, offset.stream)
-        joined = self._get_driver().plan_joined_batches(start, offset)
+        joined = leave_out(self._get_driver().plan_joined_batches(start, offset), gone)
         return [KafkaTask(plan, group, readers=readers) for plan in joined]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -265,9 +267,9 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             check_columns(self._options.as_of(offset.settings), self._projection)
 
     def _plan_tasks(
-        self, offset: StreamOffset, readers: Mapping[str, ReaderSchema]
+        self, offset: StreamOffset, readers: Mapping[str, ReaderSchema], gone: Collection[str]
     ) -> list[KafkaTask]:
-        plans = plan_stream_tasks(self._options, offset)
+        plans = leave_out(plan_stream_tasks(self._options, offset), gone)
         if offset.settings != self._options.settings():
             # It was planned before the options changed, or the change waits for its instant.
             plans = [replace(plan, settings=offset.settings) for plan in plans]
@@ -285,10 +287,16 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         return None if reading is None else _Ahead(start, end, offset, tasks, reading)
 
     def _begin(
-        self, offset: StreamOffset, readers: Mapping[str, ReaderSchema]
+        self,
+        offset: StreamOffset,
+        readers: Mapping[str, ReaderSchema],
+        gone: Collection[str] = (),
     ) -> tuple[list[KafkaTask], "Future[_Read] | None"]:
-        """Plan the tasks of a batch; begin to read it here if it is one to hand over."""
-        tasks = self._plan_tasks(offset, readers)
+        """Plan the tasks of a batch; begin to read it here if it is one to hand over.
+
+        The records of the topics `gone` are not read.
+        """
+        tasks = self._plan_tasks(offset, readers, gone)
         if not self._may_hand_over(offset, tasks):
             return tasks, None
         if self._beside is None:
@@ -455,7 +463,7 @@ def read_task(
     ended: dict[Partition, RangeEnd] = {}
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
     whole = [task_range for task_range in task.plan.ranges if task_range.is_whole]
-    spans = [task_range.offsets for task_range in whole]
+    spans = [task_range.offsets for task_range in whole if task_range.offsets.size]
     needs = required_columns(options, projection)
     patient = options if is_batch else _extend_connect_timeout(options)
     with acquire(patient, task.group) as reader:

@@ -16,14 +16,20 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.core.checkpoint import damaged_offset, is_initial_offset
 from pyspark_timestream.core.instants import format_duration, format_instant
-from pyspark_timestream.errors import CheckpointMismatch, SchemaRefused
+from pyspark_timestream.errors import (
+    LOSS_ADVICE,
+    BrokerUnreachable,
+    CheckpointMismatch,
+    DataLost,
+    SchemaRefused,
+)
 from pyspark_timestream.frames.end import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -496,6 +502,48 @@ class StreamDriver:
         is_due = self._now_us() - self._filled_us >= self._options.max_delay_us
         return None if is_due else self._options.min_offsets
 
+    def find_recreated(self, offset: StreamOffset) -> frozenset[str]:
+        """Return the topics of a batch that runs again that were created again since (9.1).
+
+        Raises:
+            DataLost: there is one, and option `failOnDataLoss` is true.
+            BrokerUnreachable: the brokers do not tell a topic's id.
+        """
+        if self._own_from is not None:
+            # Spark runs a batch again as the first one of a run.
+            return frozenset()
+        topics = {span.partition.topic for span in offset.ranges() if span.size}
+        recorded = {name: each for name, each in offset.topic_ids.items() if name in topics}
+        recreated = recreated_topics(recorded, self._identify_surely(offset, recorded.keys()))
+        if recreated:
+            loss = f"batch {offset.number} runs again without the records of {_name(recreated)}"
+            loss += ", deleted and created again since it was planned"
+            if self._options.fail_on_data_loss:
+                raise DataLost(f"{loss}. {LOSS_ADVICE}")
+            _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
+        return recreated
+
+    def _identify_surely(self, offset: StreamOffset, topics: Set[str]) -> dict[str, str]:
+        """Return the ids of those topics that exist; ask again while one is not told."""
+        self._connect(group_name(self._options.group_prefix, offset.stream))
+        deadline_s = time.monotonic() + LEADER_CHANGE_GRACE_S
+        while True:
+            topic_ids = self._broker.topic_ids(topics)
+            # Tasks say of a topic that is gone what is lost.
+            unknown = topics - topic_ids.keys()
+            if unknown:
+                unknown &= {each.topic for each in self._partition_cache.get(fresh=True)}
+            if not unknown:
+                return topic_ids
+            if time.monotonic() >= deadline_s:
+                raise BrokerUnreachable(
+                    f"batch {offset.number} runs again, and the brokers do not tell the id of "
+                    f"{_name(unknown)}: it may have been created again, with other records under "
+                    "the same offsets; restart the query once they do, with the right to describe "
+                    "the topic"
+                )
+            time.sleep(LEADER_CHANGE_GRACE_S / 10)
+
     def plan_joined_batches(self, start: Mapping[str, Any], end: StreamOffset) -> list[TaskPlan]:
         """Plan the tasks of all batches after `start` up to `end` as one batch."""
         self._connect(group_name(self._options.group_prefix, end.stream))
@@ -751,6 +799,10 @@ class StreamDriver:
             # What has these offsets now are other records.
             return lose_clock(options, offset, span)
         return read_again(options, offset, span, self._create_reader)
+
+
+def _name(topics: Iterable[str]) -> str:
+    return ", ".join(f"topic '{topic}'" for topic in sorted(topics))
 
 
 def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ slices cover every record that exists by then exactly once.
 
 import dataclasses
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
@@ -190,6 +190,34 @@ def join_batches(
         for group in joined.groups()
     ] or [TaskPlan(emitted_us=emitted_us)]
     return [*plans[:-1], dataclasses.replace(plans[-1], last_cti_us=end.cti_us)]
+
+
+def leave_out(plans: Iterable[TaskPlan], topics: Collection[str]) -> list[TaskPlan]:
+    """Return the plans without the records of these topics (9.1).
+
+    Their partitions' clocks stay in the minimum, and raise it where they did.
+    """
+    return [
+        dataclasses.replace(
+            plan,
+            ranges=tuple(
+                _empty(each) if each.offsets.partition.topic in topics else each
+                for each in plan.ranges
+            ),
+        )
+        for plan in plans
+    ]
+
+
+def _empty(task_range: TaskRange) -> TaskRange:
+    partition, begin, _ = task_range.offsets
+    return dataclasses.replace(
+        task_range,
+        offsets=Range(partition, begin, begin),
+        warm_up=None,
+        forced_ctis=tuple((begin, us) for _, us in task_range.forced_ctis),
+        changes=tuple((begin, settings) for _, settings in task_range.changes),
+    )
 
 
 def _keep_after(entries: Sequence[Entry], committed: int) -> tuple[Entry, ...]:

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from timestream.builders import at, options
-from timestream.driven import Driven, FakeBroker
+from timestream.driven import Driven, FakeBroker, unreadable
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
-from pyspark_timestream.errors import CheckpointUnreadable, DataLost, OptionError
+from pyspark_timestream.errors import (
+    BrokerUnreachable,
+    CheckpointUnreadable,
+    DataLost,
+    OptionError,
+)
+from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.driver.driver import StreamDriver
@@ -22,6 +28,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     encode_group_metadata,
 )
 from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.reader import KafkaStreamReader
 from pyspark_timestream.rules.state import PartitionState
 
 
@@ -124,6 +131,51 @@ def test_a_clock_is_not_restored_from_the_records_of_a_recreated_topic(fails, ca
         return
     assert run.plan() == {0: (0, 150)}
     assert "no task committed the clock of topic 'topic' partition 0" in caplog.text
+
+
+def run_again(run, broker, **raw):
+    """The tasks of the batch that `run` has planned last, in a new run."""
+    given = options(startingOffsets="earliest", ctiFrequency="2", **raw)
+    reader = KafkaStreamReader(given, project(given, default_schema(given)))
+    reader._driver = StreamDriver(given, broker.connect, create_reader=unreadable)
+    return [task.plan for task in reader.partitions(INITIAL_OFFSET, run.offset)]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_batch_that_runs_again_reads_nothing_of_a_topic_created_again(fails, caplog):
+    broker = FakeBroker(p0=(0, 100))
+    lossy = {"failOnDataLoss": str(fails).lower()}
+    run = Driven(broker, ctiFrequency="2", **lossy)
+    run.plan()
+    [plan] = run_again(run, broker, **lossy)
+    assert plan.ranges[0].offsets == Range(at(0), 0, 100)
+    broker.log[at(0)], broker.topic_id = (0, 150), "second"
+    if fails:
+        with pytest.raises(DataLost, match="batch 0 runs again without the records of topic 'topi"):
+            run_again(run, broker, **lossy)
+        return
+    [plan] = run_again(run, broker, **lossy)
+    # Its clock still holds the minimum back.
+    assert plan.ranges[0].offsets == Range(at(0), 0, 0)
+    assert "batch 0 runs again without the records of topic 'topic', deleted" in caplog.text
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_batch_that_runs_again_asks_for_the_id_of_its_topic_until_it_is_told(fails):
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker, ctiFrequency="2", failOnDataLoss=fails)
+    run.plan()
+    answers = [{}, {}, {"topic": "first"}]
+    broker.topic_ids = lambda topics: answers.pop(0)
+    [plan] = run_again(run, broker, failOnDataLoss=fails)
+    assert (plan.ranges[0].offsets, answers) == (Range(at(0), 0, 100), [])
+    broker.topic_ids = lambda topics: {}
+    with pytest.raises(BrokerUnreachable, match="do not tell the id of topic 'topic': it may have"):
+        run_again(run, broker, failOnDataLoss=fails)
+    # Of a topic that is gone there is no id: the tasks say that its records are lost.
+    del broker.log[at(0)]
+    [plan] = run_again(run, broker, failOnDataLoss=fails)
+    assert plan.ranges[0].offsets == Range(at(0), 0, 100)
 
 
 def test_deleted_partition_is_reported_once_and_removed(caplog):
