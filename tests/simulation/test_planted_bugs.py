@@ -226,6 +226,11 @@ def a_batch_that_runs_again_has_the_new_options(patch: Patch) -> None:
     patch.setattr(reader, "replace", keep)
 
 
+@bug(1_250, of=WideWorld)
+def a_batch_that_runs_again_reads_the_topic_that_was_created_again(patch: Patch) -> None:
+    patch.setattr(driver.StreamDriver, "find_recreated", lambda self, batch: frozenset())
+
+
 @bug(of=TopicWorld)
 def a_batch_that_is_noted_is_written_again(patch: Patch) -> None:
     patch.setattr(stream_writer, "is_written", lambda last, batch, place: False)

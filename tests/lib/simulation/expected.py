@@ -127,7 +127,7 @@ class ChainOracle:
     def check(self, batch: StreamOffset, tasks: Sequence[Sequence[Any]]) -> None:
         """All that is promised of a batch, given its rows by task."""
         self._begin(batch)
-        expected = {each: self._read(each, one, batch) for each, one in batch.partitions.items()}
+        expected = {each: self.read(each, one, batch) for each, one in batch.partitions.items()}
         delivered: dict[int, list[Any]] = {}
         for row in (row for task in tasks for row in task if not isinstance(row, int)):
             delivered.setdefault(row[0], []).append(row)
@@ -167,7 +167,7 @@ class ChainOracle:
                 time = self.times[row[0], row[1]]
                 assert shown is None or time >= shown, f"{row} at {time} comes after CTI {shown}"
 
-    def _read(self, partition: Partition, one: PartitionOffset, batch: StreamOffset) -> list[Any]:
+    def read(self, partition: Partition, one: PartitionOffset, batch: StreamOffset) -> list[Any]:
         """The rows of a range, which begins where the last one ended."""
         due = self.find_due(partition, batch)
         assert one.start_inclusive == due, (
