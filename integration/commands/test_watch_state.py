@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pyspark.sql.functions as F
 import pytest
@@ -31,6 +32,25 @@ def join(rows):
     return left.join(right, F.expr(near))
 
 
+STORE = "spark.sql.streaming.stateStore"
+ROCKSDB = {
+    f"{STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state."
+    "RocksDBStateStoreProvider",
+    f"{STORE}.minDeltasForSnapshot": "2",
+}
+CHANGELOGS = {**ROCKSDB, f"{STORE}.rocksdb.changelogCheckpointing.enabled": "true"}
+
+
+@pytest.fixture(params=[{}, ROCKSDB, CHANGELOGS], ids=["map", "rocksdb", "changelogs"])
+def provider(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[None]:
+    for name, value in request.param.items():
+        spark.conf.set(name, value)
+    yield
+    for name in request.param:
+        spark.conf.unset(name)
+
+
+@pytest.mark.usefixtures("provider")
 @pytest.mark.parametrize("operator", [count, distinct, join])
 def test_the_rows_of_state_are_those_that_spark_counts(
     spark: SparkSession, stream, operator

@@ -3,13 +3,20 @@
 Spark's default state store keeps a map for each partition of an operator: `N.delta` has what batch
 N - 1 changed, `N.snapshot` the whole map after it. Both are pairs of a key and a value, as Spark
 has rows in memory, each behind its size, in blocks of LZ4. Only the keys are kept here, with the
-time that each waits for (`waiting_state`). What Spark keeps otherwise (RocksDB, another codec, or
-several states of one operator) is not read, and `StateFound.note` says so.
+time that each waits for (`waiting_state`).
+
+With RocksDB `N.changelog` has the same pairs, whose keys begin with a version, and `N.zip` names
+the tables of RocksDB that make up the map; their newest entries are its keys. `N.zip` also has the
+number of keys as Spark counts it, and a map that has another number is not shown. What Spark keeps
+otherwise (another codec, several states of one operator, tables of a later RocksDB) is not read.
+`StateFound.note` says what is not known.
 """
 
 import json
 import os
 import struct
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +27,7 @@ import pyarrow as pa
 
 from pyspark_timestream.commands.waiting_state import MAX_TIMES, OperatorState, find_due_place
 from pyspark_timestream.core.checkpoint import is_instant
+from pyspark_timestream.core.report import format_count
 
 MAX_BYTES: Final = 4_000_000
 """Read no more than this of the files of a query's state at once: about a second of a core."""
@@ -32,7 +40,8 @@ _MAX_BLOCK: Final = 1 << 25
 
 _PREFIX: Final = "spark.sql.streaming.stateStore."
 _PROVIDER: Final = f"{_PREFIX}providerClass"
-_READABLE: Final = "HDFSBackedStateStoreProvider"
+_OWN_MAP: Final = "HDFSBackedStateStoreProvider"
+_ROCKSDB: Final = "RocksDBStateStoreProvider"
 _NEEDED: Final = {
     f"{_PREFIX}compression.codec": "lz4",
     f"{_PREFIX}encodingFormat": "unsaferow",
@@ -44,6 +53,10 @@ _OF_A_JOIN: Final = "-keyWithIndexToValue"
 """Of the four stores of a join the two with this ending have its rows, each once."""
 
 _ASK_SPARK: Final = "`python -m pyspark_timestream explain --state` counts them, with a Spark"
+
+_BATCHES: Final = {_OWN_MAP: ".delta", _ROCKSDB: ".changelog"}
+_SNAPSHOTS: Final = {_OWN_MAP: ".snapshot", _ROCKSDB: ".zip"}
+"""How the names of files end, by provider."""
 
 _HEADER: Final = struct.Struct("<8sBIII")
 _STORED, _LZ4 = 0x10, 0x20
@@ -80,6 +93,8 @@ class _Store(NamedTuple):
     folder: Path
     name: str
     partitions: int
+    has_prefix: bool
+    """Whether RocksDB has a part of its keys in front, by which Spark finds the others."""
 
     def place(self, partition: int) -> Path:
         """Return the directory of one of its partitions."""
@@ -106,6 +121,7 @@ class StateFiles:
         self._root = root
         self._parts: dict[Path, _Part] = {}
         self._left = 0
+        self._provider = _OWN_MAP
         self.found = StateFound()
 
     def read(self, batch: int, settings: Mapping[str, str]) -> bool:
@@ -123,7 +139,8 @@ class StateFiles:
     def _read(self, batch: int, settings: Mapping[str, str]) -> StateFound:
         if not (self._root / "state").is_dir():
             return StateFound((), batch)
-        obstacle = _find_obstacle(settings)
+        self._provider = settings.get(_PROVIDER, _OWN_MAP).rpartition(".")[2]
+        obstacle = _find_obstacle(self._provider, settings)
         if obstacle is not None:
             return StateFound((), batch, f"the rows of state are not known: {obstacle}")
         keys: dict[str, list[_Keys]] = {}
@@ -134,7 +151,8 @@ class StateFiles:
             try:
                 for store in _list_stores(folder):
                     operator = store.operator
-                    due = _read_due_place(store)
+                    is_split = store.has_prefix and self._provider == _ROCKSDB
+                    due = None if is_split else _read_due_place(store)
                     found = [
                         self._read_part(store.place(number), batch + 1, due)
                         for number in range(store.partitions)
@@ -163,10 +181,10 @@ class StateFiles:
         else:
             part = None
         if part is None:
-            part = _Part(_find_snapshot(folder, version))
-            if part.version:
-                self._apply(folder / f"{part.version}.snapshot", part.keys, due)
+            part = _Part(_find_snapshot(folder, version, _SNAPSHOTS[self._provider]))
             try:
+                if part.version:
+                    self._read_snapshot(folder, part, due)
                 self._catch_up(folder, part, version, due)
             except FileNotFoundError as error:
                 lacking = Path(error.filename).relative_to(self._root)
@@ -176,24 +194,53 @@ class StateFiles:
 
     def _catch_up(self, folder: Path, part: _Part, version: int, due: Due | None) -> None:
         while part.version < version:
-            self._apply(folder / f"{part.version + 1}.delta", part.keys, due)
+            name = f"{part.version + 1}{_BATCHES[self._provider]}"
+            self._apply(folder / name, part.keys, due)
             part.version += 1
 
+    def _read_snapshot(self, folder: Path, part: _Part, due: Due | None) -> None:
+        path = folder / f"{part.version}{_SNAPSHOTS[self._provider]}"
+        if self._provider == _OWN_MAP:
+            self._apply(path, part.keys, due)
+            return
+        self._count_bytes(path)
+        tables, rows = _read_description(path)
+        newest: dict[bytes, int] = {}
+        for name in tables:
+            table = folder / "SSTs" / name
+            self._count_bytes(table)
+            _add_table(table.read_bytes(), newest)
+        alive = [key for key, place in newest.items() if place & 0xFF == _SET]
+        if len(alive) != rows:
+            raise _StateUnreadable(
+                f"'{path.relative_to(self._root)}' has {format_count(rows, 'row')} and its tables "
+                f"{len(alive)}; {_ASK_SPARK}"
+            )
+        for key in alive:
+            part.keys[key] = None if due is None else _read_due(key[1:], due)
+
     def _apply(self, path: Path, keys: _Keys, due: Due | None) -> None:
+        self._count_bytes(path)
+        content = path.read_bytes()
+        if content != _NO_CHANGE:
+            raw = _unpack(content)
+            if raw[:3] == _LATER_CHANGELOG:
+                raise _StateUnreadable(
+                    f"its changelogs are of version {raw[3:4].decode()}; {_ASK_SPARK}"
+                )
+            _change(raw, keys, due, 1 if self._provider == _ROCKSDB else 0)
+
+    def _count_bytes(self, path: Path) -> None:
         self._left -= path.stat().st_size
         if self._left < 0:
             raise _StateUnreadable(
                 f"its files have more than {MAX_BYTES // 1_000_000} MB; {_ASK_SPARK}"
             )
-        content = path.read_bytes()
-        if content != _NO_CHANGE:
-            _change(_unpack(content), keys, due)
 
 
-def _find_obstacle(settings: Mapping[str, str]) -> str | None:
+def _find_obstacle(provider: str, settings: Mapping[str, str]) -> str | None:
     """Return why the files of such a state cannot be read here; None if they can."""
-    provider = settings.get(_PROVIDER, _READABLE).rpartition(".")[2]
-    if provider != _READABLE:
+    if provider not in _SNAPSHOTS:
         return f"a {provider} keeps them in files that Spark alone reads; {_ASK_SPARK}"
     for name, wanted in _NEEDED.items():
         if (given := settings.get(name, wanted)) != wanted:
@@ -215,13 +262,15 @@ def _list_stores(folder: Path) -> Iterator[_Store]:
         kind = described["operatorInfo"]["operatorName"]
         stores = {each["storeName"]: int(each["numPartitions"])
                   for each in described["stateStoreInfo"]}  # fmt: skip
+        split = {each["storeName"] for each in described["stateStoreInfo"]
+                 if each["numColsPrefixKey"]}  # fmt: skip
     except (OSError, KeyError, RecursionError, TypeError, ValueError):
         raise _StateUnreadable(f"its layout is not one that is read here; {_ASK_SPARK}") from None
     counted = [name for name in stores if name == "default" or name.endswith(_OF_A_JOIN)]
     if not counted or max(stores.values()) > 100_000:
         raise _StateUnreadable(f"its layout is not one that is read here; {_ASK_SPARK}")
     for name in counted:
-        yield _Store(f"{folder.name} {kind}", folder, name, stores[name])
+        yield _Store(f"{folder.name} {kind}", folder, name, stores[name], name in split)
 
 
 def _read_due_place(store: _Store) -> Due | None:
@@ -249,10 +298,10 @@ def _read_key_schema(content: bytes) -> str:
     return text.decode("utf-8")
 
 
-def _find_snapshot(folder: Path, version: int) -> int:
+def _find_snapshot(folder: Path, version: int, ending: str) -> int:
     """Return the newest snapshot up to a version; 0 if there is none."""
     with os.scandir(folder) as entries:
-        names = [each.name.partition(".snapshot") for each in entries]
+        names = [each.name.partition(ending) for each in entries]
     numbers = [
         int(number) for number, end, rest in names if end and not rest and number.isdecimal()
     ]
@@ -263,6 +312,9 @@ def _find_snapshot(folder: Path, version: int) -> int:
 
 _MAGIC: Final = b"LZ4Block"
 _END: Final = _MAGIC + b"\x15" + bytes(12)
+_LATER_CHANGELOG: Final = b"\0\2v"
+"""Changelogs from version 2 on begin with their version; here that would be a key of 160 kB."""
+
 _NO_CHANGE: Final = _HEADER.pack(_MAGIC, 0x15, 4, 4, 0x084D80DB) + _SIZE.pack(-1) + _END
 """A delta of a batch that changed nothing in its partition, as most are."""
 
@@ -290,8 +342,8 @@ def _unpack(content: bytes) -> bytes:
     return b"".join(blocks)
 
 
-def _change(raw: bytes, keys: _Keys, due: Due | None) -> None:
-    """Make the changes of a file to the keys of a partition."""
+def _change(raw: bytes, keys: _Keys, due: Due | None, start: int) -> None:
+    """Make the changes of a file to the keys of a partition; the row of a key begins at `start`."""
     at = 0
     while True:
         (size,) = _SIZE.unpack_from(raw, at)
@@ -305,7 +357,7 @@ def _change(raw: bytes, keys: _Keys, due: Due | None) -> None:
             keys.pop(key, None)
         else:
             at += size
-            keys[key] = None if due is None else _read_due(key, due)
+            keys[key] = None if due is None else _read_due(key[start:], due)
 
 
 def _read_due(key: bytes, due: Due) -> int | None:
@@ -325,6 +377,129 @@ def _read_due(key: bytes, due: Due) -> int | None:
         if start < 0 or start >= len(key):
             break
     return word if is_instant(word) else None
+
+
+# -- tables of RocksDB -----------------------------------------------------------------------------
+
+_FOOTER: Final = 53
+_TABLE_MAGIC: Final = bytes.fromhex("f7cff485b741e288")
+_TABLE_VERSIONS: Final = (4, 5)
+_PLAIN_BLOCK, _LZ4_BLOCKS = 0, (4, 5)
+_REMOVED, _SET, _REMOVED_ONCE = 0, 1, 7
+"""What an entry of a table does to its key."""
+
+_SPLIT_BLOCK: Final = 1 << 31
+"""The mark of a block that has a hash index behind its entries."""
+
+
+_DAMAGED_ARCHIVE: Final = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError),
+    *(AttributeError, LookupError, TypeError, ValueError),
+)
+"""What a damaged archive, and damaged JSON in it, may raise."""
+
+
+def _read_description(path: Path) -> tuple[list[str], int]:
+    """Return the tables that a snapshot of RocksDB names, and the rows that Spark counts in it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            told = json.loads(archive.read("metadata").partition(b"\n")[2])
+        tables = [each["dfsSstFileName"] for each in told["sstFiles"]]
+        rows = told["numKeys"]
+        is_known = not told.get("columnFamilyMapping") and not told.get("logFiles")
+        is_known = is_known and all(Path(name).name == name for name in tables)
+    except _DAMAGED_ARCHIVE as error:
+        raise _StateUnreadable(f"a snapshot of it is damaged ({error}); {_ASK_SPARK}") from None
+    if not is_known or not isinstance(rows, int) or rows < 0:
+        raise _StateUnreadable(f"a snapshot of it is not one that is read here; {_ASK_SPARK}")
+    return tables, rows
+
+
+def _add_table(content: bytes, newest: dict[bytes, int]) -> None:
+    """Note what a table has: by key the newest entry, as its number and what it does.
+
+    Blocks have keys in order; each begins with as many bytes of the one before as its first number
+    says. The footer says where the index is, which says the same of all blocks.
+    """
+    if content[-8:] != _TABLE_MAGIC or content[-12] not in _TABLE_VERSIONS:
+        raise _StateUnreadable(f"its tables are not ones that are read here; {_ASK_SPARK}")
+    at = len(content) - _FOOTER + 1
+    for _ in range(2):  # Where the other index is comes first.
+        _, at = _read_number(content, at)
+    offset, at = _read_number(content, at)
+    size, _ = _read_number(content, at)
+    for place in _list_blocks(_read_block(content, offset, size)):
+        for key in _list_keys(_read_block(content, *place)):
+            (entry,) = _ENTRY.unpack_from(key, len(key) - 8)
+            if entry & 0xFF not in (_REMOVED, _SET, _REMOVED_ONCE):
+                raise _StateUnreadable(f"its tables have entries that are merged; {_ASK_SPARK}")
+            if entry > newest.get(key[:-8], -1):
+                newest[key[:-8]] = entry
+
+
+_ENTRY: Final = struct.Struct("<Q")
+
+
+def _read_number(content: bytes, at: int) -> tuple[int, int]:
+    """Return a number of seven bits a byte, lowest first, and where it ends."""
+    number = shift = 0
+    while True:
+        byte = content[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return number, at
+
+
+def _read_block(content: bytes, offset: int, size: int) -> bytes:
+    """Return the entries of a block, without the places of some that stand behind them."""
+    kind, block = content[offset + size], content[offset : offset + size]
+    if kind in _LZ4_BLOCKS:
+        length, at = _read_number(block, 0)
+        if length > _MAX_BLOCK:
+            raise _StateUnreadable(f"a block of its tables is too large; {_ASK_SPARK}")
+        block = pa.Codec("lz4_raw").decompress(block[at:], length, asbytes=True)
+    elif kind != _PLAIN_BLOCK:
+        raise _StateUnreadable(f"its tables are compressed otherwise than with LZ4; {_ASK_SPARK}")
+    (places,) = _COUNT.unpack_from(block, len(block) - 4)
+    end = len(block) - 4 - 4 * places
+    if places >= _SPLIT_BLOCK or end < 0:
+        raise _StateUnreadable(f"its tables are not ones that are read here; {_ASK_SPARK}")
+    return block[:end]
+
+
+_COUNT: Final = struct.Struct("<I")
+
+
+def _list_keys(block: bytes) -> Iterator[bytes]:
+    key, at = b"", 0
+    while at < len(block):
+        shared, at = _read_number(block, at)
+        size, at = _read_number(block, at)
+        value, at = _read_number(block, at)
+        key = key[:shared] + block[at : at + size]
+        at += size + value
+        yield key
+
+
+def _list_blocks(index: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where blocks are, and their sizes; after a whole entry some have a difference alone."""
+    at = offset = size = 0
+    while at < len(index):
+        shared, at = _read_number(index, at)
+        added, at = _read_number(index, at)
+        at += added
+        if shared:
+            change, at = _read_number(index, at)
+            offset += size + _BLOCK_TRAILER
+            size += change >> 1 ^ -(change & 1)
+        else:
+            offset, at = _read_number(index, at)
+            size, at = _read_number(index, at)
+        yield offset, size
+
+
+_BLOCK_TRAILER: Final = 5
 
 
 def _count(operator: str, parts: Sequence[_Keys], is_window: bool) -> OperatorState:

@@ -3,6 +3,7 @@
 import json
 import random
 import struct
+import zipfile
 
 import pyarrow as pa
 import pytest
@@ -87,6 +88,87 @@ class Operator:
         end = "snapshot" if snapshot else "delta"
         for place, each in zip(self.places(), changes, strict=True):
             (place / f"{version}.{end}").write_bytes(file_of(each, **how))
+
+
+def number(value):
+    """A number as RocksDB writes it, seven bits a byte."""
+    out = b""
+    while value > 0x7F:
+        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+    return out + bytes([value])
+
+
+def table_block(entries, how, shares=True, has_sizes=True):
+    out, before = b"", b""
+    for place, (key, value) in enumerate(entries):
+        shared = 0
+        while shares and place % 4 and key[: shared + 1] == before[: shared + 1] != before[:shared]:
+            shared += 1
+        out += number(shared) + number(len(key) - shared)
+        out += (number(len(value)) if has_sizes else b"") + key[shared:] + value
+        before = key
+    out += struct.pack("<II", 0, 1)
+    if how == "stored":
+        return out + b"\0CRC0"
+    body = pa.Codec("lz4_raw").compress(out, asbytes=True)
+    return number(len(out)) + body + b"\4CRC0"
+
+
+def table_of(entries, how="lz4", form=5, rows=3):
+    """A table of RocksDB: (key, number, what the entry does), a block for some entries each."""
+    coded = sorted(
+        (b"\0" + key, -order, struct.pack("<Q", order << 8 | what)) for key, order, what in entries
+    )
+    out, index, size = b"", [], 0
+    for start in range(0, len(coded), rows):
+        keys = [(key + end, b"value") for key, _, end in coded[start : start + rows]]
+        each = table_block(keys, how)
+        change = len(each) - 5 - size
+        signed = change << 1 if change >= 0 else -change * 2 - 1
+        shares = start and start % (2 * rows)
+        size = len(each) - 5
+        index.append((keys[-1][0], number(signed) if shares else number(len(out)) + number(size)))
+        out += each
+    # Every second key of the index is the one before, and has the difference of sizes alone.
+    told = b"".join(
+        (number(1) + number(0) + value if place % 2 else number(0) + number(len(key)) + key + value)
+        for place, (key, value) in enumerate(index)
+    ) + struct.pack("<II", 0, 1)
+    start, out = len(out), out + told + b"\0CRC0"
+    places = (b"\0\0" + number(start) + number(len(told))).ljust(40, b"\0")
+    return out + b"\1" + places + struct.pack("<I", form) + bytes.fromhex("f7cff485b741e288")
+
+
+class RocksOperator(Operator):
+    """The same, with RocksDB: changelogs, and snapshots of tables."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.order = 0
+
+    def log(self, version, *changes, how="lz4"):
+        for place, each in zip(self.places(), changes, strict=True):
+            coded = {b"\0" + key: value for key, value in each.items()}
+            (place / f"{version}.changelog").write_bytes(file_of(coded, how=how))
+
+    def snapshot(self, version, place, rows, *tables, told=(), **how):
+        """Write tables of (key, what the entry does), oldest first, and what names them."""
+        (place / "SSTs").mkdir(exist_ok=True)
+        files = []
+        for entries in filter(None, tables):
+            numbered = []
+            for key, what in entries:
+                self.order += 1
+                numbered.append((key, self.order, what))
+            files.append({"localFileName": "1.sst", "dfsSstFileName": f"{self.order}-x.sst"})
+            (place / "SSTs" / f"{self.order}-x.sst").write_bytes(table_of(numbered, **how))
+        about = {"sstFiles": files[::-1], "numKeys": rows, "columnFamilyMapping": {}, **dict(told)}
+        with zipfile.ZipFile(place / f"{version}.zip", "w") as archive:
+            archive.writestr("CURRENT", "MANIFEST-000005\n")
+            archive.writestr("metadata", "v1\n" + json.dumps(about))
+
+
+ROCKS = {"spark.sql.streaming.stateStore.providerClass": "org.x.RocksDBStateStoreProvider"}
 
 
 def rows_of(files, batch, **given):
@@ -189,7 +271,7 @@ SETTING = "spark.sql.streaming.stateStore."
 @pytest.mark.parametrize(
     ("given_", "told"),
     [
-        ({f"{SETTING}providerClass": "org.x.RocksDBStateStoreProvider"}, "RocksDBStateStoreProv"),
+        ({f"{SETTING}providerClass": "org.x.OtherStateStoreProvider"}, "OtherStateStoreProvider"),
         ({f"{SETTING}compression.codec": "zstd"}, "'zstd'"),
         ({f"{SETTING}encodingFormat": "avro"}, "'avro'"),
         ({f"{SETTING}rowChecksum.enabled": "true"}, "rowChecksum"),
@@ -248,6 +330,127 @@ def test_random_garbage_is_a_note_or_another_count_and_never_an_end(tmp_path):
         files = StateFiles(tmp_path)
         files.read(0, {})
         assert files.found.note or files.found.operators
+        path.write_bytes(whole)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(CHANGES, CHANGES, st.booleans(), st.sampled_from(["lz4", "stored"])),
+        min_size=1, max_size=8,
+    ),
+    st.sets(st.integers(0, 7)),
+    st.booleans(),
+)  # fmt: skip
+def test_with_rocksdb_the_rows_are_those_of_the_map_from_changelogs_and_snapshots(
+    tmp_path_factory, batches, looks, has_changelogs
+):
+    root = tmp_path_factory.mktemp("checkpoint")
+    operator, files = RocksOperator(root), StateFiles(root)
+    maps, tables = [{}, {}], [[], []]
+    for batch, (*changes, has_snapshot, how) in enumerate(batches):
+        coded = [
+            {key_of(u, NOON + s * SECOND): what == "set" for (u, s), what in each.items()}
+            for each in changes
+        ]
+        if has_changelogs:
+            operator.log(
+                batch + 1, *({k: 1 if v else None for k, v in each.items()} for each in coded)
+            )
+        for place, known, own, each in zip(operator.places(), maps, tables, coded, strict=True):
+            known.update(each)
+            own.append([(key, 1 if is_set else batch % 2 * 7) for key, is_set in each.items()])
+            if has_snapshot or not has_changelogs:
+                operator.snapshot(batch + 1, place, sum(known.values()), *own, how=how)
+        if batch in looks or batch == len(batches) - 1:
+            files.read(batch, ROCKS)
+            (found,) = files.found.operators
+            alive = [key for known in maps for key, is_set in known.items() if is_set]
+            assert (found.rows, files.found.note) == (len(alive), "")
+            assert found.times == len({key[-8:] for key in alive})
+            assert found.is_window
+
+
+def read_rocks(root):
+    files = StateFiles(root)
+    files.read(0, ROCKS)
+    return [each.rows for each in files.found.operators], files.found.note
+
+
+def test_rows_that_spark_counts_otherwise_are_not_shown(tmp_path):
+    operator = RocksOperator(tmp_path)
+    first, second = operator.places()
+    operator.snapshot(1, first, 1, [(key_of("a", NOON), 1)])
+    operator.snapshot(1, second, 1, [(key_of("b", NOON), 1)])
+    assert read_rocks(tmp_path) == ([2], "")
+    operator.snapshot(1, second, 2, [(key_of("b", NOON), 1)])
+    rows, note = read_rocks(tmp_path)
+    assert rows == []
+    assert "'state/0/1/1.zip' has 2 rows and its tables 1" in note
+    assert "explain --state" in note
+
+
+@pytest.mark.parametrize(
+    ("about", "how", "told"),
+    [
+        ({"columnFamilyMapping": {"left": 1}}, {}, "a snapshot of it is not one"),
+        ({"logFiles": [{"dfsLogFileName": "1.log"}]}, {}, "a snapshot of it is not one"),
+        ({"numKeys": -1}, {}, "a snapshot of it is not one"),
+        ({"sstFiles": [{"dfsSstFileName": "../../secret"}]}, {}, "a snapshot of it is not one"),
+        ({"sstFiles": [{"dfsSstFileName": "gone.sst"}]}, {}, "gone.sst' is not there"),
+        ({}, {"form": 6}, "its tables are not ones"),
+        ({}, {"what": 2}, "entries that are merged"),
+    ],
+)
+def test_snapshots_of_rocksdb_in_another_form_are_said_to_be_unknown(tmp_path, about, how, told):
+    operator = RocksOperator(tmp_path)
+    what = how.pop("what", 1)
+    for place in operator.places():
+        operator.snapshot(1, place, 1, [(key_of("a", NOON), what)], told=about, **how)
+    rows, note = read_rocks(tmp_path)
+    assert rows == []
+    assert told in note
+    assert "explain --state" in note
+
+
+def test_changelogs_of_a_later_version_are_said_to_be_unknown(tmp_path):
+    operator = RocksOperator(tmp_path)
+    for place in operator.places():
+        (place / "1.changelog").write_bytes(block(b"\0\2v2" + bytes(40), "lz4"))
+    rows, note = read_rocks(tmp_path)
+    assert rows == []
+    assert "its changelogs are of version 2" in note
+
+
+def test_keys_that_rocksdb_splits_are_counted_and_have_no_times(tmp_path):
+    operator = RocksOperator(tmp_path)
+    described = operator.folder / "_metadata" / "metadata"
+    described.write_text(
+        described.read_text().replace('"numColsPrefixKey": 0', '"numColsPrefixKey": 1')
+    )
+    operator.log(1, {key_of("a", NOON): 1}, {key_of("b", NOON): 1})
+    files = StateFiles(tmp_path)
+    files.read(0, ROCKS)
+    (found,) = files.found.operators
+    assert (found.rows, found.times, found.due) == (2, 0, ())
+
+
+def test_garbage_in_tables_of_rocksdb_is_a_note_or_a_count_that_equals_sparks(tmp_path):
+    operator = RocksOperator(tmp_path)
+    for place in operator.places():
+        operator.snapshot(1, place, 9, [(key_of("a", NOON + n * SECOND), 1) for n in range(9)])
+    paths = sorted(path for path in (tmp_path / "state").rglob("*") if path.is_file())
+    chance = random.Random(8)
+    for _ in range(600):
+        path = chance.choice(paths)
+        whole = path.read_bytes()
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        path.write_bytes(bytes(data[: chance.randrange(len(data) + 1)]) if chance.random() < 0.3
+                         else bytes(data))  # fmt: skip
+        rows, note = read_rocks(tmp_path)
+        assert note or rows == [18] or path.suffix == ".zip" or path.name == "metadata"
         path.write_bytes(whole)
 
 
