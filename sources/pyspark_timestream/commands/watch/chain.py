@@ -15,11 +15,7 @@ from pyspark_timestream.commands.watch.follow import QueryView
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.core.report import cut_text, format_time, shorten_duration, svg, to_html
 
-_BOX: Final = 212
-_GAP: Final = 90
-_HEIGHT: Final = 52
-_ROW: Final = 76
-_LETTERS: Final = 22
+_LETTERS: Final = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +132,12 @@ def _arrange(
     for _ in nodes:  # A circle ends as well: no level is higher than the number of nodes.
         for source, target in hops:
             levels[target] = min(max(levels[target], levels[source] + 1), len(nodes))
-    ordered = sorted(nodes, key=lambda key: (levels[key], key))
+    ordered: list[tuple[str, str]] = []
+    for level in sorted(set(levels.values())):  # Near their sources, so that few lines cross.
+        own = [key for key in nodes if levels[key] == level]
+        rows = {key: [ordered.index(a) for a, b in hops if b == key and a in ordered]
+                for key in own}  # fmt: skip
+        ordered += sorted(own, key=lambda key: (sum(rows[key]) / max(len(rows[key]), 1), key))
     places = {key: place for place, key in enumerate(ordered)}
     made = []
     for (source, target), reached_us in hops.items():
@@ -155,7 +156,7 @@ def _arrange(
 
 
 def render_chain(chain: Chain) -> str:
-    """Return the section of a chain: a picture, and the same as a list."""
+    """Return the section of a chain: a picture, one that runs down for phones, and a list."""
     trouble = "".join(
         f'<p class="note">{to_html(node.name)}: {to_html(node.trouble)}</p>'
         for node in chain.nodes
@@ -165,51 +166,118 @@ def render_chain(chain: Chain) -> str:
     return (
         "<header><h2>Chain</h2></header>"
         f'<div class="lanes scroll" tabindex="0" role="region" aria-label="chain" data-key="chain">'
-        f"{_draw(chain)}</div>{trouble}"
+        f"{_draw(chain, _WIDE)}{_draw(chain, _DOWN)}</div>{trouble}"
         f'<details data-key="hops"><summary>the same as a list</summary><ul>{hops}</ul></details>'
     )
 
 
-def _draw(chain: Chain) -> str:
+class _Look(NamedTuple):
+    """How a chain is laid out: sizes along its hops, and across them."""
+
+    is_down: bool
+    box: tuple[int, int]
+    gap: tuple[int, int]
+    lane: int
+    """The room of a hop that passes other boxes."""
+
+
+_WIDE: Final = _Look(False, (164, 66), (70, 18), 24)
+"""Four hops fit a page of 1280 pixels."""
+
+_DOWN: Final = _Look(True, (66, 158), (44, 12), 56)
+"""Two boxes fit side by side on a phone."""
+
+_Points = tuple[tuple[int, int], ...]
+
+
+def _draw(chain: Chain, look: _Look) -> str:
+    (along, across), (gap, between) = look.box, look.gap
     rows: dict[int, int] = {}
     corners = []
     for node in chain.nodes:
         row = rows.get(node.level, 0)
         rows[node.level] = row + 1
-        corners.append((4 + node.level * (_BOX + _GAP), 4 + row * _ROW))
-    width = 8 + max(rows) * (_BOX + _GAP) + _BOX
-    height = 8 + max(rows.values()) * _ROW - (_ROW - _HEIGHT)
-    parts = [_draw_hop(chain, hop, corners) for hop in chain.hops]
-    parts += [_draw_node(*each) for each in zip(chain.nodes, corners, strict=True)]
+        corners.append((4 + node.level * (along + gap), 4 + row * (across + between)))
+    edge = rim = max(rows.values()) * (across + between)
+    lines: list[_Points] = []
+    for hop in chain.hops:
+        (x1, y1), (x2, y2) = corners[hop.source], corners[hop.target]
+        x1, y1, y2 = x1 + along, y1 + across // 2, y2 + across // 2
+        if x2 - x1 == gap:
+            lines.append(((x1, y1), (x2, y2)))
+        else:  # Around the boxes between, on a lane of its own.
+            turns = (x1 + 10, y1), (x1 + 10, edge + 8), (x2 - 10, edge + 8), (x2 - 10, y2)
+            lines.append(((x1, y1), *turns, (x2, y2)))
+            edge += look.lane
+    length = 8 + max(rows) * (along + gap) + along + (12 if edge > rim else 0)
+    width, height = (edge + 8, length) if look.is_down else (length, edge + 8)
+    places = _place_labels(lines, look)
+    parts = [
+        svg("path", "", d="M" + "L".join(f"{x} {y}" for x, y in (_turn(at, look) for at in line)))
+        for line in lines
+    ]
+    parts += [
+        _draw_distance(chain, hop, place) for hop, place in zip(chain.hops, places, strict=True)
+    ]
+    size = (across, along) if look.is_down else (along, across)
+    nodes = zip(chain.nodes, corners, strict=True)
+    parts += [_draw_node(node, _turn(corner, look), size) for node, corner in nodes]
     title = svg("title", "topics, queries and stores, and how far each hop is behind")
     return svg(
-        "svg", "", title, *parts, class_="chain", role="img", viewBox=f"0 0 {width} {height}",
-        width=width, height=height,
+        "svg", "", title, *parts, class_=f"chain {'down' if look.is_down else 'wide'}", role="img",
+        viewBox=f"0 0 {width} {height}", width=width, height=height,
     )  # fmt: skip
 
 
-def _draw_node(node: Node, corner: tuple[int, int]) -> str:
-    x, y = corner
+def _turn(point: tuple[int, int], look: _Look) -> tuple[int, int]:
+    return (point[1], point[0]) if look.is_down else point
+
+
+def _place_labels(lines: Sequence[_Points], look: _Look) -> list[tuple[int, int]]:
+    """Return where the distance of each hop stands: on its line, and over no other one."""
+    placed: list[tuple[int, int]] = []
+    for line in lines:
+        is_level = len(line) > 2 or line[0][1] == line[1][1]
+        (x1, y1), (x2, y2) = (line[0], line[1]) if len(line) == 2 else (line[2], line[3])
+        spots = [
+            _turn((round(x1 + (x2 - x1) * part), round(y1 + (y2 - y1) * part)), look)
+            for part in ((0.5, 0.3, 0.7) if is_level else (0.75, 0.25, 0.5, 0.65, 0.35))
+        ]
+        free = (
+            (x, y)
+            for x, y in spots
+            if all(abs(x - x3) >= _LABEL[0] or abs(y - y3) >= _LABEL[1] for x3, y3 in placed)
+        )
+        placed.append(next(free, spots[0]))
+    return placed
+
+
+_LABEL: Final = (46, 16)
+"""The room of a distance."""
+
+
+def _draw_node(node: Node, corner: tuple[int, int], size: tuple[int, int]) -> str:
+    (x, y), (width, height) = corner, size
     name = node.name if len(node.name) <= _LETTERS else f"…{node.name[1 - _LETTERS :]}"
-    clock = "newest" if node.kind == "topic" else "CTI"
-    time = "no CTI" if node.cti_us is None else f"{clock} {format_time(node.cti_us)[:19]}"
+    clock = "newest event" if node.kind == "topic" else "CTI"
+    time = "none" if node.cti_us is None else format_time(node.cti_us)[:19]
     if node.cti_us is not None and node.cti_us >= FINAL_US:
-        time = "final CTI"
+        time = "final"
     return svg(
-        "g", "",
+        "svg", "",
         svg("title", f"{node.kind} {node.name}, {clock} {format_time(node.cti_us)}"),
-        svg("rect", "", x=x, y=y, width=_BOX, height=_HEIGHT, rx=8),
-        svg("text", f"{node.kind} {cut_text(name, _LETTERS)}", x=x + 8, y=y + 21),
-        svg("text", time, x=x + 8, y=y + 41, class_="time"),
-        class_=node.kind,
+        svg("rect", "", x=1, y=1, width=width - 2, height=height - 2, rx=8),
+        svg("text", f"{node.kind}, {clock}", x=9, y=18, class_="time"),
+        svg("text", cut_text(name, _LETTERS), x=9, y=36),
+        svg("text", time, x=9, y=55, class_="time"),
+        class_=node.kind, x=x, y=y, width=width, height=height,
     )  # fmt: skip
 
 
-def _draw_hop(chain: Chain, hop: Hop, corners: Sequence[tuple[int, int]]) -> str:
-    (x1, y1), (x2, y2) = corners[hop.source], corners[hop.target]
-    x1, y1, y2 = x1 + _BOX, y1 + _HEIGHT // 2, y2 + _HEIGHT // 2
+def _draw_distance(chain: Chain, hop: Hop, place: tuple[int, int]) -> str:
     far = "?" if hop.behind_us is None else shorten_duration(hop.behind_us)
     far = "level" if hop.behind_us == 0 else far
-    middle = svg("text", far, x=x2 - _GAP // 2, y=y2 - 6, text_anchor="middle")
-    title = svg("title", chain.describe_hop(hop))
-    return svg("g", "", title, svg("path", "", d=f"M{x1} {y1}L{x2} {y2}"), middle, class_="hop")
+    (x, y), width = place, 8 * len(far) + 4
+    ground = svg("rect", "", x=x - width // 2, y=y - 8, width=width, height=16)
+    label = svg("text", far, x=x, y=y + 4, text_anchor="middle")
+    return svg("g", "", svg("title", chain.describe_hop(hop)), ground, label, class_="hop")

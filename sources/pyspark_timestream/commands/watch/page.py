@@ -422,7 +422,8 @@ def render_sample(case: Case, sample: Sample | str, root: str) -> str:
     else:
         notes = "".join(f'<p class="note">Note: {to_html(note)}.</p>' for note in sample.notes)
         table = html_table(COLUMNS, sample.rows) if sample.rows else "<p>No record was found.</p>"
-        body = f'{notes}<div class="lanes scroll" tabindex="0" role="region">{table}</div>'
+        body = f'{notes}<div class="lanes scroll" tabindex="0" role="region" aria-label="records">'
+        body += f"{table}</div>"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{to_html(title)}</title>"

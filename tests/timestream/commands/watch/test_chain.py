@@ -1,7 +1,9 @@
 """A chain has the hops that checkpoints and stores tell of, and how far each is behind."""
 
 import json
+import re
 from dataclasses import replace
+from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,7 +92,51 @@ def test_queries_in_a_circle_are_drawn_as_well():
     views = [first(topic="trips"), second(NOON, store=("id1", "/hours"))]
     chain = build_chain(views, [HOURS])
     assert all(0 <= node.level <= len(chain.nodes) for node in chain.nodes)
-    assert render_chain(chain).count('class="hop"') == len(chain.hops)
+    assert render_chain(chain).count('class="hop"') == 2 * len(chain.hops)
+
+
+def labels_of(picture):
+    """Where the distances of hops are, and where the boxes."""
+    texts = re.findall(r'<g class="hop">.*?<rect x="(-?\d+)" y="(-?\d+)" width="(\d+)"', picture)
+    boxes = re.findall(
+        r'<svg class="\w+" x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)">', picture
+    )
+    return (
+        [(int(x), int(y), int(x) + int(w), int(y) + 16) for x, y, w in texts],
+        [(int(x), int(y), int(x) + int(w), int(y) + int(h)) for x, y, w, h in boxes],
+    )
+
+
+def overlap(one, other):
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def test_no_distance_is_drawn_over_another_or_over_a_box():
+    views = [
+        first(store=("id1", "/hours")),
+        replace(first(topic="more"), name="/c"),
+        second(NOON + 5 * SECOND, store=("id2", "/days")),
+        replace(second(NOON + 6 * SECOND), name="/d"),
+        replace(second(NOON), name="/e", links=Links((("id1", NOON), ("id2", NOON)))),
+    ]
+    chain = build_chain(views, [HOURS, DAYS])
+    wide, down = render_chain(chain).split('<svg class="chain down"')
+    for picture in (wide, down):
+        labels, boxes = labels_of(picture)
+        assert (len(labels), len(boxes)) == (len(chain.hops), len(chain.nodes))
+        for one, other in combinations(labels, 2):
+            assert not overlap(one, other)
+        assert not any(overlap(label, box) for label in labels for box in boxes)
+
+
+def test_four_hops_fit_a_page_and_two_boxes_a_phone():
+    views = [first(store=("id1", "/hours")), second(NOON, store=("id2", "/days"))]
+    views.append(replace(first(), name="/c"))
+    picture = render_chain(build_chain(views, [HOURS, DAYS]))
+    (wide,) = re.findall(r'class="chain wide" [^>]*? width="(\d+)"', picture)
+    (down,) = re.findall(r'class="chain down" [^>]*? width="(\d+)"', picture)
+    assert int(wide) <= 1112
+    assert int(down) <= 350
 
 
 @given(NAMES, st.integers(20, 120))
