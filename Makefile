@@ -120,7 +120,7 @@ soak-store: export MODEL_SECONDS := 600
 soak-store: export DAMAGES := 3000
 soak-store: java $(READY) ## a store against its model for ten minutes, 6,000 damaged files, four writers for ten minutes, 50 kills; not part of CI
 	$(BIN)/python -m pytest tests/tseries/test_store_model.py -s
-	$(BIN)/python -m pytest tests/tseries/maintain/repair/test_damage.py -k no_damage -s
+	$(BIN)/python -m pytest tests/tseries/maintain/test_damage.py -k no_damage -s
 	$(BIN)/python -m pytest integration/faults/test_store_soak.py integration/faults/test_store_kills.py \
 	  -k "ten_minutes or any_kill" $(RERUNS)
 

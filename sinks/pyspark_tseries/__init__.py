@@ -11,12 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark_tseries.client.bucket_query import BucketQuery, BucketResult, GapQuery
-    from pyspark_tseries.client.chart import Chart
     from pyspark_tseries.client.follow import Follower
     from pyspark_tseries.client.questions import StoreAsOf
-    from pyspark_tseries.client.range_query import RangeQuery
-    from pyspark_tseries.client.results import Event, EventMetadata, QueryResult
+    from pyspark_tseries.client.range_query import BucketQuery, BucketResult, GapQuery, RangeQuery
+    from pyspark_tseries.client.results import Chart, Event, EventMetadata, QueryResult
     from pyspark_tseries.client.time_series import TimeSeries
     from pyspark_tseries.errors import (
         ConditionFailed,
@@ -90,9 +88,9 @@ __version__ = "0.2.0"
 """Of the distribution `pyspark-timestream`, which holds both packages; a release changes both."""
 
 _MODULES = {
-    **dict.fromkeys(["BucketQuery", "BucketResult", "GapQuery"], "client.bucket_query"),
+    **dict.fromkeys(["BucketQuery", "BucketResult", "GapQuery"], "client.range_query"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "client.results"),
-    "Chart": "client.chart",
+    "Chart": "client.results",
     "CompactionResult": "maintain.compactor",
     "DefaultSource": "spark.source",
     "Erasure": "model.erasures",

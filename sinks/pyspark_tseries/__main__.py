@@ -35,7 +35,7 @@ from pyspark_tseries.maintain.backup import backup, parse_end
 from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.maintain.repair.repair import RepairResult, repair
+from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.rollup import RollupOptions, rollup
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.damage import DAMAGES

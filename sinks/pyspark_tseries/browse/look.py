@@ -16,10 +16,8 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from pyspark_tseries.chart.figure import is_drawn, is_line
-from pyspark_tseries.client.bucket_query import BucketResult
-from pyspark_tseries.client.chart import Chart
-from pyspark_tseries.client.range_query import RangeQuery
-from pyspark_tseries.client.results import QueryResult
+from pyspark_tseries.client.range_query import BucketResult, RangeQuery
+from pyspark_tseries.client.results import Chart, QueryResult
 from pyspark_tseries.errors import InvalidQuery, TseriesError
 from pyspark_tseries.maintain.background import MaintenancePlan, plan_maintenance
 from pyspark_tseries.maintain.verify import describe

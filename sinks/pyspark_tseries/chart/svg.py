@@ -33,17 +33,15 @@ from pyspark_tseries.chart.figure import (
     Figure,
     Line,
     Marks,
+    NumberAxis,
     Panel,
     Row,
     Span,
-    show_number,
-)
-from pyspark_tseries.chart.ticks import (
-    NumberAxis,
     TimeAxis,
     fit_time_axis,
     format_moment,
     number_axis,
+    show_number,
 )
 from pyspark_tseries.model.arrays import Int64Array
 

@@ -20,9 +20,11 @@ from pyspark_tseries.chart.figure import (
     Line,
     Panel,
     Row,
+    TimeAxis,
+    fit_time_axis,
+    number_axis,
     show_number,
 )
-from pyspark_tseries.chart.ticks import TimeAxis, fit_time_axis, number_axis
 from pyspark_tseries.model.arrays import Int64Array
 
 _BRAILLE: Final = 0x2800

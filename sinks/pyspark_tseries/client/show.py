@@ -17,10 +17,16 @@ from pyspark_timestream.core.instants import parse_duration, parse_instant, to_d
 from pyspark_timestream.core.report import align_within, escape_controls
 from pyspark_tseries.chart.figure import is_line, show_number
 from pyspark_tseries.chart.terminal import Style, draw_text
-from pyspark_tseries.client.bucket_query import BucketResult
-from pyspark_tseries.client.chart import LOCAL, MAX_SERIES, Chart, find_zone
 from pyspark_tseries.client.questions import Questions
-from pyspark_tseries.client.results import QueryResult, format_cell
+from pyspark_tseries.client.range_query import BucketResult
+from pyspark_tseries.client.results import (
+    LOCAL,
+    MAX_SERIES,
+    Chart,
+    QueryResult,
+    find_zone,
+    format_cell,
+)
 from pyspark_tseries.client.time_series import TimeSeries
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.columns import RESERVED_NAMES, find_unit

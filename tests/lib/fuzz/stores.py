@@ -1,6 +1,6 @@
 """Files of a store: read as they were written, or refused by name; `repair` never makes it worse.
 
-`tests/tseries/maintain/repair/test_damage.py` damages bytes, and this also the structure: entries
+`tests/tseries/maintain/test_damage.py` damages bytes, and this also the structure: entries
 of the log with other values, whose checksum may be right, as of a tool that writes them.
 """
 
@@ -30,7 +30,7 @@ from fuzz.mutations import damage_bytes, damage_json, damage_json_text
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.read.delivery import InitialEvents

@@ -19,7 +19,7 @@ from tseries.subscriber import Client
 from pyspark_tseries import InvalidQuery, NoSuchEvent, TimeSeries, UpdateFailed
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.maintain.repair.repair import RepairResult, repair
+from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange, format_range
 from pyspark_tseries.spark.source import DefaultSource

@@ -22,9 +22,8 @@ from pyspark_timestream.core.serving import PageServer
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.browse import look as look_module
-from pyspark_tseries.browse.command import PAGES, StorePage
+from pyspark_tseries.browse.command import PAGES, StorePage, draw_commits
 from pyspark_tseries.browse.look import ALL, COUNTS, PAGE_ROWS, Asked, StoreLook
-from pyspark_tseries.browse.page import draw_commits
 from pyspark_tseries.maintain.background import plan_maintenance
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.log_check import read_commit_us

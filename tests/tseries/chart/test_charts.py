@@ -571,9 +571,24 @@ def test_png_without_its_library_names_the_extra(monkeypatch):
         result([1.0]).chart().to_png()
 
 
+def test_png_has_text_with_any_of_the_fonts_that_systems_bring(monkeypatch):
+    """Debian with DejaVu alone was told that it had no font."""
+    import resvg_py
+
+    asked = []
+
+    def draw(*, svg_string, sans_serif_family, **_):
+        asked.append(sans_serif_family)
+        return svg_string.encode() if sans_serif_family == "DejaVu Sans" else b"no text"
+
+    monkeypatch.setattr(resvg_py, "svg_to_bytes", draw)
+    assert result([1.0]).chart().to_png().endswith(b"</text></svg>")
+    assert asked[-1] == "DejaVu Sans"
+
+
 def test_png_without_a_font_is_refused_instead_of_being_without_text(monkeypatch):
     import resvg_py
 
     monkeypatch.setattr(resvg_py, "svg_to_bytes", lambda **_: b"the same")
-    with pytest.raises(InvalidQuery, match="this machine has no font"):
+    with pytest.raises(InvalidQuery, match="this machine has none of the fonts Arial, "):
         result([1.0]).chart().to_png()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyspark_tseries.chart.ticks import format_moment, number_axis, time_axis
+from pyspark_tseries.chart.figure import format_moment, number_axis, time_axis
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 ZONES = st.sampled_from([None, "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])

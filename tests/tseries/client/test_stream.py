@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_tseries import InvalidQuery, TimeSeries
-from pyspark_tseries.read import stream
+from pyspark_tseries.read import scan
 
 
 def at(second):
@@ -57,7 +57,7 @@ QUERIES = {
 @pytest.mark.parametrize("part_bytes", [1, 3000])
 @pytest.mark.parametrize("chosen", [{}, {"series": ["b", "x"]}])
 def test_a_stream_has_the_rows_of_the_whole_result(store, monkeypatch, part_bytes, chosen):
-    monkeypatch.setattr(stream, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(scan, "PART_BYTES", part_bytes)
     for name, narrow in QUERIES.items():
         query = narrow(store.range_query())
         whole = query.select_from(**chosen).to_arrow()
@@ -81,8 +81,8 @@ def test_a_wrong_stream_is_refused_at_once(store):
 LIMITED = """
 import resource, sys
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.read import stream
-stream.PART_BYTES = 2**20
+from pyspark_tseries.read import scan
+scan.PART_BYTES = 2**20
 store = TimeSeries.open(sys.argv[1])
 sum(batch.num_rows for batch in store.range_query().limit(1).stream_from())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

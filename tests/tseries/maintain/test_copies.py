@@ -12,7 +12,7 @@ from tseries.subscriber import make
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.store import log

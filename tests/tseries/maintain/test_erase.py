@@ -37,7 +37,7 @@ from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.compactor import compact, merge_file_groups
 from pyspark_tseries.maintain.erase import erase_events, find_last_gap
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.maintain.repair.repair import RepairResult, repair
+from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import NO_EVENTS, UNLIMITED, Query
 from pyspark_tseries.read.scan import run_query

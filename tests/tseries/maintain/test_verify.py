@@ -15,7 +15,7 @@ from pyspark_tseries.__main__ import main
 from pyspark_tseries.client.time_series import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.maintain.repair.repair import REPAIR_STEPS, repair
+from pyspark_tseries.maintain.repair import REPAIR_STEPS, repair
 from pyspark_tseries.maintain.verify import CompactionHorizon, find_violations, verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.damage import DAMAGES

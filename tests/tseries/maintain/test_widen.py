@@ -34,7 +34,7 @@ from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.compactor import Merge, compact, merge_file_groups
 from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.maintain.repair.repair import RepairResult, repair
+from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.maintain.widen import widen_columns
 from pyspark_tseries.model.ranges import UNLIMITED, Query

@@ -21,7 +21,7 @@ from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.model.policy import PERMISSIONS, AccessCheck, format_policy, parse_policy
 from pyspark_tseries.options import os_user
 from pyspark_tseries.spark.source import DefaultSource
@@ -166,7 +166,7 @@ DOORS = {
     "maintain.compactor.compact": compact,
     "maintain.erase.erase": lambda path, **who: erase(path, "a", 0, "asked for", **who),
     "maintain.rebuild.rebuild": rebuild,
-    "maintain.repair.repair.repair": repair,
+    "maintain.repair.repair": repair,
     "options.ReadOptions": lambda path, **who: _reader(path, who).reader(_schema(path)),
     "options.SubscribeOptions": lambda path, **who: _open_subscription(path, who),
     "options.WriteOptions": lambda path, **who: _reader(path, who).writer(_rows(path), False),

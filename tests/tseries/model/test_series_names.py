@@ -17,7 +17,7 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain import compactor
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import UNLIMITED, Query
 from pyspark_tseries.spark.readers import RangeReader

@@ -18,7 +18,7 @@ from tseries.limits import set_limits
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import check_file, verify
 from pyspark_tseries.model.columns import query_schema
 from pyspark_tseries.model.commits import seal

@@ -28,7 +28,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain import background as maintenance
 from pyspark_tseries.maintain.background import maintain, remove_obsolete_files
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import Query, RetainedRange
 from pyspark_tseries.read.delivery import InitialEvents, read_delivery

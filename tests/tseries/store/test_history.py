@@ -16,7 +16,7 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import HistoryChanged, ReplayDiffers, StoreMismatch, UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitId, pack_ids, unpack_ids
 from pyspark_tseries.model.policy import parse_policy
 from pyspark_tseries.store import history

@@ -14,7 +14,7 @@ from lengths import in_ci
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
-from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_entries import parse_entry, read_last_checkpoint, seal

@@ -10,7 +10,7 @@ from tseries.builders import batch, new_store
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.storage.location import is_inside_store
 from pyspark_tseries.store.log_entries import Change, format_entry, seal

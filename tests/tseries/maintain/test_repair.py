@@ -8,7 +8,7 @@ from tseries.builders import batch, new_store, stored
 
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.__main__ import main
-from pyspark_tseries.maintain.repair.repair import RepairResult, repair
+from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.commits import UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.ranges import RetainedRange

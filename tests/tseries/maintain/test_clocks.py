@@ -16,8 +16,8 @@ from tseries.subscriber import Client
 from pyspark_tseries import TimeSeries, WrongClock
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.repair.future_commits import correct_times
-from pyspark_tseries.maintain.repair.repair import RepairResult, repair
+from pyspark_tseries.maintain.rebuild_entries import correct_times
+from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.commits import check_commit_time, is_clock_suspicious
 from pyspark_tseries.model.ranges import parse_range

@@ -17,7 +17,7 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.maintain.repair.repair import RepairResult, repair
+from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.store.store import Store
@@ -197,7 +197,7 @@ def test_a_subscriber_that_has_seen_lost_commits_misses_none_of_the_new_ones(pat
 
 
 def test_an_interrupted_repair_is_ended_by_the_next(path, monkeypatch):
-    from pyspark_tseries.maintain.repair import repair as repairing
+    from pyspark_tseries.maintain import repair as repairing
 
     subscriber = Client(path, parse_range("unlimited"))
     subscriber.drain()

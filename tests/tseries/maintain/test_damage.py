@@ -19,8 +19,8 @@ from tseries.limits import set_limits
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import TseriesError, UnusableStore
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.repair.rebuild_entries import rebuild_entries
-from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.rebuild_entries import rebuild_entries
+from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.head_files import readable_metadata

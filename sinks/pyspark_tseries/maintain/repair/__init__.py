@@ -1,1 +1,0 @@
-"""Repair of a damaged store (semantics 26)."""
