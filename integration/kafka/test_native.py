@@ -36,8 +36,7 @@ from pyspark_timestream.kafka.client.native.consumer import (
     NativeReader,
     load_native_reader,
 )
-from pyspark_timestream.kafka.client.prefetch import Prefetcher
-from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.client.range_reader import Prefetcher, RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions

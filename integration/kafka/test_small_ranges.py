@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 from broker import Broker, Record
 
-from pyspark_timestream.kafka.client.prefetch import Prefetcher
-from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.client.range_reader import Prefetcher, RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions

@@ -21,7 +21,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     decode_group_metadata,
     encode_group_metadata,
 )
-from pyspark_timestream.kafka.options.schemas import ReaderSchema
+from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.writer.ledger import Entry
 from pyspark_timestream.rules.state import Clues, PartitionState, WriterState
 

@@ -29,8 +29,11 @@ from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
 from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
-from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
-from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
+from pyspark_timestream.kafka.client.range_reader import (
+    RangeReader,
+    acquire_reader,
+    prefetch_small_ranges,
+)
 from pyspark_timestream.kafka.decode.columns import check_columns, default_schema, project
 from pyspark_timestream.kafka.decode.payload import check_schemas, required_columns
 from pyspark_timestream.kafka.decode.records import Projection, ReadRange
@@ -58,7 +61,7 @@ from pyspark_timestream.kafka.options.checks import (
     read_kafka_options,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.schemas import ReaderSchema
+from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, TaskPlan
 from pyspark_timestream.kafka.registry import fix_readers, load_schemas, with_readers
 from pyspark_timestream.kafka.task import RangeEnd, run_task

@@ -42,22 +42,20 @@ from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     normalize,
 )
 from pyspark_timestream.kafka.options.reading import (
+    AVRO,
     LATEST_SCHEMA,
+    PROTOBUF,
     SCHEMA_FORMATS,
     PayloadOptions,
     PayloadRules,
-    Side,
-    is_schema_text,
-)
-from pyspark_timestream.kafka.options.schemas import (
-    AVRO,
-    PROTOBUF,
     ReaderSchema,
     RegisteredSchema,
     SchemaReference,
     SchemaSource,
+    Side,
     fingerprint_schema,
     inline_references,
+    is_schema_text,
 )
 
 _MAX_ANSWER: Final = 200

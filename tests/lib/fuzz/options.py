@@ -22,8 +22,8 @@ from pyspark_timestream.core.options import OptionSpec, is_secret, option_specs
 from pyspark_timestream.kafka.decode.where import resolve
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import JVM_ONLY, PREFIX, REGISTRY_KEYS, RUNS_CODE
-from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.topic_settings import (
+from pyspark_timestream.kafka.options.options import (
+    KafkaOptions,
     SettingsPlace,
     parse_json,
     read_topic_settings,

@@ -18,7 +18,7 @@ from simulation.chance import Beside, Chance
 from simulation.cluster import Client, Cluster, SimulatedConsumer
 
 from pyspark_timestream.kafka import ranges, reader
-from pyspark_timestream.kafka.client import broker, consumer, errors, prefetch, range_reader
+from pyspark_timestream.kafka.client import broker, consumer, errors, range_reader
 from pyspark_timestream.kafka.driver import driver
 
 
@@ -90,7 +90,7 @@ def _patch_kafka(patch: pytest.MonkeyPatch, chance: Chance, cluster: Cluster) ->
     patch.setattr(driver, "ThreadPoolExecutor", lambda *_: Beside(chance))
     patch.setattr(reader, "ThreadPoolExecutor", lambda *_: Beside(chance))
     patch.setattr(driver, "_ask_in_background", chance.later)
-    some = partial(prefetch.prefetch_small_ranges, fetch=partial(_fetch_some, chance, cluster))
+    some = partial(range_reader.prefetch_small_ranges, fetch=partial(_fetch_some, chance, cluster))
     patch.setattr(reader, "prefetch_small_ranges", some)
 
 

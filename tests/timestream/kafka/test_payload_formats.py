@@ -20,7 +20,7 @@ from pyspark_timestream.errors import (
 )
 from pyspark_timestream.kafka.decode.payload import check_schemas
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.schemas import RegisteredSchema
+from pyspark_timestream.kafka.options.reading import RegisteredSchema
 from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.registry import (
     check_recorded,

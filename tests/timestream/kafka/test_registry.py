@@ -15,7 +15,7 @@ from timestream.builders import options as build_options
 
 from pyspark_timestream import MissingExtra, OptionError, SchemaRegistryError
 from pyspark_timestream.kafka import registry as module
-from pyspark_timestream.kafka.options.schemas import RegisteredSchema, SchemaReference
+from pyspark_timestream.kafka.options.reading import RegisteredSchema, SchemaReference
 from pyspark_timestream.kafka.registry import (
     SchemaRegistry,
     fix_readers,

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pyspark_timestream.kafka.options.schemas import (
+from pyspark_timestream.kafka.options.reading import (
     AVRO,
     RegisteredSchema,
     SchemaReference,

@@ -37,7 +37,7 @@ from pyspark_timestream.kafka.decode.protobuf.descriptors import compile_reader,
 from pyspark_timestream.kafka.decode.records import read_header
 from pyspark_timestream.kafka.diagnosis.samples import split_name, suggests_secret
 from pyspark_timestream.kafka.options.parsers import format_path
-from pyspark_timestream.kafka.options.schemas import ReaderSchema
+from pyspark_timestream.kafka.options.reading import ReaderSchema
 
 _MAX_DEPTH: Final = 8
 _PLAIN_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")

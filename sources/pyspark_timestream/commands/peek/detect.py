@@ -24,12 +24,12 @@ from pyspark_timestream.kafka.decode.formats import (
 from pyspark_timestream.kafka.decode.protobuf.descriptors import find_message_name
 from pyspark_timestream.kafka.decode.records import METADATA, RecordBlock
 from pyspark_timestream.kafka.diagnosis.samples import ValueForm, name_value_form, parse_object
-from pyspark_timestream.kafka.options.reading import Side
-from pyspark_timestream.kafka.options.schemas import (
+from pyspark_timestream.kafka.options.reading import (
     AVRO,
     JSON,
     PROTOBUF,
     RegisteredSchema,
+    Side,
     inline_references,
 )
 from pyspark_timestream.kafka.ranges import Partition

@@ -41,8 +41,12 @@ from pyspark_timestream.kafka.diagnosis.samples import parse_object
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import read_registry_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, PayloadRules, Side
-from pyspark_timestream.kafka.options.schemas import ReaderSchema
+from pyspark_timestream.kafka.options.reading import (
+    SCHEMA_FORMATS,
+    PayloadRules,
+    ReaderSchema,
+    Side,
+)
 from pyspark_timestream.kafka.registry import (
     SchemaRegistry,
     fix_readers,

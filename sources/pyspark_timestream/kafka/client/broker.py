@@ -55,16 +55,16 @@ from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.offsets.offset import describe_missing_states
 from pyspark_timestream.kafka.options.keys import read_client_settings
-from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.parsers import ASSIGN, EARLIEST, SUBSCRIBE
-from pyspark_timestream.kafka.options.topic_settings import (
+from pyspark_timestream.kafka.options.options import (
     TIME_SETTINGS,
+    KafkaOptions,
     SettingsPlace,
     merge_topic_settings,
     parse_json,
     read_topic_settings,
     select_settings,
 )
+from pyspark_timestream.kafka.options.parsers import ASSIGN, EARLIEST, SUBSCRIBE
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 T = TypeVar("T")

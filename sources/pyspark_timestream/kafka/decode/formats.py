@@ -35,11 +35,11 @@ from pyspark_timestream.kafka.decode.records import (
     to_mask,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.reading import PayloadRules
-from pyspark_timestream.kafka.options.schemas import (
+from pyspark_timestream.kafka.options.reading import (
     AVRO,
     JSON,
     PROTOBUF,
+    PayloadRules,
     ReaderSchema,
     RegisteredSchema,
     inline_references,

@@ -40,7 +40,7 @@ from pyspark_timestream.core.checkpoint import (
 from pyspark_timestream.core.instants import NEVER, Instants, Mask, instant_or_sentinel
 from pyspark_timestream.kafka.offsets.changes import Change, find_bad_value, find_obstacle
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic, release
-from pyspark_timestream.kafka.options.schemas import ReaderSchema
+from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import (
     Partition,
     Range,

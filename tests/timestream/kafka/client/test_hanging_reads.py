@@ -20,8 +20,12 @@ from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client import bounded, broker
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.consumer import PollResult, Pool
-from pyspark_timestream.kafka.client.prefetch import Prefetcher
-from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader, bound_consumer
+from pyspark_timestream.kafka.client.range_reader import (
+    Prefetcher,
+    RangeReader,
+    acquire_reader,
+    bound_consumer,
+)
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from pyspark_timestream.kafka.client.consumer import MessageConsumer
 from pyspark_timestream.kafka.client.errors import ClientLog
-from pyspark_timestream.kafka.client.prefetch import (
+from pyspark_timestream.kafka.client.range_reader import (
+    CompressionStats,
     PartialFetch,
     Prefetcher,
     choose_small_ranges,
     prefetch_small_ranges,
 )
-from pyspark_timestream.kafka.client.range_reader import CompressionStats
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range

@@ -15,10 +15,10 @@ from pyspark_timestream.errors import CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.client.broker import read_time_settings
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.topic_settings import (
+from pyspark_timestream.kafka.options.options import (
     TIME_SETTINGS,
     TOPIC_SETTINGS,
+    KafkaOptions,
     merge_topic_settings,
     parse_json,
     read_topic_settings,
