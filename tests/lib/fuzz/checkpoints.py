@@ -11,12 +11,14 @@ from typing import Any, Final
 
 from pages import parse_html
 from timestream.builders import at
+from timestream.changing import Changing, Logs
 from timestream.driven import Driven, FakeBroker
 from timestream.histories import NOON, SECOND, share, state, with_writers
 from timestream.progress_events import event, offset_of, parse_page
 
 from fuzz.engine import Chance, Target
 from fuzz.mutations import damage_bytes, damage_json, damage_json_text
+from fuzz.options import any_text
 from pyspark_timestream.clock.options import Ticks
 from pyspark_timestream.commands.explanation import explain_checkpoint
 from pyspark_timestream.commands.metrics.listener import TimeMetrics
@@ -24,6 +26,8 @@ from pyspark_timestream.commands.watch.command import format_text, to_json
 from pyspark_timestream.commands.watch.follow import CheckpointFollower
 from pyspark_timestream.commands.watch.page import render_sections
 from pyspark_timestream.core.checkpoint import LogEntry, check_offset, find_mistake
+from pyspark_timestream.core.why import is_own_error
+from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.driver import driver
 from pyspark_timestream.kafka.offsets.offset import (
     MalformedValues,
@@ -71,6 +75,84 @@ def offsets() -> Target:
         driven.plan()
         json.dumps(driven.driver.progress())
         return "planned"
+
+    return Target(make, run)
+
+
+CLOCKS: Final[dict[str, tuple[str, ...]]] = {
+    "ctiDelay": ("0 s", "2 s", "-1 s"),
+    "ctiFrequency": ("1", "3", "2 seconds"),
+    "ctiHeader": ("c",),
+    "futurePolicy": ("drop", "keep"),
+    "idleTimeout": ("3 s", "9 s"),
+    "maxFuture": ("1 s", "6 s"),
+    "subscribe": ("topic,more", "topic"),
+    "violationPolicy": ("drop", "flag", "adjust"),
+    "writerFrom": ("header:w",),
+    "writerGrace": ("5 s",),
+    "writerTimeout": ("5 s",),
+    "writers": ("a", "a,b", "b"),
+}
+"""What a restart may ask for, and values that are legal, if not always beside each other."""
+
+BEGINNINGS: Final = ("now", "now", "now", "2023-11-14T22:13:25Z", "1970-01-01T00:00:04Z", None)
+
+
+def changes() -> Target:
+    """Restarts with other options, hostile ones among them: planned and replayed, or refused.
+
+    Whatever is refused changes nothing, so the options before it go on. At last the offset itself
+    is damaged.
+    """
+    driver.LEADER_CHANGE_GRACE_S = 0  # type: ignore[misc]
+
+    def make(chance: Chance) -> Any:
+        restarts = []
+        for _ in range(chance.choice([1, 2, 2, 3, 5])):
+            asked: dict[str, str | None] = {"changeFrom": chance.choice(BEGINNINGS)}
+            for name in chance.sample(sorted(CLOCKS), chance.choice([0, 1, 1, 2, 4])):
+                is_hostile = chance.random() < 0.2
+                asked[name] = any_text(chance) if is_hostile else chance.choice(CLOCKS[name])
+            if chance.random() < 0.1:
+                asked[chance.choice(["changeFrom", *CLOCKS])] = any_text(chance)
+            records = [(chance.randrange(12), chance.choice("ab")) for _ in range(4)]
+            restarts.append((asked, records))
+        first = chance.choice([{}, {"writerFrom": "header:w", "writers": "a"}, {"ctiHeader": "c"}])
+        damage = chance.randrange(10**6) if chance.random() < 0.6 else None
+        return {"ctiFrequency": "1", **first}, restarts, damage
+
+    def run(case: Any) -> str:
+        good, restarts, damage = case
+        query = Changing(Logs("topic", "more"), **good)
+        query.drain()
+        refused = 0
+        for asked, records in restarts:
+            for place in query.logs.records:
+                query.logs.records[place] += [
+                    (1_000 * second, {"w": writer, "c": str(1_000 * second)})
+                    for second, writer in records
+                ]
+            before = len(query.offsets)
+            try:
+                query.restart(**{**good, **asked})
+                query.drain()
+                good = {**good, **asked}
+            except Exception as error:
+                if not (isinstance(error, OptionError) or is_own_error(error)):
+                    raise
+                refused += 1
+                del query.offsets[before:], query.rows[before - 1 :]
+                query.restart(**good)
+                query.drain()
+            for last in range(before, len(query.offsets)):
+                assert query.run(last - 1, last) == query.rows[last - 1]
+        if damage is not None:
+            offset = damage_json(json.loads(query.offsets[-1]), Chance(damage), 1)
+            query.offsets.append(json.dumps(offset))
+            query.restart(**good)
+            query.drain()
+            return "damaged and planned"
+        return "refused" if refused else "changed"
 
     return Target(make, run)
 
@@ -211,6 +293,7 @@ def _live() -> Any:
 
 TARGETS: Final = {
     "offsets": offsets,
+    "changes": changes,
     "logs": logs,
     "entries": entries,
     "group_metadata": group_metadata,
