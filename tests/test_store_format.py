@@ -23,7 +23,7 @@ from tseries.store_model_queries import micros
 
 from pyspark_tseries import NoSuchEvent, TimeSeries
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.model import rollups
+from pyspark_tseries.model import downsampling
 from pyspark_tseries.model.columns import ERASURE_FIELD, table_schema
 from pyspark_tseries.model.properties import new_properties
 from pyspark_tseries.model.ranges import RetainedRange
@@ -36,7 +36,7 @@ from pyspark_tseries.model.series_index import (
 )
 from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.store.history import keep_history
+from pyspark_tseries.store.admin_commits import keep_history
 from pyspark_tseries.store.store import Store
 
 PAGE = "docs/explanation/store-format.md"
@@ -198,7 +198,7 @@ def names_of(marker):
 def test_every_property_of_a_store_is_on_the_page():
     day = RetainedRange(None, 86_400_000_000)
     made = new_properties(day, 1, day, {"me": ("own",)}, is_local=True)
-    assert names_of("properties") == {*made, rollups.PROPERTY}
+    assert names_of("properties") == {*made, downsampling.PROPERTY}
 
 
 def test_every_column_of_a_store_and_of_a_head_is_on_the_page():

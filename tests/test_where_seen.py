@@ -27,7 +27,7 @@ from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.state import COUNTERS, Events, PartitionState, TimeRules
 from pyspark_timestream.rules.step import step
-from pyspark_tseries.model.damage import DAMAGES
+from pyspark_tseries.errors import DAMAGES
 
 SEMANTICS = "docs/semantics.md"
 OPTIONS = [

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_tseries.client.follow import Follower
-    from pyspark_tseries.client.questions import StoreAsOf
-    from pyspark_tseries.client.range_query import BucketQuery, BucketResult, GapQuery, RangeQuery
+    from pyspark_tseries.client.range_query import (
+        BucketQuery,
+        BucketResult,
+        GapQuery,
+        RangeQuery,
+        StoreAsOf,
+    )
     from pyspark_tseries.client.results import Chart, Event, EventMetadata, QueryResult
     from pyspark_tseries.client.time_series import TimeSeries
     from pyspark_tseries.errors import (
         ConditionFailed,
+        Finding,
         FutureEvent,
         HistoryChanged,
         IncompatibleValue,
@@ -36,13 +42,12 @@ if TYPE_CHECKING:
         WrongClock,
     )
     from pyspark_tseries.maintain.compactor import CompactionResult
+    from pyspark_tseries.maintain.erase import withdraw_corrections
     from pyspark_tseries.maintain.rollup import RollupResult
     from pyspark_tseries.maintain.verify import describe
-    from pyspark_tseries.maintain.withdrawal import withdraw_corrections
-    from pyspark_tseries.model.damage import Finding
-    from pyspark_tseries.model.erasures import Erasure
     from pyspark_tseries.spark.correct_late import correct_late
     from pyspark_tseries.spark.source import DefaultSource
+    from pyspark_tseries.storage.head_files import Erasure
 
 __all__ = [
     "BucketQuery",
@@ -93,16 +98,16 @@ _MODULES = {
     "Chart": "client.results",
     "CompactionResult": "maintain.compactor",
     "DefaultSource": "spark.source",
-    "Erasure": "model.erasures",
-    "Finding": "model.damage",
+    "Erasure": "storage.head_files",
+    "Finding": "errors",
     "Follower": "client.follow",
     "RangeQuery": "client.range_query",
     "RollupResult": "maintain.rollup",
-    "StoreAsOf": "client.questions",
+    "StoreAsOf": "client.range_query",
     "TimeSeries": "client.time_series",
     "correct_late": "spark.correct_late",
     "describe": "maintain.verify",
-    "withdraw_corrections": "maintain.withdrawal",
+    "withdraw_corrections": "maintain.erase",
 }
 """The modules of what is no error."""
 

@@ -23,7 +23,7 @@ from pyspark_timestream.core.why import end_quietly
 from pyspark_tseries import __version__
 from pyspark_tseries.browse import command as browse
 from pyspark_tseries.client import show
-from pyspark_tseries.errors import TseriesError
+from pyspark_tseries.errors import DAMAGES, TseriesError
 from pyspark_tseries.maintain.background import (
     LOCK_VARIABLE,
     OPTIONS_VARIABLE,
@@ -38,11 +38,10 @@ from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.rollup import RollupOptions, rollup
 from pyspark_tseries.maintain.verify import describe, verify
-from pyspark_tseries.model.damage import DAMAGES
 from pyspark_tseries.model.downsampling import parse_aggregate_argument
-from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.head_files import Erasure
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer
 from pyspark_tseries.store.store import Store, now_us

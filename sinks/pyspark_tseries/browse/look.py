@@ -22,7 +22,7 @@ from pyspark_tseries.errors import InvalidQuery, TseriesError
 from pyspark_tseries.maintain.background import MaintenancePlan, plan_maintenance
 from pyspark_tseries.maintain.verify import describe
 from pyspark_tseries.model.arrays import NO_SEQUENCE, to_int64
-from pyspark_tseries.model.series_choice import SeriesChoice, parse_choice
+from pyspark_tseries.model.ranges import SeriesChoice, parse_choice
 from pyspark_tseries.model.series_index import SeriesIds
 from pyspark_tseries.read.view import View, known_series
 from pyspark_tseries.storage.location import Location

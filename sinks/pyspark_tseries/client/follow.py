@@ -29,9 +29,17 @@ from pyspark_timestream.errors import show_value
 from pyspark_tseries.client.results import Event, QueryResult
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, UnusableStore
 from pyspark_tseries.model.columns import type_name
-from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.ranges import NO_EVENTS, Point, format_initial, parse_initial, to_whole
-from pyspark_tseries.model.series_choice import SeriesChoice, parse_choice, parse_name
+from pyspark_tseries.model.properties import AccessCheck
+from pyspark_tseries.model.ranges import (
+    NO_EVENTS,
+    Point,
+    SeriesChoice,
+    format_initial,
+    parse_choice,
+    parse_initial,
+    parse_name,
+    to_whole,
+)
 from pyspark_tseries.read.delivery import (
     InitialEvents,
     Position,
@@ -40,8 +48,8 @@ from pyspark_tseries.read.delivery import (
 )
 from pyspark_tseries.read.subscription import Subscription, Wording
 from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.store import Store
 
 MAX_EVENTS: Final = 50_000

@@ -49,9 +49,9 @@ from pyspark_tseries.model.columns import (
     INSTANT,
     ORIGINAL_FIELDS,
     find_unit,
+    widen_rows,
 )
 from pyspark_tseries.model.ranges import to_whole
-from pyspark_tseries.model.widening import widen_rows
 from pyspark_tseries.write.numbering import NumberedRows
 
 MAX_SERIES: Final = 8

@@ -28,8 +28,7 @@ from pyspark_tseries.client.convert import (
     stage_given_rows,
 )
 from pyspark_tseries.client.follow import Follower, follow_store
-from pyspark_tseries.client.questions import Questions
-from pyspark_tseries.client.range_query import new_value_fields, parse_schema
+from pyspark_tseries.client.range_query import Questions, new_value_fields, parse_schema
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
     Event,
@@ -41,6 +40,7 @@ from pyspark_tseries.client.results import (
 )
 from pyspark_tseries.errors import (
     ConditionFailed,
+    Finding,
     FutureEvent,
     IncompatibleValue,
     NoSuchEvent,
@@ -53,17 +53,19 @@ from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.rollup import RollupOptions, RollupResult, rollup
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.maintain.widen import widen_columns
-from pyspark_tseries.model.columns import INSTANT, is_valid_text, type_name
+from pyspark_tseries.model.columns import INSTANT, fits, is_valid_text, type_name
 from pyspark_tseries.model.commits import is_maintenance_due
-from pyspark_tseries.model.damage import Finding
-from pyspark_tseries.model.erasures import Erasure
-from pyspark_tseries.model.policy import ensure_owner, parse_policy
-from pyspark_tseries.model.properties import new_properties, tseries_properties
+from pyspark_tseries.model.properties import (
+    ensure_owner,
+    new_properties,
+    parse_policy,
+    tseries_properties,
+)
 from pyspark_tseries.model.ranges import RetainedRange, format_range, to_whole
-from pyspark_tseries.model.widening import fits
 from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.failures import explain_failure, named_failures
+from pyspark_tseries.storage.head_files import Erasure
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import (
     add_columns,

@@ -22,10 +22,9 @@ from pyspark_tseries.storage.location import (
     parse_location,
     sync,
 )
-from pyspark_tseries.store.history import LOST_FILE, last_commit_id
+from pyspark_tseries.store.admin_commits import LOST_FILE, last_commit_id
 from pyspark_tseries.store.log_check import read_entry
-from pyspark_tseries.store.log_entries import LAST_CHECKPOINT, read_last_checkpoint
-from pyspark_tseries.store.log_writer import log_tail
+from pyspark_tseries.store.log_writer import LAST_CHECKPOINT, log_tail, read_last_checkpoint
 from pyspark_tseries.store.store import Store
 
 _LOG: Final = "_delta_log"

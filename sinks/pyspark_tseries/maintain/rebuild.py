@@ -19,10 +19,9 @@ from typing import Final
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from pyspark_tseries.errors import StoreBusy, UnusableStore
+from pyspark_tseries.errors import Finding, StoreBusy, UnusableStore
 from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.commits import UNKNOWN_WRITERS, CtiRecord
-from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.series_index import (
     NO_COMMIT,
     CommitMetadata,

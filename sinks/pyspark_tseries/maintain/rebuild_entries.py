@@ -86,7 +86,7 @@ from pyspark_tseries.store.log_check import (
     newest_version,
     read_entry,
 )
-from pyspark_tseries.store.log_entries import (
+from pyspark_tseries.store.log_writer import (
     LAST_CHECKPOINT,
     Change,
     Entry,
@@ -99,8 +99,8 @@ from pyspark_tseries.store.log_entries import (
     format_entry,
     parse_entry,
     remove_files,
+    shadow_log,
 )
-from pyspark_tseries.store.log_writer import shadow_log
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
 from pyspark_tseries.write.numbering import series_column
 

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pyspark_timestream.core.instants import format_instant
-from pyspark_tseries.errors import UnusableStore, WrongClock
+from pyspark_tseries.errors import FROM_A_COPY, Finding, UnusableStore, WrongClock
 from pyspark_tseries.maintain.rebuild import (
     RecoveredHead,
     correct_bounds,
@@ -54,7 +54,6 @@ from pyspark_tseries.model.commits import (
     QUERY_PREFIX,
     check_commit_time,
 )
-from pyspark_tseries.model.damage import FROM_A_COPY, Finding
 from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex, next_metadata
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.data_files import DataFile, FileStats, data_files
@@ -69,8 +68,7 @@ from pyspark_tseries.storage.location import (
     parse_location,
     sync,
 )
-from pyspark_tseries.store.admin_commits import replace_index, require_owner
-from pyspark_tseries.store.history import LOST_FILE
+from pyspark_tseries.store.admin_commits import LOST_FILE, replace_index, require_owner
 from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
@@ -83,16 +81,17 @@ from pyspark_tseries.store.log_check import (
     unchecked_entries,
     unknown_changes_error,
 )
-from pyspark_tseries.store.log_entries import (
+from pyspark_tseries.store.log_writer import (
     LAST_CHECKPOINT,
+    UNREADABLE,
     Change,
     Entry,
     FileAction,
     ForeignChange,
     entry_path,
     find_foreign_change,
+    shadow_log,
 )
-from pyspark_tseries.store.log_writer import UNREADABLE, shadow_log
 from pyspark_tseries.store.store import Store, now_us
 
 MAX_SERIES_NAMED: Final = 20

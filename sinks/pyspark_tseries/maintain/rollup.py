@@ -41,20 +41,9 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.buckets import parse_buckets
-from pyspark_tseries.model.columns import INSTANT, new_value_field, type_name
+from pyspark_tseries.model.columns import INSTANT, fits, new_value_field, type_name
 from pyspark_tseries.model.commits import CommitId
-from pyspark_tseries.model.downsampling import parse_aggregates
-from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.ranges import (
-    UNLIMITED,
-    Point,
-    Query,
-    Range,
-    RetainedRange,
-    format_range,
-    min_retained,
-)
-from pyspark_tseries.model.rollups import (
+from pyspark_tseries.model.downsampling import (
     BEGUN,
     CHANGES,
     COVERED,
@@ -65,10 +54,20 @@ from pyspark_tseries.model.rollups import (
     flag_changed,
     fold_changes,
     merge_ranges,
+    parse_aggregates,
     parse_settings,
     tell_reasons,
 )
-from pyspark_tseries.model.widening import fits
+from pyspark_tseries.model.properties import AccessCheck
+from pyspark_tseries.model.ranges import (
+    UNLIMITED,
+    Point,
+    Query,
+    Range,
+    RetainedRange,
+    format_range,
+    min_retained,
+)
 from pyspark_tseries.read.downsample import downsample
 from pyspark_tseries.read.scan import run_query, sample_series
 from pyspark_tseries.read.view import known_series
@@ -76,7 +75,7 @@ from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.head_files import read_records
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows, scan_file
-from pyspark_tseries.store.history import describe_change, is_given_up
+from pyspark_tseries.store.admin_commits import describe_change, is_given_up
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, digest_transaction
 from pyspark_tseries.write.numbering import FutureLimit

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import format_instant
-from pyspark_tseries.errors import UnusableStore, WrongClock
+from pyspark_tseries.errors import Finding, UnusableStore, WrongClock
 from pyspark_tseries.maintain.erase import find_files_with_values, open_acts
 from pyspark_tseries.maintain.rebuild import compare_bounds, read_logged_bounds
 from pyspark_tseries.model.arrays import (
@@ -36,7 +36,6 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.columns import ERASURE_FIELD, type_name
 from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US
-from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
     SeriesIndex,

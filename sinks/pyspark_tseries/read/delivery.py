@@ -40,8 +40,7 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.columns import event_schema, query_schema, result_schema, show_columns
 from pyspark_tseries.model.commits import CommitId, CtiRecord
-from pyspark_tseries.model.ranges import RetainedRange, min_retained
-from pyspark_tseries.model.series_choice import ALL_SERIES, SeriesChoice
+from pyspark_tseries.model.ranges import ALL_SERIES, RetainedRange, SeriesChoice, min_retained
 from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.head_files import load_partial_index

@@ -35,10 +35,11 @@ from pyspark_tseries.model.downsampling import (
     ALL_EVENTS,
     Aggregate,
     Downsampling,
+    FloatArray,
     result_fields,
     result_type,
+    round_sums,
 )
-from pyspark_tseries.model.exact_sums import FloatArray, round_sums
 from pyspark_tseries.model.ranges import Query, Range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import (
@@ -51,7 +52,7 @@ from pyspark_tseries.read.scan import (
 )
 from pyspark_tseries.read.select import make_plain
 from pyspark_tseries.read.states import Folding, Merger, States, encode_groups, parts_of
-from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.storage.head_files import Snapshot
 
 _WEIGHT: Final = 2.0**-60
 """A microsecond in the unit of weights."""

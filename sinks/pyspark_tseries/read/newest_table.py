@@ -33,9 +33,8 @@ from pyspark_tseries.read.newest import (
     read_newest,
 )
 from pyspark_tseries.read.scan import Answer, may_hide, pick_columns
-from pyspark_tseries.storage.head_files import find_erased_series, is_ancestor
+from pyspark_tseries.storage.head_files import Snapshot, find_erased_series, is_ancestor
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_KEPT_BYTES: Final = 512 * 1024 * 1024
 """The size of the rows of all tables of a process."""

@@ -11,8 +11,8 @@ from typing import Final
 
 from pyspark_tseries.errors import NoSuchStore
 from pyspark_tseries.model.arrays import find_first
+from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.snapshot import Snapshot
 
 LOCAL_VISIBILITY_DELAY_US: Final = 50_000
 """A local log entry becomes visible within this time: file systems have coarse clocks."""

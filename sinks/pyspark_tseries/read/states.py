@@ -30,8 +30,14 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.buckets import Buckets
-from pyspark_tseries.model.downsampling import ALL_EVENTS, Downsampling, is_number
-from pyspark_tseries.model.exact_sums import Parts, add_exactly, add_parts
+from pyspark_tseries.model.downsampling import (
+    ALL_EVENTS,
+    Downsampling,
+    Parts,
+    add_exactly,
+    add_parts,
+    is_number,
+)
 
 MAX_PENDING_STATES: Final = 500_000
 """Merge states when there are more than this many."""

@@ -32,18 +32,16 @@ from pyspark_tseries.model.columns import (
     result_schema,
 )
 from pyspark_tseries.model.downsampling import Downsampling, result_fields
-from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.ranges import Point, Query, Range
-from pyspark_tseries.model.series_choice import SeriesChoice
+from pyspark_tseries.model.properties import AccessCheck
+from pyspark_tseries.model.ranges import Point, Query, Range, SeriesChoice
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.downsample import check_values, downsample, gaps
 from pyspark_tseries.read.newest import asked_count, read_newest_one
 from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, run_query, stream_query, stream_schema
 from pyspark_tseries.storage.failures import explain_failure, named_failures
-from pyspark_tseries.storage.head_files import read_records
+from pyspark_tseries.storage.head_files import Snapshot, read_records
 from pyspark_tseries.storage.row_reader import ANY_VALUE, BASE_SCHEMA, RowFilter, read_rows
-from pyspark_tseries.storage.snapshot import Snapshot
 
 SERIES_SCHEMA: Final = pa.schema(
     [

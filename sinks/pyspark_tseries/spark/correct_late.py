@@ -32,7 +32,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark_timestream.core.instants import format_instant, parse_duration
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
-from pyspark_tseries.maintain.withdrawal import (
+from pyspark_tseries.maintain.erase import (
     BOUNDS_KEY,
     LATE_TOKEN,
     REASON,
@@ -42,9 +42,8 @@ from pyspark_tseries.maintain.withdrawal import (
 )
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE
 from pyspark_tseries.model.columns import INSTANT, result_schema
-from pyspark_tseries.model.policy import AccessCheck
+from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query, RetainedRange, format_range
-from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import NO_MAX_US
 from pyspark_tseries.read.scan import run_query
@@ -60,7 +59,7 @@ from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, is_replay
 from pyspark_tseries.write.numbering import FutureLimit
-from pyspark_tseries.write.rows import EDIT_OF, staged_schema
+from pyspark_tseries.write.rows import EDIT_OF, digest_rows, staged_schema
 
 Merge = str | Callable[[Any, Any], Any]
 """The rule that makes one result of two: `sum`, `min`, `max`, or a function of both."""

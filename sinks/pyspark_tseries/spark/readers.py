@@ -33,7 +33,7 @@ from pyspark_tseries.model.arrays import (
 from pyspark_tseries.model.columns import INSTANT, result_schema, show_columns, type_name
 from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.downsampling import Downsampling, result_fields
-from pyspark_tseries.model.policy import AccessCheck
+from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.options import SubscribeOptions
 from pyspark_tseries.read.delivery import (
@@ -50,7 +50,7 @@ from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_vis
 from pyspark_tseries.read.snapshots import find_snapshot_at
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.failures import explain_failure
-from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.storage.head_files import Snapshot
 
 MAX_BYTES_PER_PARTITION: Final = 32 * 1024 * 1024
 

@@ -33,15 +33,14 @@ from pyspark_tseries.model.columns import (
     UNIT_KEY,
     find_later_columns,
     find_unit,
+    fits,
     result_schema,
     type_name,
     unstorable_type_error,
     value_type,
 )
 from pyspark_tseries.model.downsampling import Downsampling, result_fields
-from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.model.properties import check_unchanged
-from pyspark_tseries.model.widening import fits
+from pyspark_tseries.model.properties import AccessCheck, check_unchanged
 from pyspark_tseries.options import (
     VIEW,
     ReadOptions,
@@ -64,7 +63,7 @@ from pyspark_tseries.spark.writer import (
     find_checkpoint,
 )
 from pyspark_tseries.storage.failures import explain_failure
-from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.rows import plan_rows

@@ -39,22 +39,28 @@ from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks
 from pyspark_timestream.errors import CheckpointUnreadable, wrap_methods
 from pyspark_tseries.errors import HistoryChanged, OutOfOrder, StoreMismatch, UpdateFailed
 from pyspark_tseries.model.commits import APPLICATION_PREFIX, QUERY_PREFIX, CommitId, name_writer
-from pyspark_tseries.model.row_digest import add_digests, digest_rows
 from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.history import (
+from pyspark_tseries.store.admin_commits import (
     describe_change,
     is_given_up,
     last_commit_id,
     note_commit,
 )
-from pyspark_tseries.store.log_entries import Change
+from pyspark_tseries.store.log_writer import Change
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
 from pyspark_tseries.write.numbering import BEFORE_NEWEST, FutureLimit
-from pyspark_tseries.write.rows import RowPlan, cast_rows, pick_rows, split_ctis
+from pyspark_tseries.write.rows import (
+    RowPlan,
+    add_digests,
+    cast_rows,
+    digest_rows,
+    pick_rows,
+    split_ctis,
+)
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
     OptimisticNumber,

@@ -53,21 +53,19 @@ from pyspark_tseries.store.log_check import (
     read_plain_entry,
     unsynced_files,
 )
-from pyspark_tseries.store.log_entries import (
+from pyspark_tseries.store.log_writer import (
+    UNREADABLE,
     Change,
     FileAction,
     adopt_entry,
-    entry_path,
-    format_entry,
-    read_last_checkpoint,
-    seal_info,
-)
-from pyspark_tseries.store.log_writer import (
-    UNREADABLE,
     capture_entry,
     checkpoint_later,
     copy_log,
+    entry_path,
+    format_entry,
     has_checkpoint,
+    read_last_checkpoint,
+    seal_info,
 )
 
 PROBE_WRITERS: Final = 4

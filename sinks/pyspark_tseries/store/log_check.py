@@ -18,12 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_timestream.core.checkpoint import is_instant
-from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.damage import damage_error
+from pyspark_tseries.errors import UnusableStore, damage_error
 from pyspark_tseries.storage.data_files import outside_file_error
 from pyspark_tseries.storage.head_files import head_path, unreadable_head_error
 from pyspark_tseries.storage.location import Location, is_inside_store, list_directories
-from pyspark_tseries.store.log_entries import (
+from pyspark_tseries.store.log_writer import (
     LAST_CHECKPOINT,
     Entry,
     ForeignChange,

@@ -30,13 +30,12 @@ from pyspark_tseries.errors import NoSuchStore, StoreBusy
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.columns import table_schema, value_fields
 from pyspark_tseries.model.commits import check_commit_time, is_clock_suspicious
-from pyspark_tseries.model.policy import Policy
-from pyspark_tseries.model.properties import StoreSettings
+from pyspark_tseries.model.properties import Policy, StoreSettings
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.failures import away_error
-from pyspark_tseries.storage.head_files import LastIndex, head_path, read_head_metadata
+from pyspark_tseries.storage.head_files import LastIndex, Snapshot, head_path, read_head_metadata
 from pyspark_tseries.storage.location import (
     RANDOM_BITS,
     Location,
@@ -45,7 +44,6 @@ from pyspark_tseries.storage.location import (
     parse_location,
     tagged_id,
 )
-from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.log import (
     Log,
     create_table,
@@ -55,8 +53,7 @@ from pyspark_tseries.store.log import (
     unreachable_error,
 )
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
-from pyspark_tseries.store.log_entries import Change, add_files, remove_files
-from pyspark_tseries.store.log_writer import wait_for_checkpoints
+from pyspark_tseries.store.log_writer import Change, add_files, remove_files, wait_for_checkpoints
 from pyspark_tseries.store.shared_commits import AppendedEvent, SharedCommits
 from pyspark_tseries.write.batch import (
     Appendable,

@@ -8,12 +8,12 @@ from pyspark.sql.types import StructType
 
 from pyspark_tseries import DefaultSource, TimeSeries
 from pyspark_tseries.model.ranges import Query as RangeQuery
-from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.writer import StagedTask
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import task_output
+from pyspark_tseries.write.rows import digest_rows
 from pyspark_tseries.write.task_output import TaskOutput
 
 ROWS = StructType().add("series", "string").add("timestamp", "timestamp").add("value", "double")

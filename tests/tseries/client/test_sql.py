@@ -27,8 +27,7 @@ from pyspark_tseries.maintain.compactor import compact, merge_file_groups
 from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.columns import file_schema, result_schema
-from pyspark_tseries.model.ranges import Query, RetainedRange
-from pyspark_tseries.model.series_choice import ALL_SERIES
+from pyspark_tseries.model.ranges import ALL_SERIES, Query, RetainedRange
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.read.view import View
 from pyspark_tseries.store.admin_commits import add_columns, set_retained_range

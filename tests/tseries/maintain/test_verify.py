@@ -13,12 +13,11 @@ from tseries.builders import batch, new_store, stored
 from pyspark_tseries import describe
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.client.time_series import TimeSeries
-from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.errors import DAMAGES, UnusableStore
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair import REPAIR_STEPS, repair
 from pyspark_tseries.maintain.verify import CompactionHorizon, find_violations, verify
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.damage import DAMAGES
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
@@ -29,7 +28,7 @@ from pyspark_tseries.model.series_index import (
     state_to_change,
 )
 from pyspark_tseries.store.admin_commits import set_retained_range
-from pyspark_tseries.store.log_entries import seal
+from pyspark_tseries.store.log_writer import seal
 from pyspark_tseries.store.store import Store
 
 COLUMNS = {

@@ -22,7 +22,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair import repair
-from pyspark_tseries.model.policy import PERMISSIONS, AccessCheck, format_policy, parse_policy
+from pyspark_tseries.model.properties import PERMISSIONS, AccessCheck, format_policy, parse_policy
 from pyspark_tseries.options import os_user
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.store import Store

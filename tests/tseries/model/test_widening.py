@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_tseries.errors import IncompatibleValue
-from pyspark_tseries.model.columns import new_value_field
-from pyspark_tseries.model.widening import (
+from pyspark_tseries.model.columns import (
     add_fields,
     fits,
     is_readable_as,
+    new_value_field,
     widen_field,
     widen_rows,
 )

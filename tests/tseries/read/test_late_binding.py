@@ -10,7 +10,7 @@ from tseries.builders import batch, new_store
 from tseries.limits import set_limits
 
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDenied, UnusableStore
-from pyspark_tseries.model.policy import parse_policy
+from pyspark_tseries.model.properties import parse_policy
 from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.read import snapshots
 from pyspark_tseries.read.snapshots import find_snapshot_at

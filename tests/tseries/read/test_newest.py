@@ -24,8 +24,7 @@ from tseries.limits import set_limits
 from pyspark_tseries import NoSuchEvent, TimeSeries, UpdateFailed
 from pyspark_tseries.maintain.compactor import merge_file_groups
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.model.ranges import Point, Query, Range
-from pyspark_tseries.model.series_choice import ALL_SERIES
+from pyspark_tseries.model.ranges import ALL_SERIES, Point, Query, Range
 from pyspark_tseries.read import newest, newest_table
 from pyspark_tseries.read.newest import asked_count
 from pyspark_tseries.read.newest_table import forget_newest

@@ -16,10 +16,10 @@ from deltalake import DeltaTable
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.store import log_writer
-from pyspark_tseries.store.log_entries import read_last_checkpoint
 from pyspark_tseries.store.log_writer import (
     CHECKPOINT_LOCK,
     merge_entries,
+    read_last_checkpoint,
     shadow_log,
     wait_for_checkpoints,
     write_checkpoint,

@@ -28,11 +28,11 @@ from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
 from pyspark_tseries.write import numbering
 from pyspark_tseries.write.batch import Batch
+from pyspark_tseries.write.rows import digest_rows
 
 
 def reopened(path):

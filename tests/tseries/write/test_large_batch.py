@@ -41,8 +41,8 @@ from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import head_files
 from pyspark_tseries.storage.data_files import to_data_file
+from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as batches_module

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_tseries.model.row_digest import ROWS_AT_ONCE, add_digests, digest_rows
+from pyspark_tseries.write.rows import ROWS_AT_ONCE, add_digests, digest_rows
 
 MOMENT = dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC)
 
