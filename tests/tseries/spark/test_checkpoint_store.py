@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_tseries.errors import StoreMismatch
 from pyspark_tseries.model.ranges import UNLIMITED
-from pyspark_tseries.spark.writer import (
+from pyspark_tseries.spark.late_checks import (
     check_before_batch,
     check_in_commit,
     find_checkpoint,
