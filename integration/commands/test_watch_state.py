@@ -11,7 +11,7 @@ from kafka_query import event
 from pyspark.sql import SparkSession
 
 from pyspark_timestream import advance_time
-from pyspark_timestream.commands.waiting_state import read_state_store
+from pyspark_timestream.commands.explanation import read_state_store
 from pyspark_timestream.commands.watch.follow import CheckpointFollower
 
 pytestmark = pytest.mark.timeout(400)

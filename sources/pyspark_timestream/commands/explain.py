@@ -11,8 +11,7 @@ from typing import Any, Final, TypeVar
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_timestream.commands.explanation import Explanation, explain_stream
-from pyspark_timestream.commands.waiting_state import read_operators
+from pyspark_timestream.commands.explanation import Explanation, explain_stream, read_operators
 from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.core.why import find_own_message

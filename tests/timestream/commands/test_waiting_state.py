@@ -6,18 +6,16 @@ import pytest
 from timestream.histories import history, share, state
 
 from pyspark_timestream.commands.explanation import (
-    Explanation,
-    explain_checkpoint,
-    explain_stream,
-)
-from pyspark_timestream.commands.metrics.fold import read_watermark
-from pyspark_timestream.commands.waiting_state import (
     MAX_TIMES,
+    Explanation,
     OperatorState,
     describe_state,
+    explain_checkpoint,
+    explain_stream,
     find_due_time,
     read_operators,
 )
+from pyspark_timestream.commands.metrics.fold import read_watermark
 from pyspark_timestream.core.instants import parse_instant
 
 NOON = "2024-01-01T12:00:00Z"

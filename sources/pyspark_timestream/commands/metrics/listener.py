@@ -19,8 +19,10 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from pyspark_timestream.commands.metrics.catalogue import METRICS, Instrument, Metric
 from pyspark_timestream.commands.metrics.fold import (
+    METRICS,
+    Instrument,
+    Metric,
     MetricsState,
     Sample,
     list_samples,

@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.commands.peek.columns import Candidate
-from pyspark_timestream.commands.peek.detect import Detection, NoSample, Sample, format_key
+from pyspark_timestream.commands.peek.columns import (
+    Candidate,
+    Detection,
+    NoSample,
+    Sample,
+    format_key,
+)
 from pyspark_timestream.commands.peek.examine import TopicReport, examine
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.options import is_secret, option_specs

@@ -15,21 +15,19 @@ from pyspark_timestream.commands.peek.columns import (
     UINT64,
     Candidate,
     Columns,
-    can_be_time,
-    find_candidates,
-    format_columns,
-    infer_json,
-    list_columns,
-    read_schema,
-)
-from pyspark_timestream.commands.peek.detect import (
     Detection,
     Payloads,
     Sample,
     ask_registry,
+    can_be_time,
     detect_side,
+    find_candidates,
     find_reader_options,
+    format_columns,
+    infer_json,
+    list_columns,
     list_keys,
+    read_schema,
 )
 from pyspark_timestream.core.policies import KEEP_ALL
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError

@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Lock, Thread
 from typing import Any, Final
 
-from pyspark_timestream.commands.explanation import COUNTERS, describe_changes
+from pyspark_timestream.commands.explanation import (
+    COUNTERS,
+    OperatorState,
+    describe_changes,
+    describe_operator,
+)
+from pyspark_timestream.commands.peek.columns import NoSample
 from pyspark_timestream.commands.peek.command import read_given, select_reading
-from pyspark_timestream.commands.peek.detect import NoSample
-from pyspark_timestream.commands.waiting_state import OperatorState, describe_operator
-from pyspark_timestream.commands.watch.chain import StoreFacts, build_chain
 from pyspark_timestream.commands.watch.follow import (
     Case,
     CheckpointFollower,
@@ -27,6 +30,7 @@ from pyspark_timestream.commands.watch.follow import (
     rank_partitions,
 )
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
+from pyspark_timestream.commands.watch.page import StoreFacts, build_chain
 from pyspark_timestream.commands.watch.sample import Sample, read_sample
 from pyspark_timestream.core.instants import format_instant, from_datetime
 from pyspark_timestream.core.report import (

@@ -17,12 +17,12 @@ from typing import Final, NamedTuple
 
 from pyspark_timestream.commands.explanation import (
     COUNTERS,
+    OperatorState,
     PartitionFacts,
     StreamExplanation,
     explain_stream,
     name_remarks,
 )
-from pyspark_timestream.commands.waiting_state import OperatorState
 from pyspark_timestream.commands.watch.state_files import StateFiles, StateFound
 from pyspark_timestream.core.checkpoint import read_entry, read_topic, resolve_directory
 from pyspark_timestream.core.instants import FINAL_US, MINUTE_US, SECOND_US

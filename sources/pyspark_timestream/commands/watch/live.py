@@ -7,10 +7,14 @@ from threading import Condition, Lock
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from pyspark_timestream.commands.waiting_state import read_operators
-from pyspark_timestream.commands.watch.chain import StoreFacts
+from pyspark_timestream.commands.explanation import read_operators
 from pyspark_timestream.commands.watch.follow import Case, QueryLog, QueryView
-from pyspark_timestream.commands.watch.page import NEEDS_SCRIPT, render_sample, render_sections
+from pyspark_timestream.commands.watch.page import (
+    NEEDS_SCRIPT,
+    StoreFacts,
+    render_sample,
+    render_sections,
+)
 from pyspark_timestream.commands.watch.sample import Sample
 from pyspark_timestream.commands.watch.state_files import StateFound
 from pyspark_timestream.core.serving import (

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_timestream.commands.waiting_state import MAX_TIMES, OperatorState, find_due_place
+from pyspark_timestream.commands.explanation import MAX_TIMES, OperatorState, find_due_place
 from pyspark_timestream.core.checkpoint import is_instant
 from pyspark_timestream.core.report import format_count
 

@@ -4,8 +4,8 @@ import pytest
 from timestream.builders import at, options
 
 from pyspark_timestream import OptionError
-from pyspark_timestream.commands.lateness.clock import DelayClock
 from pyspark_timestream.commands.lateness.measure import (
+    DelayClock,
     DelayResult,
     Lateness,
     check_readable,

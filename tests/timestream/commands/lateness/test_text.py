@@ -5,9 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyspark_timestream.commands.lateness.clock import DelayClock, Waits
 from pyspark_timestream.commands.lateness.command import format_report, to_json
-from pyspark_timestream.commands.lateness.measure import DelayResult, Lateness, build_table
+from pyspark_timestream.commands.lateness.measure import (
+    DelayClock,
+    DelayResult,
+    Lateness,
+    Waits,
+    build_table,
+)
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState
 

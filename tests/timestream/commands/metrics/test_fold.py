@@ -12,8 +12,8 @@ from timestream.histories import DAY, MARKS, NOON, SECOND, share, state
 from timestream.progress_events import event, offset_of, parse_page, values
 
 from pyspark_timestream.commands.metrics import fold
-from pyspark_timestream.commands.metrics.catalogue import COUNTER_METRICS
 from pyspark_timestream.commands.metrics.fold import (
+    COUNTER_METRICS,
     MetricsState,
     list_samples,
     record_end,

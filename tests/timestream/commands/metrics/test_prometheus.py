@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.progress_events import parse_page
 
-from pyspark_timestream.commands.metrics.catalogue import (
+from pyspark_timestream.commands.metrics.fold import (
     LISTENER,
     METRICS,
     PARTITION,
     STREAM,
     Instrument,
     Metric,
+    Sample,
 )
-from pyspark_timestream.commands.metrics.fold import Sample
 from pyspark_timestream.commands.metrics.listener import render_page
 
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)

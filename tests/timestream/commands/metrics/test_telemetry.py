@@ -8,8 +8,13 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoi
 from timestream.histories import share, state
 from timestream.progress_events import event, offset_of
 
-from pyspark_timestream.commands.metrics.catalogue import METRICS, Instrument
-from pyspark_timestream.commands.metrics.fold import MetricsState, list_samples, record_progress
+from pyspark_timestream.commands.metrics.fold import (
+    METRICS,
+    Instrument,
+    MetricsState,
+    list_samples,
+    record_progress,
+)
 from pyspark_timestream.commands.metrics.listener import register_instruments
 from pyspark_timestream.errors import MissingExtra
 

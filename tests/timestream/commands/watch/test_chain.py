@@ -11,10 +11,14 @@ from pages import NAMES
 from timestream.commands_watch import view_of
 from timestream.histories import NOON, SECOND, share, state
 
-from pyspark_timestream.commands.watch.chain import StoreFacts, build_chain, render_chain
 from pyspark_timestream.commands.watch.command import StoreReader, format_text, to_json
 from pyspark_timestream.commands.watch.follow import CheckpointFollower, Links
-from pyspark_timestream.commands.watch.page import render_sections
+from pyspark_timestream.commands.watch.page import (
+    StoreFacts,
+    build_chain,
+    render_chain,
+    render_sections,
+)
 from pyspark_timestream.core.checkpoint import read_topic, remember_topic
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.core.report import cell_width
