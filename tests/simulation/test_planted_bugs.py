@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from simulation.restored import RestoredWorld
 from simulation.seeds import run_seeds, world_of
 from simulation.store import StoreWorld
 from simulation.topic_sink import TopicWorld
@@ -20,6 +21,7 @@ from pyspark_timestream.kafka.offsets import changes, next_offset, offset
 from pyspark_timestream.kafka.writer import stream_writer
 from pyspark_timestream.producer import transactions
 from pyspark_timestream.rules.state import PartitionState
+from pyspark_tseries.spark import late_checks
 from pyspark_tseries.storage import location
 from pyspark_tseries.store import store as stores
 
@@ -181,6 +183,19 @@ def a_batch_that_is_stored_is_stored_again(patch: Patch) -> None:
 @bug(of=StoreWorld)
 def a_commit_is_acknowledged_before_it_is_on_the_disk(patch: Patch) -> None:
     patch.setattr(location, "_sync", lambda path: None)
+
+
+@bug(of=RestoredWorld)
+def a_store_that_was_put_back_is_not_noticed(patch: Patch) -> None:
+    patch.setattr(late_checks, "_check_history", lambda *given: None)
+
+
+@bug(of=RestoredWorld)
+def a_batch_of_an_older_checkpoint_is_taken_for_one_that_is_stored(patch: Patch) -> None:
+    def is_replay(root: Any, token: Any, digest: Any, last: Any, stored: Any) -> bool:
+        return last is not None and token[1] <= last
+
+    patch.setattr(stores, "is_replay", is_replay)
 
 
 @bug(of=WideWorld)

@@ -483,8 +483,13 @@ def check_in_commit(
     """Check, before anything of a batch is stored, that the store is the query's own."""
     name, batch = token
     before = None if checkpoint is None else _read_remembered(checkpoint)
-    if before is not None:
+    if checkpoint is not None and before is not None:
         _check_history(before, store, token)
+        earlier = [known for known in before.batches if known[0] < batch]
+        if len(earlier) < len(before.batches) and not store.has_token(token):
+            # What the record has of this batch and later ones is of a state that was put back. It
+            # must not outlive this one, whose own record may fail to be written.
+            _write_record(checkpoint, store, earlier)
     if store.transaction(name) is None:
         if before is None and batch > 0:
             batches = "a batch" if batch == 1 else f"{batch} batches"
@@ -549,21 +554,25 @@ def remember_commit(
     if commit is not None:
         # Another query's commits would otherwise make the next batch search the log for this one.
         note_commit(store, commit)
+    try:
+        _write_record(checkpoint, store, batches[-MAX_BATCHES:])
+    except OSError:
+        # The store still has its marks of queries; only the error message would say less.
+        return
+
+
+def _write_record(checkpoint: Path, store: Store, batches: Sequence[tuple[int, CommitId]]) -> None:
     path = checkpoint / _FILE_PATH
     text = {
-        "batches": [[number, *commit_id.to_json()] for number, commit_id in batches[-MAX_BATCHES:]],
+        "batches": [[number, *commit_id.to_json()] for number, commit_id in batches],
         "id": store.id,
         "location": store.root,
         "version": _FORMAT_VERSION,
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = Path(f"{path}.{os.getpid()}")
-        written.write_text(json.dumps(text), encoding="utf-8")
-        written.replace(path)
-    except OSError:
-        # The store still has its marks of queries; only the error message would say less.
-        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = Path(f"{path}.{os.getpid()}")
+    written.write_text(json.dumps(text), encoding="utf-8")
+    written.replace(path)
 
 
 def _mismatch_error(written: str, reality: str) -> StoreMismatch:

@@ -4,6 +4,7 @@ KEPT: dict[int, str] = {
     25: "one slow answer counted as a partition that was missing for five seconds",
     990143406683: "a store whose first creator had died was gone after a power loss",
     918: "a clock that was lost with its topic lay below a CTI that a task had shown",
+    55: "the record of a commit that was put back outlived it where one write failed",
     26: "a first batch died of a bare KeyError while the leader of a partition changed",
 }
 """Seed -> what it has found."""

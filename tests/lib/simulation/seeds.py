@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from simulation.restored import RestoredWorld
 from simulation.store import StoreWorld
 from simulation.topic_sink import TopicWorld
 from simulation.wide import WideWorld
@@ -53,7 +54,7 @@ class Report:
 
 
 WORLDS: tuple[type[World], ...] = (
-    World, World, World, StoreWorld, WideWorld, TopicWorld, WideWorld, StoreWorld
+    World, World, World, StoreWorld, WideWorld, TopicWorld, WideWorld, RestoredWorld
 )  # fmt: skip
 """The kind of world of a seed, by what is left after a division by their number."""
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_tseries.errors import StoreMismatch
+from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.model.ranges import UNLIMITED
 from pyspark_tseries.spark.late_checks import (
     check_before_batch,
@@ -135,3 +136,13 @@ def test_a_checkpoint_is_known_where_it_is_a_directory_of_this_machine(tmp_path,
 def test_a_checkpoint_that_cannot_be_written_is_accepted(tmp_path, checkpoint):
     (tmp_path / "checkpoint" / "sinks").write_text("a file where the directory should be")
     go(checkpoint, make(tmp_path / "a"), 0)
+
+
+def test_a_batch_that_is_written_again_forgets_its_earlier_commit(tmp_path, checkpoint):
+    """The record of the new commit may fail to be written: the old one must not be left."""
+    store = make(tmp_path / "a")
+    for batch in (0, 1, 2):
+        remember_commit(checkpoint, store, batch, CommitId(batch, 7))
+    # The store was put back to before its first commit.
+    check_in_commit(checkpoint, store, (QUERY, 0))
+    assert json.loads((checkpoint / "sinks" / "tseries.json").read_text())["batches"] == []
