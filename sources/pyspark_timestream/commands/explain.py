@@ -21,11 +21,12 @@ from pyspark_timestream.frames.end import has_ended
 from pyspark_timestream.frames.plans import LOST_CTIS, ClassicStep, loses_ctis
 from pyspark_timestream.kafka.diagnosis.history import (
     Batch,
+    Diagnosis,
+    Kind,
     build_histories,
     read_offset_log,
     read_progress,
 )
-from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, Kind
 from pyspark_timestream.kafka.diagnosis.mistakes import makes_ctis
 
 T = TypeVar("T")

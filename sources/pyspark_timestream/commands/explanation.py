@@ -39,13 +39,14 @@ from pyspark_timestream.core.report import (
 )
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.history import (
+    Diagnosis,
     History,
     build_histories,
     count_remaining,
     find_unchanged_since,
+    list_counts,
     read_offset_log,
 )
-from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, list_counts
 from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons
 from pyspark_timestream.kafka.offsets.changes import Change
 from pyspark_timestream.kafka.ranges import Partition

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from pyspark_timestream.commands.explain import find_plan_mistakes, find_progress_mistake
-from pyspark_timestream.kafka.diagnosis.kinds import Kind
+from pyspark_timestream.kafka.diagnosis.history import Kind
 
 pytestmark = pytest.mark.spark
 

@@ -25,12 +25,14 @@ from pyspark_timestream.commands.explanation import read_operators
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, parse_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.history import (
+    NEXT_STEPS,
     Batch,
+    Diagnosis,
     History,
+    Kind,
     build_histories,
     read_progress,
 )
-from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS, Diagnosis, Kind
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import max_known, min_cti
 

@@ -48,7 +48,7 @@ from pyspark_timestream.core.report import (
     svg,
     to_html,
 )
-from pyspark_timestream.kafka.diagnosis.kinds import Diagnosis, Kind
+from pyspark_timestream.kafka.diagnosis.history import Diagnosis, Kind
 from pyspark_timestream.kafka.offsets.changes import Change
 
 _LETTERS: Final = 19

@@ -11,22 +11,20 @@ from typing import Any, Final, NamedTuple
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.instants import format_duration, format_instant, round_duration
 from pyspark_timestream.kafka.diagnosis.history import (
+    BOUNDED_RUN_ADVICE,
+    MOST,
+    REPEATED_RUN_ADVICE,
+    WRITER_CLOCK_ADVICE,
     BatchRecord,
+    Diagnosis,
     History,
+    Kind,
+    add_details,
     count_remaining,
     find_blocking_partitions,
     find_silent_writers,
     find_since,
     find_unchanged_since,
-)
-from pyspark_timestream.kafka.diagnosis.kinds import (
-    BOUNDED_RUN_ADVICE,
-    MOST,
-    REPEATED_RUN_ADVICE,
-    WRITER_CLOCK_ADVICE,
-    Diagnosis,
-    Kind,
-    add_details,
     name_partitions,
     recall_warnings,
 )

@@ -29,15 +29,13 @@ from pyspark_timestream.core.policies import (
     find_policy,
 )
 from pyspark_timestream.kafka.diagnosis.history import (
+    NEXT_STEPS,
     BatchRecord,
+    Diagnosis,
     History,
+    Kind,
     count_remaining,
     find_since,
-)
-from pyspark_timestream.kafka.diagnosis.kinds import (
-    NEXT_STEPS,
-    Diagnosis,
-    Kind,
     list_counts,
     name_partitions,
     sort_by_count,

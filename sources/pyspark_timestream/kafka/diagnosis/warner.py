@@ -9,10 +9,10 @@ from typing import Final, Protocol, TypeVar
 from pyspark_timestream.kafka.decode.payload import find_unused_unit, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, Projection, RecordBlock
 from pyspark_timestream.kafka.diagnosis.causes import find_warnings
-from pyspark_timestream.kafka.diagnosis.history import BatchRecord
-from pyspark_timestream.kafka.diagnosis.kinds import (
+from pyspark_timestream.kafka.diagnosis.history import (
     MOST,
     REPEATED_RUN_ADVICE,
+    BatchRecord,
     Diagnosis,
     Kind,
     find_new_warnings,

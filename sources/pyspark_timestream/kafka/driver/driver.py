@@ -35,7 +35,7 @@ from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas
 from pyspark_timestream.kafka.decode.records import Projection
-from pyspark_timestream.kafka.diagnosis.kinds import recall_warnings
+from pyspark_timestream.kafka.diagnosis.history import recall_warnings
 from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.driver.end_states import (
     EndStates,

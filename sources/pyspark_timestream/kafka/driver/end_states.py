@@ -15,7 +15,7 @@ from pyspark_timestream.core.session import REQUIRED_SETTINGS, suggest_fix
 from pyspark_timestream.errors import LOSS_ADVICE, DataLost
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.diagnosis.kinds import (
+from pyspark_timestream.kafka.diagnosis.history import (
     Diagnosis,
     Kind,
     name_partitions,

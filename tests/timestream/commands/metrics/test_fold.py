@@ -22,7 +22,7 @@ from pyspark_timestream.commands.metrics.fold import (
 )
 from pyspark_timestream.commands.metrics.listener import render_page
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
-from pyspark_timestream.kafka.diagnosis.kinds import Kind
+from pyspark_timestream.kafka.diagnosis.history import Kind
 from pyspark_timestream.kafka.offsets.changes import Change
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
 from pyspark_timestream.kafka.ranges import Partition

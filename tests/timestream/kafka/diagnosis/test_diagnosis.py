@@ -22,7 +22,7 @@ from timestream.histories import (
 from pyspark_timestream.commands.explanation import explain_stream, format_stream
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose, find_warnings
-from pyspark_timestream.kafka.diagnosis.kinds import (
+from pyspark_timestream.kafka.diagnosis.history import (
     Kind,
     name_partitions,
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from timestream.builders import at
 
-from pyspark_timestream.kafka.diagnosis.kinds import Kind, update_warnings
+from pyspark_timestream.kafka.diagnosis.history import Kind, update_warnings
 from pyspark_timestream.kafka.driver.end_states import find_end_states
 from pyspark_timestream.kafka.offsets.offset import (
     MalformedValues,

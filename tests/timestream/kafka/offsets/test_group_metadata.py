@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
 
-from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS
+from pyspark_timestream.kafka.diagnosis.history import NEXT_STEPS
 from pyspark_timestream.kafka.offsets import offset as offsets
 from pyspark_timestream.kafka.offsets.offset import (
     GroupMetadata,

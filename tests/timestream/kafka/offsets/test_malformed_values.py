@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from timestream.builders import at, block, options, projection
 
 from pyspark_timestream.kafka.decode.records import RECORD_REASONS
-from pyspark_timestream.kafka.diagnosis.kinds import NEXT_STEPS
+from pyspark_timestream.kafka.diagnosis.history import NEXT_STEPS
 from pyspark_timestream.kafka.driver.end_states import find_end_states
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
