@@ -21,10 +21,11 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import Finding, StoreBusy, UnusableStore
 from pyspark_tseries.model.columns import ERASURE_FIELD
-from pyspark_tseries.model.commits import UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.series_index import (
     NO_COMMIT,
+    UNKNOWN_WRITERS,
     CommitMetadata,
+    CtiRecord,
     SeriesIndex,
     build_index,
     min_retained_table,

@@ -42,7 +42,6 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.buckets import parse_buckets
 from pyspark_tseries.model.columns import INSTANT, fits, new_value_field, type_name
-from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.model.downsampling import (
     BEGUN,
     CHANGES,
@@ -68,6 +67,7 @@ from pyspark_tseries.model.ranges import (
     format_range,
     min_retained,
 )
+from pyspark_tseries.model.series_index import CommitId
 from pyspark_tseries.read.downsample import downsample
 from pyspark_tseries.read.scan import run_query, sample_series
 from pyspark_tseries.read.view import known_series

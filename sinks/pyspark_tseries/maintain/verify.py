@@ -35,9 +35,9 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import ERASURE_FIELD, type_name
-from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
+    MAX_CLOCK_SKEW_US,
     SeriesIndex,
     compute_state,
 )

@@ -21,9 +21,8 @@ from pyspark_tseries.model.arrays import (
     split_keys,
     to_int64,
 )
-from pyspark_tseries.model.commits import CtiRecord
 from pyspark_tseries.model.ranges import ALL_SERIES, SeriesChoice, format_range, parse_range
-from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
+from pyspark_tseries.model.series_index import STATE_COLUMNS, CtiRecord, SeriesIndex
 from pyspark_tseries.read.delivery import (
     Delivery,
     InitialEvents,

@@ -44,7 +44,7 @@ from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.core.policies import DEFAULT_POLICY, KEEP_ALL, POLICIES
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_tseries.errors import HistoryChanged, StoreMismatch, UpdateFailed
-from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, CommitId, name_writer
+from pyspark_tseries.model.series_index import BATCH_WRITES, UNKNOWN_WRITERS, CommitId, name_writer
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.admin_commits import (
     describe_change,

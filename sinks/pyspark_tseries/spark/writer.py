@@ -28,8 +28,13 @@ from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
-from pyspark_tseries.model.commits import APPLICATION_PREFIX, QUERY_PREFIX, CommitId, name_writer
-from pyspark_tseries.model.series_index import CommitMetadata
+from pyspark_tseries.model.series_index import (
+    APPLICATION_PREFIX,
+    QUERY_PREFIX,
+    CommitId,
+    CommitMetadata,
+    name_writer,
+)
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.location import Location

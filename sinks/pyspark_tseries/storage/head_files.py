@@ -42,9 +42,9 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import ERASURE_FIELD, RESERVED_NAMES
-from pyspark_tseries.model.commits import CHECKSUM_DIGITS, seal, unseal
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.series_index import (
+    CHECKSUM_DIGITS,
     NO_COMMIT,
     CommitMetadata,
     SeriesIndex,
@@ -54,6 +54,8 @@ from pyspark_tseries.model.series_index import (
     merge_changes,
     min_retained_table,
     read_metadata,
+    seal,
+    unseal,
 )
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location

@@ -35,7 +35,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     encode_group_metadata,
 )
 from pyspark_timestream.kafka.writer.ledger import Entry
-from pyspark_tseries.model.commits import CommitId
+from pyspark_tseries.model.series_index import CommitId
 from pyspark_tseries.read.delivery import Position
 
 SHARES: Final = [

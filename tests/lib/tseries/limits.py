@@ -20,7 +20,7 @@ _PLACES: Final = {
     "jobs_per_thread": "pyspark_tseries.storage.row_reader.JOBS_PER_THREAD",
     "cpus": "pyspark_tseries.storage.row_reader.CPU_COUNT",
     "server_copy_bytes": "pyspark_tseries.storage.location.MAX_SERVER_COPY_BYTES",
-    "publish_us": "pyspark_tseries.read.snapshots.MAX_PUBLISH_US",
+    "publish_us": "pyspark_tseries.spark.readers.MAX_PUBLISH_US",
     "group_bytes": "pyspark_tseries.read.downsample.MAX_GROUP_BYTES",
     "partition_bytes": "pyspark_tseries.spark.readers.MAX_BYTES_PER_PARTITION",
     "task_rows": "pyspark_tseries.read.subscription.MAX_ROWS_PER_TASK",
@@ -28,8 +28,8 @@ _PLACES: Final = {
     "commits_per_file": "pyspark_tseries.store.admin_commits.COMMITS_PER_FILE",
     "silence_s": "pyspark_tseries.storage.location.MAX_SILENCE_S",
     "checkpoint_interval": "pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL",
-    "idle_us": "pyspark_tseries.model.commits.MAX_IDLE_US",
-    "credible_us": "pyspark_tseries.model.commits._MIN_CREDIBLE_US",
+    "idle_us": "pyspark_tseries.model.series_index.MAX_IDLE_US",
+    "credible_us": "pyspark_tseries.model.series_index._MIN_CREDIBLE_US",
 }
 
 

@@ -10,8 +10,13 @@ from tseries.builders import batch, new_store
 
 from pyspark_tseries import OutOfOrder, TimeSeries, UpdateFailed
 from pyspark_tseries.__main__ import main
-from pyspark_tseries.model.commits import MAX_HISTORY, CtiRecord, name_writer
-from pyspark_tseries.model.series_index import attach_metadata, read_metadata
+from pyspark_tseries.model.series_index import (
+    MAX_HISTORY,
+    CtiRecord,
+    attach_metadata,
+    name_writer,
+    read_metadata,
+)
 from pyspark_tseries.read.delivery import Position
 from pyspark_tseries.store.store import Store
 

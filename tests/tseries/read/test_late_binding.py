@@ -12,10 +12,8 @@ from tseries.limits import set_limits
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDenied, UnusableStore
 from pyspark_tseries.model.properties import parse_policy
 from pyspark_tseries.model.ranges import Query
-from pyspark_tseries.read import snapshots
-from pyspark_tseries.read.snapshots import find_snapshot_at
 from pyspark_tseries.spark import readers
-from pyspark_tseries.spark.readers import RangeReader
+from pyspark_tseries.spark.readers import RangeReader, find_snapshot_at
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import set_policy
 from pyspark_tseries.store.log_writer import capture_entry, write_checkpoint
@@ -28,7 +26,7 @@ SECOND_US = 1_000_000
 
 @pytest.fixture(autouse=True)
 def no_worker_has_looked_before():
-    snapshots._last_snapshots.clear()
+    readers._last_snapshots.clear()
 
 
 @pytest.fixture
@@ -46,14 +44,14 @@ def later(monkeypatch):
 @pytest.fixture
 def times_of_log(monkeypatch):
     """Gives the log's entries times; those that are not there have none."""
-    real = snapshots._entry_time_ns
+    real = readers._entry_time_ns
 
     def given(seconds):
         def time_ns(location, version):
             there = real(location, version) is not None
             return seconds[version] * 1_000_000_000 if there else None
 
-        monkeypatch.setattr(snapshots, "_entry_time_ns", time_ns)
+        monkeypatch.setattr(readers, "_entry_time_ns", time_ns)
 
     return given
 
@@ -90,7 +88,7 @@ def test_snapshot_of_the_present_waits_until_its_entries_are_visible(tmp_path):
     planned = commits(tmp_path / "s", 1).snapshot()
     began_us = now_us()
     find_snapshot_at(planned, began_us)
-    assert now_us() - began_us >= snapshots.LOCAL_VISIBILITY_DELAY_US
+    assert now_us() - began_us >= readers.LOCAL_VISIBILITY_DELAY_US
     began = time.monotonic()
     assert find_snapshot_at(planned, began_us) is find_snapshot_at(planned, began_us)
     assert time.monotonic() - began < 0.04
@@ -104,7 +102,7 @@ def test_snapshot_is_the_same_after_a_checkpoint_and_after_an_entry(tmp_path):
     write_checkpoint(store.location, 3)
     change = {"tseries.minRetentionAge": "1S"}
     capture_entry(store.location, 3, lambda table: table.alter.set_table_properties(change, False))
-    snapshots._last_snapshots.clear()  # Another worker.
+    readers._last_snapshots.clear()  # Another worker.
     assert find_snapshot_at(planned, began_us).metadata.commit == 2
 
 
@@ -119,7 +117,7 @@ def test_snapshot_while_an_entry_is_published_is_the_same_in_all_tasks(tmp_path)
     began_us = now_us()
     early = find_snapshot_at(planned, began_us).metadata.commit
     writer.join()
-    snapshots._last_snapshots.clear()  # Another worker.
+    readers._last_snapshots.clear()  # Another worker.
     assert find_snapshot_at(planned, began_us).metadata.commit == early == -1
 
 
@@ -185,7 +183,7 @@ def test_read_of_one_evaluation_is_the_same_after_more_was_added(tmp_path, later
     time.sleep(0.01)
     first = read(planned, parts)
     store.append(batch(("b", 1)))
-    snapshots._last_snapshots.clear()  # Another worker.
+    readers._last_snapshots.clear()  # Another worker.
     Store.forget_all()
     assert read(planned, parts) == first
     assert len(first) == 5

@@ -21,8 +21,13 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import check_file, verify
 from pyspark_tseries.model.columns import query_schema
-from pyspark_tseries.model.commits import seal
-from pyspark_tseries.model.series_index import NO_COMMIT, SeriesIndex, advance_index, make_change
+from pyspark_tseries.model.series_index import (
+    NO_COMMIT,
+    SeriesIndex,
+    advance_index,
+    make_change,
+    seal,
+)
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage.data_files import (
     checksum_placeholder,
