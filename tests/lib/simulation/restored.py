@@ -163,7 +163,13 @@ class RestoredWorld(StoreWorld):
         self.sink.memory.forget_after(commit)
 
     def read_the_rest(self) -> None:
-        """Read what is left; a refusal may come now."""
+        """Read what is left; a refusal may come now.
+
+        It comes with the next rows, so there are some.
+        """
+        for log in self.cluster.logs.values() if self.old else ():
+            self.event_ms += 100_000
+            log.append(self.event_ms)
         for _ in range(_STEPS):
             try:
                 return super().read_the_rest()
