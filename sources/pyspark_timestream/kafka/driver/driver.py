@@ -514,6 +514,8 @@ class StreamDriver:
             return frozenset()
         topics = {span.partition.topic for span in offset.ranges() if span.size}
         recorded = {name: each for name, each in offset.topic_ids.items() if name in topics}
+        if not recorded:
+            return frozenset()
         recreated = recreated_topics(recorded, self._identify_surely(offset, recorded.keys()))
         if recreated:
             loss = f"batch {offset.number} runs again without the records of {_name(recreated)}"

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from timestream.builders import at, options
+from timestream.driven import FakeBroker, unreadable
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
+from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
@@ -34,7 +36,10 @@ def stream(partitions, tasks):
 
 def shipped(partitions, tasks=None, **more):
     """The bytes of all tasks of a batch, by default with a task a partition."""
-    reader = KafkaStreamReader(options(ctiFrequency="1"), None)
+    given, broker = options(ctiFrequency="1"), FakeBroker()
+    broker.topic_id = "an id"
+    reader = KafkaStreamReader(given, None)
+    reader._driver = StreamDriver(given, broker.connect, create_reader=unreadable)
     offset = replace(stream(partitions, tasks or partitions), **more)
     plans = reader.partitions(INITIAL_OFFSET, offset.to_json())
     assert len(plans) == (tasks or partitions)
