@@ -3,7 +3,7 @@
 Spark's default state store keeps a map for each partition of an operator: `N.delta` has what batch
 N - 1 changed, `N.snapshot` the whole map after it. Both are pairs of a key and a value, as Spark
 has rows in memory, each behind its size, in blocks of LZ4. Only the keys are kept here, with the
-time that each waits for (`waiting_state`).
+time that each waits for (`explanation.OperatorState`).
 
 With RocksDB `N.changelog` has the same pairs, whose keys begin with a version, and `N.zip` names
 the tables of RocksDB that make up the map; their newest entries are its keys. `N.zip` also has the

@@ -1,8 +1,8 @@
 """Watches idle partitions and an imported topic on the driver.
 
-`IdleTracker` (semantics 5.3) applies the rules of `alignment` to the brokers' answers. It asks for
-open transactions only when they matter: before a partition becomes idle, and once a second after
-that. `CtiImporter` (6.1) reads the topic of `ctiImport` as the stream reads its own topics:
+`IdleTracker` (semantics 5.3) applies the rules of `stream_state` to the brokers' answers. It asks
+for open transactions only when they matter: before a partition becomes idle, and once a second
+after that. `CtiImporter` (6.1) reads the topic of `ctiImport` as the stream reads its own topics:
 `rules.step` per partition, then the minimum. Each update continues at the end of the last one, or
 of the last offset.
 """
