@@ -1,6 +1,6 @@
 """The picture of `lagging_partition.py`, from what it has measured: event time over records read.
 
-python bench/lagging_picture.py    # draws the kept result again, without Spark or Kafka
+python bench/kafka/lagging_picture.py    # draws the kept result again, without Spark or Kafka
 """
 
 import json

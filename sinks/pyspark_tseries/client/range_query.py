@@ -1,6 +1,6 @@
 """Ask a store: all questions of its last commit or of an earlier one, and queries step by step.
 
-A range query is built as in Diffusion, and checks the client's arguments.
+Queries are built as in Diffusion; each method checks its arguments.
 
     series.range_query().from_last(timedelta(hours=1)).select_from("a")
     series.range_query().from_last(1).select_from(prefix="room/")

@@ -1,6 +1,6 @@
 """The results of the client: events and receipts, also as data frames, as a page, and as a chart.
 
-chart = store.range_query().select_from(["kitchen", "hall"]).chart("celsius")
+    chart = store.range_query().select_from(["kitchen", "hall"]).chart("celsius")
     chart.save("rooms.svg")
 
 What a `Chart` shows is decided in `chart/figure.py`, and drawn in `chart/svg.py`.

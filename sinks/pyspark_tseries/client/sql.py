@@ -463,7 +463,7 @@ class _Commit:
         return tables, " UNION ALL ".join(texts)
 
     def _may_lack_originals(self, index: SeriesIndex) -> bool:
-        """Return whether an original may be gone, of which an edit must not be shown either."""
+        """Return whether an original may be gone; its edits must then be hidden too."""
         if self.snapshot.as_of is not None or (index.columns["first_us"] == NEVER_US).any():
             return True
         last, edits = index.columns["last_sequence"], index.columns["edits"]

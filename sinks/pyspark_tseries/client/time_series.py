@@ -212,9 +212,8 @@ class TimeSeries(Questions):
     ) -> "TimeSeries":
         """Open the store at `path`, or create it; arguments are as for `create`.
 
-        Of any number of processes that call this at the same time, one creates the store. Of a
-        store that is there, the columns and a given retained range are checked, and its other
-        settings stay as they are.
+        If several processes call this at once, one creates the store. The columns of an existing
+        store, and a retained range if one is given, are checked; its other settings stay.
 
         Raises:
             IncompatibleValue: the store lacks a column of `schema`, or has another type for it.

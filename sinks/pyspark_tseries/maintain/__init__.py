@@ -1,1 +1,1 @@
-"""Care of a store: compaction, maintenance, verification, repair, description, rollups."""
+"""Care of a store: compaction, erasing, backup, verification, repair, wider types, rollups."""

@@ -264,7 +264,7 @@ def _concatenate(blocks: list[Int64Array]) -> Int64Array:
 
 
 _Places = list[tuple[int, Any, Any]]
-"""Of each touched block its number, which of the rows are in it, and where in it they are."""
+"""For each touched block: its number, the rows in it, and their places there."""
 
 
 def _locate(rows: Int64Array) -> _Places | None:

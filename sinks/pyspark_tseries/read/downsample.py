@@ -285,8 +285,7 @@ def _aggregate(table: pa.Table, kept: "_Kept", wanted: Aggregate, kind: pa.DataT
     column = _aggregate_column(table, kept, wanted, kind)
     if wanted.function in _IN_PLACE or not pa.types.is_floating(column.type):
         return column
-    # Of equal values, such as 0.0 and -0.0, those that are read first would count: one zero, one
-    # NaN, and so one answer.
+    # Use one zero and one NaN: otherwise the answer would depend on which is read first.
     zero, nan = (pa.scalar(value, column.type) for value in (0.0, math.nan))
     return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
 

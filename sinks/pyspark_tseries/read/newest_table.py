@@ -1,10 +1,10 @@
 """Answer questions for newest events, and keep them in memory for the next one (semantics 31.2).
 
-A table of a commit serves a later one, too: of a series that by the index has grown since, the
-later events alone are read. The commit must be in the store's past, which the chain of heads says:
-a repair begins a new chain, and a store that was put back has another one. The series of later acts
-of erasing are read again. A retained range is applied to each answer, and what it once hid never
-comes back.
+A table of a commit serves a later one, too: for a series that has grown since, according to the
+index, only the later events are read. The commit must be in the store's past, which the chain of
+heads says: a repair begins a new chain, and a store that was put back has another one. The series
+of later acts of erasing are read again. A retained range is applied to each answer, and what it
+once hid never comes back.
 """
 
 import os

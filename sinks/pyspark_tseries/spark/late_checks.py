@@ -44,7 +44,13 @@ from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.core.policies import DEFAULT_POLICY, KEEP_ALL, POLICIES
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_tseries.errors import HistoryChanged, StoreMismatch, UpdateFailed
-from pyspark_tseries.model.series_index import BATCH_WRITES, UNKNOWN_WRITERS, CommitId, name_writer
+from pyspark_tseries.model.series_index import (
+    BATCH_WRITES,
+    QUERY_PREFIX,
+    UNKNOWN_WRITERS,
+    CommitId,
+    name_writer,
+)
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.admin_commits import (
     describe_change,
@@ -203,7 +209,7 @@ def _read_notes(store: Store) -> dict[str, WriterNote]:
         query = Path(path).stem
         note = _read_note(store.location, query)
         if note is not None:
-            notes[name_writer((f"tseries:q:{query}", 0))] = note
+            notes[name_writer((f"{QUERY_PREFIX}{query}", 0))] = note
     return notes
 
 

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -45,9 +45,6 @@ from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_whole_entry
 from pyspark_tseries.store.log_writer import Change, add_files, remove_files
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
 from pyspark_tseries.write.batch import PreparedCommit
-
-if TYPE_CHECKING:
-    from pyspark_tseries.store.store import Store
 
 
 def open_as_owner(
@@ -296,14 +293,14 @@ MAX_PROVEN: Final = 1000
 _ENTRY: Final = re.compile(r"(\d{20})[.]json")
 
 
-def last_commit_id(store: "Store") -> CommitId | None:
+def last_commit_id(store: Store) -> CommitId | None:
     """Return the last commit of the log as last refreshed; None before the first."""
     with store.reading():
         head_id = store.head_id()
         return None if head_id is None else CommitId(store.metadata().commit, head_id)
 
 
-def find_commit_id(store: "Store", number: int) -> CommitId | None:
+def find_commit_id(store: Store, number: int) -> CommitId | None:
     """Return the commit `number`, or the last one before it; None if that is not known."""
     with store.reading() as log:
         last, version = last_commit_id(store), log.version()
@@ -312,7 +309,7 @@ def find_commit_id(store: "Store", number: int) -> CommitId | None:
     return _find_in_log(store.location, number, version) or _find_kept(store.location, number)
 
 
-def describe_change(store: "Store", commit: CommitId) -> str | None:
+def describe_change(store: Store, commit: CommitId) -> str | None:
     """Describe what the store has in place of an earlier commit; None if it still has that commit.
 
     If nobody kept a commit's id, because another tool removed its log entry, it counts as there.
@@ -335,7 +332,7 @@ def describe_change(store: "Store", commit: CommitId) -> str | None:
     return None
 
 
-def note_commit(store: "Store", commit: CommitId) -> None:
+def note_commit(store: Store, commit: CommitId) -> None:
     """Take note that the store's log has a commit, so that nobody need search for it."""
     with store.reading() as log:
         _note(log.proven, commit)
@@ -363,7 +360,7 @@ def is_given_up(location: Location, lost: CommitId) -> bool:
     return False
 
 
-def keep_history(store: "Store") -> None:
+def keep_history(store: Store) -> None:
     """Keep the ids of the log's commits, before maintenance removes entries."""
     last = last_commit_id(store)
     if last is None:

@@ -7,7 +7,7 @@ A schema never changes under its id, so a process keeps each one. A running quer
 registry is down, until a record names an id that is new to the process. The latest schema of a
 subject is asked for each time.
 
-The schemas that a query reads by are fixed at its first start (semantics 13.7).
+After its first start a query keeps the schemas that it reads by (semantics 13.7).
 """
 
 import base64

@@ -13,8 +13,8 @@ were at the start of the batch. CTIs never go back, so the minimum of both alrea
 emits its increases as CTI rows (5.7). If no task can prove the stream's CTI at the end of a
 batch, one more batch carries it.
 
-Where the rules of a running clock change (8.10), what the new ones do not know of the old state
-begins anew, and all that was promised stays.
+When a restart changes the rules of a clock (8.10), state that the new rules cannot use starts
+again; every promised CTI stays.
 """
 
 import dataclasses

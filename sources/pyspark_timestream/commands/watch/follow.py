@@ -65,7 +65,7 @@ _QUIET_US: Final = 10 * SECOND_US
 """A query that has finished its last batch is quiet after this long."""
 
 SHOWS_CASES: Final = COUNTERS[1:]
-"""The counters of which it is shown where they have counted: all but that of events."""
+"""Counters with cases on the page: all but that of events."""
 
 _READ_COUNTERS: Final = attrgetter(*COUNTERS)
 _READ_CASES: Final = attrgetter(*SHOWS_CASES)

@@ -483,7 +483,7 @@ def _list_keys(block: bytes) -> Iterator[bytes]:
 
 
 def _list_blocks(index: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where blocks are, and their sizes; after a whole entry some have a difference alone."""
+    """Yield where blocks are, and their sizes; after a whole entry some hold only a difference."""
     at = offset = size = 0
     while at < len(index):
         shared, at = _read_number(index, at)

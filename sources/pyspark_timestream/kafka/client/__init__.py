@@ -1,1 +1,1 @@
-"""The Kafka client: the only place of this transport that imports confluent_kafka."""
+"""The Kafka client: it and `registry.py` alone import confluent_kafka in this transport."""

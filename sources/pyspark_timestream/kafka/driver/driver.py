@@ -215,8 +215,8 @@ class RunEnds:
         asked_s, ends = time.monotonic(), self.get()
         since_s: dict[Partition, float] = {}
         while True:
-            # It counts from the first answer that shows it to the question of the last one: a slow
-            # answer tells what was so before. Another partition's trouble does not count.
+            # Measure from the first answer that shows the log too short to the last request: a slow
+            # answer describes an earlier moment. Each partition has a measure of its own.
             now_s, readable = time.monotonic(), self.readable_ends
             short = [each for each, offset in places.items() if readable.get(each, -1) < offset]
             since_s = {each: since_s.get(each, now_s) for each in short}
@@ -627,8 +627,8 @@ class StreamDriver:
             held = places.positions.keys() if is_news else new
             high_watermarks = self._complete(high_watermarks, held)
             if is_news and not held <= high_watermarks.keys():
-                # Nobody tells what a partition has whose leader changes now: a later batch takes
-                # the new CTIs.
+                # While a partition's leader changes, its end is unknown, so a later batch takes the
+                # new CTIs.
                 imported = previous.imported
         now_us = self._now_us()
         caught_up_since_us = self._watch_idle(previous, places.positions, run, now_us)
@@ -798,7 +798,7 @@ class StreamDriver:
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
         options, partition = self._options.as_of(offset.settings), span.partition
         if recreated_topics(offset.topic_ids, self._broker.topic_ids({partition.topic})):
-            # What has these offsets now are other records.
+            # Other records have these offsets now.
             return lose_clock(options, offset, span)
         return read_again(options, offset, span, self._create_reader)
 

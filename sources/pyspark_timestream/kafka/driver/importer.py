@@ -318,8 +318,8 @@ class CtiImporter:
             for partition, end in ends.items()
             if end < last_positions.get(partition, 0) and partition.topic not in recreated
         }
-        # The time of an update is that of its question, and the answer may be slow: so it counts
-        # from the second update on that finds the partition missing.
+        # `now_us` is when we asked, and the answer may be slow: start counting at the second update
+        # that finds the partition missing.
         before, grace_us = self._missing_since_us, LEADER_CHANGE_GRACE_S * 1_000_000
         since_us = self._missing_since_us = {
             partition: (before[partition] or now_us) if partition in before else None

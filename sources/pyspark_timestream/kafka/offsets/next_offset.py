@@ -274,8 +274,9 @@ def _set_stream_cti(
 def _raise_to_stream_cti(state: StreamState, planned: StreamOffset) -> StreamOffset:
     """5.4, 5.5, 8.3: raise a partition that is new, or no longer idle, to the stream's CTI.
 
-    So is one whose clock was lost with its records: of the others, that are not idle, none is below
-    it. After a final CTI they stay, since they have not ended if `endingCti` lies further on.
+    This also raises a partition whose clock was lost with its records; no other active partition is
+    below that CTI. After a final CTI nothing is raised, because partitions have not ended if
+    `endingCti` lies later.
     """
     cti_us = planned.cti_us
     if cti_us is None:

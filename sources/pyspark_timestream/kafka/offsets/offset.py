@@ -502,7 +502,7 @@ _UNREADABLE: Final = (
     ValueError,
     zlib.error,
 )
-"""What foreign texts, which may have any form, end in."""
+"""Errors that decoding a foreign text may raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -636,7 +636,7 @@ def _pack_writers(
 ) -> list[Any]:
     """Add numbers to `body`; return the new names, and a description of each group of numbers.
 
-    Of a name only what differs from the one before it is written, with the length of the rest.
+    Write each name as the length of the prefix that it shares with the one before, and the rest.
     Each field of the writers is a column with two groups: values that were there before, and
     others. A group is the bits of those that changed, and their numbers or, if that is shorter,
     how far they moved: marks of many writers are near each other, or all move by the same.
