@@ -243,7 +243,7 @@ def a_batch_that_runs_again_has_the_new_options(patch: Patch) -> None:
 
 @bug(1_250, of=WideWorld)
 def a_batch_that_runs_again_reads_the_topic_that_was_created_again(patch: Patch) -> None:
-    patch.setattr(driver.StreamDriver, "find_recreated", lambda self, batch: frozenset())
+    patch.setattr(driver.StreamDriver, "find_recreated", lambda self, batch, ranges: frozenset())
 
 
 @bug(of=TopicWorld)

@@ -248,11 +248,13 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         if self._options.has_schemas:
             readers = self._get_driver().fix_schemas(offset.schemas)
         before = -1 if is_initial_offset(start) else self._get_driver().read_offset(start).number
-        gone = self._get_driver().find_recreated(offset)
         if offset.number == before + 1:
+            gone = self._get_driver().find_recreated(offset, offset.ranges())
             return self._finish(offset, *self._begin(offset, readers, gone))
         group = group_name(self._options.group_prefix, offset.stream)
-        joined = leave_out(self._get_driver().plan_joined_batches(start, offset), gone)
+        plans = self._get_driver().plan_joined_batches(start, offset)
+        ranges = [each.offsets for plan in plans for each in plan.ranges]
+        joined = leave_out(plans, self._get_driver().find_recreated(offset, ranges))
         return [KafkaTask(plan, group, readers=readers) for plan in joined]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -36,6 +36,8 @@ _MAX_DELTAS: Final = 20
 """With more deltas to read a snapshot and those after it are less."""
 
 _MAX_BLOCK: Final = 1 << 25
+_MAX_TABLE: Final = 1 << 27
+"""Bytes of a table's blocks and keys, unpacked: a few that are packed may stand for any number."""
 """Spark writes no larger block."""
 
 _PREFIX: Final = "spark.sql.streaming.stateStore."
@@ -402,8 +404,11 @@ _DAMAGED_ARCHIVE: Final = (
 def _read_description(path: Path) -> tuple[list[str], int]:
     """Return the tables that a snapshot of RocksDB names, and the rows that Spark counts in it."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            told = json.loads(archive.read("metadata").partition(b"\n")[2])
+        with zipfile.ZipFile(path) as archive, archive.open("metadata") as member:
+            text = member.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ValueError("its description is too large")
+        told = json.loads(text.partition(b"\n")[2])
         tables = [each["dfsSstFileName"] for each in told["sstFiles"]]
         rows = told["numKeys"]
         is_known = not told.get("columnFamilyMapping") and not told.get("logFiles")
@@ -428,13 +433,21 @@ def _add_table(content: bytes, newest: dict[bytes, int]) -> None:
         _, at = _read_number(content, at)
     offset, at = _read_number(content, at)
     size, _ = _read_number(content, at)
+    left = _MAX_TABLE
     for place in _list_blocks(_read_block(content, offset, size)):
-        for key in _list_keys(_read_block(content, *place)):
+        block = _read_block(content, *place)
+        left -= len(block) + 1
+        for key in _list_keys(block):
+            left -= len(key)
+            if left < 0:
+                break
             (entry,) = _ENTRY.unpack_from(key, len(key) - 8)
             if entry & 0xFF not in (_REMOVED, _SET, _REMOVED_ONCE):
                 raise _StateUnreadable(f"its tables have entries that are merged; {_ASK_SPARK}")
             if entry > newest.get(key[:-8], -1):
                 newest[key[:-8]] = entry
+        if left < 0:
+            raise _StateUnreadable(f"its tables are too large; {_ASK_SPARK}")
 
 
 _ENTRY: Final = struct.Struct("<Q")
@@ -449,6 +462,8 @@ def _read_number(content: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return number, at
+        if shift > 63:
+            raise _StateUnreadable(f"a table of it is damaged; {_ASK_SPARK}")
 
 
 def _read_block(content: bytes, offset: int, size: int) -> bytes:

@@ -502,8 +502,12 @@ class StreamDriver:
         is_due = self._now_us() - self._filled_us >= self._options.max_delay_us
         return None if is_due else self._options.min_offsets
 
-    def find_recreated(self, offset: StreamOffset) -> frozenset[str]:
-        """Return the topics of a batch that runs again that were created again since (9.1).
+    def find_recreated(self, offset: StreamOffset, ranges: Iterable[Range]) -> frozenset[str]:
+        """Return the topics of what runs again up to `offset` that were created again since (9.1).
+
+        Args:
+            offset: the end of a batch, or of several that Spark joins (8.6).
+            ranges: what all of them read.
 
         Raises:
             DataLost: there is one, and option `failOnDataLoss` is true.
@@ -512,7 +516,7 @@ class StreamDriver:
         if self._own_from is not None:
             # Spark runs a batch again as the first one of a run.
             return frozenset()
-        topics = {span.partition.topic for span in offset.ranges() if span.size}
+        topics = {span.partition.topic for span in ranges if span.size}
         recorded = {name: each for name, each in offset.topic_ids.items() if name in topics}
         if not recorded:
             return frozenset()

@@ -490,6 +490,8 @@ _METADATA_VERSION: Final = 1
 _STREAM_PREFIX_LENGTH: Final = 8
 _RAW_DEFLATE: Final = -zlib.MAX_WBITS
 """Deflate without header and checksum: the key shows whether the text is ours."""
+_MOST_UNPACKED: Final = 1 << 24
+"""Bytes of a clock, and of its writers' names: a short text may stand for any number."""
 _WIDEST: Final = 64
 """Bits of the widest number."""
 
@@ -611,7 +613,7 @@ def _unpack(text: str, start: PartitionState) -> PartitionState:
     """
     try:
         inflate = zlib.decompressobj(_RAW_DEFLATE, zdict=_dictionary(start))
-        read = inflate.decompress(base64.b85decode(text))
+        read = inflate.decompress(base64.b85decode(text), _MOST_UNPACKED)
         if not inflate.eof or inflate.unused_data:
             raise ValueError("it does not end where it should")
         head, _, body = read.partition(b"\n")
@@ -664,9 +666,12 @@ def _unpack_writers(
     head: list[Any], before: Mapping[str, WriterState], body: BytesIO
 ) -> tuple[tuple[str, WriterState], ...]:
     shared, ends_of_names, *described = head
-    new = [""]
+    new, left = [""], _MOST_UNPACKED
     for size, end in zip(shared, ends_of_names, strict=True):
         new.append(new[-1][:size] + end)
+        left -= len(new[-1])
+        if left < 0:
+            raise ValueError("its names are too long")
     kept = compress(before, _from_bits(body, len(before)).tolist())
     names = sorted((*kept, *new[1:]))
     starts = _to_table(before, names)

@@ -475,3 +475,45 @@ def test_a_checkpoint_without_state_has_no_note(tmp_path):
     follower.read_state()
     view = follower.view(NOON)
     assert (view.state, view.notes) == ((), ())
+
+
+def table_of_block(block):
+    """A table with one block, whatever is in it."""
+    squeezed = number(len(block)) + pa.Codec("lz4_raw").compress(block, asbytes=True)
+    index = number(0) + number(1) + b"k" + number(0) + number(len(squeezed))
+    index += struct.pack("<II", 0, 1)
+    start = len(squeezed) + 5
+    places = (b"\0\0" + number(start) + number(len(index))).ljust(40, b"\0")
+    end = struct.pack("<I", 5) + bytes.fromhex("f7cff485b741e288")
+    return squeezed + b"\4CRC0" + index + b"\0CRC0" + b"\1" + places + end
+
+
+def keys_that_grow(count):
+    """Each key is the one before and a letter more."""
+    entries = number(0) + number(8) + number(0) + b"\1" * 8
+    for place in range(count):
+        entries += number(place + 8) + number(1) + number(0) + b"\1"
+    return entries + struct.pack("<II", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (b"\xff" * 1_000_000 + struct.pack("<II", 0, 1), "a table of it is damaged"),
+        (keys_that_grow(20_000), "its tables are too large"),
+    ],
+    ids=["number", "keys"],
+)
+def test_a_small_table_that_stands_for_gigabytes_is_not_unpacked(block, said):
+    table = table_of_block(block)
+    assert len(table) < 100_000
+    with pytest.raises(state_files._StateUnreadable, match=said):
+        state_files._add_table(table, {})
+
+
+def test_a_small_snapshot_whose_description_is_huge_is_not_unpacked(tmp_path):
+    path = tmp_path / "1.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("metadata", bytes(state_files.MAX_BYTES + 1))
+    with pytest.raises(state_files._StateUnreadable, match="its description is too large"):
+        state_files._read_description(path)

@@ -424,6 +424,25 @@ def test_a_topic_whose_id_is_not_known_is_taken_for_the_same():
     assert StreamOffset.from_json(run.offset).topic_ids == {"topic": "first"}
 
 
+def test_joined_batches_that_run_again_leave_out_a_topic_that_only_an_earlier_one_reads():
+    """The last batch reads one topic alone, and the other was created again since."""
+    broker = FakeBroker(p0=(0, 10))
+    broker.log[at(0, "other")] = (0, 5)
+    lossy = {"failOnDataLoss": "false"}
+    run = Driven(broker, ctiFrequency="2", **lossy)
+    run.plan()
+    broker.log[at(0, "other")] = (0, 8)
+    run.plan()
+    assert {each.partition.topic for each in StreamOffset.from_json(run.offset).ranges()
+            if each.size} == {"other"}  # fmt: skip
+    broker.topic_ids = lambda topics: {
+        name: "second" if name == "topic" else "first" for name in topics
+    }
+    plans = run_again(run, broker, **lossy)
+    ranges = {each.offsets for plan in plans for each in plan.ranges if each.offsets.size}
+    assert ranges == {Range(at(0, "other"), 0, 8)}
+
+
 def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
     broker = FakeBroker(p0=(0, 5))
     run = Driven(broker)

@@ -189,6 +189,17 @@ def test_any_damage_to_a_packed_clock_is_refused_by_name(start, end, data):
     assert refusal(bad, start).startswith(("the packed clock cannot be read: ", "none"))
 
 
+def test_a_short_text_that_stands_for_gigabytes_is_refused():
+    """Names that grow by one letter each, and zeros that deflate to nothing."""
+    start = PartitionState()
+    head = {**start.to_json(), "writers": [[999_999] * 20_000, ["x"] * 20_000]}
+    names = packed(json.dumps(head).encode() + b"\n")
+    assert len(names) < 2_000
+    assert refusal(names, start) == "the packed clock cannot be read: its names are too long"
+    zeros = packed(bytes(1 << 25))
+    assert refusal(zeros, start).endswith("it does not end where it should")
+
+
 def packed(text):
     deflate = zlib.compressobj(wbits=-15)
     return base64.b85encode(deflate.compress(text) + deflate.flush()).decode()
