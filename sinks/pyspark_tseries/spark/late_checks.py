@@ -20,7 +20,6 @@ query gets a name of its own, and is found by it among those of the session that
 import contextlib
 import json
 import logging
-import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -550,6 +549,9 @@ def remember_commit(
     """Record in the checkpoint that its query has stored a batch.
 
     Without `commit` the batch was stored before: record the store's last commit.
+
+    Raises:
+        OSError: the disk failed. The batch is stored, and is skipped when it runs again (16.6).
     """
     if checkpoint is None:
         return
@@ -562,9 +564,8 @@ def remember_commit(
         note_commit(store, commit)
     try:
         _write_record(checkpoint, store, batches[-MAX_BATCHES:])
-    except OSError:
-        # The store still has its marks of queries; only the error message would say less.
-        return
+    except (FileExistsError, NotADirectoryError, PermissionError):
+        return  # In this checkpoint there can be no record; the store has its marks of queries.
 
 
 def _write_record(checkpoint: Path, store: Store, batches: Sequence[tuple[int, CommitId]]) -> None:
@@ -576,9 +577,15 @@ def _write_record(checkpoint: Path, store: Store, batches: Sequence[tuple[int, C
         "version": _FORMAT_VERSION,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = Path(f"{path}.{os.getpid()}")
-    written.write_text(json.dumps(text), encoding="utf-8")
-    written.replace(path)
+    # Two instances of the query may be at work.
+    written = Path(f"{path}.{secrets.token_hex(4)}")
+    try:
+        written.write_text(json.dumps(text), encoding="utf-8")
+        written.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            written.unlink()
+        raise
 
 
 def _mismatch_error(written: str, reality: str) -> StoreMismatch:

@@ -135,7 +135,8 @@ def _storage_error(code: int, path: str | None, location: Location | None) -> St
         next_step = _explain_full(path)
     else:
         next_step = _NEXT_STEPS[code].format(root=root)
-    store = f" of the store '{root}'" if location is not None and path != root else ""
+    is_within = location is not None and path is not None and path.startswith(f"{root}/")
+    store = f" of the store '{root}'" if is_within else ""
     where = f"'{path}'{store}" if path is not None else "a file"
     problem = f"{where} cannot be read or written: {os.strerror(code)} ({errno.errorcode[code]})"
     named = StorageFailed(problem, None, next_step)

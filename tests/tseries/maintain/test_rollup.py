@@ -588,6 +588,7 @@ def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(
     wanted = read_values(tmp_path / "whole")
     for moment in range(1, 100, step):
         kills = 0
+        Store.forget_all()  # A checkpoint of the last round would be written into these stores.
         for path in ("s", "r"):
             shutil.rmtree(tmp_path / path, ignore_errors=True)
         for state in ("s-early", "s-late"):
@@ -626,8 +627,8 @@ def test_of_two_runs_at_the_same_time_one_writes_and_the_other_goes_on(
         stores._open_stores[location] = ours
 
     for before in (0, 1, 2):
-        shutil.rmtree(tmp_path / "r", ignore_errors=True)
         Store.forget_all()
+        shutil.rmtree(tmp_path / "r", ignore_errors=True)
         series = TimeSeries.open(tmp_path / "s", "ann")
         settings = runs.RollupOptions("1 hour", {"celsius": "mean", "n": ("*", "count")})
         made = runs._create_rollup(series._store, location, settings)

@@ -1,12 +1,14 @@
 """A query goes on with the store that its checkpoint has written to, or not at all."""
 
+import errno
 import json
+import pathlib
 import shutil
 
 import pyarrow as pa
 import pytest
 
-from pyspark_tseries.errors import StoreMismatch
+from pyspark_tseries.errors import StorageFailed, StoreMismatch
 from pyspark_tseries.model.ranges import UNLIMITED
 from pyspark_tseries.model.series_index import CommitId
 from pyspark_tseries.spark.late_checks import (
@@ -15,6 +17,7 @@ from pyspark_tseries.spark.late_checks import (
     find_checkpoint,
     remember_commit,
 )
+from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.store import Store
 
@@ -136,6 +139,27 @@ def test_a_checkpoint_is_known_where_it_is_a_directory_of_this_machine(tmp_path,
 def test_a_checkpoint_that_cannot_be_written_is_accepted(tmp_path, checkpoint):
     (tmp_path / "checkpoint" / "sinks").write_text("a file where the directory should be")
     go(checkpoint, make(tmp_path / "a"), 0)
+
+
+@pytest.mark.parametrize("fails", ["write_text", "replace"])
+def test_a_record_that_a_full_disk_refuses_ends_the_query_after_the_batch(
+    tmp_path, checkpoint, monkeypatch, fails
+):
+    """Else a store that is put back would go unnoticed."""
+    path, store = tmp_path / "a", make(tmp_path / "a")
+    go(checkpoint, store, 0)
+
+    def refuse(file, *given, **named):
+        raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    with monkeypatch.context() as broken, pytest.raises(StorageFailed) as refused:
+        broken.setattr(pathlib.Path, fails, refuse)
+        with named_failures(store.location):
+            go(checkpoint, store, 1)
+    assert "tseries.json" in str(refused.value)
+    assert f"of the store '{path}'" not in str(refused.value)
+    assert refused.value.code == errno.ENOSPC
+    assert [file.name for file in (checkpoint / "sinks").iterdir()] == ["tseries.json"]
 
 
 def test_a_batch_that_is_written_again_forgets_its_earlier_commit(tmp_path, checkpoint):
