@@ -5,7 +5,7 @@ KEPT: dict[int, str] = {
     990143406683: "a store whose first creator had died was gone after a power loss",
     918: "a clock that was lost with its topic lay below a CTI that a task had shown",
     55: "the record of a commit that was put back outlived it where one write failed",
-    400479: "a store that was put back went unnoticed, since one write to the checkpoint had failed",
+    400479: "a store that was put back went unnoticed after one write to the checkpoint failed",
     3801383060091: "two drivers with one process id wrote the record of a checkpoint in one file",
     26: "a first batch died of a bare KeyError while the leader of a partition changed",
 }

@@ -152,10 +152,10 @@ def test_a_record_that_a_full_disk_refuses_ends_the_query_after_the_batch(
     def refuse(file, *given, **named):
         raise OSError(errno.ENOSPC, "No space left on device", str(file))
 
-    with monkeypatch.context() as broken, pytest.raises(StorageFailed) as refused:
-        broken.setattr(pathlib.Path, fails, refuse)
-        with named_failures(store.location):
-            go(checkpoint, store, 1)
+    monkeypatch.setattr(pathlib.Path, fails, refuse)
+    with pytest.raises(StorageFailed) as refused, named_failures(store.location):
+        go(checkpoint, store, 1)
+    monkeypatch.undo()
     assert "tseries.json" in str(refused.value)
     assert f"of the store '{path}'" not in str(refused.value)
     assert refused.value.code == errno.ENOSPC
