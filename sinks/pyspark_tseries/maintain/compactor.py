@@ -364,11 +364,10 @@ class Merge:
             inside = self._select_kept(table)
             self.removed += int((~inside).sum())
             table = table.filter(pa.array(inside))
-        table = table.combine_chunks()
-        names, codes = encode_runs(table["series"])
+        names, codes = encode_runs(table["series"].combine_chunks())
         order = sort_keys(codes, to_int64(table["sequence"]))
-        table = table.take(pa.array(order)).combine_chunks()
-        table = _decode_large(table.set_column(0, "series", series_column(names, codes[order])))
+        series = series_column(names, codes[order])
+        table = _decode_large(_take_in_order(table.drop_columns(["series"]), order, series))
         return table if self._change is None else self._change(table)
 
     def _read_range(self, data: Sequence[DataFile], keys: KeyRange) -> pa.Table:
@@ -427,15 +426,24 @@ class SortedRows:
         self._held, taken = [], []
         for number, rows in enumerate(pieces, first):
             end = _count_before(rows, keys.end, rows.rows)
+            some = rows.slice(0, end)
+            if end < rows.rows and not self._hold(number, rows.slice(end, rows.rows)):
+                some = _copy_few(some)
             if end:
-                taken.append(_copy_few(rows.slice(0, end)))
-            if end < rows.rows and number < self._next:
-                rest = _copy_few(rows.slice(end, rows.rows))
-                if self._room.take(_size(rest)):
-                    self._held.append(rest)
-                else:
-                    self._next = number  # It is read again, and so are later ones.
+                taken.append(some)
         return taken
+
+    def _hold(self, number: int, rows: PieceRows) -> bool:
+        """Hold rows of a row group, if there is room, for the next range."""
+        if number >= self._next:
+            return False
+        rows = _copy_few(rows)
+        has_room = self._room.take(_size(rows))
+        if has_room:
+            self._held.append(rows)
+        else:
+            self._next = number  # It is read again, and so are later ones.
+        return has_room
 
     def _read(self, keys: KeyRange) -> Iterator[PieceRows]:
         """Read the next row groups that may begin in the range, each as a piece."""
@@ -475,6 +483,20 @@ def _copy_few(rows: PieceRows) -> PieceRows:
     if 2 * rows.columns.nbytes > rows.columns.get_total_buffer_size():
         return rows
     return PieceRows(rows.fixed, rows.columns.take(pa.array(np.arange(rows.rows))), rows.rows)
+
+
+def _take_in_order(table: pa.Table, order: Int64Array, series: pa.Array) -> pa.Table:
+    """Return the rows of `table`, which has no series, in this order, each column in one piece.
+
+    The columns are taken one after the other, and each is given up, so that the next one finds its
+    memory: new memory costs more time than the copies.
+    """
+    indices, columns = pa.array(order), {"series": series}
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        table = table.drop_columns([name])
+        columns[name] = pc.take(column, indices, boundscheck=False)
+    return pa.table(columns)
 
 
 def _decode_large(table: pa.Table) -> pa.Table:
