@@ -31,7 +31,7 @@ from kept_exactness import exactness
 from kept_results import counts, faults, ratios
 
 from pyspark_timestream.clock.options import TimeOptions
-from pyspark_timestream.commands.metrics.fold import METRICS
+from pyspark_timestream.commands.metrics import METRICS
 from pyspark_timestream.core.options import OptionSpec, option_specs
 from pyspark_timestream.core.session import HOME, INTERPRETER, SETTINGS
 from pyspark_timestream.kafka.options.options import KafkaOptions

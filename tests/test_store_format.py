@@ -25,15 +25,10 @@ from pyspark_tseries import NoSuchEvent, TimeSeries
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model import downsampling
 from pyspark_tseries.model.columns import ERASURE_FIELD, table_schema
+from pyspark_tseries.model.commits import CommitMetadata, attach_metadata, read_metadata
 from pyspark_tseries.model.properties import new_properties
 from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.model.series_index import (
-    CommitMetadata,
-    SeriesIndex,
-    attach_metadata,
-    make_change,
-    read_metadata,
-)
+from pyspark_tseries.model.series_index import SeriesIndex, make_change
 from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.admin_commits import keep_history

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_timestream import advance_time, explain_time
 from pyspark_timestream.commands.explanation import PartitionFacts, StreamExplanation
 from pyspark_timestream.frames import watermark
-from pyspark_timestream.kafka.diagnosis.history import Diagnosis, Kind
+from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, Kind
 from pyspark_timestream.kafka.ranges import Partition
 
 pytestmark = pytest.mark.timeout(300)

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from schema_registry import serve_schema_registry
 
 from pyspark_timestream import BrokerUnreachable, OptionError, measure_lateness
-from pyspark_timestream.commands.lateness.measure import LADDER_US
+from pyspark_timestream.commands.measure_lateness import LADDER_US
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from timestream.progress_events import parse_page, values
 
 from pyspark_timestream import TimeMetrics, advance_time, explain_time
-from pyspark_timestream.kafka.diagnosis.history import Kind
+from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -33,7 +33,7 @@ class ClockReader(DataSourceReader):
         return [InputPartition(0), InputPartition(1)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, int | None]]:
-        from pyspark_timestream.core.worker import find_later_start
+        from pyspark_timestream.core.adapters import find_later_start
 
         yield self._planned_us, find_later_start(self._planned_us)
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark_tseries.maintain.verify import describe
     from pyspark_tseries.spark.correct_late import correct_late
     from pyspark_tseries.spark.source import DefaultSource
-    from pyspark_tseries.storage.head_files import Erasure
+    from pyspark_tseries.storage.erasures import Erasure
 
 __all__ = [
     "BucketQuery",
@@ -98,7 +98,7 @@ _MODULES = {
     "Chart": "client.results",
     "CompactionResult": "maintain.compactor",
     "DefaultSource": "spark.source",
-    "Erasure": "storage.head_files",
+    "Erasure": "storage.erasures",
     "Finding": "errors",
     "Follower": "client.follow",
     "RangeQuery": "client.range_query",

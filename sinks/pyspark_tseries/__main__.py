@@ -40,8 +40,8 @@ from pyspark_tseries.maintain.rollup import RollupOptions, rollup
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.downsampling import parse_aggregate_argument
 from pyspark_tseries.options import author_or_user, parse_argument
+from pyspark_tseries.storage.erasures import Erasure
 from pyspark_tseries.storage.failures import named_failures
-from pyspark_tseries.storage.head_files import Erasure
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer
 from pyspark_tseries.store.store import Store, now_us

@@ -17,9 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark_timestream.commands.explain import explain_time
-    from pyspark_timestream.commands.lateness.measure import measure_lateness
-    from pyspark_timestream.commands.metrics.listener import TimeMetrics
+    from pyspark_timestream.commands.explain_time import explain_time
+    from pyspark_timestream.commands.measure_lateness import measure_lateness
+    from pyspark_timestream.commands.time_metrics import TimeMetrics
     from pyspark_timestream.core.session import configure_spark, spark_settings
     from pyspark_timestream.core.why import why
     from pyspark_timestream.errors import (
@@ -96,11 +96,11 @@ _MODULES: Final = {
     "aggregate_windows": "frames.aggregates",
     **dict.fromkeys(["await_end", "end_stream"], "frames.end"),
     "PunctuatedProducer": "producer.producer",
-    "TimeMetrics": "commands.metrics.listener",
+    "TimeMetrics": "commands.time_metrics",
     "configure_spark": "core.session",
     "spark_settings": "core.session",
-    "explain_time": "commands.explain",
-    "measure_lateness": "commands.lateness.measure",
+    "explain_time": "commands.explain_time",
+    "measure_lateness": "commands.measure_lateness",
     "why": "core.why",
 }
 """The module of each public name that is not an error."""

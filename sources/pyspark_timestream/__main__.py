@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from pyspark_timestream import __version__
+from pyspark_timestream.commands import lateness
 from pyspark_timestream.commands.explanation import explain_checkpoint
-from pyspark_timestream.commands.lateness import command as lateness
 from pyspark_timestream.commands.peek import command as peek
 from pyspark_timestream.commands.watch import command as watch
 from pyspark_timestream.core.why import INTERRUPTED, end_quietly

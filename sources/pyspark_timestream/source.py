@@ -13,9 +13,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_timestream.core.hand_over import HandingReader
-from pyspark_timestream.core.options import choice, option, option_specs, read_options
-from pyspark_timestream.core.worker import (
+from pyspark_timestream.core.adapters import (
+    HandingReader,
     RefusedReader,
     drop_options,
     hide_tracebacks,
@@ -23,6 +22,7 @@ from pyspark_timestream.core.worker import (
     read_definition,
     restore_options,
 )
+from pyspark_timestream.core.options import choice, option, option_specs, read_options
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.options.options import KafkaOptions
 

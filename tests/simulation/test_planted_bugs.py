@@ -17,7 +17,7 @@ from simulation.world import World
 from pyspark_timestream.kafka import reader, task
 from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.driver import driver
-from pyspark_timestream.kafka.offsets import changes, next_offset, offset
+from pyspark_timestream.kafka.offsets import changes, group_metadata, next_offset, offset
 from pyspark_timestream.kafka.writer import stream_writer
 from pyspark_timestream.producer import transactions
 from pyspark_timestream.rules.state import PartitionState
@@ -101,7 +101,7 @@ def a_batch_that_tasks_committed_counts_twice(patch: Patch) -> None:
 
 @bug()
 def a_late_commit_of_an_old_batch_is_taken_for_the_last_one(patch: Patch) -> None:
-    patch.setattr(offset, "_compute_key", lambda batch, partition: 0)
+    patch.setattr(group_metadata, "_compute_key", lambda batch, partition: 0)
 
 
 @bug()

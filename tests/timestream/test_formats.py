@@ -11,15 +11,17 @@ from pathlib import Path
 from timestream.builders import at
 
 from pyspark_timestream.core.checkpoint import check_offset
+from pyspark_timestream.kafka.offsets.group_metadata import (
+    GroupMetadata,
+    decode_group_metadata,
+    encode_group_metadata,
+)
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,
-    GroupMetadata,
     MalformedValues,
     PartitionOffset,
     StreamOffset,
-    decode_group_metadata,
-    encode_group_metadata,
 )
 from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.writer.ledger import Entry

@@ -27,8 +27,14 @@ from pyspark_timestream.core.instants import (
     MINUTE_US,
     to_datetime,
 )
-from pyspark_timestream.core.picture import TimeTick, choose_step, label_ticks, name_date
-from pyspark_timestream.core.report import escape_controls, format_count
+from pyspark_timestream.core.report import (
+    TimeTick,
+    choose_step,
+    escape_controls,
+    format_count,
+    label_ticks,
+    name_date,
+)
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import BoolArray, Int64Array, to_int64
 from pyspark_tseries.model.buckets import DEFAULT_ORIGIN_US, Buckets

@@ -13,18 +13,20 @@ from typing import Final
 
 import numpy as np
 
-from pyspark_timestream.core.picture import (
+from pyspark_timestream.core.report import (
     COLOURS,
     FAINT,
     FONT,
     LETTER,
     PAGES,
     SIZE,
+    cut_text,
     draw_time_axis,
     format_pixel,
+    svg,
     text_width,
+    wrap_text,
 )
-from pyspark_timestream.core.report import cut_text, svg, wrap_text
 from pyspark_tseries.chart.figure import (
     EDITED,
     OVERRIDDEN,

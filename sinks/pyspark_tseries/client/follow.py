@@ -48,8 +48,8 @@ from pyspark_tseries.read.delivery import (
 )
 from pyspark_tseries.read.subscription import Subscription, Wording
 from pyspark_tseries.storage.failures import named_failures
-from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.store import Store
 
 MAX_EVENTS: Final = 50_000

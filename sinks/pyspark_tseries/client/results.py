@@ -25,8 +25,7 @@ from pyspark_timestream.core.instants import (
     parse_duration,
     timedelta_to_us,
 )
-from pyspark_timestream.core.picture import PAGES
-from pyspark_timestream.core.report import html_table
+from pyspark_timestream.core.report import PAGES, html_table
 from pyspark_timestream.core.threads import lazy
 from pyspark_timestream.errors import compose_message, show_value
 from pyspark_tseries.chart.figure import (

@@ -42,9 +42,9 @@ from pyspark_tseries.read.scan import may_hide, select_visible, take_latest_edit
 from pyspark_tseries.read.view import View, list_series
 from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
 from pyspark_tseries.storage.failures import named_failures
-from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import ANY_VALUE, FOOTER_CACHE, RowFilter, read_rows
+from pyspark_tseries.storage.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import duckdb

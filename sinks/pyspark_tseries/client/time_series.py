@@ -54,6 +54,7 @@ from pyspark_tseries.maintain.rollup import RollupOptions, RollupResult, rollup
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.maintain.widen import widen_columns
 from pyspark_tseries.model.columns import INSTANT, fits, is_valid_text, type_name
+from pyspark_tseries.model.commits import is_maintenance_due
 from pyspark_tseries.model.properties import (
     ensure_owner,
     new_properties,
@@ -61,11 +62,10 @@ from pyspark_tseries.model.properties import (
     tseries_properties,
 )
 from pyspark_tseries.model.ranges import RetainedRange, format_range, to_whole
-from pyspark_tseries.model.series_index import is_maintenance_due
 from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.read.view import View
+from pyspark_tseries.storage.erasures import Erasure
 from pyspark_tseries.storage.failures import explain_failure, named_failures
-from pyspark_tseries.storage.head_files import Erasure
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import (
     add_columns,

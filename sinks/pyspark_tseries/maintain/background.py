@@ -29,7 +29,7 @@ from pyspark_tseries.maintain.compactor import (
     merge_file_groups,
 )
 from pyspark_tseries.maintain.erase import remove_erased_bytes
-from pyspark_tseries.model.series_index import COMMITS_PER_MAINTENANCE, is_maintenance_due
+from pyspark_tseries.model.commits import COMMITS_PER_MAINTENANCE, is_maintenance_due
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path

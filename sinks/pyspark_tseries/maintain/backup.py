@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.series_index import CommitId
+from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.storage.head_files import head_chain
 from pyspark_tseries.storage.location import (
     Location,

@@ -46,7 +46,6 @@ from pyspark_tseries.model.series_index import (
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
-from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import (
     ALL_ROWS,
@@ -64,6 +63,7 @@ from pyspark_tseries.storage.row_reader import (
     sample_sizes,
     scan_file,
 )
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import open_as_owner, replace_files
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import series_column

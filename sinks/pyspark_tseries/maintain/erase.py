@@ -52,18 +52,17 @@ from pyspark_tseries.model.series_index import (
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
-from pyspark_tseries.storage.head_files import (
+from pyspark_tseries.storage.erasures import (
     KEY_COLUMNS,
     ErasedKeys,
     Erasure,
     ErasureRecord,
-    Snapshot,
     flag_act,
     flagged_acts,
     read_records,
-    write_head,
     write_record,
 )
+from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.storage.location import (
     Location,
     exclusive,
@@ -73,6 +72,7 @@ from pyspark_tseries.storage.location import (
     sync,
 )
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns, require_owner
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import LogFile, list_log_files

@@ -21,15 +21,8 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import Finding, StoreBusy, UnusableStore
 from pyspark_tseries.model.columns import ERASURE_FIELD
-from pyspark_tseries.model.series_index import (
-    NO_COMMIT,
-    UNKNOWN_WRITERS,
-    CommitMetadata,
-    CtiRecord,
-    SeriesIndex,
-    build_index,
-    min_retained_table,
-)
+from pyspark_tseries.model.commits import NO_COMMIT, UNKNOWN_WRITERS, CommitMetadata, CtiRecord
+from pyspark_tseries.model.series_index import SeriesIndex, build_index, min_retained_table
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.data_files import (
     DataFile,
@@ -38,12 +31,8 @@ from pyspark_tseries.storage.data_files import (
     compute_stats,
     logged_series_bounds,
 )
-from pyspark_tseries.storage.head_files import (
-    list_records,
-    load_index,
-    read_head_metadata,
-    readable_metadata,
-)
+from pyspark_tseries.storage.erasures import list_records
+from pyspark_tseries.storage.head_files import load_index, read_head_metadata, readable_metadata
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, scan_file, scan_state
 from pyspark_tseries.store.admin_commits import replace_files, replace_index, require_owner

@@ -45,11 +45,10 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import INSTANT, file_schema, value_fields
+from pyspark_tseries.model.commits import NO_COMMIT, CommitMetadata
 from pyspark_tseries.model.properties import read_settings
 from pyspark_tseries.model.series_index import (
     MIN_RETAINED_DEFAULTS,
-    NO_COMMIT,
-    CommitMetadata,
     SeriesIndex,
     build_index,
     make_full_table,

@@ -48,15 +48,14 @@ from pyspark_tseries.maintain.rebuild_entries import (
 )
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.arrays import NEVER_US
-from pyspark_tseries.model.series_index import (
+from pyspark_tseries.model.commits import (
     APPLICATION_PREFIX,
     MAX_CLOCK_SKEW_US,
     QUERY_PREFIX,
     CommitMetadata,
-    SeriesIndex,
     check_commit_time,
-    next_metadata,
 )
+from pyspark_tseries.model.series_index import SeriesIndex, next_metadata
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.data_files import DataFile, FileStats, data_files
 from pyspark_tseries.storage.head_files import load_index, readable_metadata

@@ -42,6 +42,7 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.buckets import parse_buckets
 from pyspark_tseries.model.columns import INSTANT, fits, new_value_field, type_name
+from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.model.downsampling import (
     BEGUN,
     CHANGES,
@@ -67,12 +68,11 @@ from pyspark_tseries.model.ranges import (
     format_range,
     min_retained,
 )
-from pyspark_tseries.model.series_index import CommitId
 from pyspark_tseries.read.downsample import downsample
 from pyspark_tseries.read.scan import run_query, sample_series
 from pyspark_tseries.read.view import known_series
+from pyspark_tseries.storage.erasures import read_records
 from pyspark_tseries.storage.failures import named_failures
-from pyspark_tseries.storage.head_files import read_records
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows, scan_file
 from pyspark_tseries.store.admin_commits import describe_change, is_given_up

@@ -35,12 +35,9 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import ERASURE_FIELD, type_name
+from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range, min_retained
-from pyspark_tseries.model.series_index import (
-    MAX_CLOCK_SKEW_US,
-    SeriesIndex,
-    compute_state,
-)
+from pyspark_tseries.model.series_index import SeriesIndex, compute_state
 from pyspark_tseries.storage.data_files import (
     DataFile,
     FileStats,
@@ -48,7 +45,7 @@ from pyspark_tseries.storage.data_files import (
     describe_contents,
     read_footer,
 )
-from pyspark_tseries.storage.head_files import read_records
+from pyspark_tseries.storage.erasures import read_records
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.row_reader import (
     BASE_SCHEMA,

@@ -22,8 +22,9 @@ from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.maintain.compactor import Merge
 from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.columns import is_readable_as, type_name, value_type, widen_field
+from pyspark_tseries.model.commits import read_metadata
 from pyspark_tseries.model.properties import AccessCheck
-from pyspark_tseries.model.series_index import make_full_table, next_metadata, read_metadata
+from pyspark_tseries.model.series_index import make_full_table, next_metadata
 from pyspark_tseries.storage.data_files import (
     DataFile,
     WrittenFile,
@@ -31,9 +32,10 @@ from pyspark_tseries.storage.data_files import (
     read_bounds,
     read_footer,
 )
-from pyspark_tseries.storage.head_files import Snapshot, write_head
+from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.storage.location import bears_tag, list_event_files
 from pyspark_tseries.storage.row_reader import FOOTER_CACHE, Footer
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import allow_local_times, require_owner
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit

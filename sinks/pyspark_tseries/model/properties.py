@@ -14,6 +14,7 @@ from pyspark_timestream.core.instants import format_duration, parse_duration
 from pyspark_timestream.errors import OptionError, compose_message
 from pyspark_tseries.errors import PermissionDenied, UnusableStore
 from pyspark_tseries.model.columns import is_valid_text
+from pyspark_tseries.model.commits import CommitMetadata
 from pyspark_tseries.model.ranges import (
     DEFAULT_INITIAL,
     DEFAULT_RANGE,
@@ -25,7 +26,6 @@ from pyspark_tseries.model.ranges import (
     parse_initial,
     parse_range,
 )
-from pyspark_tseries.model.series_index import CommitMetadata
 
 PERMISSIONS: Final = ("read", "update", "edit", "edit_own", "query_obsolete", "own")
 

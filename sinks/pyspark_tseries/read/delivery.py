@@ -39,8 +39,9 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import event_schema, query_schema, result_schema, show_columns
+from pyspark_tseries.model.commits import CommitId, CtiRecord
 from pyspark_tseries.model.ranges import ALL_SERIES, RetainedRange, SeriesChoice, min_retained
-from pyspark_tseries.model.series_index import STATE_COLUMNS, CommitId, CtiRecord, SeriesIndex
+from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.head_files import load_partial_index
 from pyspark_tseries.storage.location import Location

@@ -35,10 +35,8 @@ from pyspark_tseries.model.downsampling import (
     ALL_EVENTS,
     Aggregate,
     Downsampling,
-    FloatArray,
     result_fields,
     result_type,
-    round_sums,
 )
 from pyspark_tseries.model.ranges import Query, Range
 from pyspark_tseries.model.series_index import SeriesIndex
@@ -51,8 +49,16 @@ from pyspark_tseries.read.scan import (
     take_latest_edits,
 )
 from pyspark_tseries.read.select import make_plain
-from pyspark_tseries.read.states import Folding, Merger, States, encode_groups, parts_of
-from pyspark_tseries.storage.head_files import Snapshot
+from pyspark_tseries.read.states import (
+    FloatArray,
+    Folding,
+    Merger,
+    States,
+    encode_groups,
+    parts_of,
+    round_sums,
+)
+from pyspark_tseries.storage.snapshot import Snapshot
 
 _WEIGHT: Final = 2.0**-60
 """A microsecond in the unit of weights."""

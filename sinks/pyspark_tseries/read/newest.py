@@ -37,7 +37,6 @@ from pyspark_tseries.model.ranges import Query, Range, min_retained
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.scan import stored_columns
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.row_reader import (
     ANY_VALUE,
     BASE_SCHEMA,
@@ -48,6 +47,7 @@ from pyspark_tseries.storage.row_reader import (
     read_files,
     stream_file,
 )
+from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_COUNT: Final = 2**61
 """No series has more events."""

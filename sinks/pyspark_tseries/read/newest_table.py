@@ -33,8 +33,10 @@ from pyspark_tseries.read.newest import (
     read_newest,
 )
 from pyspark_tseries.read.scan import Answer, may_hide, pick_columns
-from pyspark_tseries.storage.head_files import Snapshot, find_erased_series, is_ancestor
+from pyspark_tseries.storage.erasures import find_erased_series
+from pyspark_tseries.storage.head_files import is_ancestor
 from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_KEPT_BYTES: Final = 512 * 1024 * 1024
 """The size of the rows of all tables of a process."""

@@ -58,7 +58,6 @@ from pyspark_tseries.model.ranges import (
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.select import Bounds, Events, compute_bounds, fix_view, make_plain, select
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.row_reader import (
     ANY_VALUE,
     RowFilter,
@@ -66,6 +65,7 @@ from pyspark_tseries.storage.row_reader import (
     read_files,
     stream_file,
 )
+from pyspark_tseries.storage.snapshot import Snapshot
 
 EVALUATED_COLUMNS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
 """The columns that the evaluation of a query reads."""

@@ -6,15 +6,23 @@ states of the same bucket are merged. So memory holds a few pieces in place of a
 merge in any order: sums are rounded once, in the end, and a first or last value goes with its
 place. So no result depends on how events lie in files and pieces.
 
+Doubles are added exactly. A sum is held as a few doubles, its *parts*, whose exact sum it is. To
+add the values of many runs at once, each value is rounded to a multiple of a power of two that is
+so large that no sum of these multiples needs more than 53 bits; then NumPy's additions are exact.
+What rounding has left is treated in the same way, until nothing is left: two or three rounds.
+
 The median, quantiles and the time-weighted mean need the values themselves, which are kept.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,14 +38,7 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.buckets import Buckets
-from pyspark_tseries.model.downsampling import (
-    ALL_EVENTS,
-    Downsampling,
-    Parts,
-    add_exactly,
-    add_parts,
-    is_number,
-)
+from pyspark_tseries.model.downsampling import ALL_EVENTS, Downsampling, is_number
 
 MAX_PENDING_STATES: Final = 500_000
 """Merge states when there are more than this many."""
@@ -59,10 +60,23 @@ _HALF: Final = 32
 _LOW_HALF: Final = (1 << _HALF) - 1
 """A sum of integers is held in two halves, neither of which overflows."""
 
+_NO_NUMBER: Final = "none"
+_HUGE: Final = "huge "
+_LEAST_HUGE: Final = 2.0**900
+_HUGE_SCALE: Final = 256
+"""Huge values are held divided by two to this power, so that no sum of them overflows."""
+
+_MANTISSA_BITS: Final = 53
+
 _ROWS_PER_SEARCH: Final = 250
 _BUCKETS_PER_SEARCH: Final = 0.25
 """Find buckets by searching times if a series has at least so many neighbouring rows, and there are
 at most so many buckets a row."""
+
+FloatArray = npt.NDArray[np.float64]
+
+Parts = Mapping[str, FloatArray]
+"""The parts of sums, by name: numbered ones, `huge` ones, and what is no number."""
 
 Limits = Callable[[pa.Array], tuple[Int64Array, Int64Array]]
 """Series -> the first and last time, both inclusive, that is asked of each."""
@@ -505,3 +519,86 @@ def _reduce_by_arrow(values: pa.Array, runs: Runs, function: str) -> pa.Array:
 def _add(column: pa.Array | pa.ChunkedArray, runs: Runs) -> Int64Array:
     sums: Int64Array = reduce_runs(np.add, to_int64(column), runs.first, runs.sizes)
     return sums
+
+
+def add_exactly(values: FloatArray, first: Int64Array, sizes: Int64Array) -> Parts:
+    """Return the parts of the sum of each run, at least one value from `first` on."""
+    most = _find_largest(values)
+    if most < _LEAST_HUGE:
+        return _split_values(values, most, first, sizes)
+    finite, is_huge = np.isfinite(values), np.abs(values) >= _LEAST_HUGE
+    none = np.where(finite, 0.0, values)
+    huge = np.where(finite & is_huge, values, 0.0) * 2.0**-_HUGE_SCALE
+    usual = np.where(is_huge | ~finite, 0.0, values)
+    return {
+        **_split_values(usual, _find_largest(usual), first, sizes),
+        **_split_values(huge, _find_largest(huge), first, sizes, _HUGE),
+        _NO_NUMBER: _add_runs(none, first, sizes),
+    }
+
+
+def add_parts(parts: Parts, first: Int64Array, sizes: Int64Array) -> Parts:
+    """Return the parts of the sum of the sums of each run."""
+    merged: dict[str, FloatArray] = {}
+    for prefix in ("", _HUGE):
+        if mine := [part for name, part in parts.items() if name.rstrip("0123456789") == prefix]:
+            width, together = len(mine), np.stack(mine, axis=1).ravel()
+            most = _find_largest(together)
+            merged |= _split_values(together, most, first * width, sizes * width, prefix)
+    if _NO_NUMBER in parts:
+        merged[_NO_NUMBER] = _add_runs(parts[_NO_NUMBER], first, sizes)
+    return merged
+
+
+def round_sums(parts: Parts) -> FloatArray:
+    """Return each sum as the nearest double."""
+    usual = [part for name, part in parts.items() if name.isdigit()]
+    # One addition rounds once.
+    sums = usual[0] + usual[1] if len(usual) > 1 else usual[0].copy()
+    if len(usual) > 2:
+        rows = np.flatnonzero(np.any(usual[2:], axis=0))
+        sums[rows] = [math.fsum(cells) for cells in np.stack(usual, axis=1)[rows].tolist()]
+    huge = [part for name, part in parts.items() if name.startswith(_HUGE)]
+    for row in np.flatnonzero(np.any(huge, axis=0)).tolist() if huge else []:
+        above = sum(Fraction(float(part[row])) for part in huge) * 2**_HUGE_SCALE
+        sums[row] = _to_double(above + sum(Fraction(float(part[row])) for part in usual))
+    if _NO_NUMBER in parts:
+        none = parts[_NO_NUMBER]
+        sums = np.where(none != 0, none, sums)
+    return sums
+
+
+def _to_double(total: Fraction) -> float:
+    try:
+        return float(total)
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf
+
+
+def _split_values(
+    values: FloatArray, most: float, first: Int64Array, sizes: Int64Array, prefix: str = ""
+) -> dict[str, FloatArray]:
+    exponent = math.frexp(most)[1]
+    headroom = int(sizes.max()).bit_length() + 1
+    parts: dict[str, FloatArray] = {}
+    rest, multiples = values.copy(), np.empty_like(values)
+    while True:
+        unit = math.ldexp(1.0, exponent + headroom)
+        np.add(rest, unit, out=multiples)
+        np.subtract(multiples, unit, out=multiples)
+        parts[f"{prefix}{len(parts)}"] = _add_runs(multiples, first, sizes)
+        np.subtract(rest, multiples, out=rest)
+        if not rest.any():
+            return parts
+        exponent += headroom - _MANTISSA_BITS
+
+
+def _add_runs(values: FloatArray, first: Int64Array, sizes: Int64Array) -> FloatArray:
+    with np.errstate(invalid="ignore"):
+        return reduce_runs(np.add, values, first, sizes)
+
+
+def _find_largest(values: FloatArray) -> float:
+    """Return the largest magnitude; infinity if a value is NaN."""
+    low, high = float(values.min()), float(values.max())
+    return max(-low, high) if low == low else math.inf

@@ -21,8 +21,9 @@ from pyspark_tseries.model.arrays import (
     split_keys,
     to_int64,
 )
+from pyspark_tseries.model.commits import CtiRecord
 from pyspark_tseries.model.ranges import ALL_SERIES, SeriesChoice, format_range, parse_range
-from pyspark_tseries.model.series_index import STATE_COLUMNS, CtiRecord, SeriesIndex
+from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.read.delivery import (
     Delivery,
     InitialEvents,
@@ -36,9 +37,9 @@ from pyspark_tseries.read.delivery import (
 )
 from pyspark_tseries.read.scan import sample_series
 from pyspark_tseries.read.view import known_series
-from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import describe_change, find_commit_id, is_given_up
 from pyspark_tseries.store.store import Store
 

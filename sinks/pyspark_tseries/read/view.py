@@ -39,9 +39,10 @@ from pyspark_tseries.read.downsample import check_values, downsample, gaps
 from pyspark_tseries.read.newest import asked_count, read_newest_one
 from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, run_query, stream_query, stream_schema
+from pyspark_tseries.storage.erasures import read_records
 from pyspark_tseries.storage.failures import explain_failure, named_failures
-from pyspark_tseries.storage.head_files import Snapshot, read_records
 from pyspark_tseries.storage.row_reader import ANY_VALUE, BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.snapshot import Snapshot
 
 SERIES_SCHEMA: Final = pa.schema(
     [

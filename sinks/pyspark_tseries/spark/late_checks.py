@@ -43,7 +43,7 @@ from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.core.policies import DEFAULT_POLICY, KEEP_ALL, POLICIES
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_tseries.errors import HistoryChanged, StoreMismatch, UpdateFailed
-from pyspark_tseries.model.series_index import (
+from pyspark_tseries.model.commits import (
     BATCH_WRITES,
     QUERY_PREFIX,
     UNKNOWN_WRITERS,

@@ -1,7 +1,7 @@
 """The readers of Spark's batch reads and subscriptions.
 
 Spark keeps the reader and its partitions for later evaluations of the same DataFrame; see
-`pyspark_timestream.core.worker`. All tasks of an evaluation must see the same commits (semantics
+`pyspark_timestream.core.adapters`. All tasks of an evaluation must see the same commits (semantics
 21.10). They know when it began by the driver's clock, and every log entry has a time, so each task
 takes the last entry up to then and finds the same one whenever it asks. An entry can become visible
 shortly after its time, so an early task waits.
@@ -25,10 +25,16 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyspark_timestream.core.adapters import (
+    MAX_BYTES,
+    HandingReader,
+    can_be_taken,
+    collect_rows,
+    find_later_start,
+    hide_tracebacks,
+)
 from pyspark_timestream.core.checkpoint import is_initial_offset
-from pyspark_timestream.core.hand_over import MAX_BYTES, HandingReader, can_be_taken, collect_rows
 from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.core.worker import find_later_start, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore
 from pyspark_tseries.model.arrays import (
@@ -37,10 +43,10 @@ from pyspark_tseries.model.arrays import (
     split_keys,
 )
 from pyspark_tseries.model.columns import INSTANT, result_schema, show_columns, type_name
+from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query
-from pyspark_tseries.model.series_index import BATCH_WRITES, UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.options import SubscribeOptions
 from pyspark_tseries.read.delivery import (
     MAX_ROWS_PER_BATCH,
@@ -55,8 +61,8 @@ from pyspark_tseries.read.newest import asked_count, newest_in
 from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_visible, stored_columns
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.failures import explain_failure
-from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.snapshot import Snapshot
 
 LOCAL_VISIBILITY_DELAY_US: Final = 50_000
 """A local log entry becomes visible within this time: file systems have coarse clocks."""

@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
-from pyspark_timestream.core.worker import (
+from pyspark_timestream.core.adapters import (
     RefusedReader,
     drop_options,
     freeze_objects,
@@ -58,7 +58,7 @@ from pyspark_tseries.spark.late_checks import check_before_batch, find_checkpoin
 from pyspark_tseries.spark.readers import RangeReader, SubscriptionReader, check_schema
 from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
 from pyspark_tseries.storage.failures import explain_failure
-from pyspark_tseries.storage.head_files import Snapshot
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.rows import plan_rows

@@ -20,15 +20,15 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from pyspark_timestream.core.adapters import freeze_objects, hide_tracebacks
 from pyspark_timestream.core.checkpoint import (
     entry_path,
     read_entry,
 )
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
-from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
-from pyspark_tseries.model.series_index import (
+from pyspark_tseries.model.commits import (
     APPLICATION_PREFIX,
     QUERY_PREFIX,
     CommitId,

@@ -24,20 +24,18 @@ import pyarrow as pa
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import BlockColumns, Int64Array
 from pyspark_tseries.model.columns import find_unit
-from pyspark_tseries.model.properties import AccessCheck, Policy, format_policy, read_settings
-from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained
-from pyspark_tseries.model.series_index import (
+from pyspark_tseries.model.commits import (
     COMMITS_PER_FILE,
     NO_COMMIT,
     CommitId,
     CommitMetadata,
-    SeriesIndex,
-    make_full_table,
-    next_metadata,
     pack_ids,
     read_metadata,
     unpack_ids,
 )
+from pyspark_tseries.model.properties import AccessCheck, Policy, format_policy, read_settings
+from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained
+from pyspark_tseries.model.series_index import SeriesIndex, make_full_table, next_metadata
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.head_files import readable_metadata, write_head
 from pyspark_tseries.storage.location import Location, parse_location, sync

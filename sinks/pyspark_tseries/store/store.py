@@ -29,18 +29,18 @@ from pyspark_timestream.core.threads import begin_in_forks
 from pyspark_tseries.errors import NoSuchStore, StoreBusy
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.columns import table_schema, value_fields
-from pyspark_tseries.model.properties import Policy, StoreSettings
-from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range
-from pyspark_tseries.model.series_index import (
+from pyspark_tseries.model.commits import (
     NO_COMMIT,
     CommitMetadata,
-    SeriesIndex,
     check_commit_time,
     is_clock_suspicious,
 )
+from pyspark_tseries.model.properties import Policy, StoreSettings
+from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range
+from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.failures import away_error
-from pyspark_tseries.storage.head_files import LastIndex, Snapshot, head_path, read_head_metadata
+from pyspark_tseries.storage.head_files import LastIndex, head_path, read_head_metadata
 from pyspark_tseries.storage.location import (
     RANDOM_BITS,
     Location,
@@ -49,6 +49,7 @@ from pyspark_tseries.storage.location import (
     parse_location,
     tagged_id,
 )
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.log import (
     Log,
     create_table,

@@ -32,19 +32,20 @@ from pyspark_timestream.core.threads import lazy
 from pyspark_tseries.errors import ConditionFailed, NoSuchEvent, ReplayDiffers
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_names
 from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT, widen_rows
+from pyspark_tseries.model.commits import APPLICATION_PREFIX
 from pyspark_tseries.model.properties import AccessCheck, StoreSettings
 from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange, min_retained
 from pyspark_tseries.model.series_index import (
-    APPLICATION_PREFIX,
     SeriesIndex,
     advance_index,
     make_change,
     next_metadata,
 )
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile, to_data_file, write_events
-from pyspark_tseries.storage.head_files import Snapshot, head_path, write_head
+from pyspark_tseries.storage.head_files import head_path, write_head
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.write.numbering import (
     Counts,
     FutureLimit,

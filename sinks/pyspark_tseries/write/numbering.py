@@ -48,14 +48,9 @@ from pyspark_tseries.model.columns import (
     ORIGINAL_FIELDS,
     event_schema,
 )
+from pyspark_tseries.model.commits import CommitMetadata, name_writer
 from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.model.series_index import (
-    CommitMetadata,
-    OneSeries,
-    SeriesIndex,
-    make_change,
-    name_writer,
-)
+from pyspark_tseries.model.series_index import OneSeries, SeriesIndex, make_change
 from pyspark_tseries.storage.data_files import (
     ROWS_PER_GROUP,
     FileStats,

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import NEVER_US, UNTIMED, Int64Array
-from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
+from pyspark_tseries.model.commits import CommitMetadata
+from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import WrittenFile, rows_for_bytes
 from pyspark_tseries.storage.head_files import last_index
 from pyspark_tseries.storage.location import Location

@@ -34,6 +34,7 @@ from pyspark_timestream.clock.options import (
     has_ended,
     read_time_options,
 )
+from pyspark_timestream.core.adapters import HandingReader, hide_tracebacks
 from pyspark_timestream.core.checkpoint import (
     FORMAT_VERSION,
     INITIAL_OFFSET,
@@ -42,9 +43,7 @@ from pyspark_timestream.core.checkpoint import (
     is_initial_offset,
     is_instant,
 )
-from pyspark_timestream.core.hand_over import HandingReader
 from pyspark_timestream.core.instants import INSTANT, format_instant
-from pyspark_timestream.core.worker import hide_tracebacks
 from pyspark_timestream.errors import OptionError
 
 TIME_SCHEMA: Final = (

@@ -3,7 +3,7 @@
 `explain_checkpoint` gathers an `Explanation`: the facts of each stream (`explain_stream`), and the
 state that waits. It is shown as text (`format_stream`), or with a picture (`draw_stream`), a row
 per partition over an axis of application time: a bar up to its CTI, a circle at its newest event,
-and a dashed line at the stream's CTI, drawn as the pages of `watch` draw them (`core.picture`).
+and a dashed line at the stream's CTI, drawn as the pages of `watch` draw them (`core.report`).
 Partitions that a diagnosis names are coloured *and* marked in words.
 
 A query's progress has the size of each operator's state. A Spark session can read the state itself
@@ -18,17 +18,14 @@ from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import SECOND_US, format_duration, format_instant
-from pyspark_timestream.core.picture import (
+from pyspark_timestream.core.report import (
     FAINT,
     FONT,
     SIZE,
     TimeScale,
+    align,
     draw_lane,
     draw_time_axis,
-    utc_ticks,
-)
-from pyspark_timestream.core.report import (
-    align,
     format_count,
     format_time,
     html_table,
@@ -36,15 +33,15 @@ from pyspark_timestream.core.report import (
     paragraph,
     shorten_duration,
     svg,
+    utc_ticks,
 )
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
+from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, list_counts
 from pyspark_timestream.kafka.diagnosis.history import (
-    Diagnosis,
     History,
     build_histories,
     count_remaining,
     find_unchanged_since,
-    list_counts,
     read_offset_log,
 )
 from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons

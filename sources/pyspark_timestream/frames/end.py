@@ -24,8 +24,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructField, StructType
 
+from pyspark_timestream.core.adapters import hide_tracebacks
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS, parse_offset
-from pyspark_timestream.core.worker import hide_tracebacks
 from pyspark_timestream.errors import compose_message
 
 _VARIABLES: Final = ("TMPDIR", "TEMP", "TMP")

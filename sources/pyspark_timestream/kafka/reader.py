@@ -21,11 +21,17 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyspark_timestream.core.adapters import (
+    HandingReader,
+    can_be_taken,
+    collect_rows,
+    freeze_objects,
+    hide_tracebacks,
+    log_like_spark,
+)
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
-from pyspark_timestream.core.hand_over import HandingReader, can_be_taken, collect_rows
 from pyspark_timestream.core.session import find_wrong_settings
 from pyspark_timestream.core.window_fold import fold_rows
-from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
 from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
@@ -39,12 +45,8 @@ from pyspark_timestream.kafka.decode.payload import check_schemas, required_colu
 from pyspark_timestream.kafka.decode.records import Projection, ReadRange
 from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
-from pyspark_timestream.kafka.offsets.offset import (
-    StreamOffset,
-    check_stream_offset,
-    encode_group_metadata,
-    group_name,
-)
+from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata, group_name
+from pyspark_timestream.kafka.offsets.offset import StreamOffset, check_stream_offset
 from pyspark_timestream.kafka.offsets.positions import resolve_ends, resolve_starts
 from pyspark_timestream.kafka.offsets.tasks import (
     ReadSlice,

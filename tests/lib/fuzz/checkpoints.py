@@ -21,7 +21,7 @@ from fuzz.mutations import damage_bytes, damage_json, damage_json_text
 from fuzz.options import any_text
 from pyspark_timestream.clock.options import Ticks
 from pyspark_timestream.commands.explanation import explain_checkpoint
-from pyspark_timestream.commands.metrics.listener import TimeMetrics
+from pyspark_timestream.commands.time_metrics import TimeMetrics
 from pyspark_timestream.commands.watch.command import format_text, to_json
 from pyspark_timestream.commands.watch.follow import CheckpointFollower
 from pyspark_timestream.commands.watch.page import render_sections
@@ -29,13 +29,13 @@ from pyspark_timestream.core.checkpoint import LogEntry, check_offset, find_mist
 from pyspark_timestream.core.why import is_own_error
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.driver import driver
-from pyspark_timestream.kafka.offsets.offset import (
-    MalformedValues,
+from pyspark_timestream.kafka.offsets.group_metadata import (
     decode_group_metadata,
     encode_group_metadata,
 )
+from pyspark_timestream.kafka.offsets.offset import MalformedValues
 from pyspark_timestream.kafka.writer.ledger import Entry
-from pyspark_tseries.model.series_index import CommitId
+from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.read.delivery import Position
 
 SHARES: Final = [

@@ -28,8 +28,8 @@ _PLACES: Final = {
     "commits_per_file": "pyspark_tseries.store.admin_commits.COMMITS_PER_FILE",
     "silence_s": "pyspark_tseries.storage.location.MAX_SILENCE_S",
     "checkpoint_interval": "pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL",
-    "idle_us": "pyspark_tseries.model.series_index.MAX_IDLE_US",
-    "credible_us": "pyspark_tseries.model.series_index._MIN_CREDIBLE_US",
+    "idle_us": "pyspark_tseries.model.commits.MAX_IDLE_US",
+    "credible_us": "pyspark_tseries.model.commits._MIN_CREDIBLE_US",
 }
 
 

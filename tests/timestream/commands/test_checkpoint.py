@@ -10,7 +10,7 @@ from timestream.histories import history, share, state
 from pyspark_timestream.__main__ import main
 from pyspark_timestream.commands.explanation import explain_checkpoint
 from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
-from pyspark_timestream.kafka.diagnosis.history import Kind
+from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 
 
 def checkpoint(root, *batches, sources=(), committed=True):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from pyspark_timestream.commands.explain import find_plan_mistakes, find_progress_mistake
-from pyspark_timestream.kafka.diagnosis.history import Kind
+from pyspark_timestream.commands.explain_time import find_plan_mistakes, find_progress_mistake
+from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 
 pytestmark = pytest.mark.spark
 

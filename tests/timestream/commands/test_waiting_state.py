@@ -15,7 +15,7 @@ from pyspark_timestream.commands.explanation import (
     find_due_time,
     read_operators,
 )
-from pyspark_timestream.commands.metrics.fold import read_watermark
+from pyspark_timestream.commands.metrics import read_watermark
 from pyspark_timestream.core.instants import parse_instant
 
 NOON = "2024-01-01T12:00:00Z"

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_timestream.core.worker import (
+from pyspark_timestream.core.adapters import (
     drop_options,
     keep_options,
     read_definition,

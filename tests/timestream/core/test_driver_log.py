@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pyspark_timestream.core.worker import SparkFormatter, log_like_spark
+from pyspark_timestream.core.adapters import SparkFormatter, log_like_spark
 
 
 @pytest.fixture

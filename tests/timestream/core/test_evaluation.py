@@ -3,7 +3,7 @@
 import pytest
 from spark_task import in_task
 
-from pyspark_timestream.core.worker import find_later_start, read_start_time
+from pyspark_timestream.core.adapters import find_later_start, read_start_time
 
 pytestmark = pytest.mark.spark
 

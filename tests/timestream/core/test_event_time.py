@@ -12,18 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_timestream.clock.options import read_time_options
-from pyspark_timestream.core.event_time import (
-    read_number_times,
-    read_record_times,
-    read_text_times,
-    read_value_times,
-)
 from pyspark_timestream.core.instants import (
     FINAL_US,
     MIN_US,
     format_instant,
     from_datetime,
     parse_instant,
+    read_number_times,
+    read_record_times,
+    read_text_times,
+    read_value_times,
 )
 from pyspark_timestream.producer.marks import parse_mark_time
 from pyspark_tseries.model.ranges import Point, parse_anchor

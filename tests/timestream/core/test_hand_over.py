@@ -31,7 +31,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyspark_timestream.core.hand_over import (
+from pyspark_timestream.core.adapters import (
     CAN_HAND_OVER,
     HandingReader,
     can_be_taken,

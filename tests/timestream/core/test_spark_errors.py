@@ -25,7 +25,7 @@ from pyspark.util import handle_worker_exception
 import pyspark_timestream
 import pyspark_tseries
 from pyspark_timestream import OptionError, TimestreamError
-from pyspark_timestream.core.worker import hide_tracebacks
+from pyspark_timestream.core.adapters import hide_tracebacks
 from pyspark_tseries import TseriesError
 
 pytestmark = pytest.mark.spark

@@ -246,7 +246,7 @@ def test_a_connection_that_spark_closes_at_the_end_of_a_query_prints_no_tracebac
 import __main__
 import traceback
 from importlib.machinery import ModuleSpec
-from pyspark_timestream.core.worker import hide_tracebacks
+from pyspark_timestream.core.adapters import hide_tracebacks
 @hide_tracebacks
 class Writer:
     def write(self): pass

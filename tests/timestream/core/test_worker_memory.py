@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import gc
-from pyspark_timestream.core.worker import freeze_objects
+from pyspark_timestream.core.adapters import freeze_objects
 
 before = len(gc.get_objects())
 freeze_objects()

@@ -7,12 +7,8 @@ import pytest
 
 from pyspark_tseries import InvalidQuery, NoSuchEvent, PermissionDenied, TimeSeries
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.model.series_index import (
-    SeriesIndex,
-    apply_change,
-    attach_metadata,
-    make_change,
-)
+from pyspark_tseries.model.commits import attach_metadata
+from pyspark_tseries.model.series_index import SeriesIndex, apply_change, make_change
 from pyspark_tseries.read.view import list_series
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.store.store import Store

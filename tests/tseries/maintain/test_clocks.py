@@ -19,8 +19,8 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.rebuild_entries import correct_times
 from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.commits import check_commit_time, is_clock_suspicious
 from pyspark_tseries.model.ranges import parse_range
-from pyspark_tseries.model.series_index import check_commit_time, is_clock_suspicious
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.store import Store, now_us

@@ -18,11 +18,11 @@ from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair import REPAIR_STEPS, repair
 from pyspark_tseries.maintain.verify import CompactionHorizon, find_violations, verify
 from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.model.commits import attach_metadata
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
     apply_change,
-    attach_metadata,
     combine_states,
     compute_state,
     state_to_change,

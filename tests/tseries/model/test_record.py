@@ -10,7 +10,7 @@ from tseries.builders import batch, new_store
 
 from pyspark_tseries import OutOfOrder, TimeSeries, UpdateFailed
 from pyspark_tseries.__main__ import main
-from pyspark_tseries.model.series_index import (
+from pyspark_tseries.model.commits import (
     MAX_HISTORY,
     CtiRecord,
     attach_metadata,
@@ -94,7 +94,7 @@ def test_record_goes_through_a_head_file_and_damage_is_found(steps):
 
 
 def _schema(record):
-    from pyspark_tseries.model.series_index import NO_COMMIT
+    from pyspark_tseries.model.commits import NO_COMMIT
 
     return attach_metadata(pa.table({"x": [1]}), replace(NO_COMMIT, commit=3, ctis=record)).schema
 

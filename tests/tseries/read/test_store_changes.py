@@ -5,7 +5,7 @@ import pytest
 from pyspark.sql.types import StructType
 from tseries.builders import VALUE, batch, new_store
 
-from pyspark_timestream.core.worker import RefusedReader
+from pyspark_timestream.core.adapters import RefusedReader
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries import IncompatibleValue, PermissionDenied, TimeSeries
 from pyspark_tseries.model.columns import find_later_columns, result_schema

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_tseries.errors import StorageFailed, StoreMismatch
+from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.model.ranges import UNLIMITED
-from pyspark_tseries.model.series_index import CommitId
 from pyspark_tseries.spark.late_checks import (
     check_before_batch,
     check_in_commit,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 from tseries.spark_calls import Query as Writer
 
-from pyspark_timestream.core import hand_over
+from pyspark_timestream.core import adapters
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.spark import readers
@@ -139,7 +139,7 @@ def test_after_a_batch_that_was_too_large_half_as_many_events_are_read_here(
     store = new_store(tmp_path / "s")
     query = Query(tmp_path / "s")
     monkeypatch.setattr(
-        readers, "collect_rows", lambda rows: hand_over.collect_rows(rows, max_bytes=1_500)
+        readers, "collect_rows", lambda rows: adapters.collect_rows(rows, max_bytes=1_500)
     )
     found = []
     for events in (2, 30, 16, 15, 2):

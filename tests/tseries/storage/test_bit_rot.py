@@ -21,13 +21,8 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import check_file, verify
 from pyspark_tseries.model.columns import query_schema
-from pyspark_tseries.model.series_index import (
-    NO_COMMIT,
-    SeriesIndex,
-    advance_index,
-    make_change,
-    seal,
-)
+from pyspark_tseries.model.commits import NO_COMMIT, with_checksum
+from pyspark_tseries.model.series_index import SeriesIndex, advance_index, make_change
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage.data_files import (
     checksum_placeholder,
@@ -200,7 +195,7 @@ def test_a_flipped_bit_of_a_stores_head_is_named_and_mended(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"x" * 900, seal(b"x" * 900 + b"\xff" * 4 + bytes(4)), "no note", "other note"],
+    [b"", b"x" * 900, with_checksum(b"x" * 900 + b"\xff" * 4 + bytes(4)), "no note", "other note"],
 )
 def test_a_head_of_another_form_is_named(tmp_path, content):
     store = new_store(tmp_path / "s")
@@ -208,7 +203,7 @@ def test_a_head_of_another_form_is_named(tmp_path, content):
     store.refresh()
     path = head_path(store.location, store.head_id())
     if isinstance(content, str):
-        note = {} if content == "no note" else {"tseries": seal(b'{"x": 1}')}
+        note = {} if content == "no note" else {"tseries": with_checksum(b'{"x": 1}')}
         table = pa.table({"series": ["a"]}).replace_schema_metadata(note)
         write_head(store.location, store.head_id(), table)
     else:

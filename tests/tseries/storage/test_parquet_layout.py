@@ -6,7 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 from tseries.builders import staged
 
-from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
+from pyspark_tseries.model.commits import CommitMetadata
+from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import write_events
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.write.numbering import build_events, number_rows

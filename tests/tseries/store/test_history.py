@@ -17,8 +17,8 @@ from pyspark_tseries.errors import HistoryChanged, ReplayDiffers, StoreMismatch,
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair import repair
+from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitId, pack_ids, unpack_ids
 from pyspark_tseries.model.properties import parse_policy
-from pyspark_tseries.model.series_index import COMMITS_PER_FILE, CommitId, pack_ids, unpack_ids
 from pyspark_tseries.store import admin_commits
 from pyspark_tseries.store.admin_commits import (
     add_columns,

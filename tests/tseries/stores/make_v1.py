@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tseries.builders import batch, new_store
 
-from pyspark_tseries.model.series_index import CommitId
+from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.read.delivery import Position
 
 HOUR_US = 3_600_000_000

@@ -30,19 +30,20 @@ from tseries.large_batches import (
 from tseries.limits import set_limits
 from tseries.meetings import Meeting, rival
 
-from pyspark_timestream.core.worker import freeze_objects
+from pyspark_timestream.core.adapters import freeze_objects
 from pyspark_tseries.errors import NoSuchEvent, PermissionDenied, UpdateFailed
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.commits import CommitMetadata
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
+from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import head_files
 from pyspark_tseries.storage.data_files import to_data_file
-from pyspark_tseries.storage.head_files import Snapshot
 from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as batches_module

@@ -25,13 +25,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.core.event_time import (
+from pyspark_timestream.core.instants import (
+    DAY_US,
+    PROBABLE_US,
     TIME_UNITS,
     Times,
     read_record_times,
     read_value_times,
 )
-from pyspark_timestream.core.instants import DAY_US, PROBABLE_US
 from pyspark_timestream.errors import SchemaRegistryError
 from pyspark_timestream.kafka.decode.avro.schemas import (
     ParsedSchema,

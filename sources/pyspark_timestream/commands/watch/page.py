@@ -36,11 +36,12 @@ from pyspark_timestream.commands.watch.follow import (
 )
 from pyspark_timestream.commands.watch.sample import COLUMNS, Sample
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, format_instant
-from pyspark_timestream.core.picture import TimeScale, draw_lane
 from pyspark_timestream.core.report import (
+    TimeScale,
     age_html,
     begin_sentence,
     cut_text,
+    draw_lane,
     format_count,
     format_time,
     html_table,
@@ -48,7 +49,7 @@ from pyspark_timestream.core.report import (
     svg,
     to_html,
 )
-from pyspark_timestream.kafka.diagnosis.history import Diagnosis, Kind
+from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, Kind
 from pyspark_timestream.kafka.offsets.changes import Change
 
 _LETTERS: Final = 19

@@ -53,7 +53,7 @@ from pyspark_timestream.kafka.client.errors import (
 )
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
-from pyspark_timestream.kafka.offsets.offset import describe_missing_states
+from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_states
 from pyspark_timestream.kafka.options.keys import read_client_settings
 from pyspark_timestream.kafka.options.options import (
     TIME_SETTINGS,

@@ -62,7 +62,7 @@ from pyspark_timestream.kafka.client.errors import (
 )
 from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
-from pyspark_timestream.kafka.offsets.offset import describe_missing_states, drop_state
+from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_states, drop_state
 from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range

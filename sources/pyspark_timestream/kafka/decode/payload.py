@@ -9,14 +9,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.event_time import (
+from pyspark_timestream.core.instants import (
+    INSTANT,
+    NEVER,
+    Instants,
+    Mask,
     Times,
     read_record_times,
     read_record_timestamps,
     read_text_times,
     read_value_times,
 )
-from pyspark_timestream.core.instants import INSTANT, NEVER, Instants, Mask
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.columns import strip_key_prefix
 from pyspark_timestream.kafka.decode.formats import (

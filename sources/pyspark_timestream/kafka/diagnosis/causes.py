@@ -10,23 +10,25 @@ from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.instants import format_duration, format_instant, round_duration
-from pyspark_timestream.kafka.diagnosis.history import (
+from pyspark_timestream.kafka.diagnosis.diagnoses import (
     BOUNDED_RUN_ADVICE,
     MOST,
     REPEATED_RUN_ADVICE,
     WRITER_CLOCK_ADVICE,
-    BatchRecord,
     Diagnosis,
-    History,
     Kind,
     add_details,
+    name_partitions,
+    recall_warnings,
+)
+from pyspark_timestream.kafka.diagnosis.history import (
+    BatchRecord,
+    History,
     count_remaining,
     find_blocking_partitions,
     find_silent_writers,
     find_since,
     find_unchanged_since,
-    name_partitions,
-    recall_warnings,
 )
 from pyspark_timestream.kafka.diagnosis.mistakes import (
     describe_time_options,

@@ -28,17 +28,19 @@ from pyspark_timestream.core.policies import (
     find_future_policy,
     find_policy,
 )
-from pyspark_timestream.kafka.diagnosis.history import (
+from pyspark_timestream.kafka.diagnosis.diagnoses import (
     NEXT_STEPS,
-    BatchRecord,
     Diagnosis,
-    History,
     Kind,
-    count_remaining,
-    find_since,
     list_counts,
     name_partitions,
     sort_by_count,
+)
+from pyspark_timestream.kafka.diagnosis.history import (
+    BatchRecord,
+    History,
+    count_remaining,
+    find_since,
 )
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import has_stream_ended

@@ -14,8 +14,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.core.event_time import TIME_UNITS, read_number_times
-from pyspark_timestream.core.instants import PROBABLE_US, format_instant
+from pyspark_timestream.core.instants import (
+    PROBABLE_US,
+    TIME_UNITS,
+    format_instant,
+    read_number_times,
+)
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.records import (

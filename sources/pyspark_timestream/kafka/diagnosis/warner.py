@@ -9,16 +9,16 @@ from typing import Final, Protocol, TypeVar
 from pyspark_timestream.kafka.decode.payload import find_unused_unit, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, Projection, RecordBlock
 from pyspark_timestream.kafka.diagnosis.causes import find_warnings
-from pyspark_timestream.kafka.diagnosis.history import (
+from pyspark_timestream.kafka.diagnosis.diagnoses import (
     MOST,
     REPEATED_RUN_ADVICE,
-    BatchRecord,
     Diagnosis,
     Kind,
     find_new_warnings,
     recall_warnings,
     update_warnings,
 )
+from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.diagnosis.mistakes import (
     find_malformed_events,
     find_malformed_values,
@@ -30,13 +30,13 @@ from pyspark_timestream.kafka.diagnosis.samples import (
     describe_values,
     has_field_timestamp,
 )
+from pyspark_timestream.kafka.offsets.group_metadata import group_name
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
     MalformedValues,
     PartitionOffset,
     StreamOffset,
     Warnings,
-    group_name,
 )
 from pyspark_timestream.kafka.offsets.positions import name_other_unit
 from pyspark_timestream.kafka.options.options import KafkaOptions

@@ -35,7 +35,7 @@ from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas
 from pyspark_timestream.kafka.decode.records import Projection
-from pyspark_timestream.kafka.diagnosis.history import recall_warnings
+from pyspark_timestream.kafka.diagnosis.diagnoses import recall_warnings
 from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.driver.end_states import (
     EndStates,
@@ -56,6 +56,7 @@ from pyspark_timestream.kafka.offsets.changes import (
     compare_settings,
     find_change,
 )
+from pyspark_timestream.kafka.offsets.group_metadata import group_name
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.next_offset import (
     build_progress,
@@ -66,7 +67,6 @@ from pyspark_timestream.kafka.offsets.next_offset import (
 from pyspark_timestream.kafka.offsets.offset import (
     StreamOffset,
     check_stream_offset,
-    group_name,
     read_recorded_offset,
 )
 from pyspark_timestream.kafka.offsets.positions import (

@@ -15,20 +15,19 @@ from pyspark_timestream.core.session import REQUIRED_SETTINGS, suggest_fix
 from pyspark_timestream.errors import LOSS_ADVICE, DataLost
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.diagnosis.history import (
+from pyspark_timestream.kafka.diagnosis.diagnoses import (
     Diagnosis,
     Kind,
     name_partitions,
     recall_warnings,
 )
-from pyspark_timestream.kafka.offsets.offset import (
+from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
-    MalformedValues,
-    StreamOffset,
     decode_group_metadata,
     describe_missing_states,
     group_name,
 )
+from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
 from pyspark_timestream.kafka.task import RangeEnd, compute_end_state

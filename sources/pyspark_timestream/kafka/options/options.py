@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
-from pyspark_timestream.core.event_time import TIME_UNITS
+from pyspark_timestream.core.instants import TIME_UNITS
 from pyspark_timestream.core.options import (
     OptionSpec,
     Parser,

@@ -27,6 +27,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_timestream.core.adapters import freeze_objects, hide_tracebacks, log_like_spark
 from pyspark_timestream.core.checkpoint import (
     entry_path,
     find_location,
@@ -35,7 +36,6 @@ from pyspark_timestream.core.checkpoint import (
     resolve_directory,
 )
 from pyspark_timestream.core.instants import FINAL_US, format_instant
-from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
 from pyspark_timestream.errors import (
     BrokerUnreachable,
     CheckpointUnreadable,

@@ -22,10 +22,7 @@ from timestream.histories import (
 from pyspark_timestream.commands.explanation import explain_stream, format_stream
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose, find_warnings
-from pyspark_timestream.kafka.diagnosis.history import (
-    Kind,
-    name_partitions,
-)
+from pyspark_timestream.kafka.diagnosis.diagnoses import Kind, name_partitions
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,

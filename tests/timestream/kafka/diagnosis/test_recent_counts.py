@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.builders import at, options
 
-from pyspark_timestream.kafka.diagnosis.history import Kind
+from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 from pyspark_timestream.kafka.diagnosis.warner import (
     RecentCounts,
     find_recent_mistakes,

@@ -8,7 +8,7 @@ import pytest
 from timestream.builders import at, block, options, projection
 
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.diagnosis.history import Kind, find_new_warnings, recall_warnings
+from pyspark_timestream.kafka.diagnosis.diagnoses import Kind, find_new_warnings, recall_warnings
 from pyspark_timestream.kafka.diagnosis.warner import (
     Warner,
     find_improbable_bounds,

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_timestream.kafka.diagnosis.history import (
+from pyspark_timestream.kafka.diagnosis.diagnoses import (
     Diagnosis,
     Kind,
     add_details,

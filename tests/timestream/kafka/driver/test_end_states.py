@@ -6,15 +6,10 @@ from dataclasses import replace
 import pytest
 from timestream.builders import at
 
-from pyspark_timestream.kafka.diagnosis.history import Kind, update_warnings
+from pyspark_timestream.kafka.diagnosis.diagnoses import Kind, update_warnings
 from pyspark_timestream.kafka.driver.end_states import find_end_states
-from pyspark_timestream.kafka.offsets.offset import (
-    MalformedValues,
-    PartitionOffset,
-    StreamOffset,
-    drop_state,
-    encode_group_metadata,
-)
+from pyspark_timestream.kafka.offsets.group_metadata import drop_state, encode_group_metadata
+from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState, WriterState
 
 THREE = MalformedValues.from_reasons({"syntax": 3})

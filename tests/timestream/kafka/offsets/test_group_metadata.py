@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
 
-from pyspark_timestream.kafka.diagnosis.history import NEXT_STEPS
-from pyspark_timestream.kafka.offsets import offset as offsets
-from pyspark_timestream.kafka.offsets.offset import (
+from pyspark_timestream.kafka.diagnosis.diagnoses import NEXT_STEPS
+from pyspark_timestream.kafka.offsets import group_metadata
+from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
-    MalformedValues,
-    PartitionOffset,
-    StreamOffset,
     decode_group_metadata,
     drop_state,
     encode_group_metadata,
 )
+from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState, WriterState
 
 PART = at(0, "orders")
@@ -173,7 +171,7 @@ def test_any_state_comes_back_as_it_was(start, end):
 
 def refusal(text, start):
     try:
-        offsets._unpack(text, start)
+        group_metadata._unpack(text, start)
     except ValueError as error:
         return str(error)
     return "none"
@@ -182,7 +180,7 @@ def refusal(text, start):
 @given(states, states, st.data())
 @settings(max_examples=300, deadline=None)
 def test_any_damage_to_a_packed_clock_is_refused_by_name(start, end, data):
-    good = offsets._pack(end, start)
+    good = group_metadata._pack(end, start)
     place, letter = data.draw(st.integers(0, len(good))), data.draw(st.text(max_size=5))
     bad = good[:place] + letter + good[place + data.draw(st.integers(0, 5)) :]
     # There is no checksum: a state of the same form may come of it.
@@ -227,7 +225,7 @@ def packed(text):
 )
 def test_a_packed_clock_of_another_form_is_refused_by_name(text, reason):
     with pytest.raises(ValueError, match=f"the packed clock cannot be read: .*{reason}"):
-        offsets._unpack(text, PartitionState())
+        group_metadata._unpack(text, PartitionState())
 
 
 MINUTE_US = 60_000_000

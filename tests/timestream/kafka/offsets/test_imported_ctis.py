@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.builders import at, block, options
 
-from pyspark_timestream.core.event_time import TIME_UNITS
-from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.core.instants import FINAL_US, TIME_UNITS
 from pyspark_timestream.errors import DataLost, OptionError
 from pyspark_timestream.kafka.driver.importer import CtiImporter, derive_import_options
 from pyspark_timestream.kafka.offsets.imported_ctis import (

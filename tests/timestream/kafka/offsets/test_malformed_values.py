@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 from timestream.builders import at, block, options, projection
 
 from pyspark_timestream.kafka.decode.records import RECORD_REASONS
-from pyspark_timestream.kafka.diagnosis.history import NEXT_STEPS
+from pyspark_timestream.kafka.diagnosis.diagnoses import NEXT_STEPS
 from pyspark_timestream.kafka.driver.end_states import find_end_states
+from pyspark_timestream.kafka.offsets.group_metadata import drop_state, encode_group_metadata
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
     MalformedValues,
     PartitionOffset,
     StreamOffset,
-    drop_state,
-    encode_group_metadata,
 )
 from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import run_task

@@ -27,11 +27,11 @@ from timestream.small_reads import small_reads
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch, DataLost
-from pyspark_timestream.kafka.offsets.offset import (
-    StreamOffset,
+from pyspark_timestream.kafka.offsets.group_metadata import (
     decode_group_metadata,
     encode_group_metadata,
 )
+from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import reconcile
 from pyspark_timestream.kafka.offsets.stream_state import RunContext
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks

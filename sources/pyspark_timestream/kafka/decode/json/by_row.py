@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.event_time import Times, read_number_times, read_text_times
-from pyspark_timestream.core.instants import DAY_US, Mask
+from pyspark_timestream.core.instants import DAY_US, Mask, Times, read_number_times, read_text_times
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
     Longs,

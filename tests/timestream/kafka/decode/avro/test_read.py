@@ -12,7 +12,7 @@ from timestream.avro_reading import COPIES, read, rows_of
 from timestream.avro_schemas import comparable, parse, records, write
 from timestream.builders import INSTANT
 
-from pyspark_timestream.core.event_time import read_value_times
+from pyspark_timestream.core.instants import read_value_times
 from pyspark_timestream.kafka.decode.avro.by_row import read_avro
 from pyspark_timestream.kafka.decode.avro.schemas import parse_avro_reader
 from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, RequestedFields

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyspark_timestream.commands.lateness.command import format_report, to_json
-from pyspark_timestream.commands.lateness.measure import (
+from pyspark_timestream.commands.lateness import format_report, to_json
+from pyspark_timestream.commands.measure_lateness import (
     DelayClock,
     DelayResult,
     Lateness,

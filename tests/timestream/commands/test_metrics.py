@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from timestream.histories import DAY, MARKS, NOON, SECOND, share, state
 from timestream.progress_events import event, offset_of, parse_page, values
 
-from pyspark_timestream.commands.metrics import fold
-from pyspark_timestream.commands.metrics.fold import (
+from pyspark_timestream.commands import metrics
+from pyspark_timestream.commands.metrics import (
     COUNTER_METRICS,
     MetricsState,
     list_samples,
@@ -20,9 +20,9 @@ from pyspark_timestream.commands.metrics.fold import (
     record_progress,
     record_start,
 )
-from pyspark_timestream.commands.metrics.listener import render_page
+from pyspark_timestream.commands.time_metrics import render_page
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
-from pyspark_timestream.kafka.diagnosis.history import Kind
+from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 from pyspark_timestream.kafka.offsets.changes import Change
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
 from pyspark_timestream.kafka.ranges import Partition
@@ -257,8 +257,8 @@ def test_ended_runs_and_batches_are_bounded():
         batch = event(offset_of([share(state(1))], number), batch=number, run=str(number))
         folded = record_progress(folded, batch, NOW)
         folded = record_end(folded, "q", str(number), NOW)
-    assert len(folded.ended_runs) <= fold._MAX_ENDED_RUNS
-    assert len(folded.queries["q"].batches) <= fold._KEPT_BATCHES
+    assert len(folded.ended_runs) <= metrics._MAX_ENDED_RUNS
+    assert len(folded.queries["q"].batches) <= metrics._KEPT_BATCHES
 
 
 def test_age_of_the_report_grows_until_the_query_says_that_it_lives():
@@ -289,10 +289,10 @@ def test_partitions_past_the_limit_are_one_and_no_count_is_lost(sizes, most):
         assert len(named) <= most + 1
         assert sum(named) == sum(each.state.events for each in shares)
         assert one(page, "timestream_stream_partitions_aggregated") == size - len(shown)
-        rest = values(page, "timestream_partition_cti_time_seconds", partition=fold.OTHERS)
+        rest = values(page, "timestream_partition_cti_time_seconds", partition=metrics.OTHERS)
         others = [n for n in range(size) if Partition("trips", n) not in shown]
         assert rest == [(NOON + min(others) * SECOND) / SECOND for _ in others[:1]]
-        assert values(page, "timestream_partition_blocking", partition=fold.OTHERS) == (
+        assert values(page, "timestream_partition_blocking", partition=metrics.OTHERS) == (
             [float(min(others) == 0 and size > 1)] if others else []
         )
 
@@ -300,17 +300,17 @@ def test_partitions_past_the_limit_are_one_and_no_count_is_lost(sizes, most):
 def test_idle_partition_among_the_others_does_not_hold_them_back():
     shares = [share(state(9)), share(state(1), idle=True), share(state(5))]
     page = page_after(event(offset_of(shares)), folded=MetricsState(1, 0))
-    rest = {"topic": fold.OTHERS}
+    rest = {"topic": metrics.OTHERS}
     cti = (NOON + 5 * SECOND) / SECOND
     assert one(page, "timestream_partition_cti_time_seconds", **rest) == cti
     assert one(page, "timestream_partition_idle", **rest) == 0
 
 
 def test_causes_past_the_limit_are_one():
-    shares = [share(state(9)), *[share(state(1))] * (fold.MAX_NAMED + 5)]
+    shares = [share(state(9)), *[share(state(1))] * (metrics.MAX_NAMED + 5)]
     page = page_after(event(offset_of(shares), left=0))
-    assert len(values(page, "timestream_stream_finding")) == fold.MAX_NAMED + 1
-    assert values(page, "timestream_stream_finding", partition=fold.OTHERS) == [1]
+    assert len(values(page, "timestream_stream_finding")) == metrics.MAX_NAMED + 1
+    assert values(page, "timestream_stream_finding", partition=metrics.OTHERS) == [1]
 
 
 # -- damage ---------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 
 from pyspark_timestream import OptionError
-from pyspark_timestream.commands.lateness.measure import LADDER_US, parse_delays, parse_last
+from pyspark_timestream.commands.measure_lateness import LADDER_US, parse_delays, parse_last
 
 
 def test_delays_are_in_order_once_each_and_0_is_always_there() -> None:

@@ -19,10 +19,9 @@ from pyspark_timestream.errors import CheckpointUnreadable, compose_message
 from pyspark_timestream.frames.cti_path import JOIN
 from pyspark_timestream.frames.end import has_ended
 from pyspark_timestream.frames.plans import LOST_CTIS, ClassicStep, loses_ctis
+from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, Kind
 from pyspark_timestream.kafka.diagnosis.history import (
     Batch,
-    Diagnosis,
-    Kind,
     build_histories,
     read_offset_log,
     read_progress,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.progress_events import parse_page
 
-from pyspark_timestream.commands.metrics.fold import (
+from pyspark_timestream.commands.metrics import (
     LISTENER,
     METRICS,
     PARTITION,
@@ -16,7 +16,7 @@ from pyspark_timestream.commands.metrics.fold import (
     Metric,
     Sample,
 )
-from pyspark_timestream.commands.metrics.listener import render_page
+from pyspark_timestream.commands.time_metrics import render_page
 
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.text(st.characters(codec="utf-8"))

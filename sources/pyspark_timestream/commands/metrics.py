@@ -24,12 +24,10 @@ from typing import Any, Final, NamedTuple
 from pyspark_timestream.commands.explanation import read_operators
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, parse_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
+from pyspark_timestream.kafka.diagnosis.diagnoses import NEXT_STEPS, Diagnosis, Kind
 from pyspark_timestream.kafka.diagnosis.history import (
-    NEXT_STEPS,
     Batch,
-    Diagnosis,
     History,
-    Kind,
     build_histories,
     read_progress,
 )

@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.event_time import read_record_times
 from pyspark_timestream.core.instants import (
     MILLISECOND_US,
     NEVER,
@@ -34,6 +33,7 @@ from pyspark_timestream.core.instants import (
     instant_or_none,
     instant_or_sentinel,
     parse_duration,
+    read_record_times,
 )
 from pyspark_timestream.core.policies import KEEP_ALL
 from pyspark_timestream.errors import OptionError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.commands.lateness.measure import Waits
+from pyspark_timestream.commands.measure_lateness import Waits
 
 waits = st.lists(st.integers(0, 300) | st.integers(0, 2**55), min_size=1, max_size=40)
 

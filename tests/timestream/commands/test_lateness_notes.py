@@ -4,7 +4,7 @@ import pytest
 from timestream.builders import at, options
 
 from pyspark_timestream import OptionError
-from pyspark_timestream.commands.lateness.measure import (
+from pyspark_timestream.commands.measure_lateness import (
     DelayClock,
     DelayResult,
     Lateness,

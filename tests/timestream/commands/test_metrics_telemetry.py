@@ -8,14 +8,14 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoi
 from timestream.histories import share, state
 from timestream.progress_events import event, offset_of
 
-from pyspark_timestream.commands.metrics.fold import (
+from pyspark_timestream.commands.metrics import (
     METRICS,
     Instrument,
     MetricsState,
     list_samples,
     record_progress,
 )
-from pyspark_timestream.commands.metrics.listener import register_instruments
+from pyspark_timestream.commands.time_metrics import register_instruments
 from pyspark_timestream.errors import MissingExtra
 
 NOW = 1_704_200_000_000_000

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_tseries.model.downsampling import add_exactly, add_parts, round_sums
+from pyspark_tseries.read.states import add_exactly, add_parts, round_sums
 
 usual = st.floats(-1e3, 1e3) | st.integers(-9999, 9999).map(lambda n: n / 100)
 any_float = usual | st.floats() | st.sampled_from([math.inf, -math.inf, math.nan, 1.7e308, 5e-324])

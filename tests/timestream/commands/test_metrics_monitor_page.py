@@ -8,7 +8,7 @@ import yaml
 from documents import ROOT, table
 from generate import generate
 
-from pyspark_timestream.commands.metrics.fold import METRICS
+from pyspark_timestream.commands.metrics import METRICS
 
 PAGE = "docs/how-to/monitor.md"
 DASHBOARD = json.loads((ROOT / "docs/how-to/timestream-dashboard.json").read_text())

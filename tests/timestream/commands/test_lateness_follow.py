@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at, block, options
 
-from pyspark_timestream.commands.lateness.measure import DelayClock, follow_partition
+from pyspark_timestream.commands.measure_lateness import DelayClock, follow_partition
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.ranges import Range, TaskRange
 from pyspark_timestream.kafka.task import compute_end_state

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.oracle import Event, Record, run
 
-from pyspark_timestream.commands.lateness.measure import DelayClock, advance, make_block
+from pyspark_timestream.commands.measure_lateness import DelayClock, advance, make_block
 from pyspark_timestream.core.instants import NEVER
 from pyspark_timestream.rules.state import Events, TimeRules
 from pyspark_timestream.rules.step import NO_MARKS

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pyspark_timestream.commands.lateness.measure import (
+from pyspark_timestream.commands.measure_lateness import (
     DURATIONS,
     DelayResult,
     Lateness,

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from pyspark_timestream.commands.metrics.fold import (
+from pyspark_timestream.commands.metrics import (
     METRICS,
     Instrument,
     Metric,

@@ -1,0 +1,233 @@
+"""Write and read the records of erasures: who erased which events, when and why (semantics 18.6).
+
+A record counts once a commit names it, so a crash leaves unused files at worst. The head names the
+last act, and each record the previous one; a record outside of this chain does not count.
+Maintenance flags an act with `log` once no entry of the log has its values any more, and with
+`done` once no file has.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.core.instants import parse_instant
+from pyspark_tseries.errors import UnusableStore, damage_error
+from pyspark_tseries.model.arrays import (
+    NO_SEQUENCE,
+    BoolArray,
+    to_int64,
+)
+from pyspark_tseries.model.columns import ERASURE_FIELD, RESERVED_NAMES
+from pyspark_tseries.storage.location import Location
+
+KEY_COLUMNS: Final = ("series", "sequence", "original_sequence", "erasure")
+"""These columns show whether an act concerns an event."""
+
+
+_RECORD_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """An act that erased the values of some events of a series.
+
+    Attributes:
+        id: the id of the act; the erased events have it in the column `erasure`.
+        commit: the number of the commit that erased them.
+        time: the time of that commit, ISO-8601.
+        principal: who erased them.
+        reason: why.
+        series: the name of the series.
+        sequences: the requested sequences.
+        events: the sequences of the events that the act erased, including edits of originals.
+        removed: the `sequences` of events that compaction had removed before.
+        files: files and log entries that still held a value, relative to the store; the next
+            maintenance that begins ten minutes or more after the act removes them.
+    """
+
+    id: str
+    commit: int
+    time: str
+    principal: str
+    reason: str
+    series: str
+    sequences: tuple[int, ...]
+    events: tuple[int, ...]
+    removed: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+
+    @property
+    def time_us(self) -> int:
+        """The time of the commit, in microseconds."""
+        return parse_instant(self.time)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureRecord:
+    """A stored act.
+
+    Attributes:
+        act: the act, without `files`.
+        previous: the id of the previous act; None for the first.
+        log_version: the last entry of the log that may name a file with the values.
+    """
+
+    act: Erasure
+    previous: str | None
+    log_version: int
+
+    def to_json(self) -> str:
+        """Return the record as JSON; `parse_record` reads it back."""
+        act = {name: value for name, value in asdict(self.act).items() if name != "files"}
+        record = {
+            "version": _RECORD_VERSION,
+            "previous": self.previous,
+            "log_version": self.log_version,
+            **act,
+        }
+        return json.dumps(record, ensure_ascii=False, indent=1)
+
+
+def parse_record(text: str) -> ErasureRecord:
+    """Return the record in `text`; raise ValueError if it is damaged or of another version."""
+    try:
+        act: dict[str, Any] = json.loads(text)
+        version, previous = act.pop("version"), act.pop("previous")
+        log_version = int(act.pop("log_version"))
+        if version != _RECORD_VERSION:
+            raise ValueError(f"it has version {version}; accepted: {_RECORD_VERSION}")
+        lists = {name: tuple(act[name]) for name in ("sequences", "events", "removed")}
+        return ErasureRecord(Erasure(**{**act, **lists}), previous, log_version)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no record of an erasure: {error}") from error
+
+
+@dataclass(slots=True)
+class ErasedKeys:
+    """The events of some acts: by series, the sequences of events and of originals.
+
+    An event is included if its sequence is in `events`, or if it is an edit and the sequence of its
+    original is in `originals`.
+    """
+
+    events: dict[str, set[int]] = field(default_factory=dict)
+    originals: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, act: Erasure) -> None:
+        """Add the events of an act."""
+        self.events.setdefault(act.series, set()).update(act.sequences, act.events)
+        self.originals.setdefault(act.series, set()).update(act.sequences)
+
+    def find_values(self, rows: pa.Table) -> BoolArray:
+        """Flag the included events that `rows` does not show as erased; it has `KEY_COLUMNS`."""
+        meant = np.zeros(rows.num_rows, bool)
+        for series, events in self.events.items():
+            mine = pc.equal(rows["series"].cast(pa.string()), series).to_numpy()
+            if mine.any():
+                for name, wanted in (
+                    ("sequence", events),
+                    ("original_sequence", self.originals[series]),
+                ):
+                    numbers = to_int64(rows[name].fill_null(NO_SEQUENCE))
+                    meant |= mine & np.isin(numbers, np.array(sorted(wanted), np.int64))
+        meant &= rows[ERASURE_FIELD.name].is_null().to_numpy()
+        return meant
+
+    def may_be_in(self, statistics: str | None) -> bool:
+        """Return whether Delta's statistics of a file may show a value of an included event."""
+        said: Mapping[str, Any] = json.loads(statistics) if statistics else {}
+        least, most = said.get("minValues") or {}, said.get("maxValues") or {}
+        if not (set(least) | set(most)) - set(RESERVED_NAMES):
+            return False
+        if not all(name in ends for name in ("series", "sequence") for ends in (least, most)):
+            return True
+        return any(
+            least["series"] <= series <= most["series"]
+            and any(least["sequence"] <= sequence <= most["sequence"] for sequence in sequences)
+            for series, sequences in self.events.items()
+        )
+
+
+ERASURES: Final = ("_tseries", "erasures")
+
+
+def record_path(location: Location, act: str) -> str:
+    """Return the path of the record of `act`."""
+    return location.file(*ERASURES, f"{act}.json")
+
+
+def write_record(location: Location, record: ErasureRecord) -> str:
+    """Write the record of an act; return its path."""
+    path = record_path(location, record.act.id)
+    with location.write(path) as file:
+        file.write(record.to_json().encode())
+    return path
+
+
+def read_records(location: Location, last: str | None) -> Iterator[ErasureRecord]:
+    """Yield the records of the act `last` and of all before it, newest first.
+
+    Raises:
+        UnusableStore: a record is missing or damaged.
+        OSError: a record cannot be read now.
+    """
+    while last is not None:
+        path = record_path(location, last)
+        try:
+            record = _read_record(location, path)
+        except (FileNotFoundError, ValueError) as error:
+            why = location.redact(str(error))
+            problem = f"the record '{path}' of an erasure cannot be read: {why}"
+            raise damage_error("erasure record", location.root, problem, path) from error
+        yield record
+        last = record.previous
+
+
+def find_erased_series(location: Location, last: str | None, since: str | None) -> set[str] | None:
+    """Return the series of the act `last` and of all before it, down to `since`, exclusive.
+
+    Return None if `since` is not among them, or a record cannot be read.
+    """
+    names: set[str] = set()
+    try:
+        for record in read_records(location, last):
+            if record.act.id == since:
+                return names
+            names.add(record.act.series)
+    except UnusableStore:
+        return None
+    return names if since is None else None
+
+
+def list_records(location: Location) -> list[ErasureRecord]:
+    """Return all records that can be read, including those outside of the chain."""
+    records = []
+    for path, _ in location.list_files(location.file(*ERASURES)):
+        if path.endswith(".json"):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                records.append(_read_record(location, path))
+    return records
+
+
+def _read_record(location: Location, path: str) -> ErasureRecord:
+    with location.read(path) as file:
+        return parse_record(file.read().decode())
+
+
+def flag_act(location: Location, act: str, flag: str) -> None:
+    """Flag `act`: no log entry has a value of it any more (`log`), or no file at all (`done`)."""
+    with location.write(location.file(*ERASURES, f"{act}.{flag}")) as file:
+        file.write(b"")
+
+
+def flagged_acts(location: Location, flag: str) -> set[str]:
+    """Return the ids of the acts with the flag `log` or `done`."""
+    names = (os.path.basename(path) for path, _ in location.list_files(location.file(*ERASURES)))
+    return {name.removesuffix(f".{flag}") for name in names if name.endswith(f".{flag}")}

@@ -1,1 +1,0 @@
-"""`TimeMetrics`: the time of running queries as numbers, for Prometheus and OpenTelemetry."""

@@ -1,0 +1,327 @@
+"""The text with which a task commits the clock after its range to the consumer group (8.3).
+
+A group stores a text with each partition's offset, up to the broker's setting
+`offset.metadata.max.bytes` (by default 4096). The driver reads it for the next batch. Both sides
+know the state before the range. So the text has the writers' clocks as differences from it, without
+the names: 5,000 writers that keep step take as little as one does, and of those that move by times
+of their own the marks of 700 fit into a batch. A key covers the state before, the range and the
+settings. A copied checkpoint shares the group, and the key keeps it from mistaking another run's
+state for its own.
+"""
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import compress, pairwise
+from os.path import commonprefix
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyspark_timestream.core.instants import NEVER, Instants, Mask, instant_or_sentinel
+from pyspark_timestream.kafka.offsets.offset import (
+    NO_MALFORMED_VALUES,
+    MalformedValues,
+    StreamOffset,
+)
+from pyspark_timestream.kafka.ranges import (
+    Partition,
+)
+from pyspark_timestream.rules.state import PartitionState, WriterState
+
+
+def group_name(prefix: str, stream: str) -> str:
+    """Return the consumer group of the stream with the id `stream`."""
+    return f"{prefix}-{stream}"
+
+
+_METADATA_VERSION: Final = 1
+
+_STREAM_PREFIX_LENGTH: Final = 8
+_RAW_DEFLATE: Final = -zlib.MAX_WBITS
+"""Deflate without header and checksum: the key shows whether the text is ours."""
+_MOST_UNPACKED: Final = 1 << 24
+"""Bytes of a clock, and of its writers' names: a short text may stand for any number."""
+_WIDEST: Final = 64
+"""Bits of the widest number."""
+
+_UNREADABLE: Final = (
+    AttributeError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    zlib.error,
+)
+"""Errors that decoding a foreign text may raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """The decoded metadata of one partition, for one batch.
+
+    Attributes:
+        state: the clock after the range, committed by a task of this batch; None if missing.
+        malformed_values: the malformed values and keys in the range, if a task counted them.
+        settings: (name, value) of session settings, seen by the task, that break what CTIs
+            promise.
+        refused_length: the length of the text with the state, if the broker refused it as too
+            long; None otherwise.
+        other_stream: the first characters of another stream's id, if a task of that stream wrote
+            the metadata; None otherwise.
+    """
+
+    state: PartitionState | None = None
+    malformed_values: MalformedValues = NO_MALFORMED_VALUES
+    settings: tuple[tuple[str, str], ...] = ()
+    refused_length: int | None = None
+    other_stream: str | None = None
+
+
+def encode_group_metadata(
+    offset: StreamOffset,
+    partition: Partition,
+    end: PartitionState,
+    malformed_values: MalformedValues = NO_MALFORMED_VALUES,
+    settings: Mapping[str, str] | None = None,
+) -> str:
+    """Return the ASCII text that a task commits for a partition after its range.
+
+    `settings` are session settings that break what CTIs promise.
+    """
+    value = {
+        "for": _compute_key(offset, partition),
+        "packed": _pack(end, offset.partitions[partition].state),
+        "settings": dict(settings or {}),
+        "stream": offset.stream[:_STREAM_PREFIX_LENGTH],
+        "version": _METADATA_VERSION,
+        **malformed_values.to_json(),
+    }
+    # Leave out empty entries, but not the offset 0.
+    return _to_text({name: entry for name, entry in value.items() if entry or entry == 0})
+
+
+def drop_state(metadata: str) -> str:
+    """Replace the state by the text's length, after the broker refused the text as too long.
+
+    Return a text without a state unchanged.
+    """
+    value = json.loads(metadata or "{}")
+    if "packed" not in value:
+        return metadata
+    del value["packed"]
+    return _to_text({**value, "length": len(metadata)})
+
+
+def decode_group_metadata(
+    offset: StreamOffset, partition: Partition, metadata: str | None
+) -> GroupMetadata:
+    """Decode `metadata` for the batch `offset`; return an empty result for foreign texts."""
+    try:
+        value = json.loads(metadata or "")
+        if value["version"] != _METADATA_VERSION:
+            return GroupMetadata()
+        if value["for"] != _compute_key(offset, partition):
+            stream = value.get("stream", "")
+            is_other = stream and not offset.stream.startswith(stream)
+            return GroupMetadata(other_stream=stream if is_other else None)
+        start = offset.partitions[partition].state
+        return GroupMetadata(
+            state=_unpack(value["packed"], start) if "packed" in value else None,
+            malformed_values=MalformedValues.from_json(value),
+            settings=tuple(sorted(value.get("settings", {}).items())),
+            refused_length=value.get("length"),
+        )
+    except _UNREADABLE:
+        return GroupMetadata()
+
+
+def describe_missing_states(is_ordered: bool) -> str:
+    """Return, for a message, the cost of states that are missing in the group."""
+    if is_ordered:
+        return "its batches are read a second time to restore their clocks"
+    return "the counts in the progress leave its records out"
+
+
+def _pack(state: PartitionState, start: PartitionState) -> str:
+    """Return `state` as ASCII text, as differences from `start`."""
+    body: list[bytes] = []
+    head = replace(state, writers=()).to_json()
+    if state.writers or start.writers:
+        head["writers"] = _pack_writers(dict(state.writers), dict(start.writers), body)
+    deflate = zlib.compressobj(wbits=_RAW_DEFLATE, zdict=_dictionary(start))
+    text = b"\n".join((_to_text(head).encode(), b"".join(body)))
+    return base64.b85encode(deflate.compress(text) + deflate.flush()).decode()
+
+
+def _unpack(text: str, start: PartitionState) -> PartitionState:
+    """Read the result of `_pack`.
+
+    Raises:
+        ValueError: the text is none; it names what is wrong.
+    """
+    try:
+        inflate = zlib.decompressobj(_RAW_DEFLATE, zdict=_dictionary(start))
+        read = inflate.decompress(base64.b85decode(text), _MOST_UNPACKED)
+        if not inflate.eof or inflate.unused_data:
+            raise ValueError("it does not end where it should")
+        head, _, body = read.partition(b"\n")
+        fields, rest = json.loads(head), BytesIO(body)
+        described = fields.pop("writers", None)
+        writers = () if described is None else _unpack_writers(described, dict(start.writers), rest)
+        if rest.read(1):
+            raise ValueError("there are more numbers than writers")
+        return replace(PartitionState.from_json(fields), writers=writers)
+    except _UNREADABLE as error:
+        raise ValueError(f"the packed clock cannot be read: {error}") from error
+
+
+def _dictionary(start: PartitionState) -> bytes:
+    """Return what both sides know before: new names resemble old ones, new instants as well."""
+    names = [name for name, _ in start.writers]
+    return _to_text([names, replace(start, writers=()).to_json()]).encode()
+
+
+def _pack_writers(
+    writers: Mapping[str, WriterState], before: Mapping[str, WriterState], body: list[bytes]
+) -> list[Any]:
+    """Add numbers to `body`; return the new names, and a description of each group of numbers.
+
+    Write each name as the length of the prefix that it shares with the one before, and the rest.
+    Each field of the writers is a column with two groups: values that were there before, and
+    others. A group is the bits of those that changed, and their numbers or, if that is shorter,
+    how far they moved: marks of many writers are near each other, or all move by the same.
+    """
+    body.append(_to_bits(np.array([name in writers for name in before], dtype=bool)))
+    new = sorted(writers.keys() - before.keys())
+    neighbours = pairwise(["", *new])
+    shared = [len(commonprefix(pair)) for pair in neighbours]  # noqa: RUF071 - texts, not paths
+    head: list[Any] = [shared, [name[size:] for name, size in zip(new, shared, strict=True)]]
+    ends, starts = _to_table(writers, writers), _to_table(before, writers)
+    for number in range(len(WriterState._fields)):
+        expected, usual = _expect(starts, ends, number)
+        for group in _groups(starts[number]):
+            values, is_new = ends[number][group], ends[number][group] != usual[group]
+            body.append(_to_bits(is_new))
+            numbers = values[is_new]
+            differences = numbers - expected[group][is_new]
+            how = min(_describe(differences, True), _describe(numbers, False))
+            body.append(_to_planes(differences if how[1] else numbers, how))
+            head.append(how)
+    return head
+
+
+def _unpack_writers(
+    head: list[Any], before: Mapping[str, WriterState], body: BytesIO
+) -> tuple[tuple[str, WriterState], ...]:
+    shared, ends_of_names, *described = head
+    new, left = [""], _MOST_UNPACKED
+    for size, end in zip(shared, ends_of_names, strict=True):
+        new.append(new[-1][:size] + end)
+        left -= len(new[-1])
+        if left < 0:
+            raise ValueError("its names are too long")
+    kept = compress(before, _from_bits(body, len(before)).tolist())
+    names = sorted((*kept, *new[1:]))
+    starts = _to_table(before, names)
+    ends, numbers = np.empty_like(starts), iter(described)
+    for number in range(len(WriterState._fields)):
+        expected, usual = _expect(starts, ends, number)
+        ends[number] = usual
+        for group in _groups(starts[number]):
+            changed = group[_from_bits(body, len(group))]
+            is_moved, values = _from_planes(next(numbers, []), len(changed), body)
+            ends[number][changed] = values + expected[changed] if is_moved else values
+    columns = [[None if us == NEVER else us for us in column.tolist()] for column in ends]
+    return tuple(zip(names, map(WriterState, *columns), strict=True))
+
+
+def _to_table(writers: Mapping[str, WriterState], names: Iterable[str]) -> Instants:
+    """Return a column of numbers per field, with NEVER for None."""
+    new = WriterState()
+    rows = [tuple(map(instant_or_sentinel, writers.get(name, new))) for name in names]
+    return np.array(rows, dtype=np.int64).reshape(-1, len(new)).T
+
+
+def _expect(starts: Instants, ends: Instants, number: int) -> tuple[Instants, Instants]:
+    """Return what differences are taken from, and the values where nothing is written.
+
+    A writer's timespan begins a fixed distance from its mark, so the base moves with the mark.
+    Differences overflow without harm: adding them overflows back.
+    """
+    marks, moved = (_zero_if_never(table[0]) for table in (starts, ends))
+    expected = _zero_if_never(starts[number])
+    if WriterState._fields[number] == "base_us":
+        expected = expected + (moved - marks)
+    return expected, np.where(starts[number] == NEVER, NEVER, expected)
+
+
+def _zero_if_never(column: Instants) -> Instants:
+    return np.where(column == NEVER, 0, column)
+
+
+def _groups(start: Instants) -> tuple[Instants, Instants]:
+    return np.flatnonzero(start != NEVER), np.flatnonzero(start == NEVER)
+
+
+def _describe(numbers: Instants, is_difference: bool) -> list[int]:
+    """Return bits per number, whether these are differences, the least number, and the step."""
+    if not len(numbers):
+        return [0, 0, 0, 1]
+    least = int(numbers.min())
+    above = (numbers - np.int64(least)).view(np.uint64)
+    step = max(int(np.gcd.reduce(above)), 1)
+    return [(int(above.max()) // step).bit_length(), int(is_difference), least, step]
+
+
+def _to_planes(numbers: Instants, described: list[int]) -> bytes:
+    """Return planes of bits: the first bits of all numbers, then the second, and so on."""
+    width, _, least, step = described
+    above = (numbers - np.int64(least)).view(np.uint64) // np.uint64(step)
+    bits = np.unpackbits(above.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
+    return _to_bits(bits[:, _WIDEST - width :].T)
+
+
+def _from_planes(described: list[int], count: int, body: BytesIO) -> tuple[bool, Instants]:
+    width, is_difference, least, step = described
+    if not 0 <= width <= _WIDEST:
+        raise ValueError(f"a number has {width} bits")
+    bits = np.zeros((count, _WIDEST), dtype=np.uint8)
+    bits[:, _WIDEST - width :] = _from_bits(body, width * count).reshape(width, count).T
+    above = np.packbits(bits, axis=1).view(">u8")[:, 0].astype(np.uint64)
+    return bool(is_difference), (above * np.uint64(step)).view(np.int64) + np.int64(least)
+
+
+def _to_bits(flags: Mask | NDArray[np.uint8]) -> bytes:
+    return np.packbits(flags).tobytes()
+
+
+def _from_bits(body: BytesIO, count: int) -> Mask:
+    size = -(-count // 8)
+    read = np.frombuffer(body.read(size), dtype=np.uint8)
+    if len(read) < size:
+        raise ValueError("there are fewer numbers than writers")
+    return np.unpackbits(read, count=count).astype(bool)
+
+
+def _to_text(value: Mapping[str, Any] | list[Any]) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def _compute_key(offset: StreamOffset, partition: Partition) -> str:
+    partition_offset = offset.partitions[partition]
+    origin = [
+        partition.topic,
+        partition.number,
+        partition_offset.start_inclusive,
+        partition_offset.end_exclusive,
+        partition_offset.state.to_json(),
+        sorted(offset.settings.items()),
+    ]
+    return hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:32]
