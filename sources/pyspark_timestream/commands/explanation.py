@@ -47,7 +47,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
 from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons
 from pyspark_timestream.kafka.offsets.changes import Change
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import max_known
+from pyspark_timestream.rules.state import PartitionState, max_known
 
 MAX_TIMES: Final = 10
 """This many CTIs are listed for each operator, earliest first."""
@@ -223,10 +223,8 @@ class PartitionFacts:
         partition: the partition.
         offset: the next record to read.
         lag: the number of offsets from there to the end of the log; None: unknown.
-        cti_us: its CTI; None before the first.
-        last_us: the time of the last well-formed event; None before the first.
+        state: its clock and counters.
         idle: True if it no longer counts, by `idleTimeout`.
-        counters: its counters by their public names.
         writers: the writers that are live or waited for.
         is_cause: a diagnosis names it, for more than a few of its events.
         behind_us: its distance behind the partition with the greatest CTI; None without a CTI.
@@ -235,13 +233,21 @@ class PartitionFacts:
     partition: Partition
     offset: int
     lag: int | None
-    cti_us: int | None
-    last_us: int | None
+    state: PartitionState
     idle: bool
-    counters: Mapping[str, int]
     writers: tuple[WriterFacts, ...]
     is_cause: bool
     behind_us: int | None = None
+
+    @property
+    def cti_us(self) -> int | None:
+        """Its CTI; None before the first."""
+        return self.state.cti_us
+
+    @property
+    def last_us(self) -> int | None:
+        """The time of the last well-formed event; None before the first."""
+        return self.state.last_us
 
     @property
     def name(self) -> str:
@@ -302,10 +308,8 @@ def explain_stream(
                 partition=part,
                 offset=partition_offset.start_inclusive,
                 lag=size + unread[part] if part in unread else None,
-                cti_us=state.cti_us,
-                last_us=state.last_us,
+                state=state,
                 idle=partition_offset.idle,
-                counters=state.counters(),
                 writers=tuple(
                     WriterFacts(name, writer.mark_us, (part, name) in named_writers)
                     for name, writer in state.writers
@@ -502,6 +506,7 @@ def _count_hidden(stream: StreamExplanation) -> list[str]:
 
 
 def _make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
+    counters = fact.state.counters()
     rows: list[tuple[str, ...]] = [
         (
             "*" if fact.is_cause else "",
@@ -512,7 +517,7 @@ def _make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
             _format_behind(fact.behind_us),
             format_time(fact.last_us),
             "yes" if fact.idle else "no",
-            *(str(fact.counters[name]) for name in COUNTERS),
+            *(str(counters[name]) for name in COUNTERS),
         )
     ]
     writers, more = fact.writers, len(fact.writers) - _MAX_WRITERS

@@ -230,7 +230,7 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead>{fill('th', head)}</thead><tbody>{body}</tbody></table>"
 
 
-def svg(tag: str, text: str = "", *children: str, **attributes: object) -> str:
+def svg(tag: str, text: str = "", *children: str, **attributes: str | float) -> str:
     """Format an element of a picture.
 
     `_` in the name of an attribute stands for `-`, and one at its end for nothing.
@@ -239,7 +239,8 @@ def svg(tag: str, text: str = "", *children: str, **attributes: object) -> str:
     '<text class="name" text-anchor="end" x="4">a &amp; b</text>'
     """
     named = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{to_html(str(value))}"'
+        f" {name.rstrip('_').replace('_', '-')}="
+        f'"{to_html(value) if isinstance(value, str) else value}"'
         for name, value in attributes.items()
     )
     return f"<{tag}{named}>{to_html(text)}{''.join(children)}</{tag}>"

@@ -489,7 +489,7 @@ def _stream_to_json(stream: StreamView) -> dict[str, Any]:
                 "waiting": stream.waiting.get(fact.partition, fact.lag),
                 "holds_back": fact.is_cause,
                 "remarks": list_remarks(fact),
-                "counters": dict(fact.counters),
+                "counters": fact.state.counters(),
             }
             for fact in told.partitions
         ],

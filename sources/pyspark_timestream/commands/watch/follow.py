@@ -482,7 +482,7 @@ class CheckpointFollower:
                 "start the query, or correct the path; this page looks again every second",
             )
         known, torn = self._log, self._torn
-        stamps = _read_stamps(self.root, _choose_newest(self.root, numbers))
+        stamps = _read_stamps(self.root, numbers)
         changed = [n for n, stamp in stamps.items() if self._seen.get(n, stamp) != stamp]
         newest = max(self._seen, default=-1)
         if changed or (numbers and numbers[-1] < newest):
@@ -561,29 +561,18 @@ def _read_store(root: Path) -> tuple[str, str] | None:
         return None
 
 
-def _choose_newest(root: Path, numbers: Sequence[int]) -> list[int]:
-    """Return the newest batches of a log, which are read in full: fewer if they are large."""
-    chosen: list[int] = []
-    left = MAX_BYTES
+def _read_stamps(root: Path, numbers: Sequence[int]) -> dict[int, int]:
+    """Return when the newest entries were written, in ns: of fewer if they are large."""
+    folder, stamps, left = root / "offsets", dict[int, int](), MAX_BYTES
     for number in reversed(numbers[-MAX_BATCHES:]):
         try:
-            left -= (root / "offsets" / str(number)).stat().st_size
+            found = os.stat(f"{folder}/{number}")
         except OSError:
-            continue
-        if left < 0 and len(chosen) >= _LEAST_BATCHES:
-            break
-        chosen.append(number)
-    return chosen[::-1]
-
-
-def _read_stamps(root: Path, numbers: Iterable[int]) -> dict[int, int]:
-    """Return when each entry was written, in ns."""
-    stamps = {}
-    for number in numbers:
-        try:
-            stamps[number] = (root / "offsets" / str(number)).stat().st_mtime_ns
-        except FileNotFoundError:
             continue  # Spark has just removed it: it is old.
+        left -= found.st_size
+        if left < 0 and len(stamps) >= _LEAST_BATCHES:
+            break
+        stamps[number] = found.st_mtime_ns
     return stamps
 
 

@@ -33,8 +33,8 @@ _PAUSE_MS: Final = 250
 _WAIT_S: Final = 10.0
 """A request for sections waits this long for one that has changed."""
 
-_PAUSES: Final = 250
-"""Draw no sooner again than after this many times what drawing took: 0.4 % of a core."""
+_PAUSES: Final = 333
+"""Draw no sooner again than after this many times what drawing took: 0.3 % of a core."""
 
 _STALE_S: Final = 5.0
 """Ask again after this long without news: a query is quiet, or forgotten, as time goes on."""

@@ -26,6 +26,7 @@ from pyspark_timestream.commands.explanation import (
 from pyspark_timestream.commands.watch.follow import (
     SHOWS_CASES,
     Case,
+    Links,
     Point,
     QueryView,
     StreamView,
@@ -113,6 +114,8 @@ class Chain:
 
 def build_chain(views: Sequence[QueryView], stores: Sequence[StoreFacts]) -> Chain | None:
     """Return the chain of these queries; None if there is none beyond the topics that they read."""
+    if not stores and all(view.links == Links() for view in views):
+        return None
     nodes: dict[tuple[str, str], Node] = {}
     hops: dict[tuple[tuple[str, str], tuple[str, str]], int | None] = {}
     ids = {each.location: each.id for each in stores} | {
@@ -147,8 +150,6 @@ def build_chain(views: Sequence[QueryView], stores: Sequence[StoreFacts]) -> Cha
             key = "topic", view.links.topic
             nodes.setdefault(key, Node("topic", view.links.topic, None))
             hops[own, key] = None
-    if all(source[0] == "topic" for source, _ in hops) and not stores:
-        return None
     return _arrange(nodes, hops)
 
 

@@ -6,7 +6,7 @@ one history per stream. Files of the log that are half-written are skipped with 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,7 +64,7 @@ class Batch:
         ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchRecord:
     """One batch of one stream.
 
@@ -86,28 +86,10 @@ class BatchRecord:
         """The settings that the checkpoint pins."""
         return self.offset.settings
 
-    @property
-    def states(self) -> "States":
+    @cached_property
+    def states(self) -> Mapping[Partition, PartitionState]:
         """The clock of each partition."""
-        return States(self.offset.partitions)
-
-
-class States(Mapping[Partition, PartitionState]):
-    """The clocks of partitions, without a copy: diagnoses ask for them for each of thousands."""
-
-    __slots__ = ("_offsets",)
-
-    def __init__(self, offsets: Mapping[Partition, PartitionOffset]) -> None:
-        self._offsets = offsets
-
-    def __getitem__(self, part: Partition) -> PartitionState:
-        return self._offsets[part].state
-
-    def __iter__(self) -> Iterator[Partition]:
-        return iter(self._offsets)
-
-    def __len__(self) -> int:
-        return len(self._offsets)
+        return {part: each.state for part, each in self.offset.partitions.items()}
 
 
 History = tuple[BatchRecord, ...]

@@ -7,6 +7,7 @@ when a state began. So a driver that has just planned finds the same as a reader
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
@@ -59,8 +60,12 @@ _MIN_AGREED_US: Final = HOUR_US
 _MIN_FUTURE_US: Final = MINUTE_US
 """The least `maxFuture` that is proposed; correct clocks differ by less."""
 
+_START: Final = PartitionState()
+
 _MIN_LATE: Final = 10
 """Fewer late events do not show an order."""
+
+_READ_LATE: Final = attrgetter(*LATE_COUNTERS)
 
 Count = Callable[[PartitionOffset], int]
 """A counter of a partition."""
@@ -359,7 +364,7 @@ def is_far(moment: BatchRecord, part: Partition) -> bool:
 
 def count_late(state: PartitionState) -> int:
     """Count the late events, except those with times that seem to be in another unit."""
-    late: int = sum(getattr(state, counter) for counter in LATE_COUNTERS)
+    late: int = sum(_READ_LATE(state))
     return max(late - state.clues.early, 0) if state.clues.has_other_unit else late
 
 
@@ -513,9 +518,11 @@ def _advise_delay(
 
 def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions that lose half of their events and are not `settled`."""
-    last = history[-1]
+    last, before = history[-1], history[0].states
     parts = sorted(
-        part for part in last.states if part not in settled and _loses_rows(history, part)
+        part
+        for part, state in last.states.items()
+        if part not in settled and _loses_rows(state, before.get(part, _START))
     )
     if not parts:
         return
@@ -542,12 +549,11 @@ def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator
     )
 
 
-def _loses_rows(history: History, part: Partition) -> bool:
-    """True if half of all events, or of those in the history, are lost."""
-    now, before = history[-1].states[part], history[0].states.get(part, PartitionState())
-    recent = now.events - before.events
-    return (now.events > 0 and 2 * _count_lost(now) >= now.events) or (
-        recent > 0 and 2 * (_count_lost(now) - _count_lost(before)) >= recent
+def _loses_rows(now: PartitionState, before: PartitionState) -> bool:
+    """True if half of all events, or of those since `before`, are lost."""
+    lost, recent = _count_lost(now), now.events - before.events
+    return (now.events > 0 and 2 * lost >= now.events) or (
+        recent > 0 and 2 * (lost - _count_lost(before)) >= recent
     )
 
 
