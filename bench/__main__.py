@@ -60,6 +60,7 @@ COMPARISONS: Final = (
     "kafka_source",
     "beside_flink",
     "payload_formats",
+    "folded_windows",
     "kafka_growth",
     "long_query",
     "load",

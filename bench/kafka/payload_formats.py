@@ -27,6 +27,7 @@ from kafka_source import spark_source as read_by_spark
 from peers import avro_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamReader
 from schema_registry import SchemaRegistryStub, serve_schema_registry
 from sessions import Apart
 from side_by_side import ROUNDS, Comparison, Done, by_figure, compare, pair, report
@@ -135,9 +136,9 @@ def fill_topics(kafka: Broker, registry: SchemaRegistryStub, count: int) -> dict
 # -- the contenders -------------------------------------------------------------------------------
 
 
-def timestream_parsed(
+def reader_of(
     spark: SparkSession, kafka: Broker, topic: str, form: str, registry: str
-) -> DataFrame:
+) -> DataStreamReader:
     """Ours, with CTIs."""
     options = {
         "transport": "kafka",
@@ -151,7 +152,7 @@ def timestream_parsed(
     }
     if form != "json":
         options["schemaRegistry.url"] = registry
-    return spark.readStream.format("timestream").options(**options).schema(SCHEMA).load()
+    return spark.readStream.format("timestream").options(**options).schema(SCHEMA)
 
 
 def spark_avro_parsed(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
@@ -168,7 +169,7 @@ def parsed(way: str, bootstrap: str, topic: str, registry: str) -> DataFrame:
     source, form = way.split()
     spark, kafka = here(bootstrap)
     if source == "timestream":
-        return timestream_parsed(spark, kafka, topic, form, registry)
+        return reader_of(spark, kafka, topic, form, registry).load()
     read = {"json": spark_parsed, "avro": spark_avro_parsed}[form]
     return read(spark, kafka, topic)
 
