@@ -88,6 +88,18 @@ def test_every_test_that_a_page_names_is_there() -> None:
         assert not named - there, page
 
 
+def test_every_file_that_a_page_or_a_docstring_names_is_there() -> None:
+    folders = ("sources", "sinks", "tests", "integration", "bench", "docs")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    there = [f"/{path.relative_to(ROOT)}" for path in files]
+    texts = [read(page) for page in pages()]
+    texts += [path.read_text() for path in files if path.is_relative_to(ROOT / "sources")]
+    texts += [path.read_text() for path in files if path.is_relative_to(ROOT / "sinks")]
+    named = {name for text in texts for name in re.findall(r"`([\w/]+\.py)`", text)}
+    assert len(named) > 50
+    assert {name for name in named if not any(path.endswith(f"/{name}") for path in there)} == set()
+
+
 @pytest.mark.parametrize("page", pages())
 def test_every_block_names_its_language_and_why_it_is_not_run(page: str) -> None:
     assert read(page).count("\n```") == 2 * len(blocks(page))

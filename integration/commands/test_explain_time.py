@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream import advance_time, explain_time
 from pyspark_timestream.commands.explanation import PartitionFacts, StreamExplanation
-from pyspark_timestream.frames import watermark
+from pyspark_timestream.frames import transforms
 from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, Kind
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -262,7 +262,7 @@ def test_ctis_that_never_reach_the_watermark_are_the_headline_not_an_end_without
 ) -> None:
     made = stream([event(second) for second in range(6)], ctiFrequency=1, finalCti="true")
     # As where the plan is the server's: nothing is seen below advance_time.
-    monkeypatch.setattr(watermark, "keep_cti_rows", lambda df: df)
+    monkeypatch.setattr(transforms, "keep_cti_rows", lambda df: df)
     rows = advance_time(made.load().where("value IS NOT NULL"))
     counts = rows.groupBy(F.window("start_time", "1 second")).count()
     run(made, counts)

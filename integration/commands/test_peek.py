@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 from schema_registry import Mode, SchemaRegistryStub, serve_schema_registry
 
-from pyspark_timestream.commands.peek.columns import format_columns
+from pyspark_timestream.commands.peek.detect import format_columns
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 
 pytestmark = pytest.mark.timeout(300)

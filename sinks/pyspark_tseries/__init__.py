@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_tseries.client.follow import Follower
-    from pyspark_tseries.client.range_query import (
+    from pyspark_tseries.client.questions import (
         BucketQuery,
         BucketResult,
         GapQuery,
@@ -93,7 +93,7 @@ __version__ = "0.2.0"
 """Of the distribution `pyspark-timestream`, which holds both packages; a release changes both."""
 
 _MODULES = {
-    **dict.fromkeys(["BucketQuery", "BucketResult", "GapQuery"], "client.range_query"),
+    **dict.fromkeys(["BucketQuery", "BucketResult", "GapQuery"], "client.questions"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "client.results"),
     "Chart": "client.results",
     "CompactionResult": "maintain.compactor",
@@ -101,9 +101,9 @@ _MODULES = {
     "Erasure": "storage.erasures",
     "Finding": "errors",
     "Follower": "client.follow",
-    "RangeQuery": "client.range_query",
+    "RangeQuery": "client.questions",
     "RollupResult": "maintain.rollup",
-    "StoreAsOf": "client.range_query",
+    "StoreAsOf": "client.questions",
     "TimeSeries": "client.time_series",
     "correct_late": "spark.correct_late",
     "describe": "maintain.verify",

@@ -308,7 +308,7 @@ ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
 
 COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] = {
     "show": ("draws series in the terminal, or lists the newest values", show.show),
-    "browse": ("serves a page of the store: its series, edits and upkeep", browse.browse),
+    "browse": ("serves a page of the store: its series, edits and maintenance", browse.browse),
     "describe": ("prints the facts of a store", _describe),
     "verify": ("checks every invariant; exits 1 and lists the violations", _verify),
     "repair": (

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from pyspark_timestream.frames.aggregates import aggregate_windows
     from pyspark_timestream.frames.end import await_end, end_stream
-    from pyspark_timestream.frames.watermark import (
+    from pyspark_timestream.frames.transforms import (
         advance_time,
         alter_lifetime,
         import_ctis,
@@ -90,7 +90,7 @@ __version__ = "0.2.0"
 _MODULES: Final = {
     **dict.fromkeys(
         ["advance_time", "alter_lifetime", "import_ctis", "order_by_time", "shift_time"],
-        "frames.watermark",
+        "frames.transforms",
     ),
     "DefaultSource": "source",
     "aggregate_windows": "frames.aggregates",

@@ -21,7 +21,7 @@ from pyspark_timestream.kafka.offsets import changes, group_metadata, next_offse
 from pyspark_timestream.kafka.writer import stream_writer
 from pyspark_timestream.producer import transactions
 from pyspark_timestream.rules.state import PartitionState
-from pyspark_tseries.spark import late_checks
+from pyspark_tseries.spark import query_checks
 from pyspark_tseries.storage import location
 from pyspark_tseries.store import store as stores
 
@@ -187,7 +187,7 @@ def a_commit_is_acknowledged_before_it_is_on_the_disk(patch: Patch) -> None:
 
 @bug(of=RestoredWorld)
 def a_store_that_was_put_back_is_not_noticed(patch: Patch) -> None:
-    patch.setattr(late_checks, "_check_history", lambda *given: None)
+    patch.setattr(query_checks, "_check_history", lambda *given: None)
 
 
 @bug(of=RestoredWorld)

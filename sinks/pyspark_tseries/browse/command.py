@@ -34,7 +34,7 @@ from pyspark_timestream.core.serving import (
     read_seen,
     render_shell,
 )
-from pyspark_tseries.browse.look import (
+from pyspark_tseries.browse.viewer import (
     ALL,
     COUNTS,
     MAX_NAME,
@@ -44,7 +44,7 @@ from pyspark_tseries.browse.look import (
     Drawn,
     Facts,
     Listed,
-    StoreLook,
+    StoreViewer,
     parse_width,
 )
 from pyspark_tseries.chart.figure import show_number
@@ -454,7 +454,7 @@ def browse(location: Location, asked: argparse.Namespace) -> int:
         InvalidQuery: an unknown time zone.
         OSError: the port is not free.
     """
-    look = StoreLook(location, author_or_user(asked.principal), find_zone(asked.timezone))
+    look = StoreViewer(location, author_or_user(asked.principal), find_zone(asked.timezone))
     store, view = look.open()
     listed = look.list_series(view, "", 0)
     if asked.json:
@@ -486,7 +486,7 @@ class StorePage:
         read_clock: returns the wall clock in microseconds.
     """
 
-    def __init__(self, look: StoreLook, read_clock: Callable[[], int]) -> None:
+    def __init__(self, look: StoreViewer, read_clock: Callable[[], int]) -> None:
         self._look, self._read_clock = look, read_clock
         self._lock = Lock()
         self._facts: tuple[Any, str] = (None, "")

@@ -17,7 +17,7 @@ from pyspark_timestream.core.instants import parse_duration, parse_instant, to_d
 from pyspark_timestream.core.report import align_within, escape_controls
 from pyspark_tseries.chart.figure import is_line, show_number
 from pyspark_tseries.chart.terminal import Style, draw_text
-from pyspark_tseries.client.range_query import BucketResult, Questions
+from pyspark_tseries.client.questions import BucketResult, Questions
 from pyspark_tseries.client.results import (
     LOCAL,
     MAX_SERIES,

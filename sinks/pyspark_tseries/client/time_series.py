@@ -4,7 +4,7 @@
     series.append("kitchen", 21.5)
     series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
 
-`range_query()` begins a query; see `client/range_query.py`.
+`range_query()` begins a query; see `client/questions.py`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from pyspark_tseries.client.convert import (
     stage_given_rows,
 )
 from pyspark_tseries.client.follow import Follower, follow_store
-from pyspark_tseries.client.range_query import Questions, new_value_fields, parse_schema
+from pyspark_tseries.client.questions import Questions, new_value_fields, parse_schema
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
     Event,

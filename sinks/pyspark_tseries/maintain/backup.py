@@ -30,7 +30,7 @@ from pyspark_tseries.store.store import Store
 _LOG: Final = "_delta_log"
 _COPY_BYTES: Final = 16 * 1024 * 1024
 
-_BESIDE: Final = ("erasures", "history", "late", "lost", "streams")
+_OTHER_FOLDERS: Final = ("erasures", "history", "late", "lost", "streams")
 """Copy these folders of `_tseries` as they are: they are small, and newer files in them do no harm.
 Copy only the lists of lost commits."""
 
@@ -75,12 +75,12 @@ def backup(
 
     def attempt() -> BackupResult | None:
         # Before the log: a batch of `correct_late` needs the file of the one before it.
-        _copy_files(source, to, _list_beside(source), copied, again=True)
+        _copy_files(source, to, _list_other_files(source), copied, again=True)
         # Open it anew: this process's writers may refresh an object that they share meanwhile.
         moment = _read_moment(Store.open_damaged(source))
         if moment is None or not _copy_files(source, to, moment.files, copied):
             return None
-        beside = set(_list_beside(source))
+        beside = set(_list_other_files(source))
         _copy_files(source, to, beside, copied, again=True)
         extra = copied.keys() - {*moment.files, *beside}
         to.remove(map(to.file, extra))
@@ -181,9 +181,9 @@ def _read_moment(store: Store) -> _Moment | None:
     return None
 
 
-def _list_beside(location: Location) -> list[str]:
+def _list_other_files(location: Location) -> list[str]:
     names: list[str] = []
-    folders = [location.file("_tseries", name) for name in _BESIDE]
+    folders = [location.file("_tseries", name) for name in _OTHER_FOLDERS]
     while folders:
         folder = folders.pop()
         paths = [path for path, _ in location.list_files(folder)]

@@ -250,7 +250,7 @@ class Merge:
         self._states = combine_states([self._read_series_state(file) for file in chosen])
         room = Room(MAX_HELD_BYTES)
         self._sorted = {
-            file.path: SortedRows(self._location, file, self._schema, room) for file in chosen
+            file.path: SortedFile(self._location, file, self._schema, room) for file in chosen
         }
 
     def _encode_texts(self, schema: pa.Schema) -> pa.Schema:
@@ -404,7 +404,7 @@ class Room:
             self._left += size
 
 
-class SortedRows:
+class SortedFile:
     """The rows of a sorted file, by rising key ranges.
 
     A row group that reaches into the next range is decoded once: the rest of its rows is held, as

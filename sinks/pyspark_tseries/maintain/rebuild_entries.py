@@ -87,9 +87,9 @@ from pyspark_tseries.store.log_check import (
 )
 from pyspark_tseries.store.log_writer import (
     LAST_CHECKPOINT,
-    Change,
     Entry,
     FileAction,
+    NewEntry,
     TornEntry,
     add_files,
     adopt_entry,
@@ -233,7 +233,7 @@ def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
             return content, f"it was made again from files that have the columns {names}"
     if not _has_replaced_files(log):
         return None, ""  # It may have set a property.
-    empty = Change()
+    empty = NewEntry()
     content = format_entry(empty, empty.info(version - 1), 0)
     return content, "it replaced files that are still there, and is empty now"
 
@@ -332,7 +332,7 @@ def _rebuild_commit(
             return None  # It erased values; a rebuilt one would not.
     written_ms = max((file.time_ms for file in added), default=0)
     now_ms = written_ms if metadata is None else metadata.commit_us // 1000
-    change = Change(added, transactions, number)
+    change = NewEntry(added, transactions, number)
     return format_entry(change, change.info(version - 1), now_ms)
 
 
@@ -620,7 +620,7 @@ def correct_future_commits(store: Store, future: FutureCommits) -> None:
         head = _rebuild_head(store, [*kept, *stored], future.now_us)
         write_head(location, new_id, make_full_table(head))
         now_ms = future.now_us // 1000
-        change = Change(
+        change = NewEntry(
             [*remove_files(future.files, now_ms), *add_files(written, now_ms)],
             {HEAD_TRANSACTION: new_id},
             head.metadata.commit,

@@ -85,10 +85,10 @@ from pyspark_tseries.store.log_check import (
 from pyspark_tseries.store.log_writer import (
     LAST_CHECKPOINT,
     UNREADABLE,
-    Change,
     Entry,
     FileAction,
     ForeignChange,
+    NewEntry,
     entry_path,
     find_foreign_change,
     shadow_log,
@@ -517,7 +517,7 @@ def revert_changes(store: Store, revert: Revert, kept: Sequence[tuple[str, str]]
         sound = None if revert.change is None else _load_sound(location, revert.change.sound)
         metadata = None if sound is None else log.metadata_as_of(sound)
         again = [location.file(file.path) for file in revert.again]
-        log.add(Change(actions, metadata=metadata), again)
+        log.add(NewEntry(actions, metadata=metadata), again)
 
 
 def _load_sound(location: Location, version: int) -> DeltaTable | None:

@@ -47,7 +47,7 @@ from pyspark_tseries.model.ranges import Query, RetainedRange, format_range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import NO_MAX_US
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.spark.late_checks import (
+from pyspark_tseries.spark.query_checks import (
     QueryIdentity,
     RecordStream,
     refuse_other_streams,

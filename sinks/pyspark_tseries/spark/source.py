@@ -54,7 +54,7 @@ from pyspark_tseries.options import (
 )
 from pyspark_tseries.read.delivery import InitialEvents
 from pyspark_tseries.read.scan import pick_columns
-from pyspark_tseries.spark.late_checks import check_before_batch, find_checkpoint
+from pyspark_tseries.spark.query_checks import check_before_batch, find_checkpoint
 from pyspark_tseries.spark.readers import RangeReader, SubscriptionReader, check_schema
 from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
 from pyspark_tseries.storage.failures import explain_failure

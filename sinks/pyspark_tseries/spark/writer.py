@@ -343,7 +343,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         is_empty = not any(task.output.rows for task in tasks)
         cti_us = self._find_cti(tasks, batchId)
         # Imported here because tasks, which unpickle this module's classes, need no Delta.
-        from pyspark_tseries.spark.late_checks import check_in_commit, remember_commit
+        from pyspark_tseries.spark.query_checks import check_in_commit, remember_commit
         from pyspark_tseries.store.store import Store
 
         target, store = self.target, Store.open(self.target.location)
@@ -361,7 +361,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def _note(self, query_id: str, batch: int) -> None:
         """Note in the store what `correct_late` has to know of the query."""
-        from pyspark_tseries.spark.late_checks import note_writer
+        from pyspark_tseries.spark.query_checks import note_writer
 
         target = self.target
         watermark = target.options.cti_delay_us is not None and target.checkpoint is not None

@@ -40,7 +40,7 @@ from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.head_files import readable_metadata, write_head
 from pyspark_tseries.storage.location import Location, parse_location, sync
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_whole_entry
-from pyspark_tseries.store.log_writer import Change, add_files, remove_files
+from pyspark_tseries.store.log_writer import NewEntry, add_files, remove_files
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
 from pyspark_tseries.write.batch import PreparedCommit
 
@@ -143,7 +143,7 @@ def replace_files(
         transactions = (
             {} if horizon is None else {HORIZON_TRANSACTION: max(horizon, store.horizon()) + 1}
         )
-        log.add(Change(actions, transactions), files)
+        log.add(NewEntry(actions, transactions), files)
     return True
 
 

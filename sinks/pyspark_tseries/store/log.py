@@ -55,8 +55,8 @@ from pyspark_tseries.store.log_check import (
 )
 from pyspark_tseries.store.log_writer import (
     UNREADABLE,
-    Change,
     FileAction,
+    NewEntry,
     adopt_entry,
     capture_entry,
     checkpoint_later,
@@ -404,7 +404,7 @@ class Log:
         self._transactions: dict[str, int | None] = {}  # As of `_transactions_version`.
         self._transactions_version = -1
         # The version and the contents of the last entry that this object has added.
-        self._own_entry: tuple[int, Change] | None = None
+        self._own_entry: tuple[int, NewEntry] | None = None
         self._files = LiveFiles()
         self._columns: pa.Schema | None = None
         self._properties: dict[str, str] | None = None
@@ -609,7 +609,7 @@ class Log:
 
     def add(
         self,
-        change: Change,
+        change: NewEntry,
         files: Sequence[str] = (),
         *,
         synced: bool = True,
@@ -638,7 +638,7 @@ class Log:
                 self._change_columns_remote(change)
             self._add_remote(change)
 
-    def _change_columns_remote(self, change: Change) -> None:
+    def _change_columns_remote(self, change: NewEntry) -> None:
         """Set the columns in an entry of its own: Delta sets them only where it overwrites files.
 
         The partition that it overwrites has no files.
@@ -649,7 +649,7 @@ class Log:
             for name, version in change.transactions.items()
             if name != HEAD_TRANSACTION
         }
-        columns = Change(transactions=named)
+        columns = NewEntry(transactions=named)
         self.table.create_write_transaction(
             [],
             "overwrite",
@@ -665,7 +665,7 @@ class Log:
         )
         self._refresh_table()
 
-    def _add_remote(self, change: Change) -> None:
+    def _add_remote(self, change: NewEntry) -> None:
         # Keep Delta's own retries: only appends conflict, over the head; commits without a head
         # succeed in a retry.
         self.table.create_write_transaction(
@@ -682,7 +682,7 @@ class Log:
 
     def _add_local(
         self,
-        change: Change,
+        change: NewEntry,
         files: Sequence[str],
         synced: bool,
         before: Mapping[str, int | None],
@@ -745,7 +745,7 @@ class Log:
         return list(zip(*(files[name].to_pylist() for name in ("path", "size_bytes")), strict=True))
 
     def metadata_with(self, kinds: Mapping[str, pa.DataType]) -> dict[str, Any]:
-        """Return the table's metadata for a `Change`, with other types of the columns `kinds`."""
+        """Return the table's metadata for a `NewEntry`, with other types of the columns `kinds`."""
         schema = json.loads(self.table.schema().to_json())
         new = Schema.from_arrow(pa.schema([pa.field(*pair) for pair in kinds.items()]))
         types = {field["name"]: field["type"] for field in json.loads(new.to_json())["fields"]}
@@ -754,7 +754,7 @@ class Log:
         return self._metadata_of(schema)
 
     def metadata_as_of(self, table: DeltaTable) -> dict[str, Any] | None:
-        """Return metadata for a `Change`, with the columns of `table`; None if they are the same.
+        """Return metadata for a `NewEntry`, with the columns of `table`; None if they are the same.
 
         `table` is the table as it was earlier.
         """

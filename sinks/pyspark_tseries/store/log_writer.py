@@ -107,7 +107,7 @@ def remove_files(
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class NewEntry:
     """The contents of an entry of this package.
 
     Attributes:
@@ -183,7 +183,7 @@ def entry_path(location: Location, version: int) -> str:
     return location.file("_delta_log", f"{version:020d}.json")
 
 
-def format_entry(change: Change, own_info: Mapping[str, Any], now_ms: int) -> bytes:
+def format_entry(change: NewEntry, own_info: Mapping[str, Any], now_ms: int) -> bytes:
     """Return an entry of this package; `own_info` is the info of `change`."""
     lines = change.lines()
     info = {
@@ -204,7 +204,7 @@ def adopt_entry(entry: bytes, checked: int, location: str) -> bytes:
     lines = [json.loads(line) for line in entry.splitlines()]
     for line in lines:
         if "commitInfo" in line:
-            info, own_info = line["commitInfo"], Change().info(checked)
+            info, own_info = line["commitInfo"], NewEntry().info(checked)
             info[_INFO_KEY] = {**own_info, "lines": len(lines), CHECKSUM_KEY: NO_CHECKSUM}
             if "location" in info.get("operationParameters", {}):
                 info["operationParameters"]["location"] = location
@@ -288,7 +288,7 @@ def _shift(change: int) -> int:
     return change
 
 
-def seal_info(change: Change, own_info: Mapping[str, Any]) -> dict[str, Any]:
+def seal_info(change: NewEntry, own_info: Mapping[str, Any]) -> dict[str, Any]:
     """Return `own_info` with the checksum of an entry that Delta writes into an object store."""
     return {**own_info, CHECKSUM_KEY: _content_checksum(change.lines(), own_info)}
 

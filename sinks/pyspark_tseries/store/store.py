@@ -59,7 +59,7 @@ from pyspark_tseries.store.log import (
     unreachable_error,
 )
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
-from pyspark_tseries.store.log_writer import Change, add_files, remove_files, wait_for_checkpoints
+from pyspark_tseries.store.log_writer import NewEntry, add_files, remove_files, wait_for_checkpoints
 from pyspark_tseries.store.shared_commits import AppendedEvent, SharedCommits
 from pyspark_tseries.write.batch import (
     Appendable,
@@ -642,7 +642,7 @@ class Store:
             *remove_files(attempt.replaced, now_ms, columns is None),
             *add_files(attempt.written, now_ms, columns is None),
         ]
-        change = Change(
+        change = NewEntry(
             actions,
             {HEAD_TRANSACTION: attempt.head_id, **marks, **transactions},
             metadata.commit,

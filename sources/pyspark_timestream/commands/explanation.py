@@ -45,7 +45,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
     read_offset_log,
 )
 from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons
-from pyspark_timestream.kafka.offsets.changes import Change
+from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState, max_known
 
@@ -283,7 +283,7 @@ class StreamExplanation:
     partitions: tuple[PartitionFacts, ...]
     malformed: tuple[MalformedReason, ...] = ()
     topic_settings: tuple[str, Mapping[str, str]] | None = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ClockChange, ...] = ()
     waiting_change: str | None = None
 
 

@@ -39,7 +39,7 @@ def find_mistake(value: Any) -> str | None:
     ("end_exclusive is '4' and not a whole number", None)
     """
     kind: Any = type(value)
-    return _of(kind, "")(value)
+    return _check_of(kind, "")(value)
 
 
 def is_instant(value: Any) -> TypeGuard[int]:
@@ -52,19 +52,19 @@ def is_instant(value: Any) -> TypeGuard[int]:
 
 
 @cache
-def _of(kind: Any, name: str) -> _Find:
+def _check_of(kind: Any, name: str) -> _Find:
     """Return the check of a type; `name` is the field's."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
-        return _of_fields(kind)
+        return _check_of_fields(kind)
     if origin in (types.UnionType, typing.Union):
-        return _of_any([_of(each, name) for each in inner])
+        return _check_of_union([_check_of(each, name) for each in inner])
     if origin is tuple:
-        return _of_tuple(inner, name)
+        return _check_of_tuple(inner, name)
     if origin is not None and issubclass(origin, Mapping):
-        return _of_mapping(_of(inner[0], f"a key of {name}"), _of(inner[1], name))
+        return _check_of_mapping(_check_of(inner[0], f"a key of {name}"), _check_of(inner[1], name))
     if kind is int:
-        return _of_number(name)
+        return _check_of_number(name)
     wanted = {str: "a text", bool: "true or false", types.NoneType: "null"}.get(kind, str(kind))
     return lambda value: None if isinstance(value, kind) else _describe(name, value, wanted)
 
@@ -74,7 +74,7 @@ def _describe(name: str, value: Any, wanted: str) -> str:
     return f"{name} is {shown if len(shown) <= 40 else f'{shown[:37]}...'} and not {wanted}"
 
 
-def _of_number(name: str) -> _Find:
+def _check_of_number(name: str) -> _Find:
     low, high = (MIN_US, FINAL_US) if name.endswith("_us") else (-(2**63), 2**63 - 1)
 
     def find(value: Any) -> str | None:
@@ -85,12 +85,14 @@ def _of_number(name: str) -> _Find:
     return find
 
 
-def _of_fields(kind: Any) -> _Find:
+def _check_of_fields(kind: Any) -> _Find:
     @cache
     def list_checks() -> list[tuple[str, Any, _Find]]:
         # At the first value, because a class may have fields of its own type.
         hints = typing.get_type_hints(kind)
-        return [(name, default, _of(hints[name], name)) for name, default in _list_defaults(kind)]
+        return [
+            (name, default, _check_of(hints[name], name)) for name, default in _list_defaults(kind)
+        ]
 
     def find(value: Any) -> str | None:
         if not isinstance(value, kind):
@@ -113,7 +115,7 @@ def _list_defaults(kind: Any) -> list[tuple[str, Any]]:
     return [(f.name, kind if f.default is dataclasses.MISSING else f.default) for f in fields]
 
 
-def _of_any(checks: list[_Find]) -> _Find:
+def _check_of_union(checks: list[_Find]) -> _Find:
     def find(value: Any) -> str | None:
         first = None
         for check in checks:
@@ -125,8 +127,8 @@ def _of_any(checks: list[_Find]) -> _Find:
     return find
 
 
-def _of_tuple(inner: tuple[Any, ...], name: str) -> _Find:
-    each = [_of(kind, name) for kind in inner if kind is not Ellipsis]
+def _check_of_tuple(inner: tuple[Any, ...], name: str) -> _Find:
+    each = [_check_of(kind, name) for kind in inner if kind is not Ellipsis]
     is_long = Ellipsis in inner
 
     def find(value: Any) -> str | None:
@@ -141,7 +143,7 @@ def _of_tuple(inner: tuple[Any, ...], name: str) -> _Find:
     return find
 
 
-def _of_mapping(check_key: _Find, check_value: _Find) -> _Find:
+def _check_of_mapping(check_key: _Find, check_value: _Find) -> _Find:
     def find(value: Any) -> str | None:
         if not isinstance(value, Mapping):
             return _describe("an entry", value, "an object")
@@ -283,9 +285,9 @@ def read_entry(checkpoint: Path, batch: int) -> LogEntry:
 _TOPIC_FILE: Final = Path("sinks", "timestream.json")
 
 
-def remember_topic(checkpoint: Path, topic: str) -> None:
+def note_written_topic(checkpoint: Path, topic: str) -> None:
     """Note in a checkpoint which topic its query writes, for those who draw chains of queries."""
-    if read_topic(checkpoint) == topic:
+    if read_written_topic(checkpoint) == topic:
         return
     path = checkpoint / _TOPIC_FILE
     try:
@@ -297,7 +299,7 @@ def remember_topic(checkpoint: Path, topic: str) -> None:
         return  # Nothing relies on it.
 
 
-def read_topic(checkpoint: Path) -> str | None:
+def read_written_topic(checkpoint: Path) -> str | None:
     """Return the topic that the query of a checkpoint writes; None if it is not noted there."""
     try:
         noted = json.loads((checkpoint / _TOPIC_FILE).read_text(encoding="utf-8"))

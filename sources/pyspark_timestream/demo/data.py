@@ -49,11 +49,11 @@ class Trip(NamedTuple):
 
 def trips(seed: int = 0) -> Iterator[Trip]:
     """Yield all trips in the order in which they are reported; equal seeds give equal trips."""
-    all_trips = (trip for number in range(len(STATIONS)) for trip in _of_station(number, seed))
+    all_trips = (trip for number in range(len(STATIONS)) for trip in _make_trips(number, seed))
     return iter(sorted(all_trips, key=lambda trip: (trip.reported_ms, trip.partition)))
 
 
-def _of_station(partition: int, seed: int) -> Iterator[Trip]:
+def _make_trips(partition: int, seed: int) -> Iterator[Trip]:
     # `random` is the only method that gives the same numbers in every version of Python.
     chance = Random(seed * len(STATIONS) + partition).random
     lag_ms = LAG_HOURS * _HOUR_MS if partition == LAGGING else 0

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.core.window_fold import Function, Partial, WindowFold
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.frames.watermark import advance_time, check_times, quote_name, read_schema
+from pyspark_timestream.frames.transforms import advance_time, check_times, quote_name, read_schema
 
 _OPTION: Final = "foldWindows"
 _FORMAT: Final = "timestream"

@@ -303,10 +303,10 @@ def _pass(step: Step, place: int, below: str, way: _Way) -> _Way:
     if step.name == _WATERMARK:
         return _Way(step.plan, loss=_Loss("withWatermark", _Effect.SECOND))
     sure = way.sure and (step.name in _HARMLESS or step.name in _REMOVERS)
-    return _go_on(way, step, place, _rebuild(step, {place: way}), sure)
+    return _extend(way, step, place, _rebuild(step, {place: way}), sure)
 
 
-def _go_on(way: _Way, step: Step, place: int, plan: Any, sure: bool) -> _Way:
+def _extend(way: _Way, step: Step, place: int, plan: Any, sure: bool) -> _Way:
     """Extend `way` by a step that CTI rows pass; `plan` replaces the step's plan."""
     return replace(way, plan=plan, sure=sure, trail=(*way.trail, (step, place)))
 
@@ -316,9 +316,9 @@ def _pass_filter(step: Step, below: str, way: _Way) -> _Way:
     if condition is not None:
         # A filter on the CTI column is deliberate: import_ctis drops a stream's own CTIs like that.
         if condition.truth:
-            return _go_on(way, step, 0, _rebuild(step, {0: way}), way.sure)
+            return _extend(way, step, 0, _rebuild(step, {0: way}), way.sure)
         return _Way(step.plan, loss=_Loss("a filter on column 'cti'", _Effect.CHOOSES))
-    return _go_on(way, step, 0, step.widen(below, way.plan), way.sure)
+    return _extend(way, step, 0, step.widen(below, way.plan), way.sure)
 
 
 def _unite(step: Step, column: str) -> _Way:
@@ -328,7 +328,7 @@ def _unite(step: Step, column: str) -> _Way:
     if len(coming) > 1:
         return _Way(step.plan, loss=_Loss("union", _Effect.MIXES))
     for place, way in coming.items():
-        return _go_on(way, step, place, _rebuild(step, coming), way.sure)
+        return _extend(way, step, place, _rebuild(step, coming), way.sure)
     losses = [way.loss for way in ways.values()]
     return _Way(step.plan, loss=losses[0] if losses and all(losses) else None)
 

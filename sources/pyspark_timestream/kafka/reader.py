@@ -201,12 +201,12 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._driver: StreamDriver | None = None
         self._max_handed = options.max_driver_records
         self._has_run_task = False
-        self._beside: ThreadPoolExecutor | None = None
+        self._read_thread: ThreadPoolExecutor | None = None
         self._ahead: _Ahead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A task's copy reads its own ranges alone.
-        return {**self.__dict__, "_driver": None, "_beside": None, "_ahead": None}
+        return {**self.__dict__, "_driver": None, "_read_thread": None, "_ahead": None}
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant: Spark calls this again after a restart, so it must decide nothing."""
@@ -306,9 +306,9 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         tasks = self._plan_tasks(offset, readers, gone)
         if not self._may_hand_over(offset, tasks):
             return tasks, None
-        if self._beside is None:
-            self._beside = ThreadPoolExecutor(1, "timestream-read-ahead")
-        return tasks, self._beside.submit(self._read_here, tasks[0])
+        if self._read_thread is None:
+            self._read_thread = ThreadPoolExecutor(1, "timestream-read-ahead")
+        return tasks, self._read_thread.submit(self._read_here, tasks[0])
 
     def _finish(
         self, offset: StreamOffset, tasks: list[KafkaTask], reading: "Future[_Read] | None"

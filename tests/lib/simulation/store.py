@@ -32,7 +32,7 @@ from pyspark_tseries import DefaultSource, TimeSeries
 from pyspark_tseries.errors import NoSuchStore, ReplayDiffers, StorageFailed, WrongClock
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.spark import late_checks, readers, writer
+from pyspark_tseries.spark import query_checks, readers, writer
 from pyspark_tseries.storage import head_files, location
 from pyspark_tseries.store import log_writer
 from pyspark_tseries.store import store as stores
@@ -43,7 +43,7 @@ _CACHES: tuple[Any, ...] = (
     stores._open_stores,
     head_files.LAST_INDEXES,
     readers._last_snapshots,
-    late_checks._noted,
+    query_checks._noted,
     writer._told,
 )
 """What a process remembers of stores."""

@@ -23,7 +23,7 @@ from pyspark_timestream.commands.metrics import (
 from pyspark_timestream.commands.time_metrics import render_page
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
-from pyspark_timestream.kafka.offsets.changes import Change
+from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import COUNTERS, WriterState
@@ -143,10 +143,10 @@ def test_warnings_that_are_active_are_counted():
 
 def test_each_option_of_a_change_is_a_sample_with_batch_cti_and_both_values():
     changes = (
-        Change(3, None, {}, {"writers": 'a,"b'}),
-        Change(7, NOON, {"ctiDelay": "1 s", "writers": "a"}, {"ctiDelay": "2 s"}),
-        Change(9, NOON, {"ctiDelay": "2 s"}, {"ctiDelay": "1 s"}),
-        Change(11, NOON, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s"}),
+        ClockChange(3, None, {}, {"writers": 'a,"b'}),
+        ClockChange(7, NOON, {"ctiDelay": "1 s", "writers": "a"}, {"ctiDelay": "2 s"}),
+        ClockChange(9, NOON, {"ctiDelay": "2 s"}, {"ctiDelay": "1 s"}),
+        ClockChange(11, NOON, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s"}),
     )
     page = page_after(event(offset_of([share(state(1))], 11, changes=changes)))
     found = [dict(labels) for name, labels in page if name == "timestream_stream_change"]

@@ -19,7 +19,7 @@ from pyspark_timestream.commands.watch.page import render_sections
 from pyspark_timestream.core.report import COLOURS
 from pyspark_timestream.kafka.diagnosis.diagnoses import NEXT_STEPS, Kind
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
-from pyspark_timestream.kafka.offsets.changes import Change
+from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
 
 
@@ -62,7 +62,7 @@ def test_the_text_says_what_holds_back_since_when_and_the_fix():
 
 def test_text_and_picture_name_the_last_three_changes_newest_first_and_one_that_waits():
     changes = tuple(
-        Change(n, None if n == 0 else NOON, {"ctiDelay": f"{n} s"}, {"ctiDelay": f"{n + 1} s"})
+        ClockChange(n, None if n == 0 else NOON, {"ctiDelay": f"{n} s"}, {"ctiDelay": f"{n + 1} s"})
         for n in range(5)
     )
     waiting = "2024-01-01T13:00:00Z: 'violationPolicy' from 'drop' to 'flag'"

@@ -16,7 +16,7 @@ CANARY = (
     "this Spark treats the event time behind a join of two streams in another way than 4.2 and 4.3 "
     "do: read its migration guide (Structured Streaming; Spark PRs 56043 and 58238 changed "
     "neighbours of it), then semantics 11.6 and docs/how-to/slow-and-fast.md, which promise that "
-    "a window behind a join has all its rows, and frames/watermark.py, which makes the event time"
+    "a window behind a join has all its rows, and frames/transforms.py, which makes the event time"
 )
 
 SCHEMA = "station string, start_time timestamp, cti timestamp"

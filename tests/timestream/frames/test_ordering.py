@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.frames.watermark import ARRIVAL, add_arrival, sort_by_time
+from pyspark_timestream.frames.transforms import ARRIVAL, add_arrival, sort_by_time
 
 SCHEMA = pa.schema([
     pa.field("t", pa.timestamp("us", "UTC"), nullable=False), ("id", pa.int32()),

@@ -12,7 +12,7 @@ from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.payload import required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet
-from pyspark_timestream.kafka.driver.importer import derive_import_options
+from pyspark_timestream.kafka.driver.trackers import derive_import_options
 from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import compute_end_state, run_task
 from pyspark_timestream.rules.state import PartitionState

@@ -21,9 +21,9 @@ from pyspark_timestream.core.report import escape_controls
 from pyspark_timestream.core.serving import PageServer
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
-from pyspark_tseries.browse import look as look_module
+from pyspark_tseries.browse import viewer as look_module
 from pyspark_tseries.browse.command import PAGES, StorePage, draw_commits
-from pyspark_tseries.browse.look import ALL, COUNTS, PAGE_ROWS, Asked, StoreLook
+from pyspark_tseries.browse.viewer import ALL, COUNTS, PAGE_ROWS, Asked, StoreViewer
 from pyspark_tseries.maintain.background import plan_maintenance
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.log_check import read_commit_us
@@ -60,7 +60,7 @@ def fill(path, **others):
 
 
 def page_of(path, principal="anna", clock=now_us):
-    return StorePage(StoreLook(parse_location(str(path)), principal, None), clock)
+    return StorePage(StoreViewer(parse_location(str(path)), principal, None), clock)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_commits_are_counted_by_what_the_log_says_and_not_by_times_of_files(tmp_
         os.utime(entry, (0, 0))
     counts = []
     for place in ("s", "copy"):
-        look = StoreLook(parse_location(str(tmp_path / place)), "anna", None)
+        look = StoreViewer(parse_location(str(tmp_path / place)), "anna", None)
         store, _ = look.open()
         counts.append(look.facts(store, now_us()).commits)
     assert counts[0][-2:] == counts[1][-2:]
@@ -190,7 +190,7 @@ def test_an_entry_of_the_log_is_read_once_and_a_new_one_is_counted(tmp_path, mon
     monkeypatch.setattr(
         look_module, "read_commit_us", lambda *given: read.append(given[1]) or inner(*given)
     )
-    look = StoreLook(parse_location(str(tmp_path / "s")), "anna", None)
+    look = StoreViewer(parse_location(str(tmp_path / "s")), "anna", None)
     for _ in range(3):
         store, _ = look.open()
         look.facts(store, now_us())
@@ -214,7 +214,7 @@ def test_an_entry_that_cannot_be_read_for_a_while_leaves_none_counted_twice(tmp_
         return inner(location, version)
 
     monkeypatch.setattr(look_module, "read_commit_us", read)
-    look = StoreLook(parse_location(str(tmp_path / "s")), "anna", None)
+    look = StoreViewer(parse_location(str(tmp_path / "s")), "anna", None)
     store, _ = look.open()
     with pytest.raises(OSError, match="away"):
         look.facts(store, now_us())
@@ -229,7 +229,7 @@ def test_of_a_long_log_only_so_many_entries_are_read_and_whole_minutes_are_shown
     monkeypatch.setattr(look_module, "MAX_ENTRIES", 3)
     moments = iter([n * 60_000_000 for n in (100, 99, 98, 98, 97)])
     monkeypatch.setattr(look_module, "read_commit_us", lambda *_: next(moments))
-    look = StoreLook(parse_location(str(tmp_path / "s")), "anna", None)
+    look = StoreViewer(parse_location(str(tmp_path / "s")), "anna", None)
     store, _ = look.open()
     assert look.facts(store, 100 * 60_000_000).commits == ((99, 1), (100, 1))
 

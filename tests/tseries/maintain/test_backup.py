@@ -251,7 +251,7 @@ def test_backup_keeps_every_folder_that_the_package_writes_beside_the_log():
     sources = Path(pyspark_tseries.__file__).parent.rglob("*.py")
     text = "".join(path.read_text(encoding="utf-8") for path in sources)
     written = set(re.findall(r'"_tseries", "([\w.-]+)"', text))
-    assert written - NOT_COPIED == set(backups._BESIDE)
+    assert written - NOT_COPIED == set(backups._OTHER_FOLDERS)
 
 
 def test_other_readers_find_the_same_version_of_a_time_in_the_backup(tmp_path, store):

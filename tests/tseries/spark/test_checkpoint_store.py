@@ -11,7 +11,7 @@ import pytest
 from pyspark_tseries.errors import StorageFailed, StoreMismatch
 from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.model.ranges import UNLIMITED
-from pyspark_tseries.spark.late_checks import (
+from pyspark_tseries.spark.query_checks import (
     check_before_batch,
     check_in_commit,
     find_checkpoint,

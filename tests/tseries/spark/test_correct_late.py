@@ -25,7 +25,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import name_writer
 from pyspark_tseries.spark.correct_late import ROWS, WindowRules, _Plan, advance_windows
-from pyspark_tseries.spark.late_checks import (
+from pyspark_tseries.spark.query_checks import (
     note_writer,
     read_streams,
     refuse_other_streams,

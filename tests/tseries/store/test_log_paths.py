@@ -13,7 +13,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.storage.location import is_inside_store
-from pyspark_tseries.store.log_writer import Change, format_entry, seal
+from pyspark_tseries.store.log_writer import NewEntry, format_entry, seal
 from pyspark_tseries.store.store import Store
 
 NOW = 1_900_000_000_000_000
@@ -93,7 +93,7 @@ def test_a_log_entry_that_names_a_file_outside_of_the_store_is_refused(location,
 def test_outside_file_of_a_checked_entry_is_not_read(location, path):
     name(location, path, "add", forged=True)
     name_of_nothing = location / "s" / "_delta_log" / f"{5:020d}.json"
-    name_of_nothing.write_bytes(format_entry(Change(), Change().info(4), 0))
+    name_of_nothing.write_bytes(format_entry(NewEntry(), NewEntry().info(4), 0))
     with pytest.raises(UnusableStore, match="it was not read"):
         Store.open(str(location / "s")).snapshot()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.commands.peek.columns import (
+from pyspark_timestream.commands.peek.detect import (
     Candidate,
     Detection,
     NoSample,

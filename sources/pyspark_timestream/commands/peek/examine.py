@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.commands.peek.columns import (
+from pyspark_timestream.commands.peek.detect import (
     UINT64,
     Candidate,
     Columns,

@@ -19,8 +19,9 @@ from pyspark_timestream.commands.explanation import (
     describe_changes,
     describe_operator,
 )
-from pyspark_timestream.commands.peek.columns import NoSample
 from pyspark_timestream.commands.peek.command import read_given, select_reading
+from pyspark_timestream.commands.peek.detect import NoSample
+from pyspark_timestream.commands.watch.case_records import CaseRecords, read_case
 from pyspark_timestream.commands.watch.follow import (
     Case,
     CheckpointFollower,
@@ -31,7 +32,6 @@ from pyspark_timestream.commands.watch.follow import (
 )
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
 from pyspark_timestream.commands.watch.page import StoreFacts, build_chain
-from pyspark_timestream.commands.watch.sample import Sample, read_sample
 from pyspark_timestream.core.instants import format_instant, from_datetime
 from pyspark_timestream.core.report import (
     align_within,
@@ -131,7 +131,7 @@ def _serve(watched: "_Watched", host: str, port: int) -> None:
         "Time of queries",
         _read_clock,
         watched.take_views,
-        read_sample=read,
+        read_case=read,
         take_stores=watched.take_stores,
     )
     server = PageServer(host, port, page.answer, PAGES, "--port")
@@ -227,9 +227,9 @@ class _Watched:
         """Return what is shown as plain values, each query with its hops of the chain."""
         return to_json(self.take_views(), self.take_stores())
 
-    def sampler(self) -> Callable[[Case], Sample] | None:
+    def sampler(self) -> Callable[[Case], CaseRecords] | None:
         """Return what reads the records of a case; None: the brokers are not known."""
-        return None if self._ends is None else self._ends.read_sample
+        return None if self._ends is None else self._ends.read_case
 
     def take_views(self) -> list[QueryView]:
         """Return what is shown now."""
@@ -315,9 +315,9 @@ class LogEnds:
             self._is_asking = True
             Thread(target=self._ask_on, name="timestream-ends", daemon=True).start()
 
-    def read_sample(self, case: Case) -> Sample:
+    def read_case(self, case: Case) -> CaseRecords:
         """Read the records of a case."""
-        return read_sample(case, self._raw)
+        return read_case(case, self._raw)
 
     def ask(self, partitions: Sequence[Partition]) -> None:
         """Ask once, now; what goes wrong is in `trouble`."""

@@ -24,7 +24,7 @@ from pyspark_timestream.commands.explanation import (
     name_remarks,
 )
 from pyspark_timestream.commands.watch.state_files import StateFiles, StateFound
-from pyspark_timestream.core.checkpoint import read_entry, read_topic, resolve_directory
+from pyspark_timestream.core.checkpoint import read_entry, read_written_topic, resolve_directory
 from pyspark_timestream.core.instants import FINAL_US, MINUTE_US, SECOND_US
 from pyspark_timestream.errors import CheckpointUnreadable, TimestreamError
 from pyspark_timestream.kafka.diagnosis.history import (
@@ -500,7 +500,7 @@ class CheckpointFollower:
         links = dataclasses.replace(
             self._log.links,
             store=_read_store(self.root),
-            topic=read_topic(self.root),
+            topic=read_written_topic(self.root),
         )
         is_new = bool(entries) or torn != self._torn or known is not self._log
         is_new, self._log.links = is_new or links != self._log.links, links

@@ -8,14 +8,14 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from pyspark_timestream.commands.explanation import read_operators
+from pyspark_timestream.commands.watch.case_records import CaseRecords
 from pyspark_timestream.commands.watch.follow import Case, QueryLog, QueryView
 from pyspark_timestream.commands.watch.page import (
     NEEDS_SCRIPT,
     StoreFacts,
-    render_sample,
+    render_case,
     render_sections,
 )
-from pyspark_timestream.commands.watch.sample import Sample
 from pyspark_timestream.commands.watch.state_files import StateFound
 from pyspark_timestream.core.serving import (
     Answer,
@@ -53,7 +53,7 @@ class LivePage:
         take_views: returns the queries to show; it is called by one thread at a time.
         root: the path below which everything is; it ends in a slash.
         wait_s: how long a request may wait for a change.
-        read_sample: reads the records of a case, one case at a time; None: there are no samples.
+        read_case: reads the records of a case, one case at a time; None: there are no samples.
         take_stores: returns the stores to show in a chain.
     """
 
@@ -64,11 +64,11 @@ class LivePage:
         take_views: Callable[[], Sequence[QueryView]],
         root: str = "/",
         wait_s: float = _WAIT_S,
-        read_sample: Callable[[Case], Sample] | None = None,
+        read_case: Callable[[Case], CaseRecords] | None = None,
         take_stores: Callable[[], Sequence[StoreFacts]] = tuple,
     ) -> None:
         self._title, self._read_clock, self._take_views = title, read_clock, take_views
-        self._read_sample, self._sampling = read_sample, Lock()
+        self._read_case, self._sampling = read_case, Lock()
         self._take_stores = take_stores
         self._root, self._wait_s = root, wait_s
         self._changed, self._drawing = Condition(), Lock()
@@ -95,11 +95,11 @@ class LivePage:
             case "sections":
                 return self._answer_sections(query)
             case "sample":
-                return self._answer_sample(query)
+                return self._answer_case(query)
             case _:
                 return answer_file(__package__, name)
 
-    def _answer_sample(self, query: str) -> Answer | None:
+    def _answer_case(self, query: str) -> Answer | None:
         """Answer with the records of a case; only cases that are shown have a page."""
         given, (_, views, *_) = parse_qs(query), self._drawn
         try:
@@ -108,15 +108,15 @@ class LivePage:
             case = next(case for case in cases if case.key == key)
         except (IndexError, KeyError, StopIteration, ValueError):
             return None
-        if self._read_sample is None:
+        if self._read_case is None:
             return None
-        sample: Sample | str
+        sample: CaseRecords | str
         with self._sampling:
             try:
-                sample = self._read_sample(case)
+                sample = self._read_case(case)
             except (OptionError, TimestreamError, OSError) as error:
                 sample = str(error)
-        return Answer("text/html; charset=utf-8", render_sample(case, sample, self._root))
+        return Answer("text/html; charset=utf-8", render_case(case, sample, self._root))
 
     def _answer_sections(self, query: str) -> Answer:
         seen, end_s = read_seen(query), time.monotonic() + self._wait_s
@@ -150,7 +150,7 @@ class LivePage:
             taken, stores = tuple(self._take_views()), tuple(self._take_stores())
             if drawn < 0 or taken != views or stores != self._stores:
                 self._stores = stores
-                sections = render_sections(taken, self._read_sample is not None, stores)
+                sections = render_sections(taken, self._read_case is not None, stores)
                 digests = {name: digest(html) for name, html in sections.items()}
             self._drawn, self._drawn_s = (news, taken, sections, digests), now_s
             pause_s = _PAUSES * (time.thread_time() - began_s)

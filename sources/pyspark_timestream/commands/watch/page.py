@@ -23,6 +23,7 @@ from pyspark_timestream.commands.explanation import (
     describe_changes,
     describe_operator,
 )
+from pyspark_timestream.commands.watch.case_records import COLUMNS, CaseRecords
 from pyspark_timestream.commands.watch.follow import (
     SHOWS_CASES,
     Case,
@@ -35,7 +36,6 @@ from pyspark_timestream.commands.watch.follow import (
     rank_partitions,
     thin_curve,
 )
-from pyspark_timestream.commands.watch.sample import COLUMNS, Sample
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, format_instant
 from pyspark_timestream.core.report import (
     TimeScale,
@@ -51,7 +51,7 @@ from pyspark_timestream.core.report import (
     to_html,
 )
 from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, Kind
-from pyspark_timestream.kafka.offsets.changes import Change
+from pyspark_timestream.kafka.offsets.changes import ClockChange
 
 _LETTERS: Final = 19
 
@@ -209,7 +209,7 @@ def render_chain(chain: Chain) -> str:
     )
 
 
-class _Look(NamedTuple):
+class _ChainLayout(NamedTuple):
     """How a chain is laid out: sizes along its hops, and across them."""
 
     is_down: bool
@@ -219,16 +219,16 @@ class _Look(NamedTuple):
     """The room of a hop that passes other boxes."""
 
 
-_WIDE: Final = _Look(False, (164, 66), (70, 18), 24)
+_WIDE: Final = _ChainLayout(False, (164, 66), (70, 18), 24)
 """Four hops fit a page of 1280 pixels."""
 
-_DOWN: Final = _Look(True, (66, 158), (44, 12), 56)
+_DOWN: Final = _ChainLayout(True, (66, 158), (44, 12), 56)
 """Two boxes fit side by side on a phone."""
 
 _Points = tuple[tuple[int, int], ...]
 
 
-def _draw(chain: Chain, look: _Look) -> str:
+def _draw(chain: Chain, look: _ChainLayout) -> str:
     (along, across), (gap, between) = look.box, look.gap
     rows: dict[int, int] = {}
     corners = []
@@ -267,11 +267,11 @@ def _draw(chain: Chain, look: _Look) -> str:
     )  # fmt: skip
 
 
-def _turn(point: tuple[int, int], look: _Look) -> tuple[int, int]:
+def _turn(point: tuple[int, int], look: _ChainLayout) -> tuple[int, int]:
     return (point[1], point[0]) if look.is_down else point
 
 
-def _place_labels(lines: Sequence[_Points], look: _Look) -> list[tuple[int, int]]:
+def _place_labels(lines: Sequence[_Points], look: _ChainLayout) -> list[tuple[int, int]]:
     """Return where the distance of each hop stands: on its line, and over no other one."""
     placed: list[tuple[int, int]] = []
     for line in lines:
@@ -447,7 +447,7 @@ def _shorten_time(us: int | None, near_us: int | None) -> str:
 # -- the curve -------------------------------------------------------------------------------------
 
 
-def draw_curve(points: Sequence[Point], changes: Sequence[Change] = ()) -> str:
+def draw_curve(points: Sequence[Point], changes: Sequence[ClockChange] = ()) -> str:
     """Draw the CTI over the wall clock; empty with fewer than two points.
 
     Where the CTI is near the wall clock, that is the dashed line; the gap is the delay. An upright
@@ -690,7 +690,7 @@ def _render_state(view: QueryView) -> str:
 # -- the page of a sample --------------------------------------------------------------------------
 
 
-def render_sample(case: Case, sample: Sample | str, root: str) -> str:
+def render_case(case: Case, sample: CaseRecords | str, root: str) -> str:
     """Return a page with the records of a case, or with why they cannot be read."""
     part = case.partition
     title = f"{case.counted:,} {case.counter} in {part.topic} {part.number}, batch {case.batch}"

@@ -68,7 +68,7 @@ _MAX_ID: Final = 2**31 - 1
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
-class Writer(NamedTuple):
+class WriterSchema(NamedTuple):
     """The schema that wrote a payload, as its frame names it.
 
     Attributes:
@@ -96,7 +96,7 @@ class FramedBlock(NamedTuple):
 
     bodies: pa.Array
     schema_ids: pa.Array
-    writers: tuple[Writer, ...]
+    writers: tuple[WriterSchema, ...]
     codes: npt.NDArray[np.int32]
     bad: Mask
 
@@ -181,7 +181,7 @@ def _split_frames(rules: PayloadRules, payloads: pa.Array, headers: pa.Array | N
 
 
 def _fetch(
-    options: KafkaOptions, rules: PayloadRules, framed: FramedBlock, writer: Writer
+    options: KafkaOptions, rules: PayloadRules, framed: FramedBlock, writer: WriterSchema
 ) -> RegisteredSchema:
     """Fetch a writer's schema, of the format's type; an error names the writer's first payload."""
     assert options.source is not None, "frames are looked up in a registry"
@@ -247,7 +247,7 @@ def _read_avro(
 
 
 def _refuse_writer(
-    reader: ReaderSchema, rules: PayloadRules, writer: Writer, error: SchemaRefused
+    reader: ReaderSchema, rules: PayloadRules, writer: WriterSchema, error: SchemaRefused
 ) -> SchemaRefused:
     """Add the names of both schemas, and the next step, to a refusal."""
     *_, last = reader.versions()
@@ -272,7 +272,7 @@ def _refuse_writer(
     return refused
 
 
-def _show_key(writer: Writer) -> str:
+def _show_key(writer: WriterSchema) -> str:
     return str(writer.schema_id) if writer.guid is None else writer.guid.hex()
 
 
@@ -284,7 +284,7 @@ def _read_protobuf(
 ) -> DecodedBlock:
     given = options.readers[rules.side]
 
-    def find_message(writer: Writer) -> str | None:
+    def find_message(writer: WriterSchema) -> str | None:
         if not rules.has_registry:
             return given.message
         schema = _fetch(options, rules, framed, writer)
@@ -297,7 +297,7 @@ def read_framed_protobuf(
     reader: "ProtobufReader",
     requested: RequestedFields,
     framed: FramedBlock,
-    find_message: Callable[[Writer], str | None],
+    find_message: Callable[[WriterSchema], str | None],
 ) -> DecodedBlock:
     """Decode the bodies of `framed`; `find_message` names the message that a writer wrote.
 
@@ -486,7 +486,7 @@ def _read_bytes(data: Bytes, places: Longs, ends: Longs) -> Longs:
 def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> FramedBlock:
     """Parse each distinct frame once; different bytes may name the same writer."""
     encoded = frames.dictionary_encode()
-    writers: dict[Writer, int] = {}
+    writers: dict[WriterSchema, int] = {}
     meaning = np.full(len(encoded.dictionary) + 1, -1, dtype=np.int32)
     for place, frame in enumerate(encoded.dictionary.to_pylist()):
         writer = _parse_frame(frame, indexed)
@@ -502,14 +502,14 @@ def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> Fr
     return FramedBlock(bodies, pa.array(ids[codes], mask=~named[codes]), tuple(writers), codes, bad)
 
 
-def _parse_frame(frame: bytes, indexed: bool) -> Writer | None:
+def _parse_frame(frame: bytes, indexed: bool) -> WriterSchema | None:
     """Parse a frame of the right length; None if its id is above the maximum of a registry."""
     length = _GUID_LENGTH if frame[0] else _ID_LENGTH
     message = _parse_indexes(frame[length:]) if indexed else None
     if frame[0]:
-        return Writer(guid=frame[1:length], message=message)
+        return WriterSchema(guid=frame[1:length], message=message)
     schema_id = int.from_bytes(frame[1:length])
-    return Writer(schema_id, message=message) if schema_id <= _MAX_ID else None
+    return WriterSchema(schema_id, message=message) if schema_id <= _MAX_ID else None
 
 
 def _parse_indexes(frame: bytes) -> tuple[int, ...]:

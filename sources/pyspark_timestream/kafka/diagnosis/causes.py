@@ -9,7 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
-from pyspark_timestream.core.instants import format_duration, format_instant, round_duration
+from pyspark_timestream.core.instants import (
+    format_duration,
+    format_instant,
+    parse_instant,
+    round_duration,
+)
 from pyspark_timestream.kafka.diagnosis.diagnoses import (
     BOUNDED_RUN_ADVICE,
     MOST,
@@ -36,13 +41,13 @@ from pyspark_timestream.kafka.diagnosis.mistakes import (
     find_lossy_partitions,
     find_mistakes,
     has_malformed,
-    has_reached,
     is_far,
     makes_ctis,
     report_far_future,
 )
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
+from pyspark_timestream.kafka.offsets.positions import has_reached
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState, max_known, min_cti
 
@@ -192,7 +197,7 @@ def _report_caught_up(last: BatchRecord) -> Diagnosis:
 
 def _describe_end(offset: StreamOffset) -> str:
     end = offset.settings.get("endingCti")
-    if end is not None and has_reached(offset.cti_us, end):
+    if end is not None and has_reached(offset.cti_us, parse_instant(end)):
         return f"the replay has reached its end, option 'endingCti' ({end})"
     if offset.fixed_ends is not None:
         return "the stream has reached its end, which the ending options fixed at its first start"

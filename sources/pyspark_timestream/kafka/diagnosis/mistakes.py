@@ -44,7 +44,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
     find_since,
 )
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, PartitionOffset
-from pyspark_timestream.kafka.offsets.positions import has_stream_ended
+from pyspark_timestream.kafka.offsets.positions import has_reached, has_stream_ended
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import EARLY_US, FAR_US, MAX_LEAD_US, PartitionState
 
@@ -582,7 +582,9 @@ def find_short_replays(history: History) -> Iterator[Diagnosis]:
         return
     if end is None or has_stream_ended(offset, parse_instant(end)):
         return
-    short = sorted(part for part, cti_us in ctis_us.items() if not has_reached(cti_us, end))
+    short = sorted(
+        part for part, cti_us in ctis_us.items() if not has_reached(cti_us, parse_instant(end))
+    )
     if short:
         clocks = [ctis_us[part] for part in short]
         least = None if None in clocks else min(us for us in clocks if us is not None)
@@ -593,11 +595,6 @@ def find_short_replays(history: History) -> Iterator[Diagnosis]:
             text + _name_cti(least),
             partitions=frozenset(short),
         )
-
-
-def has_reached(cti_us: int | None, instant: str) -> bool:
-    """True if a CTI is at an instant or after it."""
-    return cti_us is not None and cti_us >= parse_instant(instant)
 
 
 def _name_cti(cti_us: int | None) -> str:

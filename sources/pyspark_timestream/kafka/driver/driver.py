@@ -44,14 +44,14 @@ from pyspark_timestream.kafka.driver.end_states import (
     read_again,
     take_end_states,
 )
-from pyspark_timestream.kafka.driver.importer import (
+from pyspark_timestream.kafka.driver.trackers import (
     CtiImporter,
     IdleTracker,
     change_import,
     derive_import_options,
 )
 from pyspark_timestream.kafka.offsets.changes import (
-    Change,
+    ClockChange,
     NewRules,
     compare_settings,
     find_change,
@@ -60,7 +60,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import group_name
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.next_offset import (
     build_progress,
-    go_on,
+    carry_over,
     plan_first_offset,
     plan_next_offset,
 )
@@ -315,7 +315,7 @@ class StreamDriver:
         self._projection = projection
         self._has_schemas = False
         self._warner = Warner(options, projection, create_reader)
-        self._beside = ThreadPoolExecutor(1, "timestream-commit")
+        self._commit_thread = ThreadPoolExecutor(1, "timestream-commit")
         self._committing: Future[object] | None = None
 
     def limit_to_current_ends(self, seen: Mapping[Partition, int] | None = None) -> None:
@@ -381,7 +381,7 @@ class StreamDriver:
             planned = self._plan_next(previous, run)
             if planned is not previous and has_reached(planned.cti_us, self._waits_until_us):
                 # What was planned by the old options is not given to Spark.
-                self._go_on_by(self._asked, None)
+                self._adopt_settings(self._asked, None)
                 run = self._describe_run(cap, previous)
                 planned = self._plan_next(previous, run)
             self._idle_tracker.note_batch(planned is not previous, self._now_us())
@@ -416,16 +416,16 @@ class StreamDriver:
             return
         if has_reached(previous.cti_us, at_us):
             assert previous.cti_us is not None
-            change = Change(0, None, *compare_settings(previous.settings, self._asked))
+            change = ClockChange(0, None, *compare_settings(previous.settings, self._asked))
             raise CheckpointMismatch(
                 f"option 'changeFrom' is '{format_instant(at_us)}', and the stream's CTI was "
                 f"already {format_instant(previous.cti_us)} when its last batch was planned "
                 f"without the change of {change.describe()}: give a later instant, or 'now', or "
                 "set the old values back"
             )
-        self._go_on_by(previous.settings, at_us)
+        self._adopt_settings(previous.settings, at_us)
 
-    def _go_on_by(self, settings: Mapping[str, str], until_us: int | None) -> None:
+    def _adopt_settings(self, settings: Mapping[str, str], until_us: int | None) -> None:
         """Take other pinned options, until the stream's CTI reaches `until_us`; None: for good."""
         self._options, self._waits_until_us = self._options.as_of(settings), until_us
         options = derive_import_options(self._options)
@@ -571,7 +571,7 @@ class StreamDriver:
         `plan` waits for it.
         """
         self._last_end_states = (offset, take_end_states(offset, ended))
-        self._committing = self._beside.submit(commit)
+        self._committing = self._commit_thread.submit(commit)
 
     def _wait_for_commit(self) -> None:
         committing, self._committing = self._committing, None
@@ -651,7 +651,7 @@ class StreamDriver:
         )
         state = StreamState(previous, end_states.states, snapshot, run)
         warnings = self._warner.update(
-            previous, go_on(state), snapshot.ends, now_us, end_states.diagnoses
+            previous, carry_over(state), snapshot.ends, now_us, end_states.diagnoses
         )
         return plan_next_offset(state, warnings, self._ask_time_index(state))
 
@@ -774,7 +774,7 @@ class StreamDriver:
         if self._waits_until_us is not None:
             waiting = compare_settings(planned.settings, self._asked)
             at = format_instant(self._waits_until_us)
-            unpinned["changeFrom"] = f"{at}: {Change(0, None, *waiting).describe()}"
+            unpinned["changeFrom"] = f"{at}: {ClockChange(0, None, *waiting).describe()}"
         return unpinned
 
     def _connect(self, group: str) -> None:

@@ -2,7 +2,7 @@
 
 An offset keeps the options by which its batch is read, so a change begins with an offset that has
 other ones. `find_change` compares the last offset with today's options, `NewRules` turns the clocks
-of partitions into those with which the new options go on, and the offset records a `Change`.
+of partitions into those with which the new options go on, and the offset records a `ClockChange`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ClockChange:
     """A change of options, as the offsets from then on record it.
 
     Attributes:
@@ -60,14 +60,15 @@ class Change:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Change":
+    def from_json(cls, value: Mapping[str, Any]) -> "ClockChange":
         """Read the result of `to_json`."""
         return cls(value["number"], value["cti"], value["from"], value["to"])
 
     def describe(self) -> str:
         """Return the options with their old and new values.
 
-        >>> Change(3, None, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s", "writers": "a"}).describe()
+        >>> change = ClockChange(3, None, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s", "writers": "a"})
+        >>> change.describe()
         "'ctiDelay' from '1 s' to '2 s', 'writers' from not set to 'a'"
         """
         return ", ".join(
@@ -95,7 +96,7 @@ class NewRules:
     """The change that a batch begins with.
 
     Attributes:
-        old, new: the options that differ, as those of `Change`.
+        old, new: the options that differ, as those of `ClockChange`.
         settings: all pinned options from then on.
         before, after: the options of the clocks.
     """
@@ -177,7 +178,7 @@ def _select_idle_timeout(unpinned: Settings) -> Settings:
     return {name: text for name, text in unpinned.items() if name == IDLE_TIMEOUT}
 
 
-def find_bad_value(change: Change) -> str | None:
+def find_bad_value(change: ClockChange) -> str | None:
     """Return which value of a recorded change cannot be read; None if all can."""
     for values in (change.old, change.new):
         for name, text in values.items():
@@ -191,7 +192,7 @@ def find_bad_value(change: Change) -> str | None:
     return None
 
 
-def keep_changes(changes: Sequence[Change], committed: int) -> tuple[Change, ...]:
+def keep_changes(changes: Sequence[ClockChange], committed: int) -> tuple[ClockChange, ...]:
     """Return the changes that an offset keeps.
 
     They are the last ones, all that a restart may join, and the last of a pinned option: by that
@@ -207,7 +208,7 @@ def keep_changes(changes: Sequence[Change], committed: int) -> tuple[Change, ...
     )
 
 
-def settings_before(settings: Settings, changes: Sequence[Change], after: int) -> Settings:
+def settings_before(settings: Settings, changes: Sequence[ClockChange], after: int) -> Settings:
     """Return the pinned options right after the batch `after`, from those of a later offset."""
     for change in reversed(changes):
         if change.number > after:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pyspark_timestream.core.instants import FINAL_US, format_instant
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.offsets.changes import Change, keep_changes
+from pyspark_timestream.kafka.offsets.changes import ClockChange, keep_changes
 from pyspark_timestream.kafka.offsets.imported_ctis import Pending, defer, release
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
@@ -80,7 +80,7 @@ def plan_next_offset(
     """
     emitted_us = max_emitted_cti(state.previous, state.clocks)
     state = _end_run_at(state, state.previous.cti_us)
-    planned = go_on(state)
+    planned = carry_over(state)
     planned = _begin_batch(state, planned)
     planned = _change_rules(state, planned)
     planned = planned if warnings is None else replace(planned, warnings=warnings)
@@ -95,10 +95,10 @@ def plan_next_offset(
     return planned if _is_worth_a_batch(state, planned) else state.previous
 
 
-def go_on(state: StreamState) -> StreamOffset:
+def carry_over(state: StreamState) -> StreamOffset:
     """Return where the stream is after its last batch, as an offset that reads nothing."""
     partitions = {
-        partition: _go_on_with(state, partition, position)
+        partition: _carry_over_partition(state, partition, position)
         for partition, position in state.snapshot.positions.items()
     }
     imported = state.snapshot.imported
@@ -107,7 +107,9 @@ def go_on(state: StreamState) -> StreamOffset:
     )
 
 
-def _go_on_with(state: StreamState, partition: Partition, position: int) -> PartitionOffset:
+def _carry_over_partition(
+    state: StreamState, partition: Partition, position: int
+) -> PartitionOffset:
     last, snapshot = state.last_of(partition), state.snapshot
     return PartitionOffset(
         position,
@@ -173,7 +175,7 @@ def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
     changes, committed = planned.changes, state.run.committed_batch
     if state.run.change is not None:
         old, new = state.run.change.old, state.run.change.new
-        changes = (*changes, Change(planned.number, planned.cti_us, old, new))
+        changes = (*changes, ClockChange(planned.number, planned.cti_us, old, new))
     changes = keep_changes(changes, committed)
     if not changes or changes[-1].number <= committed:
         return replace(planned, changes=changes)

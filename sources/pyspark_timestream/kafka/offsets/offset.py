@@ -19,7 +19,7 @@ from pyspark_timestream.core.checkpoint import (
     damaged_offset,
     find_mistake,
 )
-from pyspark_timestream.kafka.offsets.changes import Change, find_bad_value, find_obstacle
+from pyspark_timestream.kafka.offsets.changes import ClockChange, find_bad_value, find_obstacle
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic, release
 from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import (
@@ -289,7 +289,7 @@ class StreamOffset:
     schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
     fixed_ends: Mapping[Partition, int] | None = None
     unpinned: Mapping[str, str] = field(default_factory=dict)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ClockChange, ...] = ()
 
     def ranges(self) -> list[Range]:
         """Return the batch's ranges in the order of partitions, including empty ones."""
@@ -364,7 +364,7 @@ class StreamOffset:
             },
             fixed_ends=list_by_partition(value["ends"]) if "ends" in value else None,
             unpinned=value.get("unpinned", {}),
-            changes=tuple(Change.from_json(change) for change in value.get("changes", ())),
+            changes=tuple(ClockChange.from_json(change) for change in value.get("changes", ())),
         )
 
 

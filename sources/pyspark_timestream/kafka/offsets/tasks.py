@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.offsets.changes import Change, settings_before
+from pyspark_timestream.kafka.offsets.changes import ClockChange, settings_before
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.positions import check_order
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -101,7 +101,7 @@ def note_forced_cti(
 
 def note_change_points(
     partition_offset: PartitionOffset | None,
-    changes: Sequence[Change],
+    changes: Sequence[ClockChange],
     batch: int,
     position: int,
     committed: int,

@@ -31,8 +31,8 @@ from pyspark_timestream.core.adapters import freeze_objects, hide_tracebacks, lo
 from pyspark_timestream.core.checkpoint import (
     entry_path,
     find_location,
+    note_written_topic,
     read_entry,
-    remember_topic,
     resolve_directory,
 )
 from pyspark_timestream.core.instants import FINAL_US, format_instant
@@ -403,7 +403,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         with contextlib.suppress(CheckpointUnreadable):  # It is on another machine.
             checkpoint = resolve_directory(self._location)
             if (checkpoint / "offsets").is_dir():
-                remember_topic(checkpoint, self._options.topic)
+                note_written_topic(checkpoint, self._options.topic)
 
     def _find_cti(self, tasks: Sequence[WrittenTask], batch: int) -> int | None:
         if self._checkpoint is not None:

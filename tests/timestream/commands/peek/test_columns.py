@@ -6,7 +6,7 @@ import json
 import pytest
 from google.protobuf import descriptor_pb2, timestamp_pb2, wrappers_pb2
 
-from pyspark_timestream.commands.peek.columns import (
+from pyspark_timestream.commands.peek.detect import (
     format_columns,
     infer_json,
     list_columns,

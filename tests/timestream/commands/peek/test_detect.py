@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.builders import HEADERS
 
-from pyspark_timestream.commands.peek.columns import Payloads, detect_side, list_keys
+from pyspark_timestream.commands.peek.detect import Payloads, detect_side, list_keys
 from pyspark_timestream.kafka.diagnosis.samples import parse_object
 from pyspark_timestream.kafka.options.reading import RegisteredSchema
 

@@ -11,8 +11,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from schema_registry import Mode, serve_schema_registry
 from timestream.builders import at, block
 
-from pyspark_timestream.commands.peek.columns import Sample
 from pyspark_timestream.commands.peek.command import format_report, format_snippet, to_json
+from pyspark_timestream.commands.peek.detect import Sample
 from pyspark_timestream.commands.peek.examine import examine
 from pyspark_timestream.kafka.decode.columns import project
 from pyspark_timestream.kafka.diagnosis.samples import suggests_secret

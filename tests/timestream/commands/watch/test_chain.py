@@ -19,7 +19,7 @@ from pyspark_timestream.commands.watch.page import (
     render_chain,
     render_sections,
 )
-from pyspark_timestream.core.checkpoint import read_topic, remember_topic
+from pyspark_timestream.core.checkpoint import note_written_topic, read_written_topic
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.core.report import cell_width
 
@@ -173,7 +173,7 @@ def test_a_checkpoint_tells_what_its_query_reads_and_writes(tmp_path):
     assert follower.look(NOON).notes == ()
     noted = {"id": "id2", "location": "/days", "batches": [], "version": 1}
     (tmp_path / "sinks" / "tseries.json").write_text(json.dumps(noted))
-    remember_topic(tmp_path, "daily")
+    note_written_topic(tmp_path, "daily")
     links = follower.look(NOON).links
     assert (links.store, links.topic) == (("id2", "/days"), "daily")
     (tmp_path / "sinks" / "tseries.json").write_text('{"id": ')
@@ -183,14 +183,14 @@ def test_a_checkpoint_tells_what_its_query_reads_and_writes(tmp_path):
 
 
 def test_a_topic_is_noted_once_and_nothing_fails_without_a_place(tmp_path):
-    remember_topic(tmp_path, "a")
+    note_written_topic(tmp_path, "a")
     stamp = (tmp_path / "sinks" / "timestream.json").stat().st_mtime_ns
-    remember_topic(tmp_path, "a")
+    note_written_topic(tmp_path, "a")
     assert (tmp_path / "sinks" / "timestream.json").stat().st_mtime_ns == stamp
-    remember_topic(tmp_path, "b")
-    assert read_topic(tmp_path) == "b"
-    remember_topic(tmp_path / "absent", "a")
-    assert read_topic(tmp_path / "absent") is None
+    note_written_topic(tmp_path, "b")
+    assert read_written_topic(tmp_path) == "b"
+    note_written_topic(tmp_path / "absent", "a")
+    assert read_written_topic(tmp_path / "absent") is None
 
 
 def test_a_store_is_read_by_its_public_door_and_one_that_is_gone_is_told(tmp_path):

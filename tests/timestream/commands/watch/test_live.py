@@ -24,7 +24,7 @@ from pyspark_timestream.commands.watch.page import draw_curve, render_sections
 from pyspark_timestream.core.report import cell_width, escape_controls
 from pyspark_timestream.core.serving import PageServer, digest, render_shell
 from pyspark_timestream.kafka.diagnosis.history import Batch
-from pyspark_timestream.kafka.offsets.changes import Change
+from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.ranges import Partition
 
 MAX_PAGE = 300_000
@@ -55,7 +55,7 @@ def test_a_thousand_partitions_are_one_small_page():
 
 def test_page_text_and_json_show_the_changes_of_a_clock_and_one_that_waits():
     """Old and new values, escaped, and from which CTI on."""
-    change = Change(0, NOON, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s", "writers": "<b>"})
+    change = ClockChange(0, NOON, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s", "writers": "<b>"})
     waiting = "2024-01-01T13:00:00Z: 'ctiDelay' from '2 s' to '9 s'"
     view = view_of([share(state(5))], changes=(change,), unpinned={"changeFrom": waiting})
     line = (
@@ -117,13 +117,13 @@ def test_a_diagnosis_is_a_sentence_and_its_fix_is_named():
 
 def test_a_change_of_options_is_marked_on_the_curve_where_its_cti_was():
     points = [Point(NOON + n * SECOND, NOON + (n - 5) * SECOND) for n in range(11)]
-    change = Change(5, NOON, {"ctiDelay": "5 seconds"}, {"ctiDelay": "1 minute"})
+    change = ClockChange(5, NOON, {"ctiDelay": "5 seconds"}, {"ctiDelay": "1 minute"})
     html = draw_curve(points, [change])
     (mark,) = re.findall('<line class="change" x1="([0-9.]+)"', html)
     assert float(mark) == 500
     assert "changed from batch 5 on: " in html
     assert "upright: options changed" in html
-    before = Change(0, NOON - 60 * SECOND, {}, {"ctiDelay": "1 minute"})
+    before = ClockChange(0, NOON - 60 * SECOND, {}, {"ctiDelay": "1 minute"})
     assert "change" not in draw_curve(points, [before])
 
 

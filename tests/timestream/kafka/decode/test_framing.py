@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyspark_timestream.kafka.decode.formats import (
     HEADERS,
-    Writer,
+    WriterSchema,
     split_header_frames,
     split_unframed,
     split_value_frames,
@@ -49,22 +49,22 @@ BAD = (None, None, None, True)
 
 
 def test_a_frame_is_a_zero_byte_and_four_bytes_of_id_big_end_first():
-    assert split(b"\0\0\1\2\3body") == [(b"body", Writer(66_051), 66_051, False)]
+    assert split(b"\0\0\1\2\3body") == [(b"body", WriterSchema(66_051), 66_051, False)]
 
 
 def test_a_frame_of_a_guid_is_a_byte_of_one_and_sixteen_more():
-    assert split(b"\1" + GUID + b"body") == [(b"body", Writer(guid=GUID), None, False)]
+    assert split(b"\1" + GUID + b"body") == [(b"body", WriterSchema(guid=GUID), None, False)]
 
 
 def test_a_body_may_be_empty():
-    assert split(b"\0\0\0\0\1") == [(b"", Writer(1), 1, False)]
-    assert split(b"\0\0\0\0\1\0", indexed=True) == [(b"", Writer(1, None, (0,)), 1, False)]
+    assert split(b"\0\0\0\0\1") == [(b"", WriterSchema(1), 1, False)]
+    assert split(b"\0\0\0\0\1\0", indexed=True) == [(b"", WriterSchema(1, None, (0,)), 1, False)]
 
 
 def test_a_null_payload_is_null_and_not_malformed():
     assert split(None, b"\0\0\0\0\1x", None) == [
         (None, None, None, False),
-        (b"x", Writer(1), 1, False),
+        (b"x", WriterSchema(1), 1, False),
         (None, None, None, False),
     ]
 
@@ -80,7 +80,7 @@ def test_a_payload_without_a_whole_frame_is_malformed(payload):
 def test_an_id_beyond_31_bits_is_malformed_since_no_registry_gives_it():
     assert split(b"\0\x80\0\0\0x", b"\0\x7f\xff\xff\xffx") == [
         BAD,
-        (b"x", Writer(2**31 - 1), 2**31 - 1, False),
+        (b"x", WriterSchema(2**31 - 1), 2**31 - 1, False),
     ]
 
 
@@ -100,10 +100,10 @@ def test_an_id_beyond_31_bits_is_malformed_since_no_registry_gives_it():
 )
 def test_message_indexes_are_zigzag_varints_behind_their_count(indexes, message):
     assert split(b"\0\0\0\0\7" + indexes + b"body", indexed=True) == [
-        (b"body", Writer(7, None, message), 7, False)
+        (b"body", WriterSchema(7, None, message), 7, False)
     ]
     assert split(b"\1" + GUID + indexes, indexed=True) == [
-        (b"", Writer(None, GUID, message), None, False)
+        (b"", WriterSchema(None, GUID, message), None, False)
     ]
 
 
@@ -130,7 +130,7 @@ def test_message_indexes_that_make_no_sense_are_malformed(indexes):
 
 def test_a_hundred_message_indexes_are_read():
     payload = b"\0\0\0\0\7\xc8\1" + b"\0" * 100 + b"x"
-    assert split(payload, indexed=True) == [(b"x", Writer(7, None, (0,) * 100), 7, False)]
+    assert split(payload, indexed=True) == [(b"x", WriterSchema(7, None, (0,) * 100), 7, False)]
 
 
 def oracle(payload, indexed):
@@ -164,7 +164,12 @@ def oracle(payload, indexed):
             assert min(message) >= 0
     except (AssertionError, IndexError, struct.error):
         return BAD
-    return stream.read(), Writer(schema_id, named if magic else None, message), schema_id, False
+    return (
+        stream.read(),
+        WriterSchema(schema_id, named if magic else None, message),
+        schema_id,
+        False,
+    )
 
 
 good = st.builds(
@@ -200,9 +205,9 @@ def test_a_header_frame_leaves_the_bodies_as_they_are():
     bodies = pa.array([b"\0\0\0\0\1x", None, b"y", None])
     frames = headers(b"\0\0\0\0\5", None, b"\1" + GUID, b"\0\0\0\0\6")
     assert rows(split_header_frames(bodies, frames, HEADERS["value"])) == [
-        (b"\0\0\0\0\1x", Writer(5), 5, False),
+        (b"\0\0\0\0\1x", WriterSchema(5), 5, False),
         (None, None, None, False),
-        (b"y", Writer(guid=GUID), None, False),
+        (b"y", WriterSchema(guid=GUID), None, False),
         (None, None, None, False),
     ]
 
@@ -211,7 +216,7 @@ def test_a_header_frame_leaves_the_bodies_as_they_are():
 def test_a_payload_without_a_sound_header_is_malformed(frame):
     bodies = pa.array([b"x", b"y"])
     found = split_header_frames(bodies, headers(b"\0\0\0\0\5", frame), HEADERS["value"])
-    assert rows(found) == [(b"x", Writer(5), 5, False), BAD]
+    assert rows(found) == [(b"x", WriterSchema(5), 5, False), BAD]
 
 
 def test_the_last_of_repeated_headers_counts_and_those_of_the_key_do_not():
@@ -222,8 +227,12 @@ def test_the_last_of_repeated_headers_counts_and_those_of_the_key_do_not():
         {"key": key, "value": b"\0\0\0\0\3"},
     ]
     both = pa.array([[], frames], HEADER_TYPE).slice(1)
-    assert rows(split_header_frames(pa.array([b"x"]), both, value)) == [(b"x", Writer(2), 2, False)]
-    assert rows(split_header_frames(pa.array([b"x"]), both, key)) == [(b"x", Writer(3), 3, False)]
+    assert rows(split_header_frames(pa.array([b"x"]), both, value)) == [
+        (b"x", WriterSchema(2), 2, False)
+    ]
+    assert rows(split_header_frames(pa.array([b"x"]), both, key)) == [
+        (b"x", WriterSchema(3), 3, False)
+    ]
 
 
 def test_payloads_without_frames_are_the_same_array():
@@ -237,7 +246,7 @@ def test_writers_that_differ_in_bytes_alone_are_one():
     framed = split_value_frames(
         pa.array([b"\0\0\0\0\1\0a", b"\0\0\0\0\1\2\0b", b"\0\0\0\0\1\2\2c"]), indexed=True
     )
-    assert framed.writers == (Writer(1, None, (0,)), Writer(1, None, (1,)))
+    assert framed.writers == (WriterSchema(1, None, (0,)), WriterSchema(1, None, (1,)))
     assert framed.codes.tolist() == [0, 0, 1]
 
 
@@ -254,7 +263,9 @@ def test_frames_that_confluents_client_writes_are_read(named, message):
         kind, named if by_id else None, None if by_id else str(uuid.UUID(bytes=named)), message
     )
     frame = schema_id.id_to_bytes() if by_id else schema_id.guid_to_bytes()
-    writer = Writer(named if by_id else None, None if by_id else named, message and tuple(message))
+    writer = WriterSchema(
+        named if by_id else None, None if by_id else named, message and tuple(message)
+    )
     expected = [(b"body", writer, named if by_id else None, False)]
     assert split(frame + b"body", indexed=message is not None) == expected
     found = split_header_frames(

@@ -31,7 +31,7 @@ from pyspark_timestream.errors import (
     ViolationFound,
 )
 from pyspark_timestream.kafka.offsets.changes import MOST_CHANGES
-from pyspark_tseries.spark.late_checks import read_streams
+from pyspark_tseries.spark.query_checks import read_streams
 
 clocks = st.fixed_dictionaries(
     {

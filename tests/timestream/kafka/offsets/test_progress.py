@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from timestream.builders import at
 
-from pyspark_timestream.kafka.offsets.changes import Change
+from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.offsets.next_offset import build_progress
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState
@@ -92,7 +92,9 @@ def test_the_stream_reports_its_cti_its_end_and_the_sums():
 
 
 def test_progress_reports_each_change_with_its_batch_cti_and_values() -> None:
-    change = Change(7, 1_500_000, {"ctiDelay": "1 hour"}, {"ctiDelay": "2 hours", "writers": "a"})
+    change = ClockChange(
+        7, 1_500_000, {"ctiDelay": "1 hour"}, {"ctiDelay": "2 hours", "writers": "a"}
+    )
     assert build_progress(replace(OFFSET, changes=(change,)), {})["changes"] == [
         {
             "batch": 7,

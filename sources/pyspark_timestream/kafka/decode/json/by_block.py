@@ -376,7 +376,7 @@ _ALIKE: Final = (pa.string(), pa.int64())
 """Types that are read alike as a column and as a raw field."""
 
 
-class Place(NamedTuple):
+class FieldPlace(NamedTuple):
     """The place of a field: which read has it, and its path there."""
 
     read: int
@@ -389,24 +389,24 @@ class WireSchemas:
     def __init__(self) -> None:
         self._trees: list[Tree] = [{}]
 
-    def add(self, path: FieldPath, kind: pa.DataType) -> Place:
+    def add(self, path: FieldPath, kind: pa.DataType) -> FieldPlace:
         """Add a field to the first read that it fits into; begin another if there is none."""
         added = nest(path, _to_node(kind))
         for read, tree in enumerate(self._trees):
             if find_conflict(tree, added) is None:
                 merge(tree, added)
-                return Place(read, path)
+                return FieldPlace(read, path)
         self._trees.append(added)
-        return Place(len(self._trees) - 1, path)
+        return FieldPlace(len(self._trees) - 1, path)
 
-    def find(self, path: FieldPath) -> Place | None:
+    def find(self, path: FieldPath) -> FieldPlace | None:
         """Find an added field that has the same values as a raw field."""
         for read, tree in enumerate(self._trees):
             node: Tree | pa.DataType | None = tree
             for name in path:
                 node = node.get(name) if isinstance(node, dict) else None
             if node is not None and not isinstance(node, dict) and node in _ALIKE:
-                return Place(read, path)
+                return FieldPlace(read, path)
         return None
 
     def schemas(self) -> list[pa.Schema]:
@@ -417,7 +417,7 @@ class WireSchemas:
         ]
 
 
-def take_field(tables: list[pa.Table], place: Place) -> pa.Array:
+def take_field(tables: list[pa.Table], place: FieldPlace) -> pa.Array:
     """Take the field at `place`, perhaps a wider struct, from a read; null where a parent is."""
     column = tables[place.read].column(place.path[0])
     if len(place.path) > 1:

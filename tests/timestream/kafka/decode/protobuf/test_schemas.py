@@ -16,7 +16,11 @@ from timestream.protobuf_schemas import (
 from timestream.protobuf_wire import delimited, tag
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.formats import Writer, read_framed_protobuf, split_value_frames
+from pyspark_timestream.kafka.decode.formats import (
+    WriterSchema,
+    read_framed_protobuf,
+    split_value_frames,
+)
 from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
 from pyspark_timestream.kafka.decode.protobuf.descriptors import create_reader, find_message_name
 from pyspark_timestream.kafka.decode.records import FINE, FRAMING, NAME, TYPE, RequestedFields
@@ -81,7 +85,7 @@ def test_a_message_of_another_name_or_without_a_place_is_malformed_by_its_name_o
     assert block.raw["i"][0].to_pylist() == [None, 5, 5, None, None, None]
     assert block.reasons.tolist() == [NAME, FINE, FINE, FRAMING, FRAMING, FINE]
     assert block.schema_ids.to_pylist() == [1, 1, 2, 2, None, None]
-    assert asked == [Writer(key[0], None, key[1]) for key in written]
+    assert asked == [WriterSchema(key[0], None, key[1]) for key in written]
 
 
 def test_a_registry_that_fails_fails_the_block():

@@ -43,7 +43,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
 from pyspark_timestream.kafka.decode.formats import (
     HEADERS,
     FramedBlock,
-    Writer,
+    WriterSchema,
     split_header_frames,
     split_value_frames,
 )
@@ -596,7 +596,7 @@ def _detect_by_registry(
     payloads: Payloads,
     framing: str,
     framed: FramedBlock,
-    writers: Sequence[Writer | None],
+    writers: Sequence[WriterSchema | None],
     answers: Answers,
 ) -> Detection | None:
     """Detect payloads by the registry; None unless it knows the schemas of most."""
@@ -632,7 +632,7 @@ def _detect_by_registry(
 
 
 def _detect_by_form(
-    payloads: Payloads, framing: str, framed: FramedBlock, writers: Sequence[Writer | None]
+    payloads: Payloads, framing: str, framed: FramedBlock, writers: Sequence[WriterSchema | None]
 ) -> Detection | None:
     """Detect payloads without a registry; None unless most have a plausible frame."""
     side, present = payloads.side, payloads.present
@@ -656,17 +656,17 @@ def _split(payloads: Payloads, framing: str, *, indexed: bool = False) -> Framed
     return split_header_frames(payloads.contents, payloads.headers, name, indexed=indexed)
 
 
-def _key(writer: Writer) -> Key:
+def _key(writer: WriterSchema) -> Key:
     key = writer.guid if writer.schema_id is None else writer.schema_id
     assert key is not None, "a frame holds an id or a GUID"
     return key
 
 
-def _keys(writers: Sequence[Writer | None]) -> tuple[Key, ...]:
+def _keys(writers: Sequence[WriterSchema | None]) -> tuple[Key, ...]:
     return tuple(dict.fromkeys(_key(writer) for writer in writers if writer is not None))
 
 
-def _is_plausible(writer: Writer) -> bool:
+def _is_plausible(writer: WriterSchema) -> bool:
     if writer.guid is not None:
         return writer.guid[6] >> 4 in _GUID_VERSIONS and writer.guid[8] >> 6 == 2
     return 0 < (writer.schema_id or 0) <= _MAX_PLAUSIBLE_ID

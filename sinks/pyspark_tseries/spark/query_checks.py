@@ -57,7 +57,7 @@ from pyspark_tseries.store.admin_commits import (
     last_commit_id,
     note_commit,
 )
-from pyspark_tseries.store.log_writer import Change
+from pyspark_tseries.store.log_writer import NewEntry
 from pyspark_tseries.store.store import Store
 
 _LOG: Final = logging.getLogger(__name__)
@@ -504,7 +504,7 @@ def check_in_commit(
         if is_empty:
             with store.commit_lock() as log:
                 # Batches are numbered from 0: -1 marks the query before its first batch.
-                log.add(Change((), {name: -1}), synced=synced)
+                log.add(NewEntry((), {name: -1}), synced=synced)
 
 
 def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]) -> None:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from pyspark_tseries.chart.figure import is_drawn, is_line
-from pyspark_tseries.client.range_query import BucketResult, RangeQuery
+from pyspark_tseries.client.questions import BucketResult, RangeQuery
 from pyspark_tseries.client.results import Chart, QueryResult
 from pyspark_tseries.errors import InvalidQuery, TseriesError
 from pyspark_tseries.maintain.background import MaintenancePlan, plan_maintenance
@@ -193,7 +193,7 @@ class _Counted:
     begins: int | None = None
 
 
-class StoreLook:
+class StoreViewer:
     """Looks at a store for a page; not safe for threads.
 
     Args:

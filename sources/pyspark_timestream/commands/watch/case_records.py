@@ -42,7 +42,7 @@ COLUMNS: Final = ("offset", "timestamp", "event time", "CTI before it", "key", "
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CaseRecords:
     """Some records of a case.
 
     Attributes:
@@ -56,7 +56,7 @@ class Sample:
     notes: tuple[str, ...] = ()
 
 
-def read_sample(case: Case, raw: Mapping[str, str]) -> Sample:
+def read_case(case: Case, raw: Mapping[str, str]) -> CaseRecords:
     """Read the records of a case; `raw` are the options that say how to reach the brokers.
 
     Raises:
@@ -87,7 +87,7 @@ def _read_options(case: Case, raw: Mapping[str, str]) -> tuple[KafkaOptions, str
 
 def find_records(
     case: Case, options: KafkaOptions | None, read: ReadRange, why: str = ""
-) -> Sample:
+) -> CaseRecords:
     """Find the records of a case; without `options` the first ones of its batch."""
     rows: list[tuple[str, ...]] = []
     notes = []
@@ -114,7 +114,7 @@ def find_records(
             notes.append(
                 f"{case.counted - len(rows):,} of {case.counted:,} are not in the topic any more"
             )
-    return Sample(case, tuple(rows[:MAX_SHOWN]), tuple(notes))
+    return CaseRecords(case, tuple(rows[:MAX_SHOWN]), tuple(notes))
 
 
 class _ByOrder:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from timestream.builders import at
 from timestream.histories import NOON, SECOND
 
-from pyspark_timestream.commands.watch import sample
+from pyspark_timestream.commands.watch import case_records
+from pyspark_timestream.commands.watch.case_records import find_records, read_case
 from pyspark_timestream.commands.watch.follow import Case
 from pyspark_timestream.commands.watch.live import LivePage
-from pyspark_timestream.commands.watch.page import render_sample
-from pyspark_timestream.commands.watch.sample import find_records, read_sample
+from pyspark_timestream.commands.watch.page import render_case
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
@@ -67,7 +67,7 @@ def test_a_sample_has_the_events_that_were_late_however_they_are_read(times, ste
         greatest = max(greatest, time)
     clock = PartitionState(cti_us=before * SECOND)
     found = find("dropped", len(late), [event(t) for t in times], step, clock=clock)
-    assert [int(row[0]) for row in found.rows] == late[: sample.MAX_SHOWN]
+    assert [int(row[0]) for row in found.rows] == late[: case_records.MAX_SHOWN]
     assert found.notes == ()
 
 
@@ -101,7 +101,7 @@ def test_records_that_are_gone_are_said_to_be():
 
 
 def test_no_more_records_are_read_than_a_page_may_cost(monkeypatch):
-    monkeypatch.setattr(sample, "MAX_READ", 100)
+    monkeypatch.setattr(case_records, "MAX_READ", 100)
     found = find("dropped", 1, [event(5)] * 1_000 + [event(1)], step=50)
     assert found.rows == ()
     assert found.notes == ("only the first 100 records of 1,001 offsets were searched",)
@@ -131,7 +131,7 @@ def test_what_may_be_a_secret_is_not_shown(value):
 @given(st.binary(max_size=60))
 def test_hostile_bytes_are_text_and_nothing_else(value):
     found = find("malformed", 1, [value])
-    html = render_sample(found.case, found, "/")
+    html = render_case(found.case, found, "/")
     assert "<script" not in html
     assert "\x1b" not in html
     for row in found.rows:
@@ -157,7 +157,7 @@ def make_page(read):
     one = case("dropped", 1, 2)
     view = view_of([share(state(5))])
     view = replace(view, streams=(replace(view.streams[0], cases=(one,)),))
-    page = LivePage("t", lambda: NOON, lambda: [view], read_sample=read)
+    page = LivePage("t", lambda: NOON, lambda: [view], read_case=read)
     assert "show records" in page.answer("/sections", "").text
     return page, one
 
@@ -172,7 +172,7 @@ def test_only_a_case_that_is_shown_has_a_sample(asked):
 
 def test_a_schema_of_a_registry_is_not_guessed_at(monkeypatch):
     settings = {**JSON, "valueFormat": "avro"}
-    from pyspark_timestream.commands.watch.sample import _read_options
+    from pyspark_timestream.commands.watch.case_records import _read_options
 
     options, why = _read_options(case("dropped", 1, 2, settings), {k: RAW[k] for k in RAW})
     assert options.subscribe == ("topic",)
@@ -196,5 +196,5 @@ def test_reading_needs_the_brokers_and_says_so(monkeypatch):
     monkeypatch.setattr(range_reader, "RangeReader", Gone)
     raw = {"kafka.bootstrap.servers": "nowhere:1"}
     with pytest.raises(BrokerUnreachable):
-        read_sample(case("dropped", 1, 2), raw)
+        read_case(case("dropped", 1, 2), raw)
     assert closed == [1]
