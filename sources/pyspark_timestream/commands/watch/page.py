@@ -45,7 +45,6 @@ from pyspark_timestream.core.report import (
     draw_lane,
     format_count,
     format_time,
-    html_table,
     shorten_duration,
     svg,
     to_html,
@@ -690,6 +689,17 @@ def _render_state(view: QueryView) -> str:
 # -- the page of a sample --------------------------------------------------------------------------
 
 
+def _render_records(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of records; each cell names its column, for phones, which show no head."""
+    head = "".join(f'<th scope="col">{to_html(name)}</th>' for name in COLUMNS)
+    body = "".join(f"<tr>{''.join(map(_render_cell, COLUMNS, row))}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _render_cell(name: str, text: str) -> str:
+    return f'<td data-name="{to_html(name)}">{to_html(text)}</td>'
+
+
 def render_case(case: Case, sample: CaseRecords | str, root: str) -> str:
     """Return a page with the records of a case, or with why they cannot be read."""
     part = case.partition
@@ -698,7 +708,7 @@ def render_case(case: Case, sample: CaseRecords | str, root: str) -> str:
         body = f'<p class="finding">{to_html(sample)}</p>'
     else:
         notes = "".join(f'<p class="note">Note: {to_html(note)}.</p>' for note in sample.notes)
-        table = html_table(COLUMNS, sample.rows) if sample.rows else "<p>No record was found.</p>"
+        table = _render_records(sample.rows) if sample.rows else "<p>No record was found.</p>"
         body = f'{notes}<div class="lanes scroll" tabindex="0" role="region" aria-label="records">'
         body += f"{table}</div>"
     return (

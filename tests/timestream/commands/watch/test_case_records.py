@@ -1,6 +1,7 @@
 """A sample has the records that were counted, and nothing that may be a secret."""
 
 import json
+import re
 
 import pyarrow as pa
 import pytest
@@ -136,6 +137,14 @@ def test_hostile_bytes_are_text_and_nothing_else(value):
     assert "\x1b" not in html
     for row in found.rows:
         assert all(cell.isprintable() for cell in row)
+
+
+def test_each_cell_of_a_record_names_its_column_for_phones_which_show_no_head():
+    found = find("malformed", 1, [b"{"])
+    html = render_case(found.case, found, "/")
+    assert re.findall(r'<td data-name="([^"]+)">', html) == [*case_records.COLUMNS] * len(
+        found.rows
+    )
 
 
 def test_brokers_that_do_not_answer_are_told_on_the_page():
