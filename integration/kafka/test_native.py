@@ -426,7 +426,7 @@ def test_json_is_read_as_without_the_scanner_under_the_address_sanitizer(tmp_pat
     """The tests of the scanner beside Arrow's parser and Python's."""
     build = SimpleNamespace(**runpy.run_path(str(BUILD)))
     settings = sanitized_environment(tmp_path, build, build.SCANNER)
-    tests = ROOT / "tests/timestream/kafka/decode/json/test_by_scanner.py"
+    tests = ROOT / "tests/timestream/kafka/decode/json/test_by_block_scanner.py"
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tests)],
         env={**os.environ, **settings}, cwd=ROOT, capture_output=True, text=True, check=False,

@@ -2,7 +2,7 @@
 
 The files are what version 1 writes. After the first tag they never change, whatever the code
 becomes; a new version gets samples of its own. The clock's offset is continued in
-`clock/test_stream.py`.
+`clock/test_reader.py`.
 """
 
 import json
