@@ -339,14 +339,18 @@ class BucketResult(TableResult):
 
 
 def parse_schema(schema: Any) -> pa.Schema:
-    """Return the given value columns as a schema; raise IncompatibleValue for None."""
-    if schema is None:
+    """Return the given value columns as a schema; raise IncompatibleValue for anything else."""
+    try:
+        if schema is None:
+            raise TypeError
+        return pa.schema(schema)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        said = f": {error}" if str(error) else ""
         raise IncompatibleValue(
-            "None does not name value columns",
+            f"{show_value(schema)} does not name value columns{said}",
             "a pyarrow.Schema, or a mapping of names to types, {} for events without a value",
-            "name the columns",
-        )
-    return pa.schema(schema)
+            "name the columns, such as {'celsius': pa.float64()}",
+        ) from None
 
 
 def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
@@ -727,7 +731,7 @@ class Questions(ABC):
 
         Raises:
             ModuleNotFoundError: DuckDB is not installed.
-            InvalidQuery: the statement does more than read.
+            InvalidQuery: the statement does more than read, or the parameters are no sequence.
             PermissionDenied: the author may not ask this.
             duckdb.Error: DuckDB refuses the statement, or cannot run it.
         """
@@ -752,6 +756,7 @@ class Questions(ABC):
         Relations of the connection that have not run yet show it, too.
 
         Raises:
+            InvalidQuery: `connection` is no connection.
             PermissionDenied: the author may not read the store.
             duckdb.Error: the connection is closed, is in a transaction, or has tables with the
                 names of the views.

@@ -32,6 +32,7 @@ from pyspark_tseries.model.arrays import NEVER_US, BoolArray, Int64Array, encode
 from pyspark_tseries.model.columns import (
     INSTANT,
     file_schema,
+    is_valid_text,
     query_schema,
     result_schema,
     show_columns,
@@ -85,7 +86,7 @@ def ask(view: View, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyR
 
     Raises:
         ModuleNotFoundError: DuckDB is not installed.
-        InvalidQuery: `statement` is something else.
+        InvalidQuery: `statement` or `parameters` is something else.
         PermissionDenied: the principal may not ask this.
         duckdb.Error: DuckDB refuses the statement.
     """
@@ -95,8 +96,14 @@ def ask(view: View, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyR
         view.access.require_query(_AUDIT)
     with named_failures(view.snapshot.location):
         cursor = _ENGINE.cursor(view, named)
+    if isinstance(parameters, str | bytes) or not isinstance(parameters, Iterable | None):
+        raise InvalidQuery(
+            f"parameters {show_value(parameters)} are not those of a statement",
+            "a sequence for ? and $1, or a mapping for $name",
+            f"write [{show_value(parameters)}]",
+        )
     # Without parameters the relation is lazy: a filter that is put on it prunes, too.
-    named_values = {} if parameters is None else {"params": parameters}
+    named_values: dict[str, Any] = {} if parameters is None else {"params": parameters}
     relation = cursor.sql(statement, **named_values)
     # DuckDB before version 2 closes a cursor that only relations need.
     weakref.finalize(relation, id, cursor).atexit = False
@@ -120,10 +127,17 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
     """Create the views of a commit in `connection`, or replace earlier ones.
 
     Raises:
+        InvalidQuery: `connection` is something else.
         PermissionDenied: the principal may not read the store.
         duckdb.Error: the connection is closed, or has tables with the names of the views.
     """
     view.access.require_query(Query())
+    if not hasattr(connection, "execute"):
+        raise InvalidQuery(
+            f"{show_value(connection)} is not a connection",
+            "one of connect(), or of duckdb.connect()",
+            "give that",
+        )
     with named_failures(view.snapshot.location):
         shown = _show_commit(view.snapshot)
         definitions = {name: shown.define(name) for name in VIEWS}
@@ -177,7 +191,7 @@ def _find_named(engine: "duckdb.DuckDBPyConnection", statement: str) -> Sequence
     """Return which views `statement` may name; raise InvalidQuery if it does more than ask."""
     import duckdb
 
-    if not isinstance(statement, str):
+    if not is_valid_text(statement):
         raise InvalidQuery(f"{show_value(statement)} is not a statement", "a text", "write SQL")
     cursor = engine.cursor()
     types = [found.type.name for found in cursor.extract_statements(statement)]

@@ -313,6 +313,12 @@ class TimeSeries(Questions):
         if if_newest is None:
             assert expected_sequence is not None
             return add(Expected(series, expected_sequence))
+        if not callable(if_newest):
+            raise IncompatibleValue(
+                f"if_newest {show_value(if_newest)} is not a function",
+                "one that takes the newest event, or None, and returns True or False",
+                "correct it, such as if_newest=lambda newest: newest is None",
+            )
         return self._append_if(series, expected_sequence, if_newest, add)
 
     def set(self, series: str, value: Any) -> EventMetadata:

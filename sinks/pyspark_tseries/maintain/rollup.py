@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.errors import show_value
 from pyspark_tseries.errors import (
     HistoryChanged,
     IncompatibleValue,
@@ -248,7 +249,14 @@ def _parse_settings(
         buckets = kept.buckets
     if asked.aggregates is None and kept is not None:
         return RollupSettings(source.id, buckets, kept.aggregates)
-    aggregates = parse_aggregates(pa.schema(source.values), dict(asked.aggregates or {}))
+    wanted = {} if asked.aggregates is None else asked.aggregates
+    if not isinstance(wanted, Mapping):
+        raise InvalidQuery(
+            f"aggregates {show_value(wanted)} does not name columns",
+            "a mapping such as {'celsius': 'mean', 'n': ('*', 'count')}",
+            "name each column of the rollup, and what it is",
+        )
+    aggregates = parse_aggregates(pa.schema(source.values), dict(wanted))
     check_aggregates(aggregates)
     return RollupSettings(source.id, buckets, aggregates)
 

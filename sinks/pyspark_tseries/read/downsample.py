@@ -434,12 +434,28 @@ def _quantile(
     place = quantile * (sizes - 1)
     low = np.floor(place).astype(np.int64)
     high = np.minimum(low + 1, sizes - 1)
-    below, above = ordered[first + low], ordered[first + high]
-    part = place - low
+    return _on_line(ordered[first + low], ordered[first + high], place - low)
+
+
+def _on_line(low: FloatArray, high: FloatArray, part: FloatArray) -> FloatArray:
+    """Return the values at a part of the way, from 0 to below 1, between two values."""
     with np.errstate(invalid="ignore", over="ignore"):
-        between = below + (above - below) * part
-    # Without this an infinity minus itself would make a NaN.
-    result: FloatArray = np.where((part == 0) | (below == above), below, between)
+        step = high - low
+        # A difference that is no number anymore would make an infinity, or a NaN, of the rest.
+        between = np.where(np.isfinite(step), low + step * part, low * (1 - part) + high * part)
+    result: FloatArray = np.where((part == 0) | (low == high), low, between)
+    return result
+
+
+def _on_line_of_integers(low: Int64Array, high: Int64Array, part: FloatArray) -> Int64Array:
+    """Return the same, rounded to the nearest, of integers that a double may not hold."""
+    falls = high < low
+    least, most = (np.where(falls, high, low), np.where(falls, low, high))
+    # Unsigned, because two integers may be more than 2^63 apart.
+    apart = most.view(np.uint64) - least.view(np.uint64)
+    step = np.rint(apart * part).astype(np.uint64)
+    start = low.view(np.uint64)
+    result: Int64Array = np.where(falls, start - step, start + step).view(np.int64)
     return result
 
 
@@ -516,12 +532,14 @@ def _fill_on_line(
     inside = (at < 0) & (before >= 0) & (after < len(at))
     mine = np.flatnonzero(inside)
     mine = mine[(codes[before[mine]] == codes[mine]) & (codes[after[mine]] == codes[mine])]
-    values = spread.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
     low, high = before[mine], after[mine]
     part = (starts[mine] - starts[low]) / (starts[high] - starts[low])
-    drawn = values[low] * (1 - part) + values[high] * part
     if pa.types.is_integer(column.type):
-        drawn = np.rint(drawn)
+        whole = to_int64(spread.cast(pa.int64()).fill_null(0))
+        drawn: npt.NDArray[Any] = _on_line_of_integers(whole[low], whole[high], part)
+    else:
+        values = spread.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
+        drawn = _on_line(values[low], values[high], part)
     found = np.full(len(at), -1)
     found[mine] = np.arange(len(mine))
     line = pa.array(drawn).cast(column.type, safe=False).take(pa.array(found, mask=found < 0))

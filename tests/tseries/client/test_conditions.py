@@ -72,6 +72,14 @@ def test_a_condition_on_what_is_no_name_is_refused(store, name):
         store.append(name, 1.0, if_newest=lambda _: True)
 
 
+@pytest.mark.parametrize("condition", [5, "x", True])
+def test_a_condition_that_is_no_function_is_refused_by_name(store, condition):
+    with pytest.raises(IncompatibleValue, match="is not a function") as refused:
+        store.append("a", 1.0, if_newest=condition)
+    assert refused.value.next_step
+    assert store.series().num_rows == 0
+
+
 def test_both_conditions_must_hold(store):
     store.append("a", 1.0)
     with pytest.raises(ConditionFailed, match="has sequence 0"):
@@ -220,6 +228,11 @@ def test_an_append_is_stored_though_another_thread_changes_the_columns_meanwhile
         ({"series": pa.string()}, "named like what an event has anyway"),
         ({"x": pa.float64(), "X": pa.float64()}, "two value columns"),
         (None, "None does not name value columns"),
+        (5, "5 does not name value columns"),
+        ("x", "'x' does not name value columns"),
+        ({"x": "number"}, "does not name value columns: No type alias for number"),
+        ({"x": None}, "does not name value columns"),
+        ({5: pa.int64()}, "does not name value columns"),
     ],
 )
 def test_columns_that_cannot_be_added_are_refused(store, columns, said):

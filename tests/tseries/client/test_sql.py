@@ -1,6 +1,7 @@
 """SQL sees what range queries see, of one commit, and can change nothing."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 import threading
@@ -327,6 +328,7 @@ def test_pivots_summaries_and_explanations_are_questions(tmp_path):
         ("SELECT 1; SELECT 2", "2 statements"),
         ("", "0 statements"),
         (7, "7 is not a statement"),
+        ("SELECT '\ud800'", "is not a statement"),
     ],
 )
 def test_what_does_more_than_ask_is_refused_by_name(tmp_path, statement, given):
@@ -334,6 +336,15 @@ def test_what_does_more_than_ask_is_refused_by_name(tmp_path, statement, given):
     with pytest.raises(InvalidQuery, match=given):
         client.sql(statement)
     assert client.sql("SELECT count(*) FROM events").fetchall() == [(13,)]
+
+
+@pytest.mark.parametrize("given", [5, "b", b"b", 1.5])
+def test_what_is_no_parameters_or_no_connection_is_refused_by_name(tmp_path, given):
+    client = filled(tmp_path / "s")
+    for ask in (lambda: client.sql("SELECT ?", given), lambda: client.refresh(given)):
+        with pytest.raises(InvalidQuery, match=re.escape(repr(given))) as refused:
+            ask()
+        assert refused.value.next_step
 
 
 def test_errors_of_duckdb_name_the_columns_and_views_that_there_are(tmp_path):

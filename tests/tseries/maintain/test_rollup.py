@@ -456,6 +456,8 @@ def test_under_a_policy_the_principal_writes_and_the_reason_names_the_editor(sou
             "two aggregates have the name 'n'",
         ),
         (lambda s, p: s.rollup(p / "new", "1 hour", {}), "no aggregate is named"),
+        (lambda s, p: s.rollup(p / "new", "1 hour", 5), "aggregates 5 does not name columns"),
+        (lambda s, p: s.rollup(p / "new", "1 hour", "n"), "aggregates 'n' does not name columns"),
         (lambda s, p: s.rollup(p / "new", "often", {"n": "sum"}), "is not the width"),
     ],
 )

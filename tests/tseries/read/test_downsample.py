@@ -269,9 +269,53 @@ def test_a_sum_that_64_bits_do_not_hold_is_refused_by_name() -> None:
     assert aggregate(table, schema, mean)["n"].to_pylist() == [float(2**62)]
 
 
-def test_infinities_have_a_median() -> None:
-    table = events_of({"a": [(0, {"real": math.inf}), (0, {"real": math.inf})]})
-    assert ask(table, real="median")["real"].to_pylist() == [math.inf]
+@pytest.mark.parametrize(
+    ("values", "quantile", "wanted"),
+    [
+        ([math.inf, math.inf], 0.5, math.inf),
+        ([-math.inf, 1.0], 0.9, -math.inf),
+        ([1.0, math.inf], 0.1, math.inf),
+        ([-1.5e308, 1.5e308], 0.5, 0.0),
+        ([-1.5e308, 1.5e308], 1.0, 1.5e308),
+    ],
+)
+def test_a_quantile_of_extreme_values_lies_on_the_line_between_them(
+    values: list[float], quantile: float, wanted: float
+) -> None:
+    table = events_of({"a": [(0, {"real": value}) for value in values]})
+    assert ask(table, real=quantile)["real"].to_pylist() == [wanted]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("kind", "ends", "wanted"),
+    [
+        (pa.int64(), (2**63 - 1, -(2**63)), [2**63 - 1, (2**64 // 3) - 2**63, -(2**63)]),
+        (pa.int64(), (2**53 + 1, 2**53 + 4), [2**53 + 1, 2**53 + 3, 2**53 + 4]),
+        (pa.int64(), (2**63 - 1, 2**63 - 1), [2**63 - 1] * 3),
+        (pa.int8(), (-128, 127), [-128, 42, 127]),
+        (pa.float64(), (9e37, 9e37), [9e37] * 3),
+        (pa.float64(), (-math.inf, 1.0), [-math.inf, -math.inf, 1.0]),
+        (pa.float64(), (-1.5e308, 1.5e308), [-1.5e308, 0.5e308, 1.5e308]),
+    ],
+)
+def test_a_fill_on_the_line_between_extreme_values_is_on_it(
+    kind: pa.DataType, ends: tuple[Any, Any], wanted: list[Any]
+) -> None:
+    schema = pa.schema([("n", kind)])
+    table = pa.table(
+        {
+            "series": ["a"] * 2,
+            "sequence": [0, 1],
+            "timestamp": pa.array([START, START + 3 * HOUR_US]).cast(INSTANT),
+            "n": pa.array(ends, kind),
+        }
+    )
+    named = parse_aggregates(schema, {"n": "last"})
+    filled = Downsampling(parse_buckets("1 hour"), named, None, "linear", is_filled=True)
+    first, _, third, last = aggregate(table, schema, filled)["n"].to_pylist()
+    assert (first, last) == (wanted[0], wanted[2])
+    assert third == pytest.approx(wanted[1], rel=1e-15)
 
 
 def test_no_events_give_no_rows_with_the_columns_of_others() -> None:
