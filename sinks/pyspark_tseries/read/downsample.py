@@ -8,7 +8,6 @@ are held together. `read.states` makes the states; `finish` makes aggregates of 
 buckets without events. The gaps of a query are found here, too.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -57,6 +56,7 @@ from pyspark_tseries.read.states import (
     encode_groups,
     parts_of,
     round_sums,
+    unify,
 )
 from pyspark_tseries.storage.snapshot import Snapshot
 
@@ -289,11 +289,7 @@ _IN_PLACE: Final = ("first", "last")
 
 def _aggregate(table: pa.Table, kept: "_Kept", wanted: Aggregate, kind: pa.DataType) -> pa.Array:
     column = _aggregate_column(table, kept, wanted, kind)
-    if wanted.function in _IN_PLACE or not pa.types.is_floating(column.type):
-        return column
-    # Use one zero and one NaN: otherwise the answer would depend on which is read first.
-    zero, nan = (pa.scalar(value, column.type) for value in (0.0, math.nan))
-    return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
+    return column if wanted.function in _IN_PLACE else unify(column)
 
 
 def _aggregate_column(

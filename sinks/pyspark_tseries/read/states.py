@@ -184,7 +184,7 @@ class Folding:
             limits: leave out events at other times; None: none.
         """
         names, begins = find_runs_of(events["series"])
-        tag = None if self._wanted.tag is None else to_array(events[self._wanted.tag])
+        tag = None if self._wanted.tag is None else unify(to_array(events[self._wanted.tag]))
         if tag is not None:
             changes = np.union1d(begins, _find_changes(tag))
             names = names.take(pa.array(np.searchsorted(begins, changes, "right") - 1))
@@ -375,6 +375,14 @@ def _walk_runs(
     if asked is not None:
         first, sizes = first[asked[first]], sizes[asked[first]]
     return segment[first], starts[first], Runs(first, sizes)
+
+
+def unify(column: pa.Array) -> pa.Array:
+    """Return a column with one zero and one NaN: others depend on which value is read first."""
+    if not pa.types.is_floating(column.type):
+        return column
+    zero, nan = (pa.scalar(value, column.type) for value in (0.0, math.nan))
+    return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
 
 
 def encode_groups(column: pa.Array) -> tuple[pa.Array, Int64Array]:

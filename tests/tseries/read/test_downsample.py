@@ -318,6 +318,25 @@ def test_a_fill_on_the_line_between_extreme_values_is_on_it(
     assert third == pytest.approx(wanted[1], rel=1e-15)
 
 
+def test_tags_that_are_equal_are_one_group() -> None:
+    schema = pa.schema([("tag", pa.float64())])
+    other_nan = np.array([0xFFF8_0000_0000_0001], np.uint64).view(np.float64)[0]
+    tags = [0.0, -0.0, math.nan, other_nan, None, -0.0]
+    table = pa.table(
+        {
+            "series": list("abcdef"),
+            "sequence": [0] * 6,
+            "timestamp": pa.array([START] * 6).cast(INSTANT),
+            "tag": pa.array(tags, pa.float64(), from_pandas=False),
+        }
+    )
+    named = parse_aggregates(schema, {"n": ("*", "count")})
+    found = aggregate(table, schema, Downsampling(parse_buckets("1 hour"), named, "tag"))
+    assert found["n"].to_pylist() == [3, 2, 1]
+    zero, nan, null = found["tag"].to_pylist()
+    assert (math.copysign(1, zero), math.isnan(nan), null) == (1, True, None)
+
+
 def test_no_events_give_no_rows_with_the_columns_of_others() -> None:
     empty = events_of({})
     one = events_of({"a": [(0, {"real": 1.0})]})
