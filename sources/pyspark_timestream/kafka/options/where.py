@@ -7,7 +7,7 @@ parser.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -117,6 +117,7 @@ _QUOTED: Final = re.compile(
     | (?P<cast>::|\b(?:try_)?cast\s*\()
     | (?P<number>\b0x\w+)
     | (?P<bracket>[\[\]{}])
+    | (?P<other>[^ -~\t\r\n])
     """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
@@ -131,6 +132,26 @@ _REFUSED: Final = {
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "\\": "\\", "'": "'", '"': '"'}
 _KEPT_ESCAPES: Final = ("%", "_")
 """Spark keeps the backslash before them, for `like`."""
+
+_NEEDS_PARENTHESES: Final = "a condition inside another one needs parentheses around it"
+
+_PREDICATES: Final = {
+    "EQ": ("=", "=="),
+    "NEQ": ("<>", "!="),
+    "LT": ("<",),
+    "LTE": ("<=",),
+    "GT": (">",),
+    "GTE": (">=",),
+    "NULLSAFE_EQ": ("<=>",),
+    "IN": ("in",),
+    "BETWEEN": ("between",),
+    "LIKE": ("like",),
+    "IS": ("is",),
+}
+"""sqlglot's name of what makes a condition of operands -> how Spark spells it."""
+
+_PREFIXES: Final = ("NOT", "PLUS", "DASH", "DOT", "DISTINCT", "FROM")
+_BEFORE_NOT: Final = ("", "L_PAREN", "AND", "OR", "NOT", "IS")
 
 _INTEGRALS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _TYPED: Final = {
@@ -154,14 +175,16 @@ def _parse_where(text: str) -> Where:
     texts: list[str] = []
     plain = _QUOTED.sub(lambda found: _set_aside(found, texts), text)
     try:
-        parsed = _parse(plain)
-        return Where(text, _Reader(texts).read(parsed))
+        parsed, tokens = _parse(plain)
+        root = _Reader(texts).read(parsed)
+        _Order().check(tokens)
+        return Where(text, root)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
-def _parse(text: str) -> Any:
-    """Return sqlglot's tree of a condition."""
+def _parse(text: str) -> tuple[Any, list[Any]]:
+    """Return sqlglot's tree of a condition, and its tokens."""
     try:
         import sqlglot
         from sqlglot import expressions
@@ -173,7 +196,8 @@ def _parse(text: str) -> Any:
             next_step="pip install 'pyspark-timestream[where]' on the driver",
         ) from error
     try:
-        return sqlglot.parse_one(text, read="spark", into=expressions.Condition)
+        parsed = sqlglot.parse_one(text, read="spark", into=expressions.Condition)
+        return parsed, list(sqlglot.tokenize(text, read="spark"))
     except RecursionError:
         raise
     except Exception as error:
@@ -187,6 +211,8 @@ WHERE: Final = Parser(_parse_where, f"an SQL condition: {ACCEPTS}")
 def _set_aside(found: re.Match[str], texts: list[str]) -> str:
     """Replace a text by its place in `texts`: sqlglot does not read all escapes as Spark does."""
     kind = found.lastgroup
+    if kind == "other":
+        raise ValueError(f"it has {found[0]!r} outside of quotes: write such a name in `...`")
     if kind in _REFUSED:
         raise ValueError(f"it has {_REFUSED[kind]}")
     if kind != "text":
@@ -217,6 +243,61 @@ def _describe(error: Exception) -> str:
         if found.get("highlight"):
             return f"it is no condition of SQL: unexpected '{found['highlight']}'"
     return "it is no condition of SQL"
+
+
+class _Order:
+    """Refuses tokens in an order that sqlglot takes, and Spark does not, or takes otherwise.
+
+    sqlglot forgives much: it drops a `+`, does without the `and` of `between`, knows words of other
+    dialects such as `isnull` (to Spark, `b isnull` is `b` by another name), and puts parentheses of
+    its own around a condition inside another one.
+    """
+
+    def __init__(self) -> None:
+        self._is_after_operand = False
+        self._before = ""
+        self._found: list[str] = [""]
+        """For each open parenthesis, the predicate since its last `and`, `or` or comma."""
+
+    def check(self, tokens: Iterable[Any]) -> None:
+        """Check all tokens of a condition that has been read."""
+        found = [(each.token_type.name, each.text) for each in tokens]
+        for (name, text), (following, _) in zip(found, [*found[1:], ("", "")], strict=True):
+            take = self._take_operator if self._is_after_operand else self._take_operand
+            self._before = take(name, text, following)
+
+    def _take_operand(self, name: str, text: str, following: str) -> str:
+        if name == "L_PAREN":
+            self._found.append("")
+        elif name in ("COMMA", "R_PAREN"):
+            raise ValueError(f"it has '{text}' where a column or literal should be")
+        elif name == "PLUS" and following not in ("NUMBER", "DOT"):
+            raise ValueError(f"it has {_OTHERS['add']}")
+        elif name == "NOT" and self._before not in _BEFORE_NOT:
+            raise ValueError(_NEEDS_PARENTHESES)
+        elif name not in _PREFIXES or self._before == "DOT":
+            self._is_after_operand = name not in _TYPED or following != "STRING"
+        return name
+
+    def _take_operator(self, name: str, text: str, following: str) -> str:
+        if name == "R_PAREN":
+            self._found.pop()
+            return name
+        if text.lower() == "not" and following in ("IN", "BETWEEN", "LIKE"):
+            return name
+        self._is_after_operand = False
+        if name == "AND" and self._found[-1] == "BETWEEN":
+            self._found[-1] = name
+            return "BETWEEN"
+        if name in ("AND", "OR", "COMMA"):
+            self._found[-1] = ""
+        elif text.lower() in _PREDICATES.get(name, ()):
+            if self._found[-1]:
+                raise ValueError(_NEEDS_PARENTHESES)
+            self._found[-1] = name
+        elif name not in ("ESCAPE", "DOT", "DCOLON"):
+            raise ValueError(f"it has '{text}' where an operator should be")
+        return name
 
 
 class _Reader:
@@ -315,7 +396,7 @@ class _Reader:
                 return self._read_typed(node)
         nested = node.key in _COMPARISONS or node.key in _NEGATED
         if nested or hasattr(self, f"_read_{node.key}") or node.key in ("and", "or", "not"):
-            raise ValueError("a condition inside another one needs parentheses around it")
+            raise ValueError(_NEEDS_PARENTHESES)
         raise _refuse(node)
 
     def _read_typed(self, node: Any) -> Constant:
