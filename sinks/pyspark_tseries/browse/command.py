@@ -39,11 +39,11 @@ from pyspark_tseries.browse.viewer import (
     COUNTS,
     MAX_NAME,
     PAGE_ROWS,
-    Asked,
     Cells,
-    Drawn,
-    Facts,
-    Listed,
+    PageRequest,
+    SeriesList,
+    SeriesView,
+    StoreFacts,
     StoreViewer,
     parse_width,
 )
@@ -66,7 +66,7 @@ _LONG: Final = 30
 _BAR: Final = 10
 
 
-def render_search(asked: Asked) -> str:
+def render_search(asked: PageRequest) -> str:
     """Return the form that searches for series."""
     return (
         '<form role="search" method="get"><label for="q">Series</label> '
@@ -96,7 +96,7 @@ def _head(html: str) -> str:
 # -- the store -------------------------------------------------------------------------------------
 
 
-def render_facts(facts: Facts) -> str:
+def render_facts(facts: StoreFacts) -> str:
     """Return the section of the store as a whole."""
     told = facts.described
     last = "no commit yet"
@@ -197,7 +197,7 @@ def _render_plan(plan: MaintenancePlan | None, told: Mapping[str, Any]) -> str:
 # -- series ----------------------------------------------------------------------------------------
 
 
-def render_list(listed: Listed, asked: Asked, zone: str | None) -> str:
+def render_list(listed: SeriesList, asked: PageRequest, zone: str | None) -> str:
     """Return the section of the series that were found."""
     rows = "".join(
         _render_series({name: listed.rows[name][row] for name in listed.rows.column_names}, row,
@@ -224,7 +224,7 @@ def render_list(listed: Listed, asked: Asked, zone: str | None) -> str:
     )
 
 
-def _render_series(row: Cells, place: int, asked: Asked, zone: str | None) -> str:
+def _render_series(row: Cells, place: int, asked: PageRequest, zone: str | None) -> str:
     name = row["series"].as_py()
     shown = to_html(_cut(name)) or "<i>(no name)</i>"
     if len(name) <= MAX_NAME:
@@ -252,7 +252,9 @@ def _link(address: str, html: str, key: str, *, show: str = "", is_on: bool = Fa
 # -- one series ------------------------------------------------------------------------------------
 
 
-def render_drawn(drawn: Drawn, asked: Asked, values: Sequence[pa.Field], zone: str | None) -> str:
+def render_drawn(
+    drawn: SeriesView, asked: PageRequest, values: Sequence[pa.Field], zone: str | None
+) -> str:
     """Return the section of one series: its picture, edits and newest events."""
     name = str(asked.series)
     head = _head(to_html(_cut(name)) or "<i>(no name)</i>")
@@ -302,7 +304,7 @@ def render_drawn(drawn: Drawn, asked: Asked, values: Sequence[pa.Field], zone: s
 
 
 def _render_edits(
-    drawn: Drawn, link: Callable[[int], str], values: Sequence[pa.Field], zone: str | None
+    drawn: SeriesView, link: Callable[[int], str], values: Sequence[pa.Field], zone: str | None
 ) -> str:
     if not drawn.edits:
         return ""
@@ -337,7 +339,7 @@ def _tell_change(edit: Cells, replaced: Cells | None, values: Sequence[pa.Field]
 
 
 def _render_events(
-    drawn: Drawn, link: Callable[[int], str], values: Sequence[pa.Field], zone: str | None
+    drawn: SeriesView, link: Callable[[int], str], values: Sequence[pa.Field], zone: str | None
 ) -> str:
     if not len(drawn.events):
         return "<p>No event is in the retained range.</p>"
@@ -383,7 +385,7 @@ def _cell(html: str) -> str:
 
 
 def render_event(
-    versions: pa.Table, asked: Asked, values: Sequence[pa.Field], zone: str | None
+    versions: pa.Table, asked: PageRequest, values: Sequence[pa.Field], zone: str | None
 ) -> str:
     """Return the section of an event: who wrote and edited it, when and what."""
     rows = []
@@ -495,7 +497,7 @@ class StorePage:
     def answer(self, path: str, query: str) -> Answer | None:
         """Answer a request; None: there is no such page."""
         if path == "/":
-            asked, (_, sections) = Asked.parse(query), self._render(query)
+            asked, (_, sections) = PageRequest.parse(query), self._render(query)
             within = "".join(
                 f'<article id="{name}">{html}</article>' for name, html in sections.items()
             )
@@ -517,7 +519,7 @@ class StorePage:
 
     def _render(self, query: str) -> tuple[bool, dict[str, str]]:
         """Return the sections, and whether these are all."""
-        asked, width = Asked.parse(query), parse_width(query)
+        asked, width = PageRequest.parse(query), parse_width(query)
         with self._lock:
             try:
                 store, view = self._look.open()
@@ -535,7 +537,9 @@ class StorePage:
                 sections = self._kept[asked, width] = self._render_asked(store, view, asked, width)
             return True, {"store": self._facts[1], **sections}
 
-    def _render_asked(self, store: Store, view: View, asked: Asked, width: int) -> dict[str, str]:
+    def _render_asked(
+        self, store: Store, view: View, asked: PageRequest, width: int
+    ) -> dict[str, str]:
         look, values = self._look, view.snapshot.values
 
         def list_series() -> str:

@@ -69,7 +69,7 @@ Cells = dict[str, pa.Scalar]
 """A row of a table."""
 
 
-class Asked(NamedTuple):
+class PageRequest(NamedTuple):
     """What the address of a page asks for.
 
     Attributes:
@@ -89,11 +89,11 @@ class Asked(NamedTuple):
     event: int | None = None
 
     @staticmethod
-    def parse(query: str) -> "Asked":
+    def parse(query: str) -> "PageRequest":
         """Return what a query asks for; what makes no sense is as if it were not there."""
         given = {name: texts[-1] for name, texts in _parse(query).items()}
         last = given.get("last", "")
-        return Asked(
+        return PageRequest(
             given.get("q", "")[:MAX_NAME],
             _parse_number(given.get("from")) or 0,
             given.get("series"),
@@ -104,7 +104,7 @@ class Asked(NamedTuple):
 
     def link(self, **changes: Any) -> str:
         """Return the address of a page that asks for the same but some changes."""
-        asked, usual = self._replace(**changes), Asked()
+        asked, usual = self._replace(**changes), PageRequest()
         names = {"search": "q", "start": "from"}
         given = {
             names.get(name, name): value
@@ -132,7 +132,7 @@ def _parse_number(text: str | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StoreFacts:
     """The store as a whole.
 
     Attributes:
@@ -149,7 +149,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class SeriesList:
     """Some of the series that were found: those from `start` on, as `SERIES_SCHEMA` has them."""
 
     rows: pa.Table
@@ -159,7 +159,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SeriesView:
     """A series.
 
     Attributes:
@@ -184,7 +184,7 @@ class Drawn:
 
 
 @dataclass(slots=True)
-class _Counted:
+class _CommitCounts:
     """The commits of a store by minute, up to a version; `begins` is the first whole minute."""
 
     store: str
@@ -207,7 +207,7 @@ class StoreViewer:
         self._principal = principal
         self._names: tuple[SeriesIds, int, pa.Array] | None = None
         self._plan: tuple[Any, float, MaintenancePlan | None] | None = None
-        self._counted = _Counted("")
+        self._counted = _CommitCounts("")
 
     def open(self) -> tuple[Store, View]:
         """Return the store and its last commit.
@@ -219,10 +219,10 @@ class StoreViewer:
         store = Store.open(self.location)
         return store, View(store.snapshot(), self._principal)
 
-    def facts(self, store: Store, now_us: int) -> Facts:
+    def facts(self, store: Store, now_us: int) -> StoreFacts:
         """Return the facts of the store."""
         commits = self._count_commits(store, now_us)
-        return Facts(describe(self.location), commits, self._look_ahead(store))
+        return StoreFacts(describe(self.location), commits, self._look_ahead(store))
 
     def _count_commits(self, store: Store, now_us: int) -> tuple[tuple[int, int], ...]:
         """Count by what the entries say: files of a copied or restored store are younger.
@@ -232,7 +232,7 @@ class StoreViewer:
         """
         now, newest, counted = now_us // MINUTE_US, store.version(), self._counted
         if counted.store != store.id or counted.upto > newest:
-            counted = self._counted = _Counted(store.id)
+            counted = self._counted = _CommitCounts(store.id)
         most = MAX_ENTRIES if self.location.is_local else MAX_REMOTE_ENTRIES
         new: Counter[int] = Counter()  # An entry that cannot be read leaves none counted twice.
         begins = counted.begins
@@ -274,14 +274,16 @@ class StoreViewer:
         self._plan = store.id, again_s, plan
         return plan
 
-    def list_series(self, view: View, search: str, start: int) -> Listed:
+    def list_series(self, view: View, search: str, start: int) -> SeriesList:
         """Return some of the series whose names have a part, or fit a pattern."""
         view.list_series(SeriesChoice(()))  # Refuse it to those who may not read.
         names = self._sorted_names(view)
         found = _search(names, search)
         start = min(start, max(len(found) - 1, 0)) // PAGE_ROWS * PAGE_ROWS
         page = found.slice(start, PAGE_ROWS).to_pylist()
-        return Listed(view.list_series(SeriesChoice(tuple(page))), start, len(found), len(names))
+        return SeriesList(
+            view.list_series(SeriesChoice(tuple(page))), start, len(found), len(names)
+        )
 
     def _sorted_names(self, view: View) -> pa.Array:
         index = view.snapshot.index()
@@ -293,7 +295,7 @@ class StoreViewer:
             self._names = kept
         return kept[2]
 
-    def draw(self, view: View, asked: Asked, width: int) -> Drawn:
+    def draw(self, view: View, asked: PageRequest, width: int) -> SeriesView:
         """Return a series as it is asked for."""
         assert asked.series is not None
         known = view.list_series(parse_choice(asked.series))
@@ -323,7 +325,7 @@ class StoreViewer:
                 chart = shown.chart(chosen, timezone=self.zone or "UTC", width=width, title="")
             except InvalidQuery as error:
                 why = str(error)
-        return Drawn(
+        return SeriesView(
             row,
             chart,
             why,
@@ -334,7 +336,7 @@ class StoreViewer:
             bucket_us,
         )
 
-    def versions(self, view: View, asked: Asked) -> pa.Table:
+    def versions(self, view: View, asked: PageRequest) -> pa.Table:
         """Return the versions of the event that is asked for."""
         assert asked.series is not None
         assert asked.event is not None

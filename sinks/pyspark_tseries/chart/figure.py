@@ -419,7 +419,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ChartRequest:
     """What the caller of a chart asks for.
 
     Attributes:
@@ -441,7 +441,7 @@ class Wanted:
     pixels: int
 
 
-def build_figure(table: pa.Table, shape: Shape, wanted: Wanted) -> Figure:
+def build_figure(table: pa.Table, shape: Shape, wanted: ChartRequest) -> Figure:
     """Return what a chart of the result `table` shows.
 
     Raises:
@@ -496,7 +496,7 @@ def is_line(kind: pa.DataType) -> bool:
 
 
 def _choose_columns(
-    schema: pa.Schema, shape: Shape, wanted: Wanted
+    schema: pa.Schema, shape: Shape, wanted: ChartRequest
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the columns to draw, and those that could be drawn but are not."""
     drawn = [name for name in shape.values if is_drawn(schema.field(name).type)]
@@ -554,7 +554,7 @@ class _Rows:
 
     @staticmethod
     def of(
-        table: pa.Table, shape: Shape, wanted: Wanted, notes: list[str]
+        table: pa.Table, shape: Shape, wanted: ChartRequest, notes: list[str]
     ) -> "tuple[_Rows, tuple[str, ...]]":
         names, codes = _encode_groups(table, shape.group)
         if len(names) > wanted.most_series:
@@ -648,7 +648,9 @@ def _find_current(table: pa.Table, codes: Int64Array, original: Int64Array | Non
 # -- panels ----------------------------------------------------------------------------------------
 
 
-def _build_panel(rows: _Rows, column: str, shape: Shape, wanted: Wanted, notes: list[str]) -> Panel:
+def _build_panel(
+    rows: _Rows, column: str, shape: Shape, wanted: ChartRequest, notes: list[str]
+) -> Panel:
     field = rows.table.schema.field(column)
     unit = escape_controls(wanted.units.get(column) or find_unit(field) or "")
     title = escape_controls(column)
@@ -710,7 +712,7 @@ def _lines(
     rows: _Rows,
     values: FloatArray,
     edges: tuple[FloatArray, FloatArray] | None,
-    wanted: Wanted,
+    wanted: ChartRequest,
 ) -> Iterator[Line]:
     for place, name, part in rows.parts():
         own = np.arange(part.start, part.stop)

@@ -30,9 +30,9 @@ from pyspark_timestream.core.threads import lazy
 from pyspark_timestream.errors import compose_message, show_value
 from pyspark_tseries.chart.figure import (
     USUAL,
+    ChartRequest,
     Figure,
     Shape,
-    Wanted,
     build_figure,
     format_moment,
     is_line,
@@ -143,7 +143,7 @@ def make_chart(
     most = to_whole(max_series)
     if most < 1:
         raise InvalidQuery(f"max_series {most} is below 1", "1 or more", "correct it")
-    wanted = Wanted(
+    wanted = ChartRequest(
         columns=_parse_columns(columns),
         most_series=most,
         zone=shape.zone if timezone is None else find_zone(timezone),

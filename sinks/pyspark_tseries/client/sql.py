@@ -280,7 +280,7 @@ class _Cursor:
 _ENGINE: Final = _Engine()
 
 
-class _Known:
+class _KnownStore:
     """What remains valid for a store from commit to commit; safe for threads."""
 
     def __init__(self, location: Location) -> None:
@@ -362,7 +362,7 @@ class _Known:
         return self._sorted[1:]
 
 
-_STORES: Final[OrderedDict[Location, _Known]] = OrderedDict()
+_STORES: Final[OrderedDict[Location, _KnownStore]] = OrderedDict()
 _stores_lock = threading.Lock()
 
 
@@ -381,7 +381,7 @@ def _show_commit(snapshot: Snapshot) -> "_Commit":
     """Return the views of a commit, which threads share."""
     location = snapshot.location
     with _stores_lock:
-        known = _STORES.setdefault(location, _Known(location))
+        known = _STORES.setdefault(location, _KnownStore(location))
         _STORES.move_to_end(location)
         while len(_STORES) > _MAX_STORES:
             _STORES.popitem(last=False)
@@ -401,7 +401,7 @@ Definition = tuple[Mapping[str, Any], str]
 class _Commit:
     """The views of one commit, each made when it is first asked for."""
 
-    def __init__(self, snapshot: Snapshot, known: _Known) -> None:
+    def __init__(self, snapshot: Snapshot, known: _KnownStore) -> None:
         self.snapshot = snapshot
         self._known, self._values = known, list(snapshot.values)
         self._types = dict(known.types)
@@ -567,7 +567,7 @@ def _bounds_of(file: DataFile) -> pc.Expression:
 class _Retained:
     """The lowest sequence and timestamp that each series retains."""
 
-    def __init__(self, snapshot: Snapshot, index: SeriesIndex, known: _Known) -> None:
+    def __init__(self, snapshot: Snapshot, index: SeriesIndex, known: _KnownStore) -> None:
         self.hides = may_hide(snapshot.settings.retained, index)
         if not self.hides:
             return

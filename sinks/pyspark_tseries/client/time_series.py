@@ -76,7 +76,7 @@ from pyspark_tseries.store.admin_commits import (
     set_units,
 )
 from pyspark_tseries.store.store import Store, now_us
-from pyspark_tseries.write.batch import Batch, Expected, PreparedCommit, condition_error
+from pyspark_tseries.write.batch import AppendCondition, Batch, PreparedCommit, condition_error
 from pyspark_tseries.write.numbering import DEFAULT_LIMIT, FutureLimit
 from pyspark_tseries.write.rows import staged_schema
 
@@ -307,12 +307,12 @@ class TimeSeries(Questions):
         if expected_sequence is not None:
             expected_sequence = to_whole(expected_sequence, "sequence", IncompatibleValue)
 
-        def add(expected: Expected) -> EventMetadata:
+        def add(expected: AppendCondition) -> EventMetadata:
             return self._append_one(series, value, us, None, future, expected=expected)
 
         if if_newest is None:
             assert expected_sequence is not None
-            return add(Expected(series, expected_sequence))
+            return add(AppendCondition(series, expected_sequence))
         if not callable(if_newest):
             raise IncompatibleValue(
                 f"if_newest {show_value(if_newest)} is not a function",
@@ -736,7 +736,7 @@ class TimeSeries(Questions):
         series: str,
         expected: int | None,
         holds: Callable[[Event | None], bool],
-        add: Callable[[Expected], EventMetadata],
+        add: Callable[[AppendCondition], EventMetadata],
     ) -> EventMetadata:
         """Call `add` if the condition holds, again whenever the series changes in the meantime."""
         policy = self._store.retrying
@@ -745,7 +745,7 @@ class TimeSeries(Questions):
             view = self._view()
             rows, index = view.newest(series)
             if expected is not None:
-                Expected(series, expected).check(index)
+                AppendCondition(series, expected).check(index)
             last = int(index.lookup([series])["last_sequence"][0])
             events = QueryResult(rows, rows.num_rows).events
             if not holds(events[-1] if events else None):
@@ -753,7 +753,7 @@ class TimeSeries(Questions):
                     f"the condition does not hold for the newest event of series '{series}'", last
                 )
             try:
-                return add(Expected(series, last, (view.snapshot.metadata.erasure,)))
+                return add(AppendCondition(series, last, (view.snapshot.metadata.erasure,)))
             except ConditionFailed:
                 policy.pause(attempt)  # The event that the condition saw is no longer the newest.
         raise self._store.busy_error(
@@ -770,7 +770,7 @@ class TimeSeries(Questions):
         original: int | None,
         future: FutureLimit = DEFAULT_LIMIT,
         *,
-        expected: Expected | None = None,
+        expected: AppendCondition | None = None,
     ) -> EventMetadata:
         name = _convert_name(series)
         staged, values = self._convert_value(value)

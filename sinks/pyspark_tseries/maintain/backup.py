@@ -132,7 +132,7 @@ def _list_names(location: Location, directory: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
+class _StoreAtVersion:
     """A store at one version of its log.
 
     Attributes:
@@ -148,7 +148,7 @@ class _Moment:
     files: list[str]
 
 
-def _read_moment(store: Store) -> _Moment | None:
+def _read_moment(store: Store) -> _StoreAtVersion | None:
     """Return the store as it was opened; None if a file of the log or a head is gone by now."""
     location, version = store.location, store.version()
     listed = location.list_files(location.file(_LOG))
@@ -177,7 +177,7 @@ def _read_moment(store: Store) -> _Moment | None:
         heads = list(head_chain(location, store.head_id(), 2**62))
         events = [file.path for file in store.data_files()]
         chain = [os.path.relpath(path, location.file()) for path in heads]
-        return _Moment(last_commit_id(store), log, names, [*events, *chain])
+        return _StoreAtVersion(last_commit_id(store), log, names, [*events, *chain])
     return None
 
 
@@ -232,7 +232,7 @@ def _read(location: Location, path: str) -> bytes:
         return bytes(file.read())
 
 
-def _write_log(to: Location, moment: _Moment, files: list[str]) -> None:
+def _write_log(to: Location, moment: _StoreAtVersion, files: list[str]) -> None:
     """Write the log, which makes the copy a store, once all else survives a power loss.
 
     Its files keep their times if the target is local: other readers take them for commit times.

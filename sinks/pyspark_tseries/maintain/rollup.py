@@ -173,11 +173,11 @@ def rollup(
         target, settings = _open_rollup(source, into, asked)
     counts = _Counts()
     for attempt in range(target.retrying.commits):
-        run = _Run(source, target, settings, author, counts, synced=synced, progress=progress)
+        run = _RollupRun(source, target, settings, author, counts, synced=synced, progress=progress)
         try:
             with named_failures(into):
                 covered = run.run()
-        except (_Overtaken, ReplayDiffers):
+        except (_RollupChanged, ReplayDiffers):
             target.retrying.pause(attempt)
             continue
         if auto_compact and run.has_committed:
@@ -298,7 +298,7 @@ def _check_columns(source: Store, target: Store, settings: RollupSettings) -> No
             )
 
 
-class _Overtaken(Exception):
+class _RollupChanged(Exception):
     """Another client has committed to the rollup since this run read it."""
 
 
@@ -311,7 +311,7 @@ class _Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Expecting:
+class _ExpectedBatch:
     """An `Appendable`: a batch that is committed only on top of one head."""
 
     batch: Batch
@@ -335,12 +335,12 @@ class _Expecting:
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
         if context.head_id != self.head_id:
-            raise _Overtaken
+            raise _RollupChanged
         return self.batch.prepare(context)
 
 
 @dataclass(frozen=True, slots=True)
-class _Due:
+class _DueRows:
     """What a run reads, by series.
 
     Attributes:
@@ -361,13 +361,13 @@ class _Due:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _DueRange:
     """A range of time of what is due: new buckets of some series, or changed ones.
 
     Attributes:
         low: its start.
         high: its end, exclusive.
-        new: the positions in `_Due.names` of series with new buckets.
+        new: the positions in `_DueRows.names` of series with new buckets.
         changed: the positions of changes.
     """
 
@@ -377,7 +377,7 @@ class _Part:
     changed: Int64Array
 
 
-class _Run:
+class _RollupRun:
     """One attempt to bring a rollup up to date.
 
     Attributes:
@@ -452,7 +452,7 @@ class _Run:
 
     # -- what is due -----------------------------------------------------------------------------
 
-    def _find_due(self) -> _Due:
+    def _find_due(self) -> _DueRows:
         changes = [CHANGES.empty_table()]
         touched: set[str] = set()
         if self._since is not None:
@@ -470,7 +470,7 @@ class _Run:
         array = pa.array(names, pa.string())
         codes = pc.index_in(folded["series"], array).to_numpy().astype(np.int64)
         starts = to_int64(folded["timestamp"])
-        return _Due(array, ends[:, 0], ends[:, 1], folded, codes, starts)
+        return _DueRows(array, ends[:, 0], ends[:, 1], folded, codes, starts)
 
     def _next_starts(self, names: Sequence[str]) -> Int64Array:
         """Return where the first bucket behind those of the rollup begins; NEVER_US without any."""
@@ -579,7 +579,7 @@ class _Run:
             erased.append(self._find_changes(rows))
         return pa.concat_tables(erased)
 
-    def _divide_due(self, due: _Due) -> Iterator[_Part]:
+    def _divide_due(self, due: _DueRows) -> Iterator[_DueRange]:
         """Divide what is due by time, so that a series with a long range widens no other one."""
         nothing = np.empty(0, np.int64)
         rows = np.flatnonzero(due.highs > due.lows)
@@ -589,14 +589,14 @@ class _Run:
             alike = widths == width
             for low, high in merge_ranges(lows[alike], highs[alike], MAX_RANGES):
                 inside = alike & (lows >= low) & (highs <= high)
-                yield _Part(low, high, rows[inside], nothing)
+                yield _DueRange(low, high, rows[inside], nothing)
         for low, high in merge_ranges(due.starts, self._buckets.ends(due.starts), MAX_RANGES):
             changed = np.flatnonzero((due.starts >= low) & (due.starts < high))
-            yield _Part(low, high, nothing, changed)
+            yield _DueRange(low, high, nothing, changed)
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def _roll(self, due: _Due, part: _Part) -> None:
+    def _roll(self, due: _DueRows, part: _DueRange) -> None:
         """Take the buckets of a part."""
         low, high = part.low, part.high
         codes = np.union1d(part.new, due.codes[part.changed])
@@ -639,7 +639,7 @@ class _Run:
         inner = inner[(inner > low) & (inner < high)]
         return list(zip([low, *inner.tolist()], [*inner.tolist(), high], strict=True))
 
-    def _read_there(self, names: Sequence[str], part: _Part) -> pa.Table:
+    def _read_there(self, names: Sequence[str], part: _DueRange) -> pa.Table:
         """Return the rollup's buckets that may be edited, or are not to be added again."""
         columns = ["series", "timestamp", "sequence", "original_sequence", *self._value_names]
         # Behind its newest bucket a series has others only if they were erased in the rollup.
@@ -690,7 +690,7 @@ class _Run:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def _add(self, found: pa.Table, due: _Due, kept: pa.Table) -> None:
+    def _add(self, found: pa.Table, due: _DueRows, kept: pa.Table) -> None:
         """Take the buckets that are new."""
         starts = to_int64(found["timestamp"])
         codes = pc.index_in(found["series"].cast(pa.string()), due.names).to_numpy()
@@ -765,14 +765,14 @@ class _Run:
             future=_ANY_FUTURE,
         )
         try:
-            attempt = self._target.append(_Expecting(batch, self._head_id), synced=self._synced)
+            attempt = self._target.append(_ExpectedBatch(batch, self._head_id), synced=self._synced)
         except OutOfOrder as error:
             raise error.with_next_step(
                 "nobody but its runs appends to a rollup: begin a new one at another path. Nothing "
                 "of the batch is stored"
             ) from None
         if attempt is None:
-            raise _Overtaken
+            raise _RollupChanged
         self._head_id, self.has_committed = attempt.head_id, True
         self._counts.added += self._held.added
         self._counts.edited += self._held.edited

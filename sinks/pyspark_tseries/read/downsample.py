@@ -143,7 +143,7 @@ def _fold_plain(
 ) -> None:
     """Fold the originals of a plain query as they are read, and the edits in force."""
     ranges = Ranges(scan, snapshot.settings.retained, head)
-    edited = _Edited(_find_edits(scan, ranges, folding.columns))
+    edited = _LatestEdits(_find_edits(scan, ranges, folding.columns))
     is_sorted = not any(file.is_foreign for file in scan.originals)
     more = [] if is_sorted and not ranges.has_sequences and not edited else ["sequence"]
 
@@ -159,7 +159,7 @@ def _fold_plain(
         merger.add(folding.fold(edited.rows()))
 
 
-class _Edited:
+class _LatestEdits:
     """The latest edits, sorted by their originals, and which of these are there."""
 
     def __init__(self, edits: pa.Table) -> None:
@@ -271,7 +271,7 @@ def finish(
     """
     groups, codes = encode_groups(states.table["group"].combine_chunks())
     starts = to_int64(states.table["start"])
-    kept = _Kept(states.kept, codes, starts, wanted.buckets)
+    kept = _KeptValues(states.kept, codes, starts, wanted.buckets)
     columns = [
         _aggregate(states.table, kept, one, result_type(schema, one)) for one in wanted.aggregates
     ]
@@ -287,13 +287,15 @@ _IN_PLACE: Final = ("first", "last")
 """The values of these functions are those of one event."""
 
 
-def _aggregate(table: pa.Table, kept: "_Kept", wanted: Aggregate, kind: pa.DataType) -> pa.Array:
+def _aggregate(
+    table: pa.Table, kept: "_KeptValues", wanted: Aggregate, kind: pa.DataType
+) -> pa.Array:
     column = _aggregate_column(table, kept, wanted, kind)
     return column if wanted.function in _IN_PLACE else unify(column)
 
 
 def _aggregate_column(
-    table: pa.Table, kept: "_Kept", wanted: Aggregate, kind: pa.DataType
+    table: pa.Table, kept: "_KeptValues", wanted: Aggregate, kind: pa.DataType
 ) -> pa.Array:
     if wanted.column == ALL_EVENTS:
         return table["count"].combine_chunks()
@@ -354,7 +356,7 @@ def _finish_decimals(
         ) from None
 
 
-class _Kept:
+class _KeptValues:
     """The values that were kept of all buckets, sorted by bucket and time."""
 
     def __init__(

@@ -474,7 +474,7 @@ _FIRST_ROWS: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ScanPart:
     """Some series, or the originals of one between two sequences, both inclusive."""
 
     names: list[str]
@@ -548,7 +548,7 @@ def _plan_parts(
     query: Query,
     names: Sequence[str] | None,
     budget: "_Budget",
-) -> Iterator[_Part]:
+) -> Iterator[_ScanPart]:
     chosen = sorted(index.ids.names()[: index.columns.rows]) if names is None else list(names)
     states = index.lookup(chosen)
     chosen = [chosen[row] for row in np.flatnonzero(states["last_sequence"] != NO_SEQUENCE)]
@@ -572,16 +572,16 @@ def _plan_parts(
             start, last = int(low[place]), int(high[place])
             while start <= last:
                 step = max(1, int(budget.rows * rows[place] / asked[place]))
-                yield _Part([name], sequences=(start, min(start + step - 1, last)))
+                yield _ScanPart([name], sequences=(start, min(start + step - 1, last)))
                 start += step
             first, held = place + 1, 0.0
     if first < len(chosen):
         yield _join(chosen, first, len(chosen))
 
 
-def _join(chosen: Sequence[str], first: int, end: int) -> _Part:
+def _join(chosen: Sequence[str], first: int, end: int) -> _ScanPart:
     beyond = (chosen[end], 0) if end < len(chosen) else None
-    return _Part(list(chosen[first:end]), KeyRange((chosen[first], 0), beyond))
+    return _ScanPart(list(chosen[first:end]), KeyRange((chosen[first], 0), beyond))
 
 
 def _sequence_ends(

@@ -119,7 +119,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Present:
+class _PresentValues:
     """The values of a column that are not null, by run; `mine` are the runs that have one.
 
     `rows` are the rows of the values; None if they have their places.
@@ -139,15 +139,15 @@ class _Present:
         return found.take(pa.array(places, mask=places < 0))
 
 
-def _drop_nulls(values: pa.Array, runs: Runs) -> _Present:
+def _drop_nulls(values: pa.Array, runs: Runs) -> _PresentValues:
     if not values.null_count:
-        return _Present(values, runs, np.arange(len(runs)))
+        return _PresentValues(values, runs, np.arange(len(runs)))
     rows = runs.rows()
     rows = rows[values.is_valid().to_numpy(zero_copy_only=False)[rows]]
     run = np.searchsorted(runs.first, rows, "right") - 1
     mine, first = np.unique(run, return_index=True)
     sizes = np.diff(first, append=len(rows))
-    return _Present(values.take(pa.array(rows)), Runs(first, sizes), mine, rows)
+    return _PresentValues(values.take(pa.array(rows)), Runs(first, sizes), mine, rows)
 
 
 class Folding:
@@ -402,7 +402,11 @@ def _find_changes(column: pa.Array) -> Int64Array:
 
 
 def _fold_values(
-    present: _Present, states: set[str], series: pa.Array, us: Int64Array, sequence: Int64Array
+    present: _PresentValues,
+    states: set[str],
+    series: pa.Array,
+    us: Int64Array,
+    sequence: Int64Array,
 ) -> dict[str, Any]:
     """Return the columns of the states of one column of values, a row for each run.
 

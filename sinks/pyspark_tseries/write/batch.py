@@ -360,7 +360,7 @@ class Appendable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class AppendCondition:
     """What a batch requires of a series when it is committed (semantics 35.2).
 
     Attributes:
@@ -439,7 +439,7 @@ class Batch:
     future: FutureLimit = FutureLimit()
     tasks: tuple[TaskOutput, ...] = ()
     limits: SpillLimits = DEFAULT_LIMITS
-    expected: Expected | None = None
+    expected: AppendCondition | None = None
 
     @property
     def has_edits(self) -> bool:

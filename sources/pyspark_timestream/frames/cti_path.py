@@ -225,7 +225,7 @@ class _Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _CtiPath:
     """The fate of a source's CTI rows, from the source up to an operator.
 
     Attributes:
@@ -276,10 +276,10 @@ def keep_ctis(root: Step, column: str = "cti") -> tuple[Any, bool]:
     return way.plan, way.comes and way.sure
 
 
-def _follow(step: Step, column: str) -> _Way:
+def _follow(step: Step, column: str) -> _CtiPath:
     if not step.inputs:
         comes = step.delivers_ctis(column)
-        return _Way(step.plan, comes, column=column, trail=((step, 0),))
+        return _CtiPath(step.plan, comes, column=column, trail=((step, 0),))
     if step.name == UNION:
         return _unite(step, column)
     for place, below in step.find_origins(column):
@@ -287,53 +287,53 @@ def _follow(step: Step, column: str) -> _Way:
         if not way.comes and way.loss is None:
             continue
         return _pass(step, place, below, way)
-    return _Way(step.plan)
+    return _CtiPath(step.plan)
 
 
-def _pass(step: Step, place: int, below: str, way: _Way) -> _Way:
+def _pass(step: Step, place: int, below: str, way: _CtiPath) -> _CtiPath:
     """Extend `way` by `step`, which gets CTIs in column `below` of its input at `place`."""
     if way.loss is not None:
-        return _Way(step.plan, loss=way.loss)
+        return _CtiPath(step.plan, loss=way.loss)
     if step.name == FILTER:
         return _pass_filter(step, below, way)
     if step.name in _REMOVERS and not step.keeps_outer(place, way.is_null):
-        return _Way(step.plan, loss=_Loss(_REMOVERS[step.name]))
+        return _CtiPath(step.plan, loss=_Loss(_REMOVERS[step.name]))
     if step.name in _FUNCTIONS:
-        return _Way(step.plan, loss=_Loss(_FUNCTIONS[step.name], _Effect.MAY_REMOVE))
+        return _CtiPath(step.plan, loss=_Loss(_FUNCTIONS[step.name], _Effect.MAY_REMOVE))
     if step.name == _WATERMARK:
-        return _Way(step.plan, loss=_Loss("withWatermark", _Effect.SECOND))
+        return _CtiPath(step.plan, loss=_Loss("withWatermark", _Effect.SECOND))
     sure = way.sure and (step.name in _HARMLESS or step.name in _REMOVERS)
     return _extend(way, step, place, _rebuild(step, {place: way}), sure)
 
 
-def _extend(way: _Way, step: Step, place: int, plan: Any, sure: bool) -> _Way:
+def _extend(way: _CtiPath, step: Step, place: int, plan: Any, sure: bool) -> _CtiPath:
     """Extend `way` by a step that CTI rows pass; `plan` replaces the step's plan."""
     return replace(way, plan=plan, sure=sure, trail=(*way.trail, (step, place)))
 
 
-def _pass_filter(step: Step, below: str, way: _Way) -> _Way:
+def _pass_filter(step: Step, below: str, way: _CtiPath) -> _CtiPath:
     condition = step.find_condition(below, way.is_null)
     if condition is not None:
         # A filter on the CTI column is deliberate: import_ctis drops a stream's own CTIs like that.
         if condition.truth:
             return _extend(way, step, 0, _rebuild(step, {0: way}), way.sure)
-        return _Way(step.plan, loss=_Loss("a filter on column 'cti'", _Effect.CHOOSES))
+        return _CtiPath(step.plan, loss=_Loss("a filter on column 'cti'", _Effect.CHOOSES))
     return _extend(way, step, 0, step.widen(below, way.plan), way.sure)
 
 
-def _unite(step: Step, column: str) -> _Way:
+def _unite(step: Step, column: str) -> _CtiPath:
     """Unite the rows of several inputs; only one of them may deliver CTIs."""
     ways = {place: _follow(step.inputs[place], below) for place, below in step.find_origins(column)}
     coming = {place: way for place, way in ways.items() if way.comes}
     if len(coming) > 1:
-        return _Way(step.plan, loss=_Loss("union", _Effect.MIXES))
+        return _CtiPath(step.plan, loss=_Loss("union", _Effect.MIXES))
     for place, way in coming.items():
         return _extend(way, step, place, _rebuild(step, coming), way.sure)
     losses = [way.loss for way in ways.values()]
-    return _Way(step.plan, loss=losses[0] if losses and all(losses) else None)
+    return _CtiPath(step.plan, loss=losses[0] if losses and all(losses) else None)
 
 
-def _rebuild(step: Step, ways: dict[int, _Way]) -> Any:
+def _rebuild(step: Step, ways: dict[int, _CtiPath]) -> Any:
     plans = [each.plan for each in step.inputs]
     changed = [ways[place].plan if place in ways else plan for place, plan in enumerate(plans)]
     if all(new is old for new, old in zip(changed, plans, strict=True)):

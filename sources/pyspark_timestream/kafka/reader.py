@@ -164,7 +164,7 @@ class KafkaTask(InputPartition):
     readers: Mapping[str, ReaderSchema] = field(default_factory=dict)
 
 
-class _Read(NamedTuple):
+class _BatchRead(NamedTuple):
     """What the driver has read of a batch.
 
     Attributes:
@@ -176,14 +176,14 @@ class _Read(NamedTuple):
     states: _States
 
 
-class _Ahead(NamedTuple):
+class _BatchAhead(NamedTuple):
     """A batch that is read while Spark writes its offset, `end`, to the checkpoint."""
 
     start: Mapping[str, Any]
     end: Mapping[str, Any]
     offset: StreamOffset
     tasks: list[KafkaTask]
-    reading: Future[_Read]
+    reading: Future[_BatchRead]
 
 
 @hide_tracebacks
@@ -202,7 +202,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._max_handed = options.max_driver_records
         self._has_run_task = False
         self._read_thread: ThreadPoolExecutor | None = None
-        self._ahead: _Ahead | None = None
+        self._ahead: _BatchAhead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A task's copy reads its own ranges alone.
@@ -283,7 +283,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         group = group_name(self._options.group_prefix, offset.stream)
         return [KafkaTask(plan, group, _restrict_to_task(offset, plan), readers) for plan in plans]
 
-    def _read_ahead(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> _Ahead | None:
+    def _read_ahead(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> _BatchAhead | None:
         """Begin to read the batch that was just planned; None if it is not one to hand over."""
         driver = self._get_driver()
         offset = driver.planned
@@ -291,14 +291,14 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._check_columns(offset)
         readers = driver.fix_schemas(offset.schemas) if self._options.has_schemas else {}
         tasks, reading = self._begin(offset, readers)
-        return None if reading is None else _Ahead(start, end, offset, tasks, reading)
+        return None if reading is None else _BatchAhead(start, end, offset, tasks, reading)
 
     def _begin(
         self,
         offset: StreamOffset,
         readers: Mapping[str, ReaderSchema],
         gone: Collection[str] = (),
-    ) -> tuple[list[KafkaTask], "Future[_Read] | None"]:
+    ) -> tuple[list[KafkaTask], "Future[_BatchRead] | None"]:
         """Plan the tasks of a batch; begin to read it here if it is one to hand over.
 
         The records of the topics `gone` are not read.
@@ -311,14 +311,14 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         return tasks, self._read_thread.submit(self._read_here, tasks[0])
 
     def _finish(
-        self, offset: StreamOffset, tasks: list[KafkaTask], reading: "Future[_Read] | None"
+        self, offset: StreamOffset, tasks: list[KafkaTask], reading: "Future[_BatchRead] | None"
     ) -> list[KafkaTask]:
         """Hand over what was read here, and return the tasks."""
         is_handed = reading is not None and self._hand_over(offset, tasks[0], reading)
         self._has_run_task |= not is_handed and _count_records(offset) > 0
         return tasks
 
-    def _read_here(self, task: KafkaTask) -> _Read:
+    def _read_here(self, task: KafkaTask) -> _BatchRead:
         ended: dict[Partition, RangeEnd] = {}
         states: dict[Partition, tuple[int, str]] = {}
         batches = read_task(
@@ -328,9 +328,11 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             commit=lambda _, given: states.update(given),
             keep_ends=ended.update,
         )
-        return _Read(collect_rows(batches), ended, states)
+        return _BatchRead(collect_rows(batches), ended, states)
 
-    def _hand_over(self, offset: StreamOffset, task: KafkaTask, reading: "Future[_Read]") -> bool:
+    def _hand_over(
+        self, offset: StreamOffset, task: KafkaTask, reading: "Future[_BatchRead]"
+    ) -> bool:
         """Hand the rows over that were read here; return False to leave them to the task."""
         try:
             read = reading.result()

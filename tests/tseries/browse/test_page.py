@@ -23,7 +23,7 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.browse import viewer as look_module
 from pyspark_tseries.browse.command import PAGES, StorePage, draw_commits
-from pyspark_tseries.browse.viewer import ALL, COUNTS, PAGE_ROWS, Asked, StoreViewer
+from pyspark_tseries.browse.viewer import ALL, COUNTS, PAGE_ROWS, PageRequest, StoreViewer
 from pyspark_tseries.maintain.background import plan_maintenance
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.log_check import read_commit_us
@@ -304,13 +304,13 @@ def test_a_page_beyond_the_end_is_the_last_one(many):
 @given(st.text())
 def test_no_address_ends_in_an_error(page, query):
     assert page.answer("/sections", query) is not None
-    assert Asked.parse(Asked.parse(query).link()[1:]) == Asked.parse(query)
+    assert PageRequest.parse(PageRequest.parse(query).link()[1:]) == PageRequest.parse(query)
 
 
 @given(NAMES, st.integers(0, 10**17))
 def test_an_address_says_what_it_asks_for(name, number):
-    asked = Asked(name, number, name, ALL, name, number)
-    assert Asked.parse(asked.link()[1:]) == asked
+    asked = PageRequest(name, number, name, ALL, name, number)
+    assert PageRequest.parse(asked.link()[1:]) == asked
 
 
 # -- hostile names ---------------------------------------------------------------------------------

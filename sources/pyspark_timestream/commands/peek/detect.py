@@ -721,7 +721,7 @@ _MAX_KEYS: Final = 40
 _FIRST_MESSAGE: Final = (0,)
 
 
-class Asked(NamedTuple):
+class RegistryAnswers(NamedTuple):
     """The schemas that a registry has; None, and the problem, if it did not answer."""
 
     answers: Answers | None
@@ -730,13 +730,13 @@ class Asked(NamedTuple):
 
 def ask_registry(
     registry: SchemaRegistry | None, keys: Sequence[Key], subject: str | None = None
-) -> Asked:
+) -> RegistryAnswers:
     """Ask the registry for the schemas with these ids, until it fails.
 
     `subject` is the user's subject, which may belong to a context with ids of its own.
     """
     if registry is None:
-        return Asked(None)
+        return RegistryAnswers(None)
     answers = {}
     try:
         for key in keys[:_MAX_KEYS]:
@@ -751,8 +751,8 @@ def ask_registry(
                 schema = registry.fetch_schema(key, "protobuf", subject)
             answers[key] = schema
     except SchemaRegistryError as error:
-        return Asked(None, str(error))
-    return Asked(answers)
+        return RegistryAnswers(None, str(error))
+    return RegistryAnswers(answers)
 
 
 def find_reader_options(

@@ -105,7 +105,7 @@ class _Store(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Part:
+class _PartitionKeys:
     """The keys of a partition of a store, after so many batches."""
 
     version: int = 0
@@ -121,7 +121,7 @@ class StateFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._parts: dict[Path, _Part] = {}
+        self._parts: dict[Path, _PartitionKeys] = {}
         self._left = 0
         self._provider = _OWN_MAP
         self.found = StateFound()
@@ -183,7 +183,7 @@ class StateFiles:
         else:
             part = None
         if part is None:
-            part = _Part(_find_snapshot(folder, version, _SNAPSHOTS[self._provider]))
+            part = _PartitionKeys(_find_snapshot(folder, version, _SNAPSHOTS[self._provider]))
             try:
                 if part.version:
                     self._read_snapshot(folder, part, due)
@@ -194,13 +194,13 @@ class StateFiles:
         self._parts[folder] = part
         return part.keys
 
-    def _catch_up(self, folder: Path, part: _Part, version: int, due: Due | None) -> None:
+    def _catch_up(self, folder: Path, part: _PartitionKeys, version: int, due: Due | None) -> None:
         while part.version < version:
             name = f"{part.version + 1}{_BATCHES[self._provider]}"
             self._apply(folder / name, part.keys, due)
             part.version += 1
 
-    def _read_snapshot(self, folder: Path, part: _Part, due: Due | None) -> None:
+    def _read_snapshot(self, folder: Path, part: _PartitionKeys, due: Due | None) -> None:
         path = folder / f"{part.version}{_SNAPSHOTS[self._provider]}"
         if self._provider == _OWN_MAP:
             self._apply(path, part.keys, due)

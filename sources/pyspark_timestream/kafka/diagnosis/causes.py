@@ -208,7 +208,7 @@ def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diag
     """Yield a diagnosis for each reason why partitions at the minimum do not advance."""
     unread, reasons = count_remaining(history), dict[Kind, set[Partition]]()
     states = history[-1].states
-    whole = _Whole(
+    whole = _AllPartitions(
         sum(state.events for state in states.values()),
         max_known(*(state.cti_us for part, state in states.items() if part not in far)),
     )
@@ -220,7 +220,7 @@ def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diag
         yield _REPORTS[kind](history, sorted(parts))
 
 
-class _Whole(NamedTuple):
+class _AllPartitions(NamedTuple):
     """All partitions: the number of events, and the greatest CTI that no clock ahead has driven."""
 
     events: int
@@ -228,7 +228,7 @@ class _Whole(NamedTuple):
 
 
 def _find_reason(
-    history: History, part: Partition, whole: _Whole, unread: Mapping[Partition, int]
+    history: History, part: Partition, whole: _AllPartitions, unread: Mapping[Partition, int]
 ) -> Kind | None:
     """Return why `part`, at the minimum or without a CTI, does not advance; None if it does."""
     offset = history[-1].offset
@@ -249,7 +249,7 @@ def _find_reason(
     return Kind.IDLE_PARTITION if is_behind and not size else None
 
 
-def _lags_as_a_whole(state: PartitionState, whole: _Whole) -> bool:
+def _lags_as_a_whole(state: PartitionState, whole: _AllPartitions) -> bool:
     """True if a partition's writers are closer to each other than to the other partitions."""
     marks_us = [writer.mark_us for _, writer in state.writers]
     known_us = [mark_us for mark_us in marks_us if mark_us is not None]

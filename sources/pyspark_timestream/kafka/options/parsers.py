@@ -96,7 +96,7 @@ def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-class Found(NamedTuple):
+class WalkResult(NamedTuple):
     """The result of a walk along a path.
 
     Attributes:
@@ -110,15 +110,15 @@ class Found(NamedTuple):
     blocked: bool
 
 
-def descend(value: Any, path: Path) -> Found:
+def descend(value: Any, path: Path) -> WalkResult:
     """Walk along `path` through the objects of parsed JSON, from `value` on."""
     for depth, name in enumerate(path):
         if not isinstance(value, dict):
-            return Found(None, depth, value is not None)
+            return WalkResult(None, depth, value is not None)
         if name not in value:
-            return Found(None, depth, False)
+            return WalkResult(None, depth, False)
         value = value[name]
-    return Found(value, len(path), False)
+    return WalkResult(value, len(path), False)
 
 
 EARLIEST: Final = -2

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from pyspark_timestream.core.instants import Mask
 from pyspark_timestream.kafka.decode.avro.plans import (
-    Again,
     Bad,
     Record,
     Repeated,
     Scalar,
+    SelfReference,
     Step,
     Union,
     Wire,
@@ -281,7 +281,7 @@ def read_block(step: Step, places: Places) -> Converted:
         case Bad():
             read_block(step.step, places)
             return all_bad(rows, step.type)
-        case Again():
+        case SelfReference():
             raise AssertionError("types that contain themselves are read one by one")
 
 

@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.avro.by_block import Places, read_block
 from pyspark_timestream.kafka.decode.avro.plans import (
-    Again,
     Bad,
     Plan,
     Record,
     Repeated,
     Scalar,
+    SelfReference,
     Step,
     Union,
     all_bad,
@@ -182,7 +182,7 @@ class RowReader:
                 return self._build_union(step)
             case Repeated():
                 return self._build_repeated(step)
-            case Again(name):
+            case SelfReference(name):
                 return lambda row: self._recursive[name](row)
             case Bad():
                 return self._build(step.step)
@@ -293,7 +293,7 @@ def _build_column(step: Step, lists: Iterator[list[Any]], rows: int) -> Converte
             return step.build(lengths, [*keys, items])
         case Bad():
             return all_bad(rows, step.type)
-        case Again():
+        case SelfReference():
             raise AssertionError("a type that contains itself is skipped")
 
 

@@ -32,8 +32,8 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     DEFAULT,
     NO_DEFAULT,
     ParsedSchema,
-    Requested,
     RequestedField,
+    RequestedType,
     Schema,
     describe,
     kind_of,
@@ -195,7 +195,7 @@ class Repeated:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Again:
+class SelfReference:
     """Skips a value of a type that contains itself, given its name."""
 
     name: str
@@ -210,12 +210,12 @@ class Bad:
 
 
 TypedStep: TypeAlias = Scalar | Record | Union | Repeated | Bad
-Step: TypeAlias = TypedStep | Again
+Step: TypeAlias = TypedStep | SelfReference
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The first step of reading a payload, and the steps that `Again` refers to by name."""
+    """The first step of reading a payload, and the steps that `SelfReference` refers to by name."""
 
     step: TypedStep
     recursive: Mapping[str, Step]
@@ -313,7 +313,7 @@ _NUMBERS: Final = {
 _MAX_STEPS: Final = 100_000
 
 
-def resolve(writer: ParsedSchema, requested: Requested) -> Plan:
+def resolve(writer: ParsedSchema, requested: RequestedType) -> Plan:
     """Resolve the writer's schema with the requested part of the reader's.
 
     Raises:
@@ -358,7 +358,7 @@ class _Resolver:
         name = defined["name"]
         if name in self._open:
             self.recursive.setdefault(name, Scalar("null"))  # Replaced below when complete.
-            return Again(name)
+            return SelfReference(name)
         self._open.append(name)
         step = Record(tuple(RecordField(self.skip(f["type"]), None) for f in defined["fields"]))
         self._open.pop()
@@ -377,7 +377,7 @@ class _Resolver:
             return Scalar(kind, size=schema["size"])
         return Scalar(kind, symbols=tuple(schema["symbols"]) if kind == "enum" else ())
 
-    def read(self, what: str, schema: Schema, requested: Requested) -> TypedStep:
+    def read(self, what: str, schema: Schema, requested: RequestedType) -> TypedStep:
         """Build the step that reads values of `schema` as `requested`, or as a wider number."""
         defined = self._writer.look_up(schema)
         if kind_of(defined) == "union":
@@ -387,7 +387,7 @@ class _Resolver:
             )
         return self._read_one(what, defined, _widen(requested, [defined]))
 
-    def _read_one(self, what: str, defined: Schema, requested: Requested) -> TypedStep:
+    def _read_one(self, what: str, defined: Schema, requested: RequestedType) -> TypedStep:
         """Build the step for a schema that is not a union."""
         self._count()
         kind = kind_of(defined)
@@ -409,7 +409,7 @@ class _Resolver:
             return Repeated(item, kind == "map", inner)
         return _read_scalar(what, kind, defined, requested)
 
-    def _read_union(self, what: str, schemas: list[Schema], requested: Requested) -> Union:
+    def _read_union(self, what: str, schemas: list[Schema], requested: RequestedType) -> Union:
         steps: dict[int, TypedStep] = {}
         nulls = [
             number
@@ -437,7 +437,7 @@ class _Resolver:
         )
         return Union(branches, kind)
 
-    def _is_other(self, branch: Schema, schemas: list[Schema], requested: Requested) -> bool:
+    def _is_other(self, branch: Schema, schemas: list[Schema], requested: RequestedType) -> bool:
         """Return whether a union has several named types and this one is not the requested one."""
         defined = self._writer.look_up(branch)
         kind = kind_of(defined)
@@ -449,7 +449,7 @@ class _Resolver:
         names = [requested.schema["name"], *requested.schema.get("aliases", ())]
         return defined["name"].split(".")[-1] not in {name.split(".")[-1] for name in names}
 
-    def _read_record(self, schema: Schema, requested: Requested) -> Record:
+    def _read_record(self, schema: Schema, requested: RequestedType) -> Record:
         written = {each["name"] for each in schema["fields"]}
         aliases = _list_aliases(requested.schema)
         types = {each.name: each.inner.type for each in requested.fields}
@@ -478,7 +478,7 @@ class _Resolver:
         return Record(tuple(fields), pa.struct(list(types.items())), defaults, tuple(missing))
 
 
-def _widen(requested: Requested, written: Iterable[Schema]) -> Requested:
+def _widen(requested: RequestedType, written: Iterable[Schema]) -> RequestedType:
     """Return `requested` as the writer's type if that is a wider number or another decimal.
 
     In a union, whole numbers take precedence over fractions, and the reader's scale over others,
@@ -501,7 +501,7 @@ def _widen(requested: Requested, written: Iterable[Schema]) -> Requested:
     return replace(requested, schema=widest, type=_NUMBERS[widest])
 
 
-def _unresolved(what: str, writer: Schema, requested: Requested) -> _Unresolved:
+def _unresolved(what: str, writer: Schema, requested: RequestedType) -> _Unresolved:
     null = "null or " if requested.nullable else ""
     return _Unresolved(
         f"{what} was written as Avro type {describe(writer)}, and the reader's schema has "
@@ -522,7 +522,7 @@ def _list_aliases(record: Schema) -> dict[str, str]:
     return aliases
 
 
-def _read_scalar(what: str, kind: str, schema: Schema, requested: Requested) -> Scalar:
+def _read_scalar(what: str, kind: str, schema: Schema, requested: RequestedType) -> Scalar:
     if kind == "enum":
         accepted = set(requested.schema["symbols"])
         other = requested.schema.get(DEFAULT)
@@ -572,7 +572,7 @@ _JSON: Final[Mapping[str, tuple[type, ...]]] = {
 """The JSON type of a default, where it is not a text."""
 
 
-def _convert_default(requested: Requested, default: Any) -> Any:
+def _convert_default(requested: RequestedType, default: Any) -> Any:
     """Convert a default from JSON."""
     kind = kind_of(requested.schema)
     if default is None and requested.nullable:

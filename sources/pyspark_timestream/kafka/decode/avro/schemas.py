@@ -269,7 +269,7 @@ NO_DEFAULT: Final = object()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Requested:
+class RequestedType:
     """A type of the reader's schema, reduced to the requested parts.
 
     Attributes:
@@ -284,14 +284,14 @@ class Requested:
     type: pa.DataType
     nullable: bool
     fields: tuple["RequestedField", ...] = ()
-    item: "Requested | None" = None
+    item: "RequestedType | None" = None
 
 
 class RequestedField(NamedTuple):
     """A requested field of a record: its name, its type, and its default as JSON."""
 
     name: str
-    inner: Requested
+    inner: RequestedType
     default: Any
 
 
@@ -404,7 +404,7 @@ _NESTED: Final = {
 
 
 @functools.lru_cache(maxsize=100)
-def build_requested(reader: AvroReader, fields: RequestedFields) -> Requested:
+def build_requested(reader: AvroReader, fields: RequestedFields) -> RequestedType:
     """Build the part of the reader's schema that `fields` need; `fields` have been checked."""
     shape: Tree = {}
     for path, column in zip(fields.column_paths(), fields.columns, strict=True):
@@ -426,7 +426,7 @@ def _shape_of(target: pa.DataType) -> Tree:
     return {}
 
 
-def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> Requested:
+def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> RequestedType:
     defined, nullable = _strip_null(parsed, "a column", schema)
     kind = kind_of(defined)
     if kind == "record":
@@ -440,11 +440,11 @@ def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> Re
             for name, below in shape.items()
         )
         inner = pa.struct([(field.name, field.inner.type) for field in fields])
-        return Requested(defined, inner, nullable, fields)
+        return RequestedType(defined, inner, nullable, fields)
     if kind == "array":
         item = _build(parsed, defined["items"], shape)
-        return Requested(defined, pa.list_(item.type), nullable, item=item)
+        return RequestedType(defined, pa.list_(item.type), nullable, item=item)
     if kind == "map":
         item = _build(parsed, defined["values"], shape)
-        return Requested(defined, pa.map_(pa.string(), item.type), nullable, item=item)
-    return Requested(defined, read_as(defined), nullable)
+        return RequestedType(defined, pa.map_(pa.string(), item.type), nullable, item=item)
+    return RequestedType(defined, read_as(defined), nullable)

@@ -100,7 +100,7 @@ class _Field(ctypes.Structure):
     )
 
 
-class _Wanted(NamedTuple):
+class _ScanField(NamedTuple):
     """A field to scan; `type` is that of its column, null if it is wanted as a raw field only."""
 
     name: bytes
@@ -172,18 +172,18 @@ def scan_flat(fields: RequestedFields, values: pa.Array) -> ScannedBlock | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(fields: RequestedFields) -> dict[FieldPath, _Wanted] | None:
+def _plan(fields: RequestedFields) -> dict[FieldPath, _ScanField] | None:
     """Say how to scan each field; None if the scanner cannot read one of them."""
-    wanted: dict[FieldPath, _Wanted] = {}
+    wanted: dict[FieldPath, _ScanField] = {}
     for path, field in zip(fields.column_paths(), fields.columns, strict=True):
         kind = _find_kind(field.type)
         if kind is None or path in wanted:
             return None
-        wanted[path] = _Wanted(_encode(path), kind, field.type)
+        wanted[path] = _ScanField(_encode(path), kind, field.type)
     for path in fields.raw_paths().values():
         column = wanted.get(path)
         if column is None:
-            wanted[path] = _Wanted(_encode(path), _ANY, pa.null(), is_raw=True)
+            wanted[path] = _ScanField(_encode(path), _ANY, pa.null(), is_raw=True)
         elif column.kind in (_DOUBLE, _TEXT, _TIME) or column.type == pa.int64():
             wanted[path] = column._replace(is_raw=True)
         else:
@@ -215,7 +215,7 @@ def _find_kind(target: pa.DataType) -> int | None:
 class _Column:
     """The room for n values of a field, and the array that they become."""
 
-    def __init__(self, wanted: _Wanted, n: int, text_bytes: int) -> None:
+    def __init__(self, wanted: _ScanField, n: int, text_bytes: int) -> None:
         self._wanted, self._n = wanted, n
         self._valid = _make_bits(n)
         is_text = wanted.kind in (_TEXT, _ANY, _TIME)
@@ -277,14 +277,14 @@ def _make_bits(n: int) -> npt.NDArray[np.uint8]:
     return np.zeros((n + 7) // 8, np.uint8)
 
 
-def _get_width(wanted: _Wanted) -> int:
+def _get_width(wanted: _ScanField) -> int:
     """Return the bytes of a number; 8 if it is not known yet that it is one."""
     if wanted.kind in (_INTEGER, _FLOAT, _DOUBLE, _DECIMAL):
         return int(wanted.type.bit_width) // 8
     return 8
 
 
-def _find_type(kind: int, wanted: _Wanted) -> pa.DataType | None:
+def _find_type(kind: int, wanted: _ScanField) -> pa.DataType | None:
     """Return the type of what was read; None if all of it is null."""
     if kind == _TEXT:
         return pa.string()
