@@ -130,7 +130,7 @@ def check(store: Path, place: Path) -> None:
              if (series, edited) == ("shared", 0)]  # fmt: skip
     _, writer, number = max(edits)
     client = TimeSeries.open(str(store))
-    (event,) = client.questions().from_(0).to(0).select_from("shared").events
+    (event,) = client.range_query().from_(0).to(0).select_from("shared").events
     assert event.value == {"writer": writer, "number": number}
 
 

@@ -120,7 +120,7 @@ def test_spark_without_this_package_gets_the_same_values_from_the_parquet_files(
     expected = [
         tuple(row[name] for name in COLUMNS)
         for series in "ab"
-        for row in client.questions().select_from(series).to_arrow().to_pylist()
+        for row in client.range_query().select_from(series).to_arrow().to_pylist()
     ]
     assert [row[2] for row in expected] == [4.75, 5.0, 2.0, 3.0, 4.0, 5.0]
     for _ in range(2):

@@ -289,7 +289,7 @@ class RawStore:
         client = self.client
         client.latest(count=2)
         client.latest("a")
-        client.questions().every("1 hour").aggregate(n="sum").select_from()
+        client.range_query().every("1 hour").aggregate(n="sum").select_from()
         client.sql("SELECT count(*) FROM events").fetchall()
 
     # -- what is there -----------------------------------------------------------------------------

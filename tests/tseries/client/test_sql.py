@@ -50,7 +50,7 @@ def arrow(relation, schema):
 
 
 def current(client):
-    return client.questions().select_from().to_arrow()
+    return client.range_query().select_from().to_arrow()
 
 
 def shown(client, connection=None):

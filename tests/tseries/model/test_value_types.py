@@ -136,13 +136,13 @@ def test_values_of_every_type_come_back_by_every_way(tmp_path, name):
     client.append("a", given[1])
     client.edit("a", 2, given[0])
     client.append("a", None)
-    table = client.questions().select_from("a").to_arrow()
+    table = client.range_query().select_from("a").to_arrow()
     current, events = [first, third, first, second, None], [*events, second, first, None]
     same(table["value"].to_pylist(), current)
     client.append_many(table.select(["series", "value"]))
     current, events = current * 2, events + current
     for _ in range(2):
-        asked = client.questions()
+        asked = client.range_query()
         result = asked.select_from("a")
         same([event.value for event in result.events], current)
         same([event.value for event in result.merge(result).events], current)
@@ -274,7 +274,7 @@ def test_any_other_name_is_stored(tmp_path):
     client.append("a", value)
     client.edit("a", 0, value)
     client.compact()
-    (event,) = client.questions().select_from("a").events
+    (event,) = client.range_query().select_from("a").events
     assert event.value == value
 
 
@@ -340,6 +340,6 @@ def test_values_of_any_nesting_come_back(tmp_path_factory, data):
     for value in given_:
         client.append("a", value)
     for _ in range(2):
-        found = client.questions().select_from("a").to_arrow()["value"]
+        found = client.range_query().select_from("a").to_arrow()["value"]
         same(found.to_pylist(), rows.to_pylist() * 2)
         client.compact()

@@ -21,7 +21,7 @@ NAMES = "abc"
 
 def ours(path):
     client = TimeSeries.open(str(path), auto_compact=False)
-    tables = [client.questions().select_from(name).to_arrow() for name in NAMES]
+    tables = [client.range_query().select_from(name).to_arrow() for name in NAMES]
     return [tuple(row.values()) for table in tables for row in table.select(COLUMNS).to_pylist()]
 
 
@@ -64,7 +64,7 @@ def test_foreign_engines_get_the_same_values_before_and_after_a_compaction(tmp_p
 def test_sql_of_the_page_gives_the_times_of_originals_as_our_query_does(tmp_path):
     fill(tmp_path / "s", "unlimited")
     client = TimeSeries.open(str(tmp_path / "s"), auto_compact=False)
-    tables = [client.questions().select_from(name).to_arrow() for name in NAMES]
+    tables = [client.range_query().select_from(name).to_arrow() for name in NAMES]
     expected = [time for table in tables for time in table["timestamp"].to_pylist()]
     sql = current_values("unlimited")
     with duckdb.connect() as engine:
