@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pyspark_timestream.core.checkpoint import build_frozen
 from pyspark_timestream.core.instants import (
     NEVER,
     PROBABLE_US,
@@ -231,7 +232,7 @@ class Events:
     valueless: Mask | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PartitionState:
     """The state of a partition between two records.
 
@@ -306,7 +307,7 @@ class PartitionState:
     def from_json(cls, value: Mapping[str, Any]) -> "PartitionState":
         """Return the state that `to_json` wrote."""
         if "writers" not in value and "clues" not in value:
-            return cls(**value)
+            return build_frozen(cls, value)
         parsed: Any = value.get("writers", ())
         writers = tuple((name, WriterState.from_json(*values)) for name, *values in parsed)
         clues = Clues.from_json(value.get("clues", {}))

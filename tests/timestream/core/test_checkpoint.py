@@ -1,11 +1,20 @@
 """What Spark has planned for a batch, from the checkpoint (semantics 29.2 and 30.1)."""
 
 import json
+import pickle
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from pyspark_timestream.core.checkpoint import LogEntry, entry_path, read_entry
+from pyspark_timestream.core.checkpoint import (
+    LogEntry,
+    build_frozen,
+    entry_path,
+    find_mistake,
+    read_entry,
+)
 from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.rules.state import PartitionState
 
 
 def entry(*lines, version="v1", metadata='{"batchTimestampMs": 7}'):
@@ -78,3 +87,29 @@ def test_an_entry_without_a_watermark_is_refused(tmp_path, text):
         entry_path(tmp_path, 3).write_text(text)
     with pytest.raises((OSError, ValueError)):
         _ = read_entry(tmp_path, 3).watermark_us
+
+
+def test_a_frozen_value_is_the_same_however_it_was_built_and_has_only_what_was_given():
+    built, made = build_frozen(PartitionState, {"events": 4}), PartitionState(events=4)
+    assert vars(built) == {"events": 4}
+    assert (built, hash(built), repr(built)) == (made, hash(made), repr(made))
+    assert pickle.loads(pickle.dumps(built)) == made
+    assert replace(built, count=1) == replace(made, count=1)
+    with pytest.raises(FrozenInstanceError):
+        built.events = 5
+
+
+@pytest.mark.parametrize("name", ["place", "counters", "__class__", ""])
+def test_a_value_is_not_built_of_a_field_that_its_class_does_not_have(name):
+    with pytest.raises(TypeError, match=f"PartitionState has no field '{name}'"):
+        build_frozen(PartitionState, {"events": 4, name: 1})
+
+
+@pytest.mark.parametrize(
+    "field", [{"events": "4"}, {"events": None}, {"cti_us": 4.0}, {"begun": 0}, {"cti_us": 2**62}]
+)
+def test_a_wrong_field_is_found_however_the_value_was_built(field):
+    ((name, _),) = field.items()
+    built, made = build_frozen(PartitionState, field), PartitionState(**field)
+    assert find_mistake(built) == find_mistake(made)
+    assert find_mistake(built).startswith(f"{name} is ")

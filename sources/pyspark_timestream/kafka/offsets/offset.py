@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import (
     FORMAT_VERSION,
+    build_frozen,
     check_offset,
     damaged_offset,
     find_mistake,
@@ -114,7 +115,7 @@ def _leave_out_none(entries: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sorted(entries.items()) if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PartitionOffset:
     """One partition in a batch.
 
@@ -184,7 +185,8 @@ class PartitionOffset:
         """Read the result of `to_json`."""
         state = PartitionState.from_json(value["state"])
         if len(value) == 3:  # Most have no more.
-            return cls(value["from"], value["to"], state)
+            ends = {"start_inclusive": value["from"], "end_exclusive": value["to"]}
+            return build_frozen(cls, {**ends, "state": state})
         return cls(
             start_inclusive=value["from"],
             end_exclusive=value["to"],

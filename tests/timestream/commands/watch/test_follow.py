@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -100,15 +101,11 @@ def test_a_query_that_plans_nothing_while_records_wait_has_stopped(tmp_path):
 
 def test_a_final_cti_is_the_end_and_no_point_of_the_scale(tmp_path):
     done = state(5, events=20)
-    end = [share(type(done)(**{**vars_of(done), "cti_us": FINAL_US}))]
+    end = [share(replace(done, cti_us=FINAL_US))]
     write(tmp_path, history([share(done)], end, final=True))
     view = CheckpointFollower(str(tmp_path)).look(NOON + 60 * SECOND)
     assert view.streams[0].is_final
     assert view.status == "stopped"
-
-
-def vars_of(value):
-    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def test_a_checkpoint_that_is_restored_from_a_copy_is_read_anew(tmp_path):

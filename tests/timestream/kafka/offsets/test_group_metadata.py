@@ -210,7 +210,7 @@ def packed(text):
         (packed(b"{}")[:-3], "does not end where it should"),
         (packed(b"7"), "'int' object has no attribute"),
         (packed(b"[" * 100_000), "recursion"),
-        (packed(b'{"place":7}'), "unexpected keyword argument 'place'"),
+        (packed(b'{"place":7}'), "has no field 'place'"),
         (packed(b"{}\nx"), "more numbers than writers"),
         (packed(b'{"writers":[[0],["a"]]}\n\x80'), "not enough values"),
         (
