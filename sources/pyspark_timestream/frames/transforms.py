@@ -256,7 +256,7 @@ def is_final(cti: Column) -> Column:
 
 def quote_name(name: str) -> Column:
     """Return the column with this name, which may contain dots."""
-    return F.col(f"`{name}`")
+    return F.col("`" + name.replace("`", "``") + "`")
 
 
 _LONGEST_US: Final = FINAL_US - MIN_US

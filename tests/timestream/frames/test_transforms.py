@@ -65,6 +65,15 @@ def in_utc(value):
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
+def test_columns_with_backquotes_and_dots_in_their_names_stay(spark) -> None:
+    names = ["a`b", "`c`", "d.e", "start_time", "cti"]
+    rows = spark.createDataFrame([(1, 2, 3, LANDING, None)], SCHEMA_OF_ODD_NAMES).toDF(*names)
+    assert advance_time(rows).columns == names[:-1]
+    assert [tuple(row)[:3] for row in shift_time(rows, "1 hour").collect()] == [(1, 2, 3)]
+
+
+SCHEMA_OF_ODD_NAMES = "a int, b int, c int, start_time timestamp, cti timestamp"
+
 CANARY = (
     "a window is not released by a CTI at exactly its end. Does this Spark make a millisecond of a "
     "delay of none (Spark PR 56043, "
