@@ -107,7 +107,7 @@ class Campaign:
         over = time.time()
         self._wait_until_all_go_on(kind)
         self._log.add(
-            kind=kind, hit=evidence is not None, evidence=evidence or "",
+            kind=kind, hit=evidence is not None, evidence=readable(evidence or "", running.place),
             lasted_s=round(over - begun, 2), went_on_s=round(time.time() - over, 2),
             told=self._told(begun),
         )  # fmt: skip
@@ -172,7 +172,7 @@ class Campaign:
             )
             self._log.add(
                 kind=f"{name.split('-')[0]} {how}", part=name, hit=evidence is not None,
-                evidence=evidence or "", lasted_s=round(over - begun, 2),
+                evidence=readable(evidence or "", running.place), lasted_s=round(over - begun, 2),
                 went_on_s=round(time.time() - over, 2), told=[],
             )  # fmt: skip
         finally:

@@ -582,9 +582,11 @@ def _write_record(checkpoint: Path, store: Store, batches: Sequence[tuple[int, C
     try:
         written.write_text(json.dumps(text), encoding="utf-8")
         written.replace(path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             written.unlink()
+        # A write tells no name, and the next step is to see to the checkpoint's disk.
+        error.filename = error.filename or str(path)
         raise
 
 

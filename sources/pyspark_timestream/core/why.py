@@ -110,7 +110,8 @@ _FOREIGN_CAUSES: Final = (
     ),
     (
         re.compile(
-            r"FileNotFoundException: File \S+\.tmp does not exist"
+            r"File \S+(?:\.tmp|/(?:offsets|commits|sources/\d+|state/\d+/\d+)) does not exist"
+            r"|chmod: cannot access '\S+\.tmp': No such file"
             r"|NoSuchFileException: \S*/blockmgr-[^;\s]*"
             r"|FileNotFoundException: \S*/blockmgr-\S* \(No such file or directory\)"
         ),
@@ -127,6 +128,11 @@ _FOREIGN_CAUSES: Final = (
         ),
         "a process of Python that Spark runs for the query has ended",
         f"{_RESUMES}; if it ends again, see whether the system took its memory (dmesg)",
+    ),
+    (
+        re.compile(r"Python worker (?:failed )?to connect back"),
+        "a process of Python took longer to start than Spark waits for it",
+        f"give the machine less to do at once, or more cores, then {_RESUMES}",
     ),
     (
         re.compile(r"java\.lang\.OutOfMemoryError"),

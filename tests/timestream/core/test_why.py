@@ -167,7 +167,20 @@ def test_why_says_that_a_process_of_python_has_ended(how: str) -> None:
         ("java.lang.OutOfMemoryError: Java heap space", "spark.driver.memory"),
         ("Python worker exited unexpectedly (crashed)", "dmesg"),
         ("java.io.FileNotFoundException: File file:/c/offsets/.1.a.tmp does not exist", "mount"),
+        ("java.io.FileNotFoundException: File file:/c/commits does not exist", "mount"),
+        ("java.io.FileNotFoundException: File file:/c/state/0/1 does not exist", "mount"),
+        (
+            "ExitCodeException exitCode=1: chmod: cannot access '/c/commits/.36.a.tmp': No such "
+            "file or directory",
+            "mount",
+        ),
         ("java.nio.file.NoSuchFileException: /tmp/blockmgr-06e192e0/3c", "spark.local.dir back"),
+        ("Python worker failed to connect back.", "more cores"),
+        (
+            "java.net.SocketTimeoutException: Timed out while waiting for the Python worker to "
+            "connect back",
+            "less to do",
+        ),
         (
             "java.io.FileNotFoundException: /tmp/blockmgr-06/19/temp_shuffle_9e (No such file or "
             "directory)",
