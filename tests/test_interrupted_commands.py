@@ -19,7 +19,7 @@ from pyspark_timestream.commands.watch import command as watch
 from pyspark_timestream.core.why import INTERRUPTED
 from pyspark_timestream.demo import command as demo
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.browse.command import browse
+from pyspark_tseries.client.browse import browse
 
 INTERRUPTS = """
 import os, signal, sys
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_browse(tmp_path: Path) -> None:
     ("package", "module"),
     [
         ("pyspark_timestream", "pyspark_timestream.demo.command"),
-        ("pyspark_tseries", "pyspark_tseries.browse.command"),
+        ("pyspark_tseries", "pyspark_tseries.client.browse"),
     ],
 )
 def test_ctrl_c_while_a_command_is_imported_prints_nothing(

@@ -31,7 +31,7 @@ from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex, make_change
 from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.store.admin_commits import keep_history
+from pyspark_tseries.store.commit_history import keep_history
 from pyspark_tseries.store.store import Store
 
 PAGE = "docs/explanation/store-format.md"

@@ -21,8 +21,7 @@ from typing import Any
 from pyspark_timestream.core.instants import parse_instant, to_datetime
 from pyspark_timestream.core.why import end_quietly
 from pyspark_tseries import __version__
-from pyspark_tseries.browse import command as browse
-from pyspark_tseries.client import show
+from pyspark_tseries.client import browse, show
 from pyspark_tseries.errors import DAMAGES, TseriesError
 from pyspark_tseries.maintain.background import (
     LOCK_VARIABLE,

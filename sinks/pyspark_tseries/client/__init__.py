@@ -1,1 +1,1 @@
-"""The Python client: `TimeSeries`, queries and results, without Spark."""
+"""The Python client: `TimeSeries`, queries and results, and their commands, without Spark."""

@@ -40,7 +40,8 @@ from pyspark_tseries.storage.location import (
     is_inside_store,
     list_event_files,
 )
-from pyspark_tseries.store.admin_commits import keep_history, open_as_owner
+from pyspark_tseries.store.admin_commits import open_as_owner
+from pyspark_tseries.store.commit_history import keep_history
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import list_log_files, read_plain_entry
 from pyspark_tseries.store.log_writer import read_last_checkpoint, remove_shadows, sync_checkpoint

@@ -22,7 +22,7 @@ from pyspark_tseries.storage.location import (
     parse_location,
     sync,
 )
-from pyspark_tseries.store.admin_commits import LOST_FILE, last_commit_id
+from pyspark_tseries.store.commit_history import LOST_FILE, last_commit_id
 from pyspark_tseries.store.log_check import read_entry
 from pyspark_tseries.store.log_writer import LAST_CHECKPOINT, log_tail, read_last_checkpoint
 from pyspark_tseries.store.store import Store

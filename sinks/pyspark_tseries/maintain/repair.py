@@ -69,7 +69,8 @@ from pyspark_tseries.storage.location import (
     parse_location,
     sync,
 )
-from pyspark_tseries.store.admin_commits import LOST_FILE, replace_index, require_owner
+from pyspark_tseries.store.admin_commits import replace_index, require_owner
+from pyspark_tseries.store.commit_history import LOST_FILE
 from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,

@@ -76,7 +76,7 @@ from pyspark_tseries.storage.erasures import read_records
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows, scan_file
-from pyspark_tseries.store.admin_commits import describe_change, is_given_up
+from pyspark_tseries.store.commit_history import describe_change, is_given_up
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, digest_transaction
 from pyspark_tseries.write.numbering import FutureLimit

@@ -40,7 +40,7 @@ from pyspark_tseries.read.view import known_series
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
-from pyspark_tseries.store.admin_commits import describe_change, find_commit_id, is_given_up
+from pyspark_tseries.store.commit_history import describe_change, find_commit_id, is_given_up
 from pyspark_tseries.store.store import Store
 
 MAX_ROWS_PER_TASK: Final = 250_000

@@ -51,7 +51,7 @@ from pyspark_tseries.model.commits import (
     name_writer,
 )
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.admin_commits import (
+from pyspark_tseries.store.commit_history import (
     describe_change,
     is_given_up,
     last_commit_id,

@@ -25,7 +25,7 @@ _PLACES: Final = {
     "partition_bytes": "pyspark_tseries.spark.readers.MAX_BYTES_PER_PARTITION",
     "task_rows": "pyspark_tseries.read.subscription.MAX_ROWS_PER_TASK",
     "batch_rows": "pyspark_tseries.read.delivery.MAX_ROWS_PER_BATCH",
-    "commits_per_file": "pyspark_tseries.store.admin_commits.COMMITS_PER_FILE",
+    "commits_per_file": "pyspark_tseries.store.commit_history.COMMITS_PER_FILE",
     "silence_s": "pyspark_tseries.storage.location.MAX_SILENCE_S",
     "checkpoint_interval": "pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL",
     "idle_us": "pyspark_tseries.model.commits.MAX_IDLE_US",

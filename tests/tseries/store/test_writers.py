@@ -19,7 +19,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import location as host_locks
-from pyspark_tseries.store.admin_commits import describe_change, last_commit_id, note_commit
+from pyspark_tseries.store.commit_history import describe_change, last_commit_id, note_commit
 from pyspark_tseries.store.store import Store
 
 TESTS = str(Path(__file__).parents[2] / "lib")

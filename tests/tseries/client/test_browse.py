@@ -21,9 +21,9 @@ from pyspark_timestream.core.report import escape_controls
 from pyspark_timestream.core.serving import PageServer
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
-from pyspark_tseries.browse import viewer as look_module
-from pyspark_tseries.browse.command import PAGES, StorePage, draw_commits
-from pyspark_tseries.browse.viewer import ALL, COUNTS, PAGE_ROWS, PageRequest, StoreViewer
+from pyspark_tseries.client import viewer as look_module
+from pyspark_tseries.client.browse import PAGES, StorePage, draw_commits
+from pyspark_tseries.client.viewer import ALL, COUNTS, PAGE_ROWS, PageRequest, StoreViewer
 from pyspark_tseries.maintain.background import plan_maintenance
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.log_check import read_commit_us

@@ -19,14 +19,13 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitId, pack_ids, unpack_ids
 from pyspark_tseries.model.properties import parse_policy
-from pyspark_tseries.store import admin_commits
-from pyspark_tseries.store.admin_commits import (
-    add_columns,
+from pyspark_tseries.store import commit_history
+from pyspark_tseries.store.admin_commits import add_columns, set_policy
+from pyspark_tseries.store.commit_history import (
     describe_change,
     find_commit_id,
     keep_history,
     last_commit_id,
-    set_policy,
 )
 from pyspark_tseries.store.log_check import read_entry
 from pyspark_tseries.store.log_writer import parse_entry
@@ -164,9 +163,9 @@ def test_ids_of_commits_go_over_the_bounds_of_files(tmp_path, monkeypatch):
     store = make(tmp_path / "s")
     known = {}
     monkeypatch.setattr(
-        admin_commits, "_write_kept", lambda _, first, ids: known.__setitem__(first, dict(ids))
+        commit_history, "_write_kept", lambda _, first, ids: known.__setitem__(first, dict(ids))
     )
-    monkeypatch.setattr(admin_commits, "_read_kept", lambda _, first: dict(known.get(first, {})))
+    monkeypatch.setattr(commit_history, "_read_kept", lambda _, first: dict(known.get(first, {})))
     for number in range(19):
         append(tmp_path / "s", number)
         if number % 5 == 2:

@@ -34,7 +34,10 @@ from pyspark_timestream.core.serving import (
     read_seen,
     render_shell,
 )
-from pyspark_tseries.browse.viewer import (
+from pyspark_tseries.chart.figure import show_number
+from pyspark_tseries.chart.svg import draw_svg
+from pyspark_tseries.client.results import LOCAL, find_zone, format_cell
+from pyspark_tseries.client.viewer import (
     ALL,
     COUNTS,
     MAX_NAME,
@@ -47,9 +50,6 @@ from pyspark_tseries.browse.viewer import (
     StoreViewer,
     parse_width,
 )
-from pyspark_tseries.chart.figure import show_number
-from pyspark_tseries.chart.svg import draw_svg
-from pyspark_tseries.client.results import LOCAL, find_zone, format_cell
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.background import MaintenancePlan
 from pyspark_tseries.maintain.compactor import MIN_GROUPS_TO_MERGE

@@ -1,1 +1,0 @@
-"""`python -m pyspark_tseries browse`: a store's series, edits and maintenance, live."""

@@ -1,0 +1,209 @@
+"""Find which commits a store has, by number and id (semantics 19.5), in the log and before it.
+
+The log has the ids of its entries' commits until maintenance removes the entries. So maintenance
+first keeps the ids in files of 1024 commits, `_tseries/history/N`. The log takes precedence: after
+an older log was put back, such a file may still have ids of commits that no longer exist.
+"""
+
+import contextlib
+import glob
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from typing import Final
+
+from pyspark_tseries.model.commits import (
+    COMMITS_PER_FILE,
+    CommitId,
+    pack_ids,
+    unpack_ids,
+)
+from pyspark_tseries.storage.location import Location, sync
+from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_whole_entry
+from pyspark_tseries.store.store import Store
+
+LOST_FILE: Final = "lost.json"
+"""This file in a folder of `_tseries/lost` lists the commits that a repair has given up."""
+
+MAX_PROVEN: Final = 1000
+"""An open store remembers up to this many commits that it has found in its log."""
+
+_ENTRY: Final = re.compile(r"(\d{20})[.]json")
+
+
+def last_commit_id(store: Store) -> CommitId | None:
+    """Return the last commit of the log as last refreshed; None before the first."""
+    with store.reading():
+        head_id = store.head_id()
+        return None if head_id is None else CommitId(store.metadata().commit, head_id)
+
+
+def find_commit_id(store: Store, number: int) -> CommitId | None:
+    """Return the commit `number`, or the last one before it; None if that is not known."""
+    with store.reading() as log:
+        last, version = last_commit_id(store), log.version()
+    if last is None or number >= last.number:
+        return last
+    return _find_in_log(store.location, number, version) or _find_kept(store.location, number)
+
+
+def describe_change(store: Store, commit: CommitId) -> str | None:
+    """Describe what the store has in place of an earlier commit; None if it still has that commit.
+
+    If nobody kept a commit's id, because another tool removed its log entry, it counts as there.
+    """
+    with store.reading() as log:
+        proven, last = log.proven, last_commit_id(store)
+    if proven.get(commit.number) == commit.id:
+        return None
+    if last is None:
+        return "has no commit"
+    if commit.number > last.number:
+        return f"ends with {last}"
+    present = find_commit_id(store, commit.number)
+    if present is not None and present.number == commit.number and present != commit:
+        return f"has {present} in its place"
+    if present is not None and present.number < commit.number:
+        return f"has no commit of that number after {present}"
+    # If the log is replaced meanwhile, this is no longer what is known of it.
+    _note(proven, commit)
+    return None
+
+
+def note_commit(store: Store, commit: CommitId) -> None:
+    """Take note that the store's log has a commit, so that nobody need search for it."""
+    with store.reading() as log:
+        _note(log.proven, commit)
+
+
+def _note(proven: dict[int, int], commit: CommitId) -> None:
+    if len(proven) >= MAX_PROVEN:
+        proven.clear()
+    proven[commit.number] = commit.id
+
+
+def is_given_up(location: Location, lost: CommitId) -> bool:
+    """Return whether a repair has given up this commit after damage, and skipped its number."""
+    if not location.is_local:
+        return False
+    pattern = os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE)
+    for path in glob.iglob(pattern):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(path, encoding="utf-8") as file:
+                record = json.load(file)
+            ids = {commit["head"] for commit in record["commits"]}
+            # The id of a commit may be unknown if its entry is torn.
+            if lost.id in ids or (None in ids and lost.number <= record["highest_commit"]):
+                return True
+    return False
+
+
+def keep_history(store: Store) -> None:
+    """Keep the ids of the log's commits, before maintenance removes entries."""
+    last = last_commit_id(store)
+    if last is None:
+        return
+    location, kept, changed = store.location, dict[int, dict[int, int]](), set[int]()
+    above = last.number + COMMITS_PER_FILE
+    for commit in _ids_from_end(location, store.version()):
+        first = _first_of(commit.number)
+        if first not in kept:
+            kept[first] = _read_kept(location, first)
+        # Kept ids of numbers between two commits of the log come from a log that was replaced.
+        gone = range(commit.number + 1, above)
+        for number in gone:
+            if kept.get(_first_of(number), {}).pop(number, None) is not None:
+                changed.add(_first_of(number))
+        if kept[first].get(commit.number) == commit.id:
+            break
+        kept[first][commit.number], above = commit.id, commit.number
+        changed.add(first)
+    # Write the oldest first: the next run goes back only to the first commit that is already kept,
+    # so after a crash no older one may be missing.
+    for first in sorted(changed):
+        _write_kept(location, first, kept[first])
+
+
+def _find_in_log(location: Location, number: int, newest: int) -> CommitId | None:
+    """Search the log up to entry `newest` for the commit `number`, or the last one before it."""
+    versions = _list_versions(location, newest)
+    low, high, best = 0, len(versions), None
+    while low < high:
+        middle = at = (low + high) // 2
+        commit = None
+        while at >= low and (commit := _read_commit_id(location, versions[at])) is None:
+            at -= 1  # The entry is of a compaction or of another tool.
+        if commit is None:
+            low = middle + 1
+        elif commit.number <= number:
+            best, low = commit, middle + 1
+        else:
+            high = at
+    return best
+
+
+def _list_versions(location: Location, newest: int) -> list[int]:
+    """Return the versions of the log's entries up to `newest`, rising."""
+    log = location.file("_delta_log")
+    if location.is_local:
+        names = os.listdir(log)
+    else:
+        names = [os.path.basename(path) for path, _ in location.list_files(log)]
+    versions = (int(entry[1]) for name in names if (entry := _ENTRY.fullmatch(name)))
+    return sorted(version for version in versions if version <= newest)
+
+
+def _ids_from_end(location: Location, newest: int) -> Iterator[CommitId]:
+    for version in reversed(_list_versions(location, newest)):
+        commit = _read_commit_id(location, version)
+        if commit is not None:
+            yield commit
+
+
+def _read_commit_id(location: Location, version: int) -> CommitId | None:
+    """Return the commit of a log entry; None if the entry has none, was removed, or is damaged."""
+    entry = read_whole_entry(location, version)
+    if entry is None or entry.own is None:
+        return None
+    number, head_id = entry.own.get("commit"), entry.transactions.get(HEAD_TRANSACTION)
+    return None if number is None or head_id is None else CommitId(number, head_id)
+
+
+def _first_of(number: int) -> int:
+    """Return the first commit in the file that keeps the id of commit `number`."""
+    return number // COMMITS_PER_FILE * COMMITS_PER_FILE
+
+
+def _kept_path(location: Location, first: int) -> str:
+    return location.file("_tseries", "history", f"{first // COMMITS_PER_FILE:010d}")
+
+
+def _find_kept(location: Location, number: int) -> CommitId | None:
+    ids = _read_kept(location, _first_of(number))
+    head_id = ids.get(number)
+    return None if head_id is None else CommitId(number, head_id)
+
+
+def _read_kept(location: Location, first: int) -> dict[int, int]:
+    try:
+        with location.read(_kept_path(location, first)) as file:
+            return unpack_ids(file.read(), first)
+    except FileNotFoundError:
+        return {}
+
+
+def _write_kept(location: Location, first: int, ids: dict[int, int]) -> None:
+    path, content = _kept_path(location, first), pack_ids(ids, first)
+    if not location.is_local:
+        with location.write(path) as file:
+            file.write(content)
+        return
+    location.make_directories(os.path.dirname(path))
+    draft = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.history")
+    with location.write(draft) as file:
+        file.write(content)
+    sync([draft])
+    os.replace(draft, path)
+    sync([os.path.dirname(path)])
