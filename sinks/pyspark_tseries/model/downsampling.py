@@ -165,7 +165,8 @@ def _parse_aggregate(schema: pa.Schema, name: str, given: Any) -> Aggregate:
         raise InvalidQuery(f"the result has a column '{name}' anyway", "another name", "rename it")
     if column == ALL_EVENTS and function == "count":
         return Aggregate(name, column, function)
-    if column not in schema.names:
+    if column == ALL_EVENTS or column not in schema.names:
+        # A column may be named '*', but that means all events here.
         raise InvalidQuery(
             f"{name}: the store has no value column {column!r}",
             ", ".join(schema.names) or "events without values",

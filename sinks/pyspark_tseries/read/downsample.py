@@ -365,7 +365,7 @@ class _KeptValues:
         self._codes, self._starts, self._buckets = codes, starts, buckets
         if not rows.num_columns:
             return
-        us, bucket = to_int64(rows["us"]), to_int64(rows["state"])
+        us, bucket = to_int64(rows["time us"]), to_int64(rows["state row"])
         ties = [to_int64(rows["sequence"])]
         if "series" in rows.column_names:
             ties.append(encode_runs(rows["series"])[1])

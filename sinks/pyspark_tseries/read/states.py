@@ -89,7 +89,8 @@ class States:
     Attributes:
         table: `group`, `start`, `count`, and for each column of values some whose names begin with
             its own.
-        kept: the values that are kept: `state`, the row of `table`; `us`, `sequence`, and columns.
+        kept: the values that are kept: `state row`, that of `table`; `time us`, `sequence`, and
+            columns. No value column has a name with a space.
     """
 
     table: pa.Table
@@ -215,7 +216,7 @@ class Folding:
         ties = ["series"] if self._wanted.tag is not None else []
         columns = events.select([*ties, *self._kept]).take(pa.array(rows))
         state = np.repeat(np.arange(len(runs)), runs.sizes)
-        kept: dict[str, Any] = {"state": state, "us": us[rows], "sequence": sequence[rows]}
+        kept: dict[str, Any] = {"state row": state, "time us": us[rows], "sequence": sequence[rows]}
         for name in columns.column_names:
             is_text = name == "series" and not pa.types.is_dictionary(columns[name].type)
             kept[name] = columns[name].dictionary_encode() if is_text else columns[name]
@@ -240,16 +241,16 @@ class Folding:
         if self._kept:
             place = np.empty(len(order), np.int64)
             place[order] = np.searchsorted(first, np.arange(len(order)), "right") - 1
-            state = pa.array(place[to_int64(kept["state"])])
-            kept = kept.set_column(0, "state", state)
+            state = pa.array(place[to_int64(kept["state row"])])
+            kept = kept.set_column(0, "state row", state)
         return States(table, kept)
 
     def _renumber(self, some: Sequence[States]) -> pa.Table:
         before, kept = 0, []
         for one in some:
             if self._kept:
-                state = pa.array(to_int64(one.kept["state"]) + before)
-                kept.append(one.kept.set_column(0, "state", state))
+                state = pa.array(to_int64(one.kept["state row"]) + before)
+                kept.append(one.kept.set_column(0, "state row", state))
             before += one.table.num_rows
         return pa.concat_tables(kept) if kept else pa.table({})
 

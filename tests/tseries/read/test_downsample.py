@@ -318,6 +318,27 @@ def test_a_fill_on_the_line_between_extreme_values_is_on_it(
     assert third == pytest.approx(wanted[1], rel=1e-15)
 
 
+@pytest.mark.parametrize("name", ["state", "us", "count", "start", "group", "first", "index"])
+def test_a_column_may_have_any_name(name: str) -> None:
+    rows = [(0, {"real": 5.0}), (20, {"real": 1.0}), (20, {"real": 3.0})]
+    events = events_of({"a": rows, "b": rows})
+    asked = {f"c{n}": function for n, function in enumerate([*FUNCTIONS, 0.9])}
+    wanted = ask(events, **{key: ("real", function) for key, function in asked.items()})
+    schema = pa.schema([(name, pa.float64())])
+    named = parse_aggregates(schema, {key: (name, function) for key, function in asked.items()})
+    renamed = events.select(["series", "sequence", "timestamp", "real"]).rename_columns(
+        ["series", "sequence", "timestamp", name]
+    )
+    found = aggregate(renamed, schema, Downsampling(parse_buckets("1 hour"), named))
+    assert found.to_pylist() == wanted.to_pylist()
+
+
+def test_a_column_that_is_named_as_all_events_are_has_no_aggregates() -> None:
+    schema = pa.schema([("*", pa.float64())])
+    with pytest.raises(InvalidQuery, match=r"no value column '\*'"):
+        parse_aggregates(schema, {"m": ("*", "mean")})
+
+
 def test_tags_that_are_equal_are_one_group() -> None:
     schema = pa.schema([("tag", pa.float64())])
     other_nan = np.array([0xFFF8_0000_0000_0001], np.uint64).view(np.float64)[0]
