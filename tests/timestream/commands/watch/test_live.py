@@ -16,7 +16,7 @@ from timestream.commands_watch import view_of
 from timestream.histories import NOON, SECOND, history, share, state
 
 from pyspark_timestream.__main__ import main
-from pyspark_timestream.commands.watch import live
+from pyspark_timestream.commands.watch import command, live
 from pyspark_timestream.commands.watch.command import add_arguments, format_text, to_json
 from pyspark_timestream.commands.watch.follow import Point, QueryLog
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
@@ -319,6 +319,53 @@ def test_json_has_what_is_shown():
     assert [each["holds_back"] for each in stream["partitions"]] == [True, False]
     assert stream["findings"][0]["fix"]
     assert stream["cti_us"] == NOON + SECOND
+
+
+def test_a_partition_that_the_broker_no_longer_lists_is_named_missing_everywhere():
+    missing = {Partition("topic", 7): share(state(3))}
+    view = view_of([share(state(5))], missing=missing)
+    (html,) = render_sections([view]).values()
+    assert "topic 7 missing: the broker no longer lists it" in " ".join(parse(html).text)
+    assert any(re.search(r"\* +7 .*missing", line) for line in format_text([view], NOON, 100))
+    assert to_json([view])[0]["streams"][0]["missing"] == [["topic", 7]]
+
+
+def test_the_text_is_refreshed_in_place_as_high_as_the_terminal_and_only_if_it_changed(
+    monkeypatch, capsys
+):
+    class Watched:
+        def __init__(self):
+            self.views = [view_of([share(state(5)) for _ in range(9)])]
+
+        def read(self):
+            pass
+
+        def take_views(self):
+            return self.views
+
+        def take_stores(self):
+            return []
+
+    watched, screens = Watched(), []
+
+    def look_four_times(show, least_s):
+        for views in (watched.views, watched.views, [], []):
+            watched.views = views
+            show()
+            screens.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(command, "_repeat", look_four_times)
+    monkeypatch.setattr(command, "_read_clock", lambda: NOON)
+    monkeypatch.setattr(command.shutil, "get_terminal_size", lambda _: (80, 9))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    command._show_text(watched)
+    first, again, emptied, empty = screens
+    assert first.startswith("\x1b[H\x1b[2J")
+    assert len(first.splitlines()) == 8
+    assert emptied.startswith("\x1b[H\x1b[2J")
+    assert "topic" in first
+    assert "topic" not in emptied
+    assert (again, empty) == ("", "")
 
 
 def test_a_port_that_is_taken_is_refused_by_its_option(server, capsys, tmp_path):
