@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
+from math import inf, isnan, nan
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import ArithmeticException
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType
 
-from pyspark_timestream import aggregate_windows
+from pyspark_timestream import advance_time, aggregate_windows
+from pyspark_timestream.core.instants import INSTANT
+from pyspark_timestream.core.window_fold import FOLD, fold_rows
 from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.frames import aggregates as module
 from pyspark_timestream.frames.aggregates import divide_as_mean
 
 pytestmark = pytest.mark.spark
@@ -117,3 +123,118 @@ def test_a_mean_of_decimals_is_rounded_as_sparks_own(spark) -> None:
         )
         assert found.schema["ours"].dataType == found.schema["plain"].dataType
         assert [row for row in found.collect() if row.plain != row.ours] == []
+
+
+class Folding:
+    """Reads the rows of a table, and folds them in pieces as the tasks of a source do."""
+
+    def __init__(self, spark: Any, rows: pa.Table, draw: random.Random) -> None:
+        self._spark, self._rows, self._draw, self._text = spark, rows, draw, ""
+
+    def schema(self, _: object) -> Folding:
+        return self
+
+    def option(self, _: str, text: str) -> Folding:
+        self._text = text
+        return self
+
+    def load(self) -> Any:
+        rows, fold = self._rows, FOLD.parse(self._text)
+        if fold is None:
+            return self._spark.createDataFrame(rows)
+        cuts = sorted(self._draw.randrange(len(rows) + 1) for _ in range(4))
+        tasks = [
+            rows.slice(begin, end - begin).to_batches(max_chunksize=7)
+            for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)
+        ]
+        folded = [each for task in tasks for each in fold_rows(fold, rows.schema, task)]
+        made = pa.Table.from_batches(folded, fold.build_schema(rows.schema))
+        return self._spark.createDataFrame(made)
+
+
+VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "tiny": (pa.int8(), [1, -128, 127]),
+    "whole": (pa.int64(), [1, -5, 2**40]),
+    "large": (pa.int64(), [2**63 - 1, -(2**63), 1]),
+    "float": (pa.float32(), [0.0, -0.0, 1.5, nan]),
+    "double": (pa.float64(), [0.0, -0.0, nan, inf, -inf]),
+    "text": (pa.string(), ["", "a", "B", "\uffee", "\U0001f600"]),
+    "raw": (pa.binary(), [b"", b"\xff", b"a"]),
+    "open": (pa.bool_(), [True, False]),
+    "day": (pa.date32(), [0, -1, 19000]),
+    "seen": (INSTANT, [0, -1, 10**15]),
+    "money": (pa.decimal128(18, 6), [Decimal("999999999999.999999"), Decimal("-0.000001")]),
+    "wide": (pa.decimal128(38, 10), [Decimal("9" * 27 + ".5"), Decimal("-1.5")]),
+    "od`d.x": (pa.int32(), [1, 2, None]),
+}
+FUNCTIONS = {"count": F.count, "min": F.min, "max": F.max, "sum": F.sum, "avg": F.avg}
+
+
+def in_order(frame: Any) -> list[tuple[str, ...]]:
+    def show(value: Any) -> str:
+        # Spark gives any zero and any NaN of a group.
+        is_odd = isinstance(value, float) and (value == 0 or isnan(value))
+        return str(abs(value)) if is_odd else repr(value)
+
+    return sorted(tuple(map(show, row)) for row in frame.collect())
+
+
+@pytest.mark.parametrize(
+    ("window", "slide", "by"),
+    [
+        ("1 hour", None, ["double", "float"]),
+        ("7 seconds", "3 seconds", ["money", "text"]),
+        ("90 minutes", "1 hour", ["od`d.x", "day", "open"]),
+        ("3 seconds", None, []),
+    ],
+)
+def test_folded_aggregates_of_any_type_and_key_are_those_of_spark(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, window: str, slide: str | None, by: list[str]
+) -> None:
+    monkeypatch.setattr(module, "_check_format", lambda rows: None)
+    draw = random.Random(window)
+    times = [draw.choice([None, draw.randrange(-9_000_000, 9_000_000)]) for _ in range(200)]
+    columns = {
+        name: pa.array([draw.choice([None, *values]) for _ in times], kind)
+        for name, (kind, values) in {"start_time": (INSTANT, times), **VALUES}.items()
+    }
+    rows = pa.table({**columns, "cti": pa.nulls(len(times), INSTANT)})
+    sums = ["tiny", "whole", "money", "od`d.x"]
+    asked = {f"{f} {name}": (f, name) for name in VALUES for f in ("count", "min", "max")}
+    asked |= {f"{f} {name}": (f, name) for name in sums for f in ("sum", "avg")}
+    asked["sum wide"] = ("sum", "wide")
+    quote = lambda name: "`" + name.replace("`", "``") + "`"  # noqa: E731
+    plain = advance_time(spark.createDataFrame(rows)).groupBy(
+        *map(quote, by), F.window("start_time", window, slide).alias("window")
+    )
+    expected = plain.agg(*[FUNCTIONS[f](quote(c)).alias(name) for name, (f, c) in asked.items()])
+    found = aggregate_windows(Folding(spark, rows, draw), window, asked, by, slide)  # type: ignore[arg-type]
+    assert [(f.name, f.dataType) for f in found.schema] == [
+        (f.name, f.dataType) for f in expected.schema
+    ]
+    assert in_order(found) == in_order(expected) != []
+
+
+@pytest.mark.parametrize("column", ["large", "wide"])
+def test_a_folded_sum_that_is_too_large_is_as_in_spark(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    monkeypatch.setattr(module, "_check_format", lambda rows: None)
+    kind, (most, *_) = VALUES[column]
+    most = Decimal("9" * 28) if column == "wide" else most
+    columns = {"start_time": pa.array([1] * 5, INSTANT), column: pa.array([most] * 5, kind)}
+    rows = pa.table({**columns, "cti": pa.nulls(5, INSTANT)})
+
+    def add() -> Any:
+        reader: Any = Folding(spark, rows, random.Random(1))
+        return aggregate_windows(reader, HOUR, {"sum": ("sum", column)}).collect()[0]["sum"]
+
+    before = spark.conf.get("spark.sql.ansi.enabled")
+    try:
+        spark.conf.set("spark.sql.ansi.enabled", "true")
+        with pytest.raises(ArithmeticException):
+            add()
+        spark.conf.set("spark.sql.ansi.enabled", "false")
+        assert add() == spark.createDataFrame(rows).agg(F.sum(column)).collect()[0][0]
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", before)

@@ -7,6 +7,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from timestream.conditions import random_condition, random_table
 
 from pyspark_timestream.errors import OptionError
@@ -61,3 +63,53 @@ def test_a_condition_finds_the_rows_that_sparks_filter_finds(spark, seed):
         finally:
             for name, text in before.items():
                 spark.conf.set(name, text)
+
+
+ODD = pa.table(
+    {
+        "row": range(4),
+        "a": pa.array([1, 2, 0, None], pa.int32()),
+        "b": pa.array([True, False, None, False]),
+        "c": pa.array([None, False, None, True]),
+        "s": ["5", "5.0", "", None],
+    }
+)
+MORE = [
+    *("is null", "is not null", "isnull", "notnull", "not null", "is true", "is not false"),
+    *("= 1", "= c", "<=> c", "<> null", "between 0 and 1", "not between 1 and 2", "in (1, null)"),
+    *("like '5%'", "not like '5' escape '!'", "is distinct from c", "! in (1)", "~ 1", "~~ '5'"),
+    *("xor b", "&& b", "|| b", ";", "c", "as c", "!> 1", "^= 1", "is unknown", "rlike '5'"),
+]
+BEFORE = [
+    "a",
+    "b",
+    "s",
+    "not b",
+    "! b",
+    "+ s",
+    "+a",
+    "- a",
+    "(b)",
+    "not a = 1 and b",
+    "a = 1",
+    "b or",
+]
+
+
+def test_an_odd_text_is_refused_or_read_as_spark_reads_it(spark):
+    """sqlglot takes more than Spark does, and a later one may take more."""
+    kinds = dict(zip(ODD.schema.names, ODD.schema.types, strict=True))
+    frame, taken = spark.createDataFrame(ODD).coalesce(1), 0
+    for text in [f"{before} {more}" for before in BEFORE for more in MORE]:
+        try:
+            condition = resolve(WHERE.parse(text), kinds, {})
+        except (OptionError, ValueError):
+            continue
+        taken += 1
+        found = condition.find(lambda name: ODD[name].combine_chunks(), len(ODD))
+        try:
+            kept = [row[0] for row in frame.where(text).select("row").collect()]
+        except (PySparkException, Py4JError) as error:
+            kept = str(error)
+        assert kept == np.flatnonzero(found).tolist(), text
+    assert taken > 60
