@@ -8,6 +8,7 @@ ones a curve. It is bounded however long the query runs. Nothing here knows how 
 import dataclasses
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ MAX_RECALLED: Final = 200
 
 _LEAST_BATCHES: Final = 20
 _MANY: Final = 1_000
+_LIST_AGAIN_S: Final = 60.0
 
 MAX_CASES: Final = 20
 _MAX_SLOW: Final = 3
@@ -417,7 +419,7 @@ class CheckpointFollower:
         self._log = QueryLog(str(self.root))
         self._seen: dict[int, int] = {}
         self._numbers: list[int] = []
-        self._listed_ns = 0
+        self._listed_ns, self._next_list_s = 0, 0.0
         self._torn: dict[int, str] = {}
         self._trouble = ""
         self._state = StateFiles(self.root)
@@ -513,7 +515,7 @@ class CheckpointFollower:
 
     def _forget(self) -> int:
         self._log, self._seen, self._torn = QueryLog(self._log.name), {}, {}
-        self._state = StateFiles(self.root)
+        self._state, self._next_list_s = StateFiles(self.root), 0.0
         return -1
 
     def _read_new(self, stamps: Iterable[int], newest: int) -> dict[int, Batch]:
@@ -524,23 +526,23 @@ class CheckpointFollower:
     def _list_numbers(self) -> list[int] | None:
         """Return the batches in the log, rising; None without a log.
 
-        A log of a day has too many names to list them at each look: most only add the next one.
+        A log of a day has too many names to list them whenever Spark adds one or removes an old
+        one. As long as the last one is there, the next ones are looked for, and all once a minute.
         """
         folder = self.root / "offsets"
         try:
             stamp = folder.stat().st_mtime_ns
             known = self._numbers
             if len(known) > _MANY and (folder / str(known[-1])).exists():
-                before = len(known)
                 while (folder / str(known[-1] + 1)).exists():
                     known.append(known[-1] + 1)
-                if len(known) > before or stamp == self._listed_ns:
+                if stamp == self._listed_ns or time.monotonic() < self._next_list_s:
                     return known
             names = os.listdir(folder)
         except (FileNotFoundError, NotADirectoryError):
             self._numbers = []
             return None
-        self._listed_ns = stamp
+        self._listed_ns, self._next_list_s = stamp, time.monotonic() + _LIST_AGAIN_S
         self._numbers = sorted(int(name) for name in names if name.isdecimal())
         return self._numbers
 

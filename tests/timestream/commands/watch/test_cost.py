@@ -1,5 +1,6 @@
 """A page costs what is new, and nothing while nothing is: counted in reads and in core seconds."""
 
+import os
 import time
 
 import pytest
@@ -35,6 +36,32 @@ def test_each_batch_is_read_once_and_nothing_else(tmp_path, read):
     write(tmp_path, moments[5:7])
     assert [follower.read() for _ in range(3)] == [True, False, False]
     assert [n for numbers in read for n in numbers] == list(range(7))
+
+
+def test_a_long_log_is_not_listed_again_for_each_batch_that_comes_and_each_that_is_removed(
+    tmp_path, monkeypatch
+):
+    listed = []
+    inner = os.listdir
+    monkeypatch.setattr(follow, "_MANY", 10)
+    monkeypatch.setattr(follow.os, "listdir", lambda path: listed.append(path) or inner(path))
+    moments = running(30)
+    write(tmp_path, moments[:15])
+    follower = CheckpointFollower(str(tmp_path))
+    assert follower.read()
+    for number in range(15, 25):
+        write(tmp_path, moments[number : number + 1])
+        assert follower.read()
+        (tmp_path / "offsets" / str(number - 15)).unlink()
+        assert not follower.read()
+    assert len(listed) == 1
+    # What comes after a gap is seen when all are listed, which is soon, and at once without a last.
+    write(tmp_path, moments[26:27])
+    monkeypatch.setattr(follow.time, "monotonic", lambda: time.perf_counter() + 10**9)
+    assert follower.read()
+    (tmp_path / "offsets" / "26").unlink()
+    follower.read()
+    assert len(listed) == 3
 
 
 def test_there_is_news_when_a_batch_ends_and_when_trouble_comes_or_goes(tmp_path):
