@@ -225,14 +225,13 @@ def gaps(
 
 
 def find_fill_ends(view: Range) -> tuple[int | None, int | None]:
-    """Return the first and last time that a view range names, both inclusive; None for none."""
-    anchor, span = view.anchor, view.span
-    ends = [point.value for point in (anchor, span) if point.kind == "time"]
-    if len(ends) == 2:
-        return min(ends), max(ends)
-    if anchor.kind == "time" and not span.kind.startswith("previous"):
-        return anchor.value, None
-    return None, (ends[0] if ends else None)
+    """Return the first and last time that a view range names, both inclusive; None for none.
+
+    A single time is both: all events lie on one side of it, which may be another one in each
+    series, because the span of a range may lie before its anchor.
+    """
+    ends = [point.value for point in (view.anchor, view.span) if point.kind == "time"]
+    return (min(ends), max(ends)) if ends else (None, None)
 
 
 def _divide_series(

@@ -164,6 +164,27 @@ def test_a_stream_of_buckets_has_the_rows_of_the_whole(store):
     assert len(query.select_from("nobody")) == 0
 
 
+@pytest.mark.parametrize(
+    ("ask", "hours"),
+    [
+        (lambda q, at: q.from_(at).to(1), range(4)),
+        (lambda q, at: q.from_(at).next(1), range(3)),
+        (lambda q, at: q.from_(2).to(at), range(5)),
+        (lambda q, at: q.from_(9).to(at), range(5)),
+        (lambda q, at: q.from_last(1).to(at), range(4)),
+        (lambda q, at: q.from_(at + 9 * HOUR).to(1), range(3, 10)),
+        (lambda q, at: q.from_(at + 9 * HOUR).previous(2), range(3, 10)),
+    ],
+)
+def test_filled_buckets_begin_and_end_at_a_time_on_either_side_of_the_events(tmp_path, ask, hours):
+    store = TimeSeries.create(tmp_path / "s", {"n": pa.int64()}, "unlimited")
+    for hour in (2, 3, 4):
+        store.append("a", hour, BEGIN + hour * HOUR)
+    query = ask(store.range_query(), BEGIN).every("1 hour").aggregate(n="sum").fill()
+    found = query.select_from("a").to_arrow()["timestamp"].to_pylist()
+    assert found == [BEGIN + hour * HOUR for hour in hours]
+
+
 def test_a_result_of_buckets_is_a_frame_and_a_page(store):
     found = store.series.range_query().every("1 hour").aggregate(n="sum").select_from("a")
     assert list(found.to_pandas().columns) == ["series", "timestamp", "n"]
