@@ -263,7 +263,9 @@ def beside_spark() -> str:
 def mutants() -> str:
     """What the last measured run of the mutation tests says."""
     text = (ROOT / "tests/mutation/survivors.md").read_text(encoding="utf-8")
-    (row,) = re.findall(r"^\| all \| ([\d,]+) \| [\d,]+ \| ([\d,]+) \| ([\d.]+)% \|$", text, re.M)
+    (row,) = re.findall(
+        r"^\| all \| \| ([\d,]+) \| [\d,]+ \| ([\d,]+) \| ([\d.]+)% \|$", text, re.M
+    )
     (date,) = re.findall(r"Measured on (\S+):", text)
     return f"{row[1]} of {row[0]} killed, {row[2]} %, on {date}"
 
