@@ -52,7 +52,7 @@ class Style:
 
     @property
     def pixels(self) -> int:
-        """As many dots are beside each other at most."""
+        """The width in dots."""
         return self.width * (1 if self.is_ascii else 2)
 
     def text(self, text: str) -> str:

@@ -143,9 +143,9 @@ class BucketQuery:
         """Return the rows of `select_from` in batches, the buckets of some series at a time.
 
         The arguments are as for `select_from`. Memory holds these buckets and a few pieces of
-        files, however long a series is. A median, a quantile and a time-weighted mean also hold the
-        values that they are of, and a query that counts events, or has a `limit` or an edit range,
-        whole series. All batches are of the commit at which this was called.
+        files, however long a series is. Medians, quantiles and time-weighted means also keep their
+        values in memory; a query that counts events, or has a `limit` or an edit range, keeps whole
+        series. All batches are of the commit at which this was called.
 
         Raises:
             InvalidQuery, PermissionDenied: as `select_from`; those about values come with a batch.
@@ -234,7 +234,7 @@ def begin_gaps(
     """Return a query for the gaps between the events of `asked`.
 
     Raises:
-        InvalidQuery: `longer_than` is no duration, or is negative; the query is not one of values.
+        InvalidQuery: `longer_than` is not a duration, or negative, or the query is not of values.
     """
     check_values(asked, "gaps")
     try:
@@ -661,7 +661,7 @@ class Questions(ABC):
             the newest one that is not erased, null if all are. Times are in UTC.
 
         Raises:
-            InvalidQuery: both `prefix` and `pattern` are given, or one is no text.
+            InvalidQuery: both `prefix` and `pattern` are given, or one is not a text.
             PermissionDenied: the author may not read.
         """
         return self._view().list_series(parse_choice(None, prefix, pattern))
@@ -705,7 +705,7 @@ class Questions(ABC):
 
         Raises:
             NoSuchEvent: the event is not stored: it never was, or compaction has removed it.
-            InvalidQuery: the series is no text, or the sequence no whole number.
+            InvalidQuery: the series is not a text, or the sequence no whole number.
             PermissionDenied: the author may not ask for the past (`query_obsolete`).
         """
         return self._view().versions(parse_name(series), to_whole(sequence))
@@ -756,7 +756,7 @@ class Questions(ABC):
         Relations of the connection that have not run yet show it, too.
 
         Raises:
-            InvalidQuery: `connection` is no connection.
+            InvalidQuery: `connection` is not a connection.
             PermissionDenied: the author may not read the store.
             duckdb.Error: the connection is closed, is in a transaction, or has tables with the
                 names of the views.

@@ -441,7 +441,7 @@ class TimeSeries(Questions):
             poll: seconds between looks for new commits; None: 0.05, in an object store 1.
 
         Raises:
-            InvalidQuery: series are chosen in two ways, `start` or `position` is none, or
+            InvalidQuery: series are chosen in two ways, `start` or `position` is not valid, or
                 `starting_sequence` has a series that is not followed.
             UnusableStore: the position is of another store.
             HistoryChanged: the store lacks the commit of the position: it was put back.

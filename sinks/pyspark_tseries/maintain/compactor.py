@@ -248,7 +248,7 @@ class Merge:
         self._found = self._kept_rows = 0
         self._samples: list[Sample] = []
         self._states = combine_states([self._read_series_state(file) for file in chosen])
-        room = Room(MAX_HELD_BYTES)
+        room = MemoryBudget(MAX_HELD_BYTES)
         self._sorted = {
             file.path: SortedFile(self._location, file, self._schema, room) for file in chosen
         }
@@ -384,7 +384,7 @@ class Merge:
         return pa.concat_tables([table, more])
 
 
-class Room:
+class MemoryBudget:
     """The memory for rows that are held for later key ranges; several threads share it."""
 
     def __init__(self, size: int) -> None:
@@ -411,7 +411,9 @@ class SortedFile:
     long as there is room.
     """
 
-    def __init__(self, location: Location, file: DataFile, schema: pa.Schema, room: Room) -> None:
+    def __init__(
+        self, location: Location, file: DataFile, schema: pa.Schema, room: MemoryBudget
+    ) -> None:
         self._location, self._file, self._schema = location, file, schema
         self._room = room
         self._pieces: list[FilePiece] | None = None
@@ -419,7 +421,7 @@ class SortedFile:
         self._next = 0
 
     def take(self, keys: KeyRange) -> list[PieceRows]:
-        """Return the rows of a range of keys, which is above the one before."""
+        """Return the rows in `keys`; calls come in rising order of keys."""
         first = self._next - len(self._held)
         pieces = [*self._held, *self._read(keys)]
         self._room.give(sum(map(_size, self._held)))
@@ -456,7 +458,7 @@ class SortedFile:
             self._next += 1
         some = pieces[first : self._next]
         for rows in read_pieces(self._location, some, self._schema, ALL_ROWS) if some else ():
-            # What is before the range was taken when it was read for that.
+            # An earlier call has taken the rows before this range.
             yield rows.slice(_count_before(rows, keys.first, 0), rows.rows)
 
     def _plan(self) -> list[FilePiece]:

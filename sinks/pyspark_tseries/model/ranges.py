@@ -362,7 +362,7 @@ def parse_choice(
         pattern: a pattern of names.
 
     Raises:
-        InvalidQuery: more than one of the three is given, or one of them is no text.
+        InvalidQuery: more than one of the three is given, or one of them is not a text.
     """
     named = {"series": series, "prefix": prefix, "pattern": pattern}
     given = [name for name, value in named.items() if value is not None]

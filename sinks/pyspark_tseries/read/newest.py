@@ -298,7 +298,7 @@ def read_located(
     count: int,
     at_us: int | None = None,
 ) -> NewestRows:
-    """Return the same whatever is erased, and whatever the index counts; it reads all sequences.
+    """Return what `read_newest` does, but read all sequences, where the index cannot be used.
 
     With `at_us`, only originals with a timestamp up to it count.
     """

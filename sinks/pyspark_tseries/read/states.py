@@ -123,7 +123,7 @@ class Runs:
 class _PresentValues:
     """The values of a column that are not null, by run; `mine` are the runs that have one.
 
-    `rows` are the rows of the values; None if they have their places.
+    `rows` has the row of each value; None if no value is null, so that value i is that of row i.
     """
 
     values: pa.Array

@@ -616,9 +616,8 @@ def _read_by_runs(
 ) -> PieceRows | None:
     """Return all rows of a piece without reading `series`; None if they must be read.
 
-    A row group that begins with one series and ends with another has the one or two or more of
-    all `series` that lie between them. If their times fall as often as the series may change, each
-    fall is the beginning of the next one.
+    The bounds of a row group give its first and last series; those between come from `series`. If
+    timestamps fall exactly as often as the series can change, each fall begins the next one.
     """
     names = _names_of_groups(piece, series)
     if names is None:
@@ -759,8 +758,8 @@ class OpenFile:
     ) -> dict[str, Any]:
         """Read columns of row groups, by name; `alone` lets Arrow use all cores.
 
-        Those of the texts `encoded` that are stored as dictionaries, with each text once a row
-        group, are returned so, which pays if many rows are dropped.
+        Text columns of `encoded` that are stored as dictionaries are returned as dictionaries. This
+        pays if many rows are dropped.
 
         Raises:
             OSError, pa.ArrowException: they cannot be read, or are not as they were written.

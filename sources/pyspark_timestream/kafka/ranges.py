@@ -163,20 +163,30 @@ def cut_ranges(
     `min_pieces`, cut the largest again in proportion to their sizes, as Spark's Kafka source does.
     Pieces are never empty, so there may be fewer than `min_pieces`; rounding may give a few more.
     """
-    pieces = [span for span in ranges if span.size]
+    pieces = [offset_range for offset_range in ranges if offset_range.size]
     if max_size is not None:
-        pieces = [piece for span in pieces for piece in _cut(span, -(-span.size // max_size))]
+        pieces = [
+            piece
+            for offset_range in pieces
+            for piece in _cut(offset_range, -(-offset_range.size // max_size))
+        ]
     if min_pieces is None or len(pieces) >= min_pieces:
         return pieces
-    total = sum(span.size for span in pieces)
-    small = {span for span in pieces if _apportion(span.size, total, min_pieces) == 1}
-    remaining = total - sum(span.size for span in small)
+    total = sum(offset_range.size for offset_range in pieces)
+    small = {
+        offset_range
+        for offset_range in pieces
+        if _apportion(offset_range.size, total, min_pieces) == 1
+    }
+    remaining = total - sum(offset_range.size for offset_range in small)
     count = max(min_pieces - len(small), 1)
     return [
         piece
-        for span in pieces
+        for offset_range in pieces
         for piece in (
-            [span] if span in small else _cut(span, _apportion(span.size, remaining, count))
+            [offset_range]
+            if offset_range in small
+            else _cut(offset_range, _apportion(offset_range.size, remaining, count))
         )
     ]
 
@@ -186,11 +196,14 @@ def _apportion(size: int, total: int, pieces: int) -> int:
     return max((2 * size * pieces + total) // (2 * total), 1)
 
 
-def _cut(span: Range, pieces: int) -> list[Range]:
-    """Cut `span` into consecutive ranges whose sizes differ by at most one."""
-    pieces = min(pieces, span.size)
-    edges = [span.start_inclusive + span.size * place // pieces for place in range(pieces + 1)]
-    return [Range(span.partition, *pair) for pair in itertools.pairwise(edges)]
+def _cut(offset_range: Range, pieces: int) -> list[Range]:
+    """Cut `offset_range` into consecutive ranges whose sizes differ by at most one."""
+    pieces = min(pieces, offset_range.size)
+    edges = [
+        offset_range.start_inclusive + offset_range.size * place // pieces
+        for place in range(pieces + 1)
+    ]
+    return [Range(offset_range.partition, *pair) for pair in itertools.pairwise(edges)]
 
 
 def count_tasks(ranges: Sequence[Range], max_tasks: int | None) -> int:
@@ -198,8 +211,8 @@ def count_tasks(ranges: Sequence[Range], max_tasks: int | None) -> int:
 
     The limits are the number of non-empty ranges, `max_tasks`, and `MIN_TASK_RECORDS` per task.
     """
-    filled = [span for span in ranges if span.size]
-    worthwhile = -(-sum(span.size for span in filled) // MIN_TASK_RECORDS)
+    filled = [offset_range for offset_range in ranges if offset_range.size]
+    worthwhile = -(-sum(offset_range.size for offset_range in filled) // MIN_TASK_RECORDS)
     return min(len(filled), worthwhile, max_tasks or len(filled))
 
 
@@ -212,9 +225,11 @@ def assign_tasks(ranges: Sequence[Range], tasks: int) -> list[list[Range]]:
     tasks = min(max(tasks, 1), len(ranges))
     loads: list[tuple[int, int]] = [(0, task) for task in range(tasks)]
     groups: list[list[Range]] = [[] for _ in range(tasks)]
-    for span in sorted(ranges, key=lambda span: (-span.size, span.partition)):
-        if span.size:
+    for offset_range in sorted(
+        ranges, key=lambda offset_range: (-offset_range.size, offset_range.partition)
+    ):
+        if offset_range.size:
             load, task = loads[0]
-            heapq.heapreplace(loads, (load + span.size, task))
-            groups[task].append(span)
+            heapq.heapreplace(loads, (load + offset_range.size, task))
+            groups[task].append(offset_range)
     return [sorted(group) for group in groups if group]

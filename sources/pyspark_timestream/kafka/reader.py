@@ -421,7 +421,7 @@ class KafkaBatchReader(DataSourceReader):
 
 
 def _count_records(offset: StreamOffset) -> int:
-    return sum(span.size for span in offset.ranges())
+    return sum(offset_range.size for offset_range in offset.ranges())
 
 
 def _restrict_to_task(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:

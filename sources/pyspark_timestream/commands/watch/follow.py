@@ -102,7 +102,7 @@ class Case(NamedTuple):
         return f"{self.batch}-{self.counter}-{self.partition.number}-{self.partition.topic}"
 
 
-class Trigger(NamedTuple):
+class BatchTiming(NamedTuple):
     """A batch of a query: when it was planned and finished, and how many offsets it reads.
 
     `finished_us` is None until it is; `records` counts offsets, of which markers may be some.
@@ -138,7 +138,7 @@ class StreamView:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class QueryEnds:
     """What a query reads and writes beside topics that it reads, as far as its checkpoint tells.
 
     Attributes:
@@ -174,10 +174,10 @@ class QueryView:
     detail: str = ""
     changed_us: int | None = None
     streams: tuple[StreamView, ...] = ()
-    triggers: tuple[Trigger, ...] = ()
+    triggers: tuple[BatchTiming, ...] = ()
     notes: tuple[str, ...] = ()
     state: tuple[OperatorState, ...] = ()
-    links: Links = Links()
+    links: QueryEnds = QueryEnds()
     state_batch: int | None = None
 
 
@@ -301,9 +301,9 @@ class QueryLog:
         self.name = name
         self._streams: dict[str, _StreamLog] = {}
         self._recalled: dict[str, list[Point]] = {}
-        self._triggers: dict[int, Trigger] = {}
+        self._triggers: dict[int, BatchTiming] = {}
         self.state = StateFound()
-        self.links = Links()
+        self.links = QueryEnds()
         self.ends: dict[Partition, int] = {}
 
     def add(self, number: int, batch: Batch, finished_us: int | None) -> None:
@@ -323,7 +323,7 @@ class QueryLog:
             self.ends.update(record.readable_ends)
         subscribed = tuple(_list_subscriptions(batch))
         self.links = dataclasses.replace(self.links, subscriptions=subscribed)
-        self._triggers[number] = Trigger(number, batch.planned_us, finished_us, records)
+        self._triggers[number] = BatchTiming(number, batch.planned_us, finished_us, records)
         while len(self._triggers) > MAX_BATCHES:
             del self._triggers[min(self._triggers)]
 
@@ -381,7 +381,7 @@ class QueryLog:
 
     def _find_status(
         self,
-        triggers: Sequence[Trigger],
+        triggers: Sequence[BatchTiming],
         streams: Sequence[StreamView],
         now_us: int,
         runs: bool | None,

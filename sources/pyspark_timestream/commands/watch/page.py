@@ -26,12 +26,12 @@ from pyspark_timestream.commands.explanation import (
 from pyspark_timestream.commands.watch.case_records import COLUMNS, CaseRecords
 from pyspark_timestream.commands.watch.follow import (
     SHOWS_CASES,
+    BatchTiming,
     Case,
-    Links,
     Point,
+    QueryEnds,
     QueryView,
     StreamView,
-    Trigger,
     list_remarks,
     rank_partitions,
     thin_curve,
@@ -113,7 +113,7 @@ class Chain:
 
 def build_chain(views: Sequence[QueryView], stores: Sequence[StoreFacts]) -> Chain | None:
     """Return the chain of these queries; None if there is none beyond the topics that they read."""
-    if not stores and all(view.links == Links() for view in views):
+    if not stores and all(view.links == QueryEnds() for view in views):
         return None
     nodes: dict[tuple[str, str], Node] = {}
     hops: dict[tuple[tuple[str, str], tuple[str, str]], int | None] = {}
@@ -646,7 +646,7 @@ def _draw_cells(facts: Sequence[PartitionFacts], low: int, high: int) -> str:
 # -- batches and state -----------------------------------------------------------------------------
 
 
-def _render_strip(triggers: Sequence[Trigger]) -> str:
+def _render_strip(triggers: Sequence[BatchTiming]) -> str:
     shown = triggers[-MAX_STRIP:]
     if not shown:
         return ""

@@ -421,7 +421,7 @@ def _read_description(path: Path) -> tuple[list[str], int]:
 
 
 def _add_table(content: bytes, newest: dict[bytes, int]) -> None:
-    """Note what a table has: by key the newest entry, as its number and what it does.
+    """Note the newest entry of each key of a table: its sequence number and its operation.
 
     Blocks have keys in order; each begins with as many bytes of the one before as its first number
     says. The footer says where the index is, which says the same of all blocks.

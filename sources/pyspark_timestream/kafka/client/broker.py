@@ -492,8 +492,8 @@ def _read_topic(
     descriptions: dict[str, tuple[Partition, bytes]] = {}
     try:
         for partition, end in sorted(ends.items()):
-            span = Range(partition, earliest.get(partition, end), end)
-            for topic, value in _read_last_values(reader, span, topics).items():
+            offset_range = Range(partition, earliest.get(partition, end), end)
+            for topic, value in _read_last_values(reader, offset_range, topics).items():
                 if topic in descriptions and descriptions[topic][1] != value:
                     raise _error(
                         f"topic '{place.topic}' has different descriptions of topic '{topic}' in "
@@ -510,12 +510,12 @@ def _read_topic(
 
 
 def _read_last_values(
-    reader: RangeReader, span: Range, topics: Collection[str]
+    reader: RangeReader, offset_range: Range, topics: Collection[str]
 ) -> dict[str, bytes]:
     """Return the value of the last record with each key in `topics`, if it has a value."""
     keys = pa.array([topic.encode() for topic in topics], pa.binary())
     last: dict[str, bytes | None] = {}
-    for block in reader.read(span, _NEEDED):
+    for block in reader.read(offset_range, _NEEDED):
         assert block.keys is not None
         assert block.values is not None
         hits = pc.is_in(block.keys, value_set=keys)

@@ -257,8 +257,10 @@ class ColumnConsumer(Protocol):
     def pause(self) -> None:
         """Stop fetching, and free fetched records."""
 
-    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
-        """Return records of `span` from `position` on; wait at most `wait_s` for them."""
+    def poll(
+        self, offset_range: Range, position: int, needs: ColumnSet, wait_s: float
+    ) -> PollResult:
+        """Return records of `offset_range` from `position` on; wait at most `wait_s` for them."""
 
     def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         """Return the first existing offset, and the one after the last."""
@@ -305,16 +307,21 @@ class MessageConsumer:
         """See `ColumnConsumer`."""
         discard_fetched(self._consumer)
 
-    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
+    def poll(
+        self, offset_range: Range, position: int, needs: ColumnSet, wait_s: float
+    ) -> PollResult:
         """See `ColumnConsumer`."""
-        most = min(MAX_BLOCK_RECORDS, span.end_exclusive - position)
+        most = min(MAX_BLOCK_RECORDS, offset_range.end_exclusive - position)
         polled, inflated = self._consume(most, wait_s)
         records, others = _split_errors(polled)
         reached = records[-1].offset() + 1 if records else position
         for other in others:
-            if _is_partition_end(other) and (other.topic, other.partition) == span.partition:
+            if (
+                _is_partition_end(other)
+                and (other.topic, other.partition) == offset_range.partition
+            ):
                 reached = max(reached, other.offset)
-        block = clip(build_block(records, needs), span.end_exclusive) if records else None
+        block = clip(build_block(records, needs), offset_range.end_exclusive) if records else None
         problems = tuple(other for other in others if not _is_partition_end(other))
         return PollResult(block, reached, problems, len(records), inflated)
 

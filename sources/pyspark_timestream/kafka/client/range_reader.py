@@ -263,55 +263,55 @@ class RangeReader:
         self._consumer = self._create_consumer()
         self._spare: ColumnConsumer | None = None
 
-    def read(self, span: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
-        """Return the records of `span` in blocks, in offset order.
+    def read(self, offset_range: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
+        """Return the records of `offset_range` in blocks, in offset order.
 
         Raises:
             DataLost: records of the range are gone, and option `failOnDataLoss` is true.
             BrokerUnreachable: there was no progress in time, or a broker refused.
         """
         try:
-            yield from self._read(span, needs)
+            yield from self._read(offset_range, needs)
         except CallAbandoned as error:
-            target = _describe(span, span.start_inclusive)
+            target = _describe(offset_range, offset_range.start_inclusive)
             raise failed_request_error(error, self._options.client, {}, 0, target) from error
 
-    def _read(self, span: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
-        position, end = span.start_inclusive, span.end_exclusive
-        self._seek(span.partition, position)
+    def _read(self, offset_range: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
+        position, end = offset_range.start_inclusive, offset_range.end_exclusive
+        self._seek(offset_range.partition, position)
         since_s = self._clock()
         trouble: str | None = None
         loss: RetryBudget | None = None
         try:
             while position < end:
                 try:
-                    taken = self._poll(span, position, needs)
+                    taken = self._poll(offset_range, position, needs)
                 except CallAbandoned as error:
                     trouble = error_text(error)
-                    self._check_progress(span, position, self._clock() - since_s, trouble)
-                    self._seek(span.partition, position)
+                    self._check_progress(offset_range, position, self._clock() - since_s, trouble)
+                    self._seek(offset_range.partition, position)
                     continue
                 if taken.block is not None:
                     yield taken.block
                 reached = taken.reached
                 self._is_connected |= reached > position
                 for problem in taken.errors:
-                    if not _reports_loss(problem, span):
-                        trouble = self._tolerate(problem, span)
+                    if not _reports_loss(problem, offset_range):
+                        trouble = self._tolerate(problem, offset_range)
                     # A queue may still hold errors of the previous range, or the same one twice.
                     elif not 0 <= problem.offset < reached:
                         loss = loss or self._budget(API_TIMEOUT_S)
-                        reached = self._resume_after_loss(span, reached, problem, loss)
+                        reached = self._resume_after_loss(offset_range, reached, problem, loss)
                 if reached > position:
                     position, since_s, trouble, loss = reached, self._clock(), None, None
                     if (
                         position < end
-                        and self._needs_small_fetches(span.partition.topic)
+                        and self._needs_small_fetches(offset_range.partition.topic)
                         != self._uses_small_fetches
                     ):
-                        self._seek(span.partition, position)
+                        self._seek(offset_range.partition, position)
                 else:
-                    self._check_progress(span, position, self._clock() - since_s, trouble)
+                    self._check_progress(offset_range, position, self._clock() - since_s, trouble)
         except GeneratorExit:
             # The caller stopped early: the partition reached `endingCti`, or something failed.
             if not self._is_closed:
@@ -389,12 +389,12 @@ class RangeReader:
         old, self._consumer = self._consumer, self._create_consumer()
         old.close()
 
-    def _poll(self, span: Range, position: int, needs: ColumnSet) -> PollResult:
+    def _poll(self, offset_range: Range, position: int, needs: ColumnSet) -> PollResult:
         taken = self._consumer.poll(
-            span, position, needs, min(_POLL_TIMEOUT_S, self._poll_timeout_s)
+            offset_range, position, needs, min(_POLL_TIMEOUT_S, self._poll_timeout_s)
         )
         received = self._consumer.received_bytes
-        topic = span.partition.topic
+        topic = offset_range.partition.topic
         self._compression.note(topic, received - self._counted, taken.inflated, taken.records)
         self._counted = received
         return taken
@@ -411,40 +411,44 @@ class RangeReader:
         return self._make_consumer(self._options, config, self._log)
 
     def _resume_after_loss(
-        self, span: Range, position: int, problem: ConsumerError, budget: RetryBudget
+        self, offset_range: Range, position: int, problem: ConsumerError, budget: RetryBudget
     ) -> int:
         """Return where to continue after the broker refused `position`, unless that is a loss."""
-        bounds = self._confirm_bounds(span, position)
+        bounds = self._confirm_bounds(offset_range, position)
         if bounds and bounds[0] <= position <= bounds[1] and budget.pause_before_retry():
             # The refusal is outdated: it concerns an earlier range or a deleted topic of the same
             # name, or comes from a broker that does not lead the partition.
             self._replace_consumer()
-            self._consumer.seek(span.partition, position)
+            self._consumer.seek(offset_range.partition, position)
             return position
         earliest, end = bounds or (0, 0)
         what = (
-            f"{span.partition}: offset {position} can no longer be read: "
+            f"{offset_range.partition}: offset {position} can no longer be read: "
             f"{problem.error.str()}; offsets {earliest} to {end} exist"
         )
         if self._options.fail_on_data_loss:
             raise DataLost(f"{what}. {LOSS_ADVICE}")
-        resumed = earliest if position < earliest < span.end_exclusive else span.end_exclusive
+        resumed = (
+            earliest
+            if position < earliest < offset_range.end_exclusive
+            else offset_range.end_exclusive
+        )
         _LOG.warning("%s; going on at offset %d", what, resumed)
-        self._consumer.seek(span.partition, resumed)
+        self._consumer.seek(offset_range.partition, resumed)
         return resumed
 
-    def _confirm_bounds(self, span: Range, position: int) -> tuple[int, int] | None:
+    def _confirm_bounds(self, offset_range: Range, position: int) -> tuple[int, int] | None:
         """Return the partition's bounds once they are reliable."""
         # While its leader changes, a log may seem shorter than `position`, or missing. That counts
         # only if it persists after the first answer, which may have taken long.
         budget = None
         while True:
-            bounds = self._query_bounds(span, position)
+            bounds = self._query_bounds(offset_range, position)
             budget = budget or self._budget(LEADER_CHANGE_GRACE_S)
             if (bounds and position <= bounds[1]) or not budget.pause_before_retry():
                 return bounds
 
-    def _query_bounds(self, span: Range, position: int) -> tuple[int, int] | None:
+    def _query_bounds(self, offset_range: Range, position: int) -> tuple[int, int] | None:
         """Return the first offset and the end offset; None if the partition does not exist."""
         budget = self._budget(API_TIMEOUT_S)
 
@@ -455,7 +459,7 @@ class RangeReader:
             if kind is FailureKind.ABANDONED:
                 self._replace_consumer()
             if not kind.may_pass or not budget.pause_before_retry():
-                spent_s, target = budget.elapsed_s, _describe(span, position)
+                spent_s, target = budget.elapsed_s, _describe(offset_range, position)
                 failures = self._recent_failures(spent_s)
                 raise failed_request_error(
                     error, self._options.client, failures, spent_s, target
@@ -463,23 +467,23 @@ class RangeReader:
 
         try:
             return budget.call(
-                lambda timeout_s: self._consumer.query_bounds(span.partition, timeout_s),
+                lambda timeout_s: self._consumer.query_bounds(offset_range.partition, timeout_s),
                 pause_or_raise,
             )
         except KafkaException:
             return None
 
-    def _tolerate(self, problem: ConsumerError, span: Range) -> str:
+    def _tolerate(self, problem: ConsumerError, offset_range: Range) -> str:
         """Return the text of an error that may pass or does not concern the range, or raise it."""
         error = problem.error
-        if _concerns(problem, span) and not classify_failure(error).may_pass:
-            target = f"the records of {span.partition}"
+        if _concerns(problem, offset_range) and not classify_failure(error).may_pass:
+            target = f"the records of {offset_range.partition}"
             raise failed_request_error(error, self._options.client, {}, 0, target)
         # Errors about the group, which only stores clocks, must not stop the read.
         return str(error.str())
 
     def _check_progress(
-        self, span: Range, position: int, spent_s: float, trouble: str | None
+        self, offset_range: Range, position: int, spent_s: float, trouble: str | None
     ) -> None:
         """Raise an error if waiting longer would not help."""
         # Before the first answer of a broker, wait no longer than for a connection or a login.
@@ -489,9 +493,9 @@ class RangeReader:
         ):
             self._is_connected = self._consumer.is_connected(_CONNECTION_CHECK_S)
             if not self._is_connected:
-                raise self._no_progress_error(span, position, spent_s, None)
+                raise self._no_progress_error(offset_range, position, spent_s, None)
         if spent_s > self._poll_timeout_s:
-            raise self._no_progress_error(span, position, spent_s, trouble)
+            raise self._no_progress_error(offset_range, position, spent_s, trouble)
 
     def _recent_failures(self, spent_s: float) -> dict[str, BrokerFailure]:
         """Return the failures of the last `spent_s`, or all of them if no broker ever answered."""
@@ -499,9 +503,9 @@ class RangeReader:
         return self._log.recent_failures(within_s)
 
     def _no_progress_error(
-        self, span: Range, position: int, spent_s: float, answer: str | None
+        self, offset_range: Range, position: int, spent_s: float, answer: str | None
     ) -> BrokerUnreachable:
-        target = _describe(span, position)
+        target = _describe(offset_range, position)
         failures = self._recent_failures(spent_s)
         if answer is not None:
             return lasting_error(answer, failures, spent_s, target)
@@ -530,18 +534,19 @@ def acquire_reader(
     return pool.acquire(key, lambda: create(options, group))
 
 
-def _describe(span: Range, position: int) -> str:
-    return f"the records of {span.partition} from offset {position} to {span.end_exclusive}"
+def _describe(offset_range: Range, position: int) -> str:
+    partition, end = offset_range.partition, offset_range.end_exclusive
+    return f"the records of {partition} from offset {position} to {end}"
 
 
-def _concerns(problem: ConsumerError, span: Range) -> bool:
-    return (problem.topic, problem.partition) == span.partition
+def _concerns(problem: ConsumerError, offset_range: Range) -> bool:
+    return (problem.topic, problem.partition) == offset_range.partition
 
 
-def _reports_loss(problem: ConsumerError, span: Range) -> bool:
+def _reports_loss(problem: ConsumerError, offset_range: Range) -> bool:
     """Return whether an error means that an offset of the range's partition cannot be read."""
     lost = problem.error.code() in (KafkaError._AUTO_OFFSET_RESET, *MISSING_CODES)
-    return lost and _concerns(problem, span)
+    return lost and _concerns(problem, offset_range)
 
 
 def _shorten(state: tuple[int, str], limit: int) -> tuple[int, str]:
@@ -572,17 +577,23 @@ def choose_small_ranges(
 
     Topics whose mean size of records, `record_bytes`, is unknown are left out.
     """
-    sized = [(span, record_bytes(span.partition.topic)) for span in spans if span.size]
-    sizes = sorted((span.size, span, size) for span, size in sized if size is not None)
+    sized = [
+        (offset_range, record_bytes(offset_range.partition.topic))
+        for offset_range in spans
+        if offset_range.size
+    ]
+    sizes = sorted(
+        (offset_range.size, offset_range, size) for offset_range, size in sized if size is not None
+    )
     records = itertools.accumulate(count for count, _, _ in sizes)
     volumes = itertools.accumulate(count * size for count, _, size in sizes)
     chosen = [
-        span
-        for (_, span, _), count, volume in zip(sizes, records, volumes, strict=True)
+        offset_range
+        for (_, offset_range, _), count, volume in zip(sizes, records, volumes, strict=True)
         if count <= _MAX_RECORDS and volume <= _MAX_BYTES
     ]
     # A consumer has one position in a partition, so two ranges of one cannot be read at once.
-    is_once = len({span.partition for span in chosen}) == len(chosen)
+    is_once = len({offset_range.partition for offset_range in chosen}) == len(chosen)
     return chosen if len(chosen) > 1 and is_once else []
 
 
@@ -606,17 +617,17 @@ def prefetch_small_ranges(
     ahead: dict[Range, list[RecordBlock]] = {}
     later = list(spans)
 
-    def read_ahead(span: Range, columns: ColumnSet) -> Iterator[RecordBlock]:
+    def read_ahead(offset_range: Range, columns: ColumnSet) -> Iterator[RecordBlock]:
         if columns != needs:
-            return read(span, columns)
-        if span in later:
+            return read(offset_range, columns)
+        if offset_range in later:
             small = [] if ahead else choose_small_ranges(later, known.mean_record_bytes)
-            if span in small:
+            if offset_range in small:
                 ahead.update(fetch(options, group, small, needs))
-            for tried in small if span in small else [span]:
+            for tried in small if offset_range in small else [offset_range]:
                 later.remove(tried)
-        blocks = ahead.pop(span, None)
-        return read(span, columns) if blocks is None else iter(blocks)
+        blocks = ahead.pop(offset_range, None)
+        return read(offset_range, columns) if blocks is None else iter(blocks)
 
     return read_ahead
 
@@ -672,7 +683,8 @@ class Prefetcher:
             except KafkaException:
                 self.close()
         return {
-            span: _build_blocks(span, records, needs) for span, records in fetch.complete_ranges()
+            offset_range: _build_blocks(offset_range, records, needs)
+            for offset_range, records in fetch.complete_ranges()
         }
 
     def _collect(self, spans: Sequence[Range], fetch: "PartialFetch") -> None:
@@ -680,7 +692,10 @@ class Prefetcher:
             log = ClientLog(self._options.client)
             self._consumer = open_client(self._create, self._config, log)
         self._consumer.assign(
-            [TopicPartition(*span.partition, span.start_inclusive) for span in spans]
+            [
+                TopicPartition(*offset_range.partition, offset_range.start_inclusive)
+                for offset_range in spans
+            ]
         )
         progress_s = self._clock()
         while fetch.missing_offsets and self._clock() - progress_s < self._max_stall_s:
@@ -698,8 +713,13 @@ class PartialFetch:
     """The records received so far for ranges of different partitions, until an error (`failed`)."""
 
     def __init__(self, spans: Iterable[Range]) -> None:
-        self._spans: Mapping[Partition, Range] = {span.partition: span for span in spans}
-        self._reached = {partition: span.start_inclusive for partition, span in self._spans.items()}
+        self._spans: Mapping[Partition, Range] = {
+            offset_range.partition: offset_range for offset_range in spans
+        }
+        self._reached = {
+            partition: offset_range.start_inclusive
+            for partition, offset_range in self._spans.items()
+        }
         self._records: dict[Partition, list[Message]] = {partition: [] for partition in self._spans}
         self._bytes = 0
         self._broken: set[Partition] = set()
@@ -744,17 +764,20 @@ class PartialFetch:
     def complete_ranges(self) -> list[tuple[Range, list[Message]]]:
         """Return the ranges read to their ends, with their records and at most one more."""
         return [
-            (span, self._records[partition])
-            for partition, span in self._spans.items()
-            if self._reached[partition] >= span.end_exclusive and partition not in self._broken
+            (offset_range, self._records[partition])
+            for partition, offset_range in self._spans.items()
+            if self._reached[partition] >= offset_range.end_exclusive
+            and partition not in self._broken
         ]
 
 
 _PREFETCHERS: Final[Pool[Prefetcher]] = Pool(most=2, idle_s=300)
 
 
-def _build_blocks(span: Range, records: Sequence[Message], needs: ColumnSet) -> list[RecordBlock]:
-    block = clip(build_block(records, needs), span.end_exclusive) if records else None
+def _build_blocks(
+    offset_range: Range, records: Sequence[Message], needs: ColumnSet
+) -> list[RecordBlock]:
+    block = clip(build_block(records, needs), offset_range.end_exclusive) if records else None
     return [] if block is None else [block]
 
 

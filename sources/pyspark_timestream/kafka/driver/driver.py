@@ -380,7 +380,7 @@ class StreamDriver:
         else:
             planned = self._plan_next(previous, run)
             if planned is not previous and has_reached(planned.cti_us, self._waits_until_us):
-                # What was planned by the old options is not given to Spark.
+                # Spark never gets the plan that was made with the old options.
                 self._adopt_settings(self._asked, None)
                 run = self._describe_run(cap, previous)
                 planned = self._plan_next(previous, run)
@@ -516,7 +516,7 @@ class StreamDriver:
         if self._own_from is not None:
             # Spark runs a batch again as the first one of a run.
             return frozenset()
-        topics = {span.partition.topic for span in ranges if span.size}
+        topics = {offset_range.partition.topic for offset_range in ranges if offset_range.size}
         recorded = {name: each for name, each in offset.topic_ids.items() if name in topics}
         if not recorded:
             return frozenset()
@@ -535,7 +535,7 @@ class StreamDriver:
         deadline_s = time.monotonic() + LEADER_CHANGE_GRACE_S
         while True:
             topic_ids = self._broker.topic_ids(topics)
-            # Tasks say of a topic that is gone what is lost.
+            # Of a deleted topic, the tasks report the loss.
             unknown = topics - topic_ids.keys()
             if unknown:
                 unknown &= {each.topic for each in self._partition_cache.get(fresh=True)}
@@ -583,7 +583,7 @@ class StreamDriver:
         if not is_initial_offset(end):
             number = end.get("number")
             if type(number) is not int:
-                raise damaged_offset("its number is none", end.get("stream"))
+                raise damaged_offset("its batch number is not a whole number", end.get("stream"))
             self._committed_batch = max(self._committed_batch, number)
 
     def progress(self) -> dict[str, Any] | None:
@@ -794,17 +794,17 @@ class StreamDriver:
                 self._options.as_of(offset.settings),
                 offset,
                 self._broker,
-                lambda span: self._read_again(offset, span),
+                lambda offset_range: self._read_again(offset, offset_range),
             )
             self._last_end_states = (offset, end_states)
         return self._last_end_states[1]
 
-    def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
-        options, partition = self._options.as_of(offset.settings), span.partition
+    def _read_again(self, offset: StreamOffset, offset_range: Range) -> PartitionState:
+        options, partition = self._options.as_of(offset.settings), offset_range.partition
         if recreated_topics(offset.topic_ids, self._broker.topic_ids({partition.topic})):
             # Other records have these offsets now.
-            return lose_clock(options, offset, span)
-        return read_again(options, offset, span, self._create_reader)
+            return lose_clock(options, offset, offset_range)
+        return read_again(options, offset, offset_range, self._create_reader)
 
 
 def _name(topics: Iterable[str]) -> str:

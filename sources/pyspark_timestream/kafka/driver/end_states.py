@@ -90,15 +90,15 @@ def find_end_states(
     begun = copy_start_states(offset)
     states, malformed = dict(begun.states), dict(begun.malformed_values)
     left: dict[Partition, GroupMetadata] = {}
-    for span in offset.ranges():
-        if not span.size:
+    for offset_range in offset.ranges():
+        if not offset_range.size:
             continue
-        partition = span.partition
+        partition = offset_range.partition
         left[partition] = decode_group_metadata(offset, partition, metadata.get(partition))
         malformed[partition] += left[partition].malformed_values
         state = left[partition].state
         if state is None and read_again is not None:
-            state = read_again(span)
+            state = read_again(offset_range)
         states[partition] = state or states[partition]
     if not left:
         return EndStates(states, malformed, _repeat_findings(offset))
@@ -181,48 +181,50 @@ def find_restored_states(
         # No task sees a whole partition, so none has its state. Cutting is only allowed without
         # CTIs, so the state would hold nothing but counts.
         return copy_start_states(offset)
-    left = broker.committed_metadata([span.partition for span in offset.ranges() if span.size])
+    left = broker.committed_metadata(
+        [offset_range.partition for offset_range in offset.ranges() if offset_range.size]
+    )
     own = group_name(options.group_prefix, offset.stream)
     again = read_again if options.is_ordered else None
     return find_end_states(offset, left, again, options.client.get("group.id", own))
 
 
-def lose_clock(options: KafkaOptions, offset: StreamOffset, span: Range) -> PartitionState:
-    """Return the clock at the start of `span`, because the topic of its records is gone (8.3).
+def lose_clock(options: KafkaOptions, offset: StreamOffset, offset_range: Range) -> PartitionState:
+    """Return the clock at the start of a range, because the topic of its records is gone (8.3).
 
     Raises:
         DataLost: option `failOnDataLoss` is true.
     """
     lost = (
-        f"no task committed the clock of {span.partition} after offset {span.end_exclusive - 1}, "
-        "and its topic was deleted and created again"
+        f"no task committed the clock of {offset_range.partition} after offset "
+        f"{offset_range.end_exclusive - 1}, and its topic was deleted and created again"
     )
     if options.fail_on_data_loss:
         raise DataLost(f"{lost}. {LOSS_ADVICE}")
-    _LOG.warning("%s; it goes on as it was at offset %d", lost, span.start_inclusive)
-    return offset.partitions[span.partition].state
+    _LOG.warning("%s; it goes on as it was at offset %d", lost, offset_range.start_inclusive)
+    return offset.partitions[offset_range.partition].state
 
 
 def read_again(
     options: KafkaOptions,
     offset: StreamOffset,
-    span: Range,
+    offset_range: Range,
     create_reader: Callable[[KafkaOptions, str], RangeReader],
 ) -> PartitionState:
-    """Read `span` again to restore a state that no task committed.
+    """Read `offset_range` again to restore a state that no task committed.
 
     Raises:
         DataLost: the records are gone.
     """
-    state = offset.partitions[span.partition].state
-    _LOG.info("reading %s again: no task committed its state to the group", span)
+    state = offset.partitions[offset_range.partition].state
+    _LOG.info("reading %s again: no task committed its state to the group", offset_range)
     reader = create_reader(options, group_name(options.group_prefix, offset.stream))
     try:
-        return compute_end_state(options, TaskRange(span, state), reader.read)
+        return compute_end_state(options, TaskRange(offset_range, state), reader.read)
     except DataLost as error:
         raise DataLost(
-            f"no task committed the clock of {span.partition} after offset "
-            f"{span.end_exclusive - 1}, and reading its records again failed: {error}"
+            f"no task committed the clock of {offset_range.partition} after offset "
+            f"{offset_range.end_exclusive - 1}, and reading its records again failed: {error}"
         ) from error
     finally:
         reader.close()

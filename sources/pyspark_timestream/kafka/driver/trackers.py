@@ -351,10 +351,12 @@ class CtiImporter:
     def _read_partition(
         self, partition: Partition, begun: ImportedPartition, end: int
     ) -> ImportedPartition:
-        span = Range(partition, begun.position, end)
-        if span.size <= 0:
+        offset_range = Range(partition, begun.position, end)
+        if offset_range.size <= 0:
             return begun
-        for state, ctis_us in follow_clock(self._options, TaskRange(span, begun.state), self._read):
+        for state, ctis_us in follow_clock(
+            self._options, TaskRange(offset_range, begun.state), self._read
+        ):
             begun = advance(begun, state, ctis_us)
         return replace(begun, position=end)
 

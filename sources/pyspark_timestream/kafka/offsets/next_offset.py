@@ -146,7 +146,7 @@ def _begin_batch(state: StreamState, planned: StreamOffset) -> StreamOffset:
 
 
 def _change_rules(state: StreamState, planned: StreamOffset) -> StreamOffset:
-    """8.10: the clocks that there are go on with the new rules; a later partition begins with them.
+    """8.10: existing clocks continue under the new rules; new partitions begin with them.
 
     A missing partition may come back, so its clock changes as well. CTIs of an import that is left
     out wait no longer.

@@ -190,7 +190,9 @@ def max_emitted_cti(
         )
         for partition, start in zip(active, start_us, strict=True)
     ]
-    groups = [[place[span.partition] for span in group] for group in previous.groups()]
+    groups = [
+        [place[offset_range.partition] for offset_range in group] for group in previous.groups()
+    ]
     return max_known(find_max_proven(start_us, end_us, groups), previous.cti_us)
 
 

@@ -43,12 +43,16 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     ]
     place = {partition: index for index, partition in enumerate(active)}
     mine = [
-        [place[span.partition] for span in group if span.partition in place] for group in groups
+        [place[offset_range.partition] for offset_range in group if offset_range.partition in place]
+        for group in groups
     ]
     others = find_min_of_others([partitions[each].state.cti_us for each in active], mine)
     plans = [
         TaskPlan(
-            tuple(_plan_range(span, partitions[span.partition]) for span in group),
+            tuple(
+                _plan_range(offset_range, partitions[offset_range.partition])
+                for offset_range in group
+            ),
             least,
             offset.cti_us,
         )
@@ -60,8 +64,8 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     return plans
 
 
-def _plan_range(span: Range, partition_offset: PartitionOffset) -> TaskRange:
-    return TaskRange(span, partition_offset.state, end_cti_us=partition_offset.end_cti_us)
+def _plan_range(offset_range: Range, partition_offset: PartitionOffset) -> TaskRange:
+    return TaskRange(offset_range, partition_offset.state, end_cti_us=partition_offset.end_cti_us)
 
 
 def note_restart_point(
@@ -182,7 +186,7 @@ def join_batches(
     others: tuple[None, ...] = (None,) * (len(task_ranges) > 1)
     plans = [
         TaskPlan(
-            tuple(task_ranges[span.partition] for span in group),
+            tuple(task_ranges[offset_range.partition] for offset_range in group),
             others,
             emitted_us,
             settings=first_settings,
@@ -327,11 +331,13 @@ def plan_slice(
         stop = stops[partition]
         _, first, last = open_ranges.get(partition, OpenRange(partition, None, None))
         begin = start if first is None else max(first, start)
-        span = Range(partition, begin, stop if last is None else min(last, stop))
+        offset_range = Range(partition, begin, stop if last is None else min(last, stop))
         warm_up = Range(partition, start, begin)
         has_warm_up = warm_up.size > 0 and options.is_ordered
-        if span.size > 0:
-            task_ranges.append(TaskRange(span, PartitionState(), warm_up if has_warm_up else None))
+        if offset_range.size > 0:
+            task_ranges.append(
+                TaskRange(offset_range, PartitionState(), warm_up if has_warm_up else None)
+            )
     is_whole = own_slice.tasks == 1 and len(task_ranges) == len(listed)
     is_last = own_slice.number == own_slice.tasks - 1
     return TaskPlan(
@@ -343,15 +349,17 @@ def plan_slice(
 
 def _open_outer_ends(ranges: list[Range]) -> list[OpenRange]:
     """Open the first start and the last end of each partition."""
-    begins = {span.partition: span for span in reversed(ranges)}
-    ends = {span.partition: span for span in ranges}
+    begins = {offset_range.partition: offset_range for offset_range in reversed(ranges)}
+    ends = {offset_range.partition: offset_range for offset_range in ranges}
     return [
         OpenRange(
-            span.partition,
-            None if begins[span.partition] is span else span.start_inclusive,
-            None if ends[span.partition] is span else span.end_exclusive,
+            offset_range.partition,
+            None
+            if begins[offset_range.partition] is offset_range
+            else offset_range.start_inclusive,
+            None if ends[offset_range.partition] is offset_range else offset_range.end_exclusive,
         )
-        for span in ranges
+        for offset_range in ranges
     ]
 
 

@@ -329,17 +329,22 @@ class NativeConsumer:
         self._native_reader.read(records, 0, 1, 1, 1, 0, 0, ctypes.byref(block))
         adopt_block(self._native_reader, block, ColumnSet())
 
-    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
+    def poll(
+        self, offset_range: Range, position: int, needs: ColumnSet, wait_s: float
+    ) -> PollResult:
         """See `ColumnConsumer`; stops at the first error, and the next call continues after it."""
         (records, _), block = self._open_handles, Block()
-        limits = (position, span.end_exclusive, MAX_BLOCK_RECORDS, _MAX_BLOCK_BYTES)
+        limits = (position, offset_range.end_exclusive, MAX_BLOCK_RECORDS, _MAX_BLOCK_BYTES)
         wait_ms, bits = max(1, round(wait_s * 1000)), encode_columns(needs)
         code = self._native_reader.read(records, *limits, wait_ms, bits, ctypes.byref(block))
         if code == -1:
-            raise MemoryError(f"{span.partition}: no memory for the records at offset {position}")
+            raise MemoryError(
+                f"{offset_range.partition}: no memory for the records at offset {position}"
+            )
         if code:
             raise OverflowError(
-                f"{span.partition}: the records after offset {position} exceed 2 GiB in a column"
+                f"{offset_range.partition}: the records after offset {position} exceed 2 GiB in a "
+                "column"
             )
         rows = adopt_block(self._native_reader, block, needs)
         return PollResult(rows, block.reached, self._read_errors(block), block.rows, block.inflated)

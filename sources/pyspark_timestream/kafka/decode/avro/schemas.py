@@ -215,7 +215,7 @@ def _check_names(names: Mapping[str, Schema]) -> None:
         texts = [*fields, *schema.get("symbols", ())]
         texts += [alias for owner in owners for alias in owner.get("aliases", ())]
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{name} has a name that is no text")
+            raise ValueError(f"{name} has a name that is not a text")
         if len(set(fields)) < len(fields):
             raise ValueError(f"{name} has two fields of the same name")
 
@@ -363,8 +363,8 @@ def _strip_null(parsed: ParsedSchema, what: str, schema: Schema) -> tuple[Schema
     types = [parsed.look_up(branch) for branch in defined if branch != "null"]
     if len(types) > 1:
         raise SchemaRefused(
-            f"{what} is of Avro type {describe(defined)}: of which type a value is, is not known "
-            "before it is read",
+            f"{what} is of Avro type {describe(defined)}: the type of a value is known only "
+            "after it is read",
             "a type, or a union of a type and null; a union of records where 'valueMessage' or "
             "'keyMessage' names the one to read",
             "leave the column out, or name the record",
