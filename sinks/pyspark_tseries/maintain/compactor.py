@@ -31,6 +31,7 @@ from pyspark_tseries.model.arrays import (
     KeyRange,
     Sample,
     encode_runs,
+    sample_sizes,
     sort_keys,
     split_keys,
     to_int64,
@@ -60,7 +61,6 @@ from pyspark_tseries.storage.row_reader import (
     plan_pieces,
     read_key_range,
     read_pieces,
-    sample_sizes,
     scan_file,
 )
 from pyspark_tseries.storage.snapshot import Snapshot
@@ -287,7 +287,7 @@ class Merge:
         parts = []
         for table in scan_file(self._location, file, self._schema, columns):
             self._found += table.num_rows
-            self._samples += sample_sizes(table, size)
+            self._samples += sample_sizes(table, size, file.path)
             if self.horizon >= 0:
                 parts.append(compute_state(table, self.horizon))
         return combine_states(parts)
@@ -459,7 +459,7 @@ class SortedFile:
         some = pieces[first : self._next]
         for rows in read_pieces(self._location, some, self._schema, ALL_ROWS) if some else ():
             # An earlier call has taken the rows before this range.
-            yield rows.slice(_count_before(rows, keys.first, 0), rows.rows)
+            yield _copy_few(rows.slice(_count_before(rows, keys.first, 0), rows.rows))
 
     def _plan(self) -> list[FilePiece]:
         if self._pieces is None:

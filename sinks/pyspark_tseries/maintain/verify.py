@@ -30,6 +30,7 @@ from pyspark_tseries.model.arrays import (
     Int64Array,
     Sample,
     encode_runs,
+    sample_sizes,
     sort_keys,
     split_keys,
     to_int64,
@@ -52,7 +53,6 @@ from pyspark_tseries.storage.row_reader import (
     Footer,
     OpenFile,
     read_key_range,
-    sample_sizes,
 )
 from pyspark_tseries.store.log_check import find_log_damage
 from pyspark_tseries.store.store import Store, now_us
@@ -200,7 +200,9 @@ def _check_content(
             _check_erased(table, values)
             stats = compute_stats(table)
             checked.stats = checked.stats.extended_with(stats) if checked.stats else stats
-            checked.samples += sample_sizes(table, _FIXED_BYTES_PER_ROW + _TEXT_BYTES_PER_ROW)
+            checked.samples += sample_sizes(
+                table, _FIXED_BYTES_PER_ROW + _TEXT_BYTES_PER_ROW, file.path
+            )
     if rows != file.rows:
         raise _DamagedFile(f"has {rows} rows instead of the {file.rows} in the log")
 

@@ -5,6 +5,7 @@ for null, so that arithmetic on it neither fails nor overflows. A key is (series
 and Arrow both compare names by their UTF-8 bytes.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -382,6 +383,26 @@ def flag_names(
             np.asarray(test(chunk.dictionary), bool)[chunk.indices.to_numpy()] for chunk in chunks
         ]
     return np.concatenate([np.empty(0, bool), *flags])
+
+
+ROWS_PER_SAMPLE: Final = 1000
+
+
+def sample_sizes(keys: pa.Table, row_bytes: int, path: str) -> list[Sample]:
+    """Return one of every ROWS_PER_SAMPLE rows, with the number of bytes for which it stands.
+
+    Each file begins with another row: commits with the same series would otherwise give samples of
+    a few series, and all others would be in one range.
+    """
+    count = keys.num_rows
+    if not count:
+        return []
+    first = zlib.crc32(path.encode()) % min(count, ROWS_PER_SAMPLE)
+    rows = np.arange(first, count, ROWS_PER_SAMPLE)
+    some, sizes = keys.take(rows), np.diff(rows, append=count)
+    sizes[0] += first
+    columns = some["series"].to_pylist(), some["sequence"].to_pylist(), (sizes * row_bytes).tolist()
+    return list(zip(*columns, strict=True))
 
 
 def split_keys(samples: Iterable[Sample], budget: int, *, whole_series: bool) -> Iterator[KeyRange]:

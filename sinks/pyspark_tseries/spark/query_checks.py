@@ -50,6 +50,7 @@ from pyspark_tseries.model.commits import (
     CommitId,
     name_writer,
 )
+from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.commit_history import (
     describe_change,
@@ -551,7 +552,8 @@ def remember_commit(
     Without `commit` the batch was stored before: record the store's last commit.
 
     Raises:
-        OSError: the disk failed. The batch is stored, and is skipped when it runs again (16.6).
+        StorageFailed: the disk failed. The batch is stored, and is skipped when it runs again
+            (16.6).
     """
     if checkpoint is None:
         return
@@ -564,8 +566,11 @@ def remember_commit(
         note_commit(store, commit)
     try:
         _write_record(checkpoint, store, batches[-MAX_BATCHES:])
-    except (FileExistsError, NotADirectoryError, PermissionError):
+    except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError):
         return  # In this checkpoint there can be no record; the store has its marks of queries.
+    except OSError as error:
+        # The checkpoint is on a disk of this machine, whatever the store is on.
+        raise name_failure(None, error) or error from error
 
 
 def _write_record(checkpoint: Path, store: Store, batches: Sequence[tuple[int, CommitId]]) -> None:

@@ -32,9 +32,8 @@ _AWAY: Final = (
     *(errno.ENODEV, errno.ENXIO, errno.EHOSTUNREACH, errno.ENETUNREACH),
 )
 _NEXT_STEPS: Final = {
-    errno.EROFS: "mount the file system writable, or only read the store here",
-    errno.EIO: "look for errors of the disk (dmesg), then see what is broken with: "
-    "python -m pyspark_tseries verify {root}",
+    errno.EROFS: "mount the file system writable",
+    errno.EIO: "look for errors of the disk (dmesg)",
     errno.EMLINK: "put the store on a file system that has hard links or exclusive renaming: on "
     "this one two writers could overwrite each other's commits",
     errno.EMFILE: "allow the process more open files (ulimit -n), then do it again",
@@ -49,6 +48,12 @@ _NEXT_STEPS: Final = {
     **dict.fromkeys(_RIGHTS, ""),
 }
 """Next steps by code; for full disks and missing rights they depend on the place."""
+
+_NEXT_STEPS_IN_STORES: Final = {
+    errno.EROFS: ", or only read the store here",
+    errno.EIO: ", then see what is broken with: python -m pyspark_tseries verify {root}",
+}
+"""What follows where the file is the store's, and not that of a checkpoint, for one."""
 
 
 @contextlib.contextmanager
@@ -134,9 +139,11 @@ def _storage_error(code: int, path: str | None, location: Location | None) -> St
     elif code in _FULL:
         next_step = _explain_full(path)
     else:
-        next_step = _NEXT_STEPS[code].format(root=root)
+        next_step = _NEXT_STEPS[code]
     is_within = location is not None and path is not None and path.startswith(f"{root}/")
     store = f" of the store '{root}'" if is_within else ""
+    if is_within or (location is not None and path == root):
+        next_step += _NEXT_STEPS_IN_STORES.get(code, "").format(root=root)
     where = f"'{path}'{store}" if path is not None else "a file"
     problem = f"{where} cannot be read or written: {os.strerror(code)} ({errno.errorcode[code]})"
     named = StorageFailed(problem, None, next_step)

@@ -30,7 +30,6 @@ from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
     KeyRange,
-    Sample,
     flag_names,
     to_int64,
 )
@@ -818,20 +817,8 @@ def _assemble(fixed: Mapping[str, Any], pieces: Sequence[PieceRows], schema: pa.
     return pa.table(columns, schema)
 
 
-ROWS_PER_SAMPLE: Final = 1000
-
 BASE_SCHEMA: Final = file_schema([])
 """The columns of every store; files without erased events lack `erasure`."""
-
-
-def sample_sizes(keys: pa.Table, row_bytes: int) -> list[Sample]:
-    """Return one of every ROWS_PER_SAMPLE rows, with the number of bytes for which it stands."""
-    some = keys.take(np.arange(0, keys.num_rows, ROWS_PER_SAMPLE))
-    sizes = np.full(some.num_rows, ROWS_PER_SAMPLE * row_bytes)
-    if some.num_rows:
-        sizes[-1] = (keys.num_rows - (some.num_rows - 1) * ROWS_PER_SAMPLE) * row_bytes
-    columns = some["series"].to_pylist(), some["sequence"].to_pylist(), sizes.tolist()
-    return list(zip(*columns, strict=True))
 
 
 def read_key_range(

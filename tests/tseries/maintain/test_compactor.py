@@ -338,3 +338,54 @@ def visible(path, name):
     newest = at["last_sequence"], at["original_us"]
     low, low_us = min_retained(snapshot.settings.retained, *newest, head.min_retained([name]))
     return sequence[(sequence >= low) & (us >= low_us)].tolist()
+
+
+def rows(generator, count, names):
+    """Rows of four columns of doubles, of series by chance."""
+    series = pa.array([f"s{number:03}" for number in np.sort(generator.integers(0, names, count))])
+    return {"series": series} | {name: generator.random(count) for name in "vwxy"}
+
+
+def spied_ranges(monkeypatch):
+    """What each key range took of memory, and the size of its rows, as they come."""
+    read, seen = compactor.Merge._read_range, []
+
+    def spy(merge, *given):
+        before = pa.total_allocated_bytes()
+        table = read(merge, *given)
+        if table.num_rows:
+            seen.append((pa.total_allocated_bytes() - before, table.nbytes))
+        return table
+
+    monkeypatch.setattr(compactor.Merge, "_read_range", spy)
+    return seen
+
+
+@pytest.mark.parametrize("held_bytes", [0, 1_000_000])
+def test_a_range_keeps_no_rows_of_earlier_ranges_in_memory(tmp_path, monkeypatch, held_bytes):
+    """A slice of a decoded row group would keep all of it, in every file at once."""
+    series = TimeSeries.create(
+        tmp_path / "s", dict.fromkeys("vwxy", pa.float64()), "unlimited", "me", auto_compact=False
+    )
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        series.append_many(pa.table(rows(generator, 5_000, 300)))
+    set_limits(monkeypatch, range_bytes=400_000, held_bytes=held_bytes)
+    seen = spied_ranges(monkeypatch)
+    series.compact()
+    assert len(seen) > 8
+    assert max(taken - 3 * size for taken, size in seen) < 1_000_000 + held_bytes
+
+
+def test_ranges_have_their_size_though_all_commits_have_the_same_series(tmp_path, monkeypatch):
+    series = TimeSeries.create(
+        tmp_path / "s", {"value": pa.float64()}, "unlimited", "me", auto_compact=False
+    )
+    names = [f"s{number:03}" for number in range(900)]
+    for number in range(60):
+        series.append_many(pa.table({"series": names, "value": [float(number)] * 900}))
+    set_limits(monkeypatch, range_bytes=1_000_000)
+    seen = spied_ranges(monkeypatch)
+    series.compact()
+    assert len(seen) > 3
+    assert max(size for _, size in seen) < 2_000_000

@@ -588,7 +588,7 @@ def test_a_file_in_several_parts_is_taken_only_with_all_of_them(path, monkeypatc
     compact(str(path))
     before = rows(DeltaTable(str(path)).to_pyarrow_table())
     set_limits(monkeypatch, range_bytes=300)
-    monkeypatch.setattr("pyspark_tseries.storage.row_reader.ROWS_PER_SAMPLE", 1)
+    monkeypatch.setattr("pyspark_tseries.model.arrays.ROWS_PER_SAMPLE", 1)
     known = set(path.glob("kind=*/*.parquet"))
     killed_after(series, 1)
     parts = sorted(set(path.glob("kind=*/*.parquet")) - known)

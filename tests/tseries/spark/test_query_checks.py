@@ -17,7 +17,6 @@ from pyspark_tseries.spark.query_checks import (
     find_checkpoint,
     remember_commit,
 )
-from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.store import Store
 
@@ -153,7 +152,7 @@ def test_a_record_that_a_full_disk_refuses_ends_the_query_after_the_batch(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pathlib.Path, fails, refuse)
-    with pytest.raises(StorageFailed) as refused, named_failures(store.location):
+    with pytest.raises(StorageFailed) as refused:
         go(checkpoint, store, 1)
     monkeypatch.undo()
     assert str(refused.value).startswith(f"'{checkpoint / 'sinks' / 'tseries.json'}' cannot be")

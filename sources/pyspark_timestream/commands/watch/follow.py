@@ -498,7 +498,8 @@ class CheckpointFollower:
             self._recall([n for n in numbers if n < min(entries)])
         for number, batch in drop_skipped(entries).items():
             self._log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
-        self._seen = {n: at for n, at in stamps.items() if n in self._seen or n in entries}
+        if stamps:  # Of a log that is away for a moment, what was seen is known.
+            self._seen = {n: at for n, at in stamps.items() if n in self._seen or n in entries}
         links = dataclasses.replace(
             self._log.links,
             store=_read_store(self.root),

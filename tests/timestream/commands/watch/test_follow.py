@@ -1,5 +1,6 @@
 """What is shown of a query follows its checkpoint, however that is read, and stays bounded."""
 
+import errno
 import json
 import os
 import random
@@ -339,3 +340,30 @@ def test_whatever_becomes_of_a_checkpoint_is_shown_and_its_return_is_followed(
     assert look_at_all(follower) == right
     write(root, running(6))
     assert [each.number for each in follower.look(NOON).triggers] == list(range(6))
+
+
+@pytest.mark.parametrize("kind", ["emptied", "away"])
+def test_a_log_that_showed_nothing_once_is_neither_mixed_with_the_next_one_nor_read_twice(
+    tmp_path, monkeypatch, kind
+):
+    messages = running(8)
+    write(tmp_path, messages)
+    follower = CheckpointFollower(str(tmp_path))
+    follower.look(NOON)
+    if kind == "emptied":
+        for file in [*(tmp_path / "offsets").iterdir(), *(tmp_path / "commits").iterdir()]:
+            file.unlink()
+        follower.look(NOON)
+        write(tmp_path, messages[:3])
+    else:
+        real = os.stat
+
+        def fail(path, *given, **named):
+            if "/offsets/" in str(path):
+                raise OSError(errno.EIO, "Input/output error")
+            return real(path, *given, **named)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "stat", fail)
+            follower.read()
+    assert follower.look(NOON) == CheckpointFollower(str(tmp_path)).look(NOON)
