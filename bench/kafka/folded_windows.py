@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from broker import Broker, broker
 from core_seconds import CoreSeconds
-from kafka_source import RECORDS, WARM_UP
+from kafka_source import SIZES, WARM_UP
 from payload_formats import fill_topics, reader_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -77,7 +77,7 @@ def check(way: str, *given: str) -> dict[str, Any]:
     return summary(windows(way, *given), SUMS)
 
 
-def measure(count: int = RECORDS) -> Iterator[Comparison]:
+def measure(count: int = SIZES[-1]) -> Iterator[Comparison]:
     """Both ways in turns for each format, by the clock and by core seconds."""
     with ExitStack() as open_:
         kafka = open_.enter_context(broker(say=lambda _: None))
