@@ -147,7 +147,7 @@ def test_proto_text_in_place_of_a_descriptor_set_is_refused(tmp_path):
     ("schema", "said"),
     [
         ('{"type": "record", "name": "R", "fields": [1]}', "not an Avro schema"),
-        ('{"type": "record", "name": "R", "fields": [{"name": 1.5, "type": "int"}]}', "no text"),
+        ('{"type": "record", "name": "R", "fields": [{"name": 1.5, "type": "int"}]}', "not a text"),
         ('{"type": "enum", "name": "E", "symbols": ["A", true]}', "not an Avro schema"),
         ('["null", ["null", "long"]]', "a union is a branch of a union"),
         ('["null", {"type": ["long"]}]', "a union is a branch of a union"),

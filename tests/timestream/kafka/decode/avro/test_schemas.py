@@ -93,7 +93,7 @@ def test_columns_that_the_schema_can_fill_are_accepted(name, kind):
         ("points", pa.list_(pa.int64()), "column 'points', item, is int64"),
         ("tags", pa.map_(pa.string(), pa.string()), "column 'tags', value, is string"),
         ("tags", pa.map_(pa.int64(), pa.int64()), "accepted: a map with string keys"),
-        ("either", pa.string(), "column 'either' is of Avro type union of int, string: of which"),
+        ("either", pa.string(), "column 'either' is of Avro type union of int, string: the type"),
     ],
 )
 def test_a_column_that_the_schema_cannot_fill_is_refused_by_name(name, kind, words):
