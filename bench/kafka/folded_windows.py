@@ -8,18 +8,16 @@ by the core seconds that it took in all its processes.
 import functools
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, Final
 
 from broker import Broker, broker
-from core_seconds import CoreSeconds
 from kafka_source import SIZES, WARM_UP
 from payload_formats import fill_topics, reader_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from schema_registry import serve_schema_registry
 from sessions import Apart
-from side_by_side import ROUNDS, Comparison, Done, compare, pair, report
+from side_by_side import Comparison, Done, by_core_seconds, compare, pair, report
 from spark_session import local_spark
 from streams import finish, summary
 
@@ -30,9 +28,7 @@ SUMS: Final = {
     "devices": "sum(devices)",
     "highest": "max(highest)",
 }
-FORMS: Final = ("json", "avro")
-SPENT: list[float] = []
-"""The core seconds of this process's runs."""
+FORMS: Final = {"json": "JSON", "avro": "Avro"}
 
 
 def windows(way: str, bootstrap: str, topic: str, registry: str) -> DataFrame:
@@ -60,16 +56,7 @@ def session() -> SparkSession:
 
 def run(way: str, count: int, *given: str) -> Done:
     """One run of a contender, in its process."""
-    frame = windows(way, *given)
-    with CoreSeconds() as taken:
-        done = finish(frame)
-    SPENT.append(taken.total_s)
-    return Done(done.run_s, {"rows": count})
-
-
-def spent() -> list[float]:
-    """What the measured runs spent."""
-    return SPENT[-ROUNDS:]
+    return Done(finish(windows(way, *given)).run_s, {"rows": count})
 
 
 def check(way: str, *given: str) -> dict[str, Any]:
@@ -83,7 +70,7 @@ def measure(count: int = SIZES[-1]) -> Iterator[Comparison]:
         kafka = open_.enter_context(broker(say=lambda _: None))
         registry = open_.enter_context(serve_schema_registry())
         topics = fill_topics(kafka, registry, count)
-        for form in FORMS:
+        for form, name in FORMS.items():
             with ExitStack() as both:
                 ways = {
                     f"{kind} {form}": both.enter_context(Apart()) for kind in ("plain", "folded")
@@ -94,11 +81,10 @@ def measure(count: int = SIZES[-1]) -> Iterator[Comparison]:
                     for way, each in ways.items()
                 }
                 runs = {way: each.contender(run, way, count, *given) for way, each in ways.items()}
-                job = f"{form.upper() if form == 'json' else 'Avro'} window, folded beside plain"
-                found = compare(job, runs, count, warm_up=WARM_UP, checks=checks)
-                cores = {way: each.call(spent) for way, each in ways.items()}
-            yield found
-            yield pair(replace(found, took=cores), *cores, ", core s")
+                job = f"{name} window, folded beside plain"
+                runtimes = compare(job, runs, count, warm_up=WARM_UP, checks=checks)
+            yield runtimes
+            yield pair(by_core_seconds(runtimes), *runs, ", core s")
 
 
 if __name__ == "__main__":

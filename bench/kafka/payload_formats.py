@@ -14,12 +14,10 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, Final
 
 import fastavro
 from broker import Broker, broker, unique_name
-from core_seconds import CoreSeconds
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from kafka_records import START_MS, Values, filled, reading, values
 from kafka_source import FIELD_SUMS, PARTITIONS, RECORDS, WARM_UP, minutes, spark_parsed
@@ -30,7 +28,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamReader
 from schema_registry import SchemaRegistryStub, serve_schema_registry
 from sessions import Apart
-from side_by_side import ROUNDS, Comparison, Done, by_figure, compare, pair, report
+from side_by_side import Comparison, Done, by_core_seconds, by_figure, compare, pair, report
 from sizes import size
 from spark_session import local_spark
 from streams import one_batch, summary
@@ -190,22 +188,9 @@ def here(bootstrap: str) -> tuple[SparkSession, Broker]:
     return local_spark("bench", spark_jars=avro_jars()), Broker(bootstrap, "given")
 
 
-SPENT: list[float] = []
-"""The core seconds of this process's runs."""
-
-
 def run(way: str, count: int, *given: str) -> Done:
     """One run of a contender, in its process."""
-    frame = windows(way, *given)
-    with CoreSeconds() as taken:
-        done = one_batch(frame, count, extra=0.01)
-    SPENT.append(taken.total_s)
-    return done
-
-
-def spent() -> list[float]:
-    """What the measured runs spent."""
-    return SPENT[-ROUNDS:]
+    return one_batch(windows(way, *given), count, extra=0.01)
 
 
 def check(way: str, *given: str) -> dict[str, Any]:
@@ -241,7 +226,7 @@ def measure(count: int = RECORDS) -> Iterator[Comparison]:
         }
         runs = {way: each.contender(run, way, count, *given[way]) for way, each in apart.items()}
         found = compare("Kafka -> window", runs, count, warm_up=WARM_UP, checks=checks)
-        cores = replace(found, took={way: each.call(spent) for way, each in apart.items()})
+        cores = by_core_seconds(found)
         pairs = {name: two for name, two in PAIRS.items() if set(two) <= set(WAYS)}
         for name, (peer, ours) in pairs.items():
             yield from by_figure(pair(found, peer, ours, f", {name}"))

@@ -49,6 +49,7 @@ __all__ = [
     "Comparison",
     "Done",
     "against_each",
+    "by_core_seconds",
     "by_figure",
     "compare",
     "each_against_peer",
@@ -181,6 +182,15 @@ def by_figure(comparison: Comparison) -> list[Comparison]:
         replace(comparison, took=took, figure=figure, figures={})
         for figure, took in comparison.figures.items()
     ] or [comparison]
+
+
+def by_core_seconds(comparison: Comparison) -> Comparison:
+    """The same runs by what they took of the cores, without the broker, which serves everybody."""
+    took = {
+        name: [sum(s for kind, s in spent.items() if kind != "broker") for spent in rounds]
+        for name, rounds in comparison.core_s.items()
+    }
+    return replace(comparison, took=took, unit="s", figures={})
 
 
 def against_each(comparison: Comparison, by: str = ", ") -> list[Comparison]:
