@@ -269,6 +269,10 @@ def _leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         raise known from None
 
 
+_MOST_WIDE_DIGITS: Final = 76
+"""The digits of a decimal of 256 bits."""
+
+
 def _find_cast(have: pa.DataType, kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
     """Return a cast to `kind` that raises ArrowException for a value that would not be equal."""
     is_text = kinds.is_string(have) or kinds.is_large_string(have) or kinds.is_string_view(have)
@@ -283,7 +287,7 @@ def _find_cast(have: pa.DataType, kind: pa.DataType) -> Callable[[pa.Array], pa.
         or (is_bytes and kinds.is_binary(kind))
         or (kinds.is_integer(have) and (kinds.is_integer(kind) or kinds.is_floating(kind)))
         or (kinds.is_floating(have) and kinds.is_integer(kind))
-        or (kinds.is_decimal(have) and (kinds.is_decimal(kind) or kinds.is_integer(kind)))
+        or (kinds.is_decimal(have) and kinds.is_integer(kind))
         or (kinds.is_date(have) and kinds.is_date(kind))
         or (kinds.is_timestamp(have) and kinds.is_timestamp(kind) and _same_awareness(have, kind))
     )
@@ -291,7 +295,9 @@ def _find_cast(have: pa.DataType, kind: pa.DataType) -> Callable[[pa.Array], pa.
         return lambda array: array.cast(kind)
     if kinds.is_integer(have) and kinds.is_decimal(kind):
         # 20 digits hold every integer of 64 bits.
-        return lambda array: array.cast(pa.decimal128(20, 0)).cast(kind)
+        return lambda array: _cast_decimals(array.cast(pa.decimal128(20, 0)), kind)
+    if kinds.is_decimal(have) and kinds.is_decimal(kind):
+        return lambda array: _cast_decimals(array, kind)
     if kinds.is_floating(have) and kinds.is_floating(kind):
         if have.bit_width < kind.bit_width:
             return lambda array: array.cast(kind)
@@ -303,6 +309,18 @@ def _find_cast(have: pa.DataType, kind: pa.DataType) -> Callable[[pa.Array], pa.
 
 def _same_awareness(have: pa.DataType, kind: pa.DataType) -> bool:
     return (have.tz is None) == (kind.tz is None)
+
+
+def _cast_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast decimals to `kind`, which has 128 bits; Arrow's own cast wraps one that is too long."""
+    scale = array.type.scale
+    wide = array.cast(pa.decimal256(_MOST_WIDE_DIGITS, scale))
+    if kind.scale > scale:
+        greatest = Decimal((0, (9,) * (kind.precision - kind.scale + scale), -scale))
+        is_longer = pc.greater(pc.abs(wide), pa.scalar(greatest, wide.type))
+        if pc.any(is_longer, min_count=0).as_py():
+            raise pa.ArrowInvalid("a value has too many digits")
+    return wide.cast(kind)
 
 
 def _cast_there_and_back(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT
 from timestream.json_texts import bits, joined, objects, odd_texts, others, scalars, space
@@ -280,6 +280,35 @@ def test_a_decimal_must_fit_its_precision_and_scale(count, literal, expected):
     ([found], _, malformed), _ = with_few(count, [f'{{"n":{literal}}}'.encode()] * 2, fields)
     assert found == (expected and decimal.Decimal(expected))
     assert malformed == (expected is None)
+
+
+long_numbers = st.integers(1, 38).flatmap(lambda n: st.integers(10 ** (n - 1), 10**n - 1))
+
+
+@given(
+    st.integers(1, 38).flatmap(lambda p: st.tuples(st.just(p), st.integers(0, p))),
+    st.lists(
+        st.builds(
+            lambda number, sign, power: f"{sign}{number}{power}",
+            long_numbers,
+            st.sampled_from(["", "-"]),
+            st.just("") | st.integers(-40, 40).map("e{}".format),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+@example((38, 18), ["82401564235628967044267"])
+@example((38, 18), ["30e28"])
+@settings(deadline=None)
+def test_a_decimal_with_too_many_digits_is_bad_and_no_other_number(shape, literals):
+    # Arrow's parser multiplies such a number until its bits run over.
+    fields = RequestedFields(pa.schema([("n", pa.list_(pa.decimal128(*shape)))]))
+    values = [f'{{"n":[{literal}]}}'.encode() for literal in literals]
+    for value in values:
+        given_ = pa.array([value, value])
+        together, alone = (parse_unscanned(fields, given_, n) for n in (1, 2))
+        assert together.columns[0].equals(alone.columns[0])
 
 
 def test_without_fields_only_the_form_is_judged():
