@@ -30,7 +30,7 @@ static uint32_t roll(uint32_t sides) {
   } while (0)
 
 static const char *NAMES[] = {"a", "bb", "ccc", "", "\xc3\xa9", "when", "a_name_of_more_than_8_bytes"};
-enum { NAMED = sizeof NAMES / sizeof *NAMES };
+enum { NAMED = sizeof NAMES / sizeof *NAMES, WANTED = 2 * NAMED };
 
 static const char *SCALARS[] = {"null", "true",  "false", "0",      "-0",   "12",    "-3.5",
                                 "1e5",  "1E-30", "1e400", "\"\"",   "\"x\"", "\"12.5\"", "\"\\n\"",
@@ -61,7 +61,11 @@ static void put_value(text *to, int depth) {
       for (uint32_t left = roll(4), n = 0; n < left; n++) {
         if (n) put(to, ",");
         put_blanks(to);
-        if (is_object) put(to, "\"k\\u00e9\":");
+        if (is_object) {
+          put(to, "\"");
+          put(to, roll(3) ? NAMES[roll(NAMED)] : "k\\u00e9");
+          put(to, "\":");
+        }
         put_value(to, depth + 1);
         put_blanks(to);
       }
@@ -117,9 +121,15 @@ static void *room(size_t size) {
   return at;
 }
 
-static field make_field(int n, int64_t rows, int64_t bytes) {
-  field it = {.name = (const uint8_t *)NAMES[n], .name_size = (int64_t)strlen(NAMES[n])};
-  it.kind = (int)roll(KINDS);
+/* Of the field `n`, which may be inside one of those before it. */
+static field make_field(const field *before, int n, int64_t rows, int64_t bytes) {
+  const char *name = NAMES[roll(3) ? n % NAMED : (int)roll(NAMED)];
+  field it = {.name = (const uint8_t *)name, .name_size = (int64_t)strlen(name), .parent = -1};
+  int parent = (int)roll((uint32_t)n + 1) - 1;
+  if (parent >= 0 && before[parent].kind == OBJECT) it.parent = parent;
+  it.kind = (int)roll(KINDS + 2);
+  if (it.kind >= OBJECT) it.kind = OBJECT;
+  if (it.kind == OBJECT) return it;
   it.is_raw = (int)roll(2);
   it.width = it.kind == INTEGER ? 1 << roll(4) : it.kind == FLOAT ? 4 : it.kind == DECIMAL ? 16 : 8;
   it.most = INT64_MAX >> (64 - 8 * it.width > 0 ? 64 - 8 * it.width : 0);
@@ -180,14 +190,18 @@ static void scan_some(void) {
   memcpy(starts, bounds, (size_t)(rows + 1) * sizeof *starts);
   uint8_t *present = roll(2) ? room((size_t)(rows + 3 + 7) / 8) : NULL;
   for (int64_t n = 0; present && n < (rows + 3 + 7) / 8; n++) present[n] = (uint8_t)roll(256);
-  field fields[NAMED];
-  int32_t count = (int32_t)roll(NAMED + 1);
-  for (int n = 0; n < count; n++) fields[n] = make_field(n, rows, all.size);
+  field fields[WANTED];
+  int32_t count = (int32_t)roll(WANTED + 1);
+  for (int n = 0; n < count; n++) fields[n] = make_field(fields, n, rows, all.size);
   int64_t found = scan_json(data, starts, present, 3, rows, fields, count, left), seen = 0;
   for (int64_t row = 0; row < rows; row++) seen += left[row];
   CHECK(found == seen);
   for (int n = 0; n < count; n++) {
     field *it = &fields[n];
+    if (it->kind == OBJECT) {
+      CHECK(!it->valid && !it->values && !it->nulls && !it->used);
+      continue;
+    }
     int64_t nulls = 0;
     CHECK(it->used <= all.size);
     for (int64_t row = 0; row < rows; row++) {

@@ -10,8 +10,8 @@ string cannot contain unescaped. Only values that begin with ``{`` and end with 
 that an object cannot extend into the next value. Values that Arrow reads but Python does not
 (extreme nesting, very long numbers) are excluded from the block; short values exceed no limit.
 
-Flat objects are read by the compiled scanner first, if it is there; `scan_json.c` says which values
-it leaves. What it reads of a value is what the other two ways read of it.
+The compiled scanner, if it is there, reads objects first; `scan_json.c` says which values it
+leaves. What it reads of a value is what the other two ways read of it.
 """
 
 import ctypes
@@ -73,7 +73,7 @@ _MAX_LEFT: Final = 0.25
 """With more values left, putting them back into their places costs more than was saved."""
 
 
-_TEXT, _BOOLEAN, _INTEGER, _FLOAT, _DOUBLE, _DECIMAL, _ANY, _TIME = range(8)
+_TEXT, _BOOLEAN, _INTEGER, _FLOAT, _DOUBLE, _DECIMAL, _ANY, _TIME, _OBJECT = range(9)
 
 
 class _Field(ctypes.Structure):
@@ -91,7 +91,7 @@ class _Field(ctypes.Structure):
         ("scale", c_int32),
         ("width", c_int32),
         ("may_widen", c_int32),
-        ("unused", c_int32),
+        ("parent", c_int32),
         ("valid", c_void_p),
         ("values", c_void_p),
         ("starts", c_void_p),
@@ -103,10 +103,23 @@ class _Field(ctypes.Structure):
 class _ScanField(NamedTuple):
     """A field to scan; `type` is that of its column, null if it is wanted as a raw field only."""
 
-    name: bytes
     kind: int
     type: pa.DataType
     is_raw: bool = False
+
+
+class _ScanPlan(NamedTuple):
+    """What to scan: the fields with values by their paths, and the paths of objects around them."""
+
+    fields: dict[FieldPath, _ScanField]
+    objects: tuple[FieldPath, ...]
+
+    def describe_place(self, path: FieldPath) -> dict[str, Any]:
+        """Return the parts of `_Field` that say where it is; objects come after the fields."""
+        # Half a surrogate pair is in no text that the scanner reads.
+        name = path[-1].encode(errors="surrogatepass")
+        parent = len(self.fields) + self.objects.index(path[:-1]) if len(path) > 1 else -1
+        return {"name": name, "name_size": len(name), "parent": parent}
 
 
 class ScannedBlock(NamedTuple):
@@ -143,19 +156,22 @@ def _declare(loaded: Any) -> Callable[..., int]:
     return scan
 
 
-def scan_flat(fields: RequestedFields, values: pa.Array) -> ScannedBlock | None:
+def scan_block(fields: RequestedFields, values: pa.Array) -> ScannedBlock | None:
     """Scan n binary values; None where that is not worth it, or not possible for these fields."""
-    scan, wanted = load_scanner(), _plan(fields)
+    scan, plan = load_scanner(), _plan(fields)
     _, starts, data = values.buffers()
-    if scan is None or wanted is None or data is None:
+    if scan is None or plan is None or data is None:
         return None
     n = len(values)
     bounds = np.frombuffer(starts, np.int32)[values.offset :]
-    columns = [_Column(each, n, int(bounds[n]) - int(bounds[0])) for each in wanted.values()]
-    structs = (_Field * len(columns))(*(column.describe() for column in columns))
+    text_bytes = int(bounds[n]) - int(bounds[0])
+    columns = {path: _Column(field, n, text_bytes) for path, field in plan.fields.items()}
+    described = [column.describe(plan.describe_place(path)) for path, column in columns.items()]
+    described += [_Field(kind=_OBJECT, **plan.describe_place(path)) for path in plan.objects]
+    structs = (_Field * len(described))(*described)
     present = values.buffers()[0] if values.null_count else None
     left = np.empty(n, np.bool_)
-    found = scan(
+    left_count = scan(
         data.address,
         bounds.ctypes.data,
         present.address if present else None,
@@ -165,36 +181,33 @@ def scan_flat(fields: RequestedFields, values: pa.Array) -> ScannedBlock | None:
         len(structs),
         left.ctypes.data,
     )
-    if found < 0 or found > n * _MAX_LEFT:
+    if left_count < 0 or left_count > n * _MAX_LEFT:
         return None
-    arrays = [column.build(struct) for column, struct in zip(columns, structs, strict=True)]
-    return ScannedBlock(dict(zip(wanted, arrays, strict=True)), left)
+    pairs = zip(columns.items(), structs, strict=False)  # Objects, at the end, have no column.
+    return ScannedBlock({path: column.build(struct) for (path, column), struct in pairs}, left)
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(fields: RequestedFields) -> dict[FieldPath, _ScanField] | None:
+def _plan(fields: RequestedFields) -> _ScanPlan | None:
     """Say how to scan each field; None if the scanner cannot read one of them."""
-    wanted: dict[FieldPath, _ScanField] = {}
+    scanned: dict[FieldPath, _ScanField] = {}
     for path, field in zip(fields.column_paths(), fields.columns, strict=True):
         kind = _find_kind(field.type)
-        if kind is None or path in wanted:
+        if kind is None or path in scanned:
             return None
-        wanted[path] = _ScanField(_encode(path), kind, field.type)
+        scanned[path] = _ScanField(kind, field.type)
     for path in fields.raw_paths().values():
-        column = wanted.get(path)
+        column = scanned.get(path)
         if column is None:
-            wanted[path] = _ScanField(_encode(path), _ANY, pa.null(), is_raw=True)
+            scanned[path] = _ScanField(_ANY, pa.null(), is_raw=True)
         elif column.kind in (_DOUBLE, _TEXT, _TIME) or column.type == pa.int64():
-            wanted[path] = column._replace(is_raw=True)
+            scanned[path] = column._replace(is_raw=True)
         else:
             return None
-    is_flat = all(len(path) == 1 for path in wanted)
-    return wanted if is_flat and len(wanted) <= _MAX_FIELDS else None
-
-
-def _encode(path: FieldPath) -> bytes:
-    # Half a surrogate pair is in no text that the scanner reads.
-    return path[0].encode(errors="surrogatepass")
+    parents = {path[:depth] for path in scanned for depth in range(1, len(path))}
+    if parents & scanned.keys() or len(scanned) + len(parents) > _MAX_FIELDS:
+        return None
+    return _ScanPlan(scanned, tuple(sorted(parents)))
 
 
 def _find_kind(target: pa.DataType) -> int | None:
@@ -215,23 +228,23 @@ def _find_kind(target: pa.DataType) -> int | None:
 class _Column:
     """The room for n values of a field, and the array that they become."""
 
-    def __init__(self, wanted: _ScanField, n: int, text_bytes: int) -> None:
-        self._wanted, self._n = wanted, n
+    def __init__(self, field: _ScanField, n: int, text_bytes: int) -> None:
+        self._field, self._n = field, n
         self._valid = _make_bits(n)
-        is_text = wanted.kind in (_TEXT, _ANY, _TIME)
-        width = _get_width(wanted)
+        is_text = field.kind in (_TEXT, _ANY, _TIME)
+        width = _get_width(field)
         self._starts = np.zeros(n + 1, np.int32) if is_text else None
-        if wanted.kind == _BOOLEAN:
+        if field.kind == _BOOLEAN:
             self._values = _make_bits(n)
-        elif wanted.kind == _TEXT:
+        elif field.kind == _TEXT:
             self._values = np.empty(text_bytes, np.uint8)
         else:
             # Zeros, because a number that nobody wrote is read when its column is widened.
             self._values = np.zeros(max(n * width, text_bytes if is_text else 0), np.uint8)
 
-    def describe(self) -> _Field:
-        """Describe the field and its room as the library expects it."""
-        name, kind, target, is_raw = self._wanted
+    def describe(self, place: dict[str, Any]) -> _Field:
+        """Describe the field at `place`, and its room, as the library expects it."""
+        kind, target, is_raw = self._field
         least, most, scale, bound = -(2**63), 2**63 - 1, 0, 0
         if kind == _INTEGER:
             least, most = -(1 << target.bit_width - 1), (1 << target.bit_width - 1) - 1
@@ -239,8 +252,7 @@ class _Column:
             scale, bound = target.scale, 10**target.precision
         starts = None if self._starts is None else self._starts.ctypes.data
         return _Field(
-            name=name,
-            name_size=len(name),
+            **place,
             kind=kind,
             is_raw=is_raw,
             least=least,
@@ -248,7 +260,7 @@ class _Column:
             bound=_halve(bound),
             tenth=_halve(bound // 10),
             scale=scale,
-            width=_get_width(self._wanted),
+            width=_get_width(self._field),
             may_widen=kind == _ANY,
             valid=self._valid.ctypes.data,
             values=self._values.ctypes.data,
@@ -258,7 +270,7 @@ class _Column:
     def build(self, struct: _Field) -> pa.Array:
         """Make an array of what the library has written."""
         valid = pa.py_buffer(self._valid) if struct.nulls else None
-        kind = _find_type(struct.kind, self._wanted)
+        kind = _find_type(struct.kind, self._field)
         if kind is None:
             return pa.nulls(self._n, pa.string())
         if struct.kind == _TEXT:
@@ -277,20 +289,20 @@ def _make_bits(n: int) -> npt.NDArray[np.uint8]:
     return np.zeros((n + 7) // 8, np.uint8)
 
 
-def _get_width(wanted: _ScanField) -> int:
+def _get_width(field: _ScanField) -> int:
     """Return the bytes of a number; 8 if it is not known yet that it is one."""
-    if wanted.kind in (_INTEGER, _FLOAT, _DOUBLE, _DECIMAL):
-        return int(wanted.type.bit_width) // 8
+    if field.kind in (_INTEGER, _FLOAT, _DOUBLE, _DECIMAL):
+        return int(field.type.bit_width) // 8
     return 8
 
 
-def _find_type(kind: int, wanted: _ScanField) -> pa.DataType | None:
+def _find_type(kind: int, field: _ScanField) -> pa.DataType | None:
     """Return the type of what was read; None if all of it is null."""
     if kind == _TEXT:
         return pa.string()
-    if wanted.kind in (_ANY, _TIME):
+    if field.kind in (_ANY, _TIME):
         return {_INTEGER: pa.int64(), _DOUBLE: pa.float64()}.get(kind)
-    return wanted.type
+    return field.type
 
 
 Bytes = npt.NDArray[np.uint8]
@@ -468,7 +480,7 @@ def parse_json(
 
     Runs of up to `most_singly` values are parsed one by one.
     """
-    scanned = scan_flat(fields, values) if len(values) > most_singly else None
+    scanned = scan_block(fields, values) if len(values) > most_singly else None
     if scanned is None:
         return parse_unscanned(fields, values, most_singly)
     arrays, left = scanned

@@ -1,9 +1,10 @@
-/* Reads wanted scalars of flat JSON objects straight into Arrow buffers.
+/* Reads wanted scalars of JSON objects, and of objects in these, straight into Arrow buffers.
  *
  * The scanner reads a value only if it is sure to read what Python's and Arrow's parsers read from it;
  * it leaves every other value to them, whole. It leaves values that are no object or not valid JSON in
- * UTF-8, a wanted field that comes twice, has escapes or is of another type than its column, names
- * with escapes, and numbers that it cannot read exactly. It neither allocates nor keeps anything.
+ * UTF-8, a wanted field that comes twice, has escapes or is of another type than its column, an array
+ * or scalar where a wanted field would be inside, names with escapes, and numbers that it cannot read
+ * exactly. It neither allocates nor keeps anything.
  */
 #include <float.h>
 #include <stdint.h>
@@ -17,8 +18,9 @@
 typedef unsigned __int128 wide;
 
 /* What a field takes. ANY becomes TEXT, INTEGER or DOUBLE by its first value that is not null, and may
- * still turn from INTEGER to DOUBLE; TIME becomes TEXT or INTEGER. */
-enum { TEXT, BOOLEAN, INTEGER, FLOAT, DOUBLE, DECIMAL, ANY, TIME };
+ * still turn from INTEGER to DOUBLE; TIME becomes TEXT or INTEGER. OBJECT has no column: it leads to
+ * wanted fields. */
+enum { TEXT, BOOLEAN, INTEGER, FLOAT, DOUBLE, DECIMAL, ANY, TIME, OBJECT };
 
 /* A wanted field, whose column the caller has room for: `valid` has a zeroed bit a row, `values` a
  * zeroed bit or the bytes of a number a row, or all bytes of the values for TEXT; `starts`, of
@@ -35,7 +37,7 @@ typedef struct {
   int32_t scale;  /* of DECIMAL */
   int32_t width;  /* of INTEGER, ANY and TIME: bytes of a number */
   int32_t may_widen; /* of ANY: it may become DOUBLE */
-  int32_t unused;
+  int32_t parent; /* index of the OBJECT that it is in; -1: of none */
   uint8_t *valid;
   uint8_t *values;
   int32_t *starts;
@@ -50,6 +52,7 @@ enum { DEEPEST = 60, TRIED = 64 };
 typedef struct {
   const uint8_t *at;
   int64_t size;
+  int parent;
   int wanted; /* index of the field, or -1 */
   int beyond_ascii;
 } member;
@@ -66,6 +69,7 @@ typedef struct {
   field *fields;
   int count;
   int64_t row;
+  int place; /* how many names the value has had, without those of objects that nobody wants */
   uint64_t seen; /* a bit for each field */
   uint64_t bytes; /* all bytes of texts and names, ORed */
   member members[REMEMBERED];
@@ -307,26 +311,29 @@ static inline int take_boolean(field *to, int64_t row, int is_true) {
 
 /* -- one value ----------------------------------------------------------------------------- */
 
-static int find_field(const scan *s, const uint8_t *name, int64_t size) {
-  for (int n = 0; n < s->count; n++)
-    if (s->fields[n].name_size == size && !memcmp(s->fields[n].name, name, (size_t)size)) return n;
+static int find_field(const scan *s, int parent, const uint8_t *name, int64_t size) {
+  for (int n = 0; n < s->count; n++) {
+    const field *it = &s->fields[n];
+    if (it->parent == parent && it->name_size == size && !memcmp(it->name, name, (size_t)size))
+      return n;
+  }
   return -1;
 }
 
-/* Read the name in a place, behind its quote; return the place behind the closing one, or NULL. */
-static inline const uint8_t *read_name(scan *s, int place, const uint8_t *at, const uint8_t *end,
+/* Read the next name, behind its quote; return the place behind the closing one, or NULL. */
+static inline const uint8_t *read_name(scan *s, int parent, const uint8_t *at, const uint8_t *end,
                                        int *wanted) {
-  member *known = place < REMEMBERED ? &s->members[place] : NULL;
-  if (known && known->at && end - at > known->size && at[known->size] == '"' &&
-      !memcmp(at, known->at, (size_t)known->size)) {
+  member *known = s->place < REMEMBERED ? &s->members[s->place++] : NULL;
+  if (known && known->at && known->parent == parent && end - at > known->size &&
+      at[known->size] == '"' && !memcmp(at, known->at, (size_t)known->size)) {
     s->bytes |= (uint64_t)known->beyond_ascii;
     *wanted = known->wanted;
     return at + known->size + 1;
   }
   const uint8_t *quote = find_quote(s, at, end);
   if (!quote) return NULL;
-  *wanted = find_field(s, at, quote - at);
-  if (known) *known = (member){at, quote - at, *wanted, s->bytes & HIGH_BITS ? 0x80 : 0};
+  *wanted = find_field(s, parent, at, quote - at);
+  if (known) *known = (member){at, quote - at, parent, *wanted, s->bytes & HIGH_BITS ? 0x80 : 0};
   return quote + 1;
 }
 
@@ -413,35 +420,46 @@ static const uint8_t *skip_nested(scan *s, const uint8_t *at, const uint8_t *end
   return at;
 }
 
-/* Read an object; 0: it is left. */
+static const uint8_t *read_members(scan *s, int parent, const uint8_t *at, const uint8_t *end);
+
+/* Read a value into its field, which is NULL if nobody wants it; return its end, or NULL. */
+static inline const uint8_t *read_value(scan *s, int wanted, const uint8_t *at,
+                                        const uint8_t *end) {
+  field *to = wanted < 0 ? NULL : &s->fields[wanted];
+  if (!to && at < end && (*at == '{' || *at == '[')) return skip_nested(s, at, end);
+  if (!to || to->kind != OBJECT) return read_scalar(s, to, at, end);
+  if (at < end && *at == '{') return read_members(s, wanted, at + 1, end);
+  return is_word(at, end, "null", 4) ? at + 4 : NULL;
+}
+
+/* Read an object, behind its brace, into the fields of `parent`; return its end, or NULL. */
+static const uint8_t *read_members(scan *s, int parent, const uint8_t *at, const uint8_t *end) {
+  at = skip_blanks(at, end);
+  if (at < end && *at == '}') return at + 1;
+  for (;;) {
+    int wanted;
+    if (at == end || *at != '"' || !(at = read_name(s, parent, at + 1, end, &wanted))) return NULL;
+    at = skip_blanks(at, end);
+    if (at == end || *at++ != ':') return NULL;
+    if (wanted >= 0) {
+      if (s->seen >> wanted & 1) return NULL;
+      s->seen |= UINT64_C(1) << wanted;
+    }
+    if (!(at = read_value(s, wanted, skip_blanks(at, end), end))) return NULL;
+    at = skip_blanks(at, end);
+    if (at == end || (*at != ',' && *at != '}')) return NULL;
+    if (*at++ == '}') return at;
+    at = skip_blanks(at, end);
+  }
+}
+
+/* Read a value, which is an object; 0: it is left. */
 static int read_object(scan *s, const uint8_t *at, const uint8_t *end) {
   const uint8_t *begin = at;
   s->seen = s->bytes = 0;
+  s->place = 0;
   at = skip_blanks(at, end);
-  if (at == end || *at++ != '{') return 0;
-  at = skip_blanks(at, end);
-  int is_open = !(at < end && *at == '}');
-  if (!is_open) at++;
-  for (int place = 0; is_open; place++) {
-    int wanted;
-    if (at == end || *at != '"' || !(at = read_name(s, place, at + 1, end, &wanted))) return 0;
-    at = skip_blanks(at, end);
-    if (at == end || *at++ != ':') return 0;
-    if (wanted >= 0) {
-      if (s->seen >> wanted & 1) return 0;
-      s->seen |= UINT64_C(1) << wanted;
-    }
-    at = skip_blanks(at, end);
-    if (wanted < 0 && at < end && (*at == '{' || *at == '['))
-      at = skip_nested(s, at, end);
-    else
-      at = read_scalar(s, wanted < 0 ? NULL : &s->fields[wanted], at, end);
-    if (!at) return 0;
-    at = skip_blanks(at, end);
-    if (at == end || (*at != ',' && *at != '}')) return 0;
-    is_open = *at++ == ',';
-    if (is_open) at = skip_blanks(at, end);
-  }
+  if (at == end || *at++ != '{' || !(at = read_members(s, -1, at, end))) return 0;
   return skip_blanks(at, end) == end && (!(s->bytes & HIGH_BITS) || is_utf8(begin, end));
 }
 
@@ -450,6 +468,7 @@ static void clear_row(scan *s, const int64_t *used) {
   uint8_t others = (uint8_t)~(1u << (unsigned)(s->row % 8));
   for (int n = 0; n < s->count; n++) {
     field *it = &s->fields[n];
+    if (it->kind == OBJECT) continue;
     it->used = used[n];
     it->valid[s->row / 8] &= others;
     if (it->kind == BOOLEAN) it->values[s->row / 8] &= others;
@@ -474,6 +493,7 @@ int64_t scan_json(const uint8_t *data, const int32_t *starts, const uint8_t *pre
     left += is_left[s.row];
     for (int n = 0; n < count; n++) {
       field *it = &fields[n];
+      if (it->kind == OBJECT) continue;
       it->nulls += !(it->valid[s.row / 8] >> (s.row % 8) & 1);
       if (it->starts) it->starts[s.row + 1] = (int32_t)it->used;
     }

@@ -21,7 +21,7 @@ from pyspark_timestream.kafka.decode.json.by_block import (
     load_scanner,
     parse_json,
     parse_unscanned,
-    scan_flat,
+    scan_block,
 )
 from pyspark_timestream.kafka.decode.records import FINE, RequestedFields
 
@@ -101,7 +101,7 @@ def compare(values, fields=FIELDS):
     given_ = pa.array(values, pa.binary())
     expected = shown(parse_unscanned(fields, given_), len(values))
     assert shown(parse_json(fields, given_, 1), len(values)) == expected
-    scanned = scan_flat(fields, given_)
+    scanned = scan_block(fields, given_)
     return None if scanned is None else (~scanned.left).tolist()
 
 
@@ -177,6 +177,89 @@ def test_a_value_is_read_as_without_the_scanner(values):
 def test_a_value_that_is_left_does_not_disturb_its_neighbours(odd, place):
     sound = [json.dumps(GOOD | {"i": i}, ensure_ascii=False).encode() for i in range(100)]
     compare([*sound[:place], *odd, *sound[place:]])
+
+
+NESTED = RequestedFields(
+    pa.schema(
+        [
+            ("i", pa.int64()),
+            ("p.i", pa.int64()),
+            ("p.q.s", pa.string()),
+            ("p.q.t", INSTANT),
+            ("q.d", pa.float64()),
+        ]
+    ),
+    ("p.when", "p.q.t", "q.q.when"),
+)
+inner_keys = st.sampled_from(["i", "p", "q", "s", "t", "d", "when"])
+nested = st.recursive(
+    scalars,
+    lambda inner: objects(inner_keys | others, inner) | joined(inner, "[", "]"),
+    max_leaves=12,
+)
+sound_nested = st.fixed_dictionaries(
+    {},
+    optional={
+        "i": st.integers(0, 9),
+        "p": st.none()
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "i": st.none() | st.integers(),
+                "when": st.integers(0, 9) | st.text(max_size=3),
+                "x": st.just({"i": 1}),
+                "q": st.none()
+                | st.fixed_dictionaries(
+                    {}, optional={"s": st.text(max_size=3), "t": st.just("2013-01-01T05:00:00Z")}
+                ),
+            },
+        ),
+        "q": st.none()
+        | st.fixed_dictionaries({}, optional={"d": st.floats(-9, 9), "q": st.just({"when": 1})}),
+    },
+).map(json.dumps)
+
+
+@given(
+    st.lists(
+        st.tuples(space, sound_nested | objects(inner_keys, nested), space)
+        .map("".join)
+        .map(str.encode),
+        min_size=1,
+        max_size=8,
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_fields_of_objects_inside_are_read_as_without_the_scanner(values):
+    compare(values, NESTED)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_read"),
+    [
+        ('{"p":{"i":1,"q":{"s":"x","t":"2013-01-01T05:00:00Z"},"when":5},"q":{"d":1}}', True),
+        ('{"p":{},"q":null,"i":1}', True),
+        ('{ "p" : { "q" : { } , "i" : null } }', True),
+        ('{"p":{"p":{"i":"x"},"i":2},"i":1,"x":{"p":{"i":3}}}', True),
+        ('{"p":5}', False),
+        ('{"p":[{"i":1}]}', False),
+        ('{"p":{"q":"x"}}', False),
+        ('{"p":{"i":1},"p":{"i":2}}', False),
+        ('{"p":{"i":1,"i":2}}', False),
+        ('{"p":{"i":1.5}}', False),
+        ('{"p":{"i":1}', False),
+        ('{"p":{"i":1},}', False),
+        ('{"p":nul}', False),
+    ],
+)
+def test_objects_inside_are_read_where_they_are_plain(value, is_read):
+    assert compare([value.encode(), b"{}"], NESTED) == [is_read, True]
+
+
+def test_the_same_name_inside_another_object_is_another_field():
+    # The scanner remembers names by their places, so both objects have them in the same ones.
+    values = [b'{"p":{"i":1}}', b'{"q":{"i":2}}', b'{"i":{"i":3}}', b'{"i":4}', b'{"p":{"i":5}}']
+    assert compare(values, NESTED) == [True, True, False, True, True]
 
 
 digits = st.integers(0, 10**19).map(str) | st.integers(0, 10**6).map(str)
@@ -323,7 +406,7 @@ def test_a_whole_number_that_a_double_does_not_hold_keeps_its_digits():
 
 def test_a_column_without_nulls_has_no_bits_and_texts_have_no_room_left():
     values = pa.array([b'{"i":1,"s":"abc"}'] * 50)
-    scanned = scan_flat(FIELDS, values)
+    scanned = scan_block(FIELDS, values)
     assert scanned.fields[("i",)].buffers()[0] is None
     assert scanned.fields[("s",)].buffers()[2].size == 150
 
@@ -332,15 +415,16 @@ def test_a_column_without_nulls_has_no_bits_and_texts_have_no_room_left():
     "fields",
     [
         RequestedFields(pa.schema([("p", pa.struct([("x", pa.int64())]))])),
-        RequestedFields(pa.schema([("p.x", pa.int64())])),
+        RequestedFields(pa.schema([("p", pa.string()), ("p.x", pa.int64())])),
         RequestedFields(pa.schema([("l", pa.list_(pa.int64()))])),
         RequestedFields(pa.schema([("b", pa.int8())]), ("b",)),
-        RequestedFields(pa.schema([]), ("a.b",)),
+        RequestedFields(pa.schema([("a", pa.int64())]), ("a.b",)),
         RequestedFields(pa.schema([(f"c{i}", pa.int8()) for i in range(65)])),
+        RequestedFields(pa.schema([(f"p.c{i}", pa.int8()) for i in range(64)])),
     ],
 )
 def test_other_fields_are_none_of_the_scanners(fields):
-    assert scan_flat(fields, pa.array([b"{}"] * 50)) is None
+    assert scan_block(fields, pa.array([b"{}"] * 50)) is None
 
 
 def test_without_columns_the_form_is_judged_by_the_scanner_too():
@@ -352,9 +436,9 @@ def test_without_columns_the_form_is_judged_by_the_scanner_too():
 def test_a_block_of_which_little_can_be_scanned_is_given_up(monkeypatch):
     monkeypatch.setattr(by_block, "_MAX_LEFT", 0.25)
     odd, plain = [b'{"i":"x"}'], [b'{"i":1}']
-    assert scan_flat(FIELDS, pa.array(odd * 33 + plain * 1_000)) is None
-    assert scan_flat(FIELDS, pa.array(plain * 70 + odd * 30)) is None
-    assert scan_flat(FIELDS, pa.array(plain * 75 + odd * 25)) is not None
+    assert scan_block(FIELDS, pa.array(odd * 33 + plain * 1_000)) is None
+    assert scan_block(FIELDS, pa.array(plain * 70 + odd * 30)) is None
+    assert scan_block(FIELDS, pa.array(plain * 75 + odd * 25)) is not None
 
 
 def test_many_fields_in_any_order_are_found():
