@@ -1,12 +1,12 @@
 """Decide what a chart of a result shows; drawing it is left to `svg` and `terminal`.
 
 A figure has a panel for each column, because columns differ in units. A panel of numbers has a line
-for each series; one of Booleans or texts has a row for each, in which a state lasts until the next
-event. A figure never leaves anything out without a note. Its texts have no control characters.
+for each series; a panel of Booleans or texts has a row for each, where a state lasts until the next
+event. Whatever a figure leaves out, a note says so. Its texts have no control characters.
 
-Ticks of numbers are multiples of 1, 2 or 5 times a power of ten. Ticks of times are what a clock or
-a calendar calls round in a time zone: they are the starts of buckets (semantics 32.1), so on the
-two odd days of a year they are where they belong (31.6).
+Ticks of numbers are multiples of 1, 2 or 5 times a power of ten. Ticks of times are round times by
+the clock or calendar of a time zone: they are the starts of buckets (semantics 32.1), so they are
+right also on the two days of a year when clocks change (31.6).
 """
 
 import math
@@ -44,10 +44,10 @@ from pyspark_tseries.model.downsampling import is_number
 # -- numbers ---------------------------------------------------------------------------------------
 
 _PLAIN: Final = -3, 6
-"""Write numbers from 10^-3 up to 10^6 as they are, others with a power of ten beside the axis."""
+"""Write numbers from 10^-3 up to 10^6 in full, others with a power of ten beside the axis."""
 
 _MAX_DIGITS: Final = 7
-"""Labels with more digits count from a number beside the axis."""
+"""If labels need more digits, they count from a number beside the axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class NumberAxis:
     """The axis of a column's values. A value `v` is at `(v - base) / 10 ** exponent`.
 
     Attributes:
-        low: the place of the lowest end of the axis.
-        high: the place of its highest end; it is above `low`.
-        ticks: the places of the ticks, ascending.
+        low: the position of the lower end of the axis.
+        high: the position of its upper end; it is above `low`.
+        ticks: the positions of the ticks, ascending.
         labels: their labels.
         exponent: the power of ten that the labels leave out, a multiple of 3.
         base: the number that the labels count from.
@@ -72,8 +72,8 @@ class NumberAxis:
 
     def fraction(self, values: np.ndarray) -> np.ndarray:
         """Return where values are between the ends of the axis: from 0 to 1."""
-        places = _scale(values - self.base, self.exponent)
-        fractions: np.ndarray = (places - self.low) / (self.high - self.low)
+        positions = _scale(values - self.base, self.exponent)
+        fractions: np.ndarray = (positions - self.low) / (self.high - self.low)
         return fractions
 
     @property
@@ -82,12 +82,12 @@ class NumberAxis:
         return [(tick - self.low) / (self.high - self.low) for tick in self.ticks]
 
 
-def number_axis(low: float, high: float, most: int, *, is_whole: bool = False) -> NumberAxis:
+def number_axis(low: float, high: float, max_ticks: int, *, is_whole: bool = False) -> NumberAxis:
     """Return an axis for finite values from `low` to `high`, with about `most` ticks at most.
 
     With `is_whole` the ticks are whole numbers.
     """
-    base = _find_base(low, high, most)
+    base = _find_base(low, high, max_ticks)
     low, high = low - base, high - base
     size = max(abs(low), abs(high))
     exponent = 0
@@ -102,22 +102,22 @@ def number_axis(low: float, high: float, most: int, *, is_whole: bool = False) -
         # An axis of values that are not negative does not show what is below zero.
         low = max(low - room, 0.0) if low >= 0 and not base else low - room
         high = min(high + room, 0.0) if high <= 0 and not base else high + room
-    step = _round_step((high - low) / max(most, 1))
+    step = _round_step((high - low) / max(max_ticks, 1))
     if is_whole and exponent >= 0:
         step = max(step, 10.0**-exponent)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    lowest, highest = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    ticks = tuple(round(number * step, decimals) for number in range(first, last + 1))
+    ticks = tuple(round(number * step, decimals) for number in range(lowest, highest + 1))
     labels = tuple(f"{tick + 0.0:,.{decimals}f}" for tick in ticks)
     return NumberAxis(low, high, ticks, labels, exponent, base)
 
 
-def _find_base(low: float, high: float, most: int) -> float:
-    """Return what labels count from, 0 unless they would have many equal digits."""
+def _find_base(low: float, high: float, max_ticks: int) -> float:
+    """Return the number that labels count from: 0 unless they would have many equal digits."""
     size, spread = max(abs(low), abs(high)), high / 2 - low / 2
     if spread <= 4 * math.ulp(size):
-        return 0.0  # All values are equal, as far as a double tells.
-    digits = math.log10(size) - math.log10(2 * spread / max(most, 1))
+        return 0.0  # As doubles, all values are equal.
+    digits = math.log10(size) - math.log10(2 * spread / max(max_ticks, 1))
     if digits < _MAX_DIGITS:
         return 0.0
     power = 10.0 ** math.ceil(math.log10(2 * spread))
@@ -125,16 +125,16 @@ def _find_base(low: float, high: float, most: int) -> float:
 
 
 def _scale(values: np.ndarray, exponent: int) -> np.ndarray:
-    """Return `values / 10 ** exponent`, also where the power alone is no double."""
+    """Return `values / 10 ** exponent`, even if the power does not fit a double."""
     if not exponent:
         return values
-    half = -exponent // 2
-    scaled: np.ndarray = values * 10.0**half * 10.0 ** (-exponent - half)
+    half_exponent = -exponent // 2
+    scaled: np.ndarray = values * 10.0**half_exponent * 10.0 ** (-exponent - half_exponent)
     return scaled
 
 
 def _round_step(step: float) -> float:
-    """Return the next number from `step` on that is 1, 2 or 5 times a power of ten."""
+    """Round `step` up to 1, 2 or 5 times a power of ten."""
     power = math.floor(math.log10(step))
     for number in (1, 2, 5, 10):
         if number * 10.0**power >= step * (1 - 1e-9):
@@ -163,14 +163,14 @@ class TimeAxis:
         return fractions
 
 
-def time_axis(low: int, high: int, zone: str | None, most: int) -> TimeAxis:
+def time_axis(low: int, high: int, zone: str | None, max_ticks: int) -> TimeAxis:
     """Return an axis from `low` to `high`, with `most` ticks at most, by the clock of a zone."""
     low, high = max(low, MIN_US), min(high, FINAL_US)
     zone = None if high - low > _LONG_US else choose_zone(low, high, zone)
     if low == high:
         low, high = max(low - MINUTE_US, MIN_US), min(high + MINUTE_US, FINAL_US)
     clock = None if zone is None else ZoneInfo(zone)
-    buckets = _find_buckets(low, high, zone, most)
+    buckets = _find_buckets(low, high, zone, max_ticks)
     starts = [us for us in buckets.between(low, high).tolist() if low <= us <= high]
     ticks = tuple(label_ticks(starts, buckets.us, buckets.months, clock))
     return TimeAxis(low, high, ticks)
@@ -185,27 +185,27 @@ def fit_time_axis(
     low: int, high: int, zone: str | None, room: float, width_of: Callable[[str], float]
 ) -> TimeAxis:
     """Return the axis with as many ticks as there is room for their labels beside each other."""
-    most = max(1, int(room // width_of("00:00   ")))
+    max_ticks = max(1, int(room // width_of("00:00   ")))
     while True:
-        axis = time_axis(low, high, zone, most)
+        axis = time_axis(low, high, zone, max_ticks)
         widest = max((width_of(f"{tick.label}  ") for tick in axis.ticks), default=0)
-        if most == 1 or widest * most <= room:
+        if max_ticks == 1 or widest * max_ticks <= room:
             return axis
-        most -= 1
+        max_ticks -= 1
 
 
-def _find_buckets(low: int, high: int, zone: str | None, most: int) -> Buckets:
-    step, months = choose_step(low, high, most)
+def _find_buckets(low: int, high: int, zone: str | None, max_ticks: int) -> Buckets:
+    step, months = choose_step(low, high, max_ticks)
     if months:
         return Buckets(0, months, zone, _YEARS_FROM)
     return Buckets(step, 0, zone, 0 if zone is not None and step < DAY_US else DEFAULT_ORIGIN_US)
 
 
 def format_moment(us: int, zone: str | None) -> str:
-    """Format an instant for people, by the clock of a zone, as exactly as it is.
+    """Format an instant for people, by the clock of a zone, to the microsecond.
 
-    It has a name behind it where the clock alone does not tell: `CET` or `CEST` where a clock shows
-    a time twice, `UTC` where that of the zone would leave the years 1 to 9999.
+    Where the clock is ambiguous, a name follows: `CET` or `CEST` when a clock shows a time twice,
+    `UTC` when the zone's clock would leave the years 1 to 9999.
     """
     local, name = to_datetime(us), ""
     if zone is not None and choose_zone(us, us, zone) is None:
@@ -223,20 +223,20 @@ def format_moment(us: int, zone: str | None) -> str:
 
 
 MAX_PANELS: Final = 4
-"""As many columns are drawn if none are named."""
+"""Draw at most this many columns if the caller names none."""
 
 USUAL: Final = "usual"
-"""The default of `longest_gap`: three times as long as 95 % of the distances in a series."""
+"""The default of `longest_gap`: three times the distance that 95 % in a series do not exceed."""
 
 _FEW: Final = 10
-"""Fewer distances do not show what is usual."""
+"""With fewer distances there is no usual one."""
 
 SEVERAL: Final = "\0"
-"""The state of a pixel that has several; the states of a store have no such character."""
+"""The state of a pixel with several states; no state of a store contains this character."""
 
 EDITED: Final = "\N{BLACK DIAMOND} "
 OVERRIDDEN: Final = "\N{WHITE CIRCLE} "
-"""Notes on marks begin with their shape."""
+"""A note on marks begins with their shape."""
 
 _POINTS_A_PIXEL: Final = 4
 
@@ -245,9 +245,9 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marks:
-    """Points beside a line; `now` is where the line is at their times.
+    """Points beside a line; `now` has the values of the line at their times.
 
-    `sequences` are those of their originals; None if the result does not say them.
+    `sequences` has the sequences of their originals; None if the result lacks them.
     """
 
     us: Int64Array
@@ -276,7 +276,7 @@ class Line:
 
     Attributes:
         name: the name of the series; empty if there is one without a name.
-        place: its place among the series of the figure.
+        position: its position among the series of the figure; it decides the colour.
         us: the times of the points, ascending.
         values: their values, finite.
         ends: where each bucket ends; None for events.
@@ -288,7 +288,7 @@ class Line:
     """
 
     name: str
-    place: int
+    position: int
     us: Int64Array
     values: FloatArray
     ends: Int64Array | None
@@ -313,7 +313,7 @@ class Row:
     """A series in a panel of states."""
 
     name: str
-    place: int
+    position: int
     spans: tuple[Span, ...]
 
 
@@ -344,13 +344,13 @@ class Figure:
     """What a chart shows: panels above one axis of time, from `low` to `high` microseconds.
 
     Attributes:
-        title: the name of the only series, or what the caller says; else empty.
+        title: the caller's title, or the name of the only series; else empty.
         series: the names of the series that are drawn.
         panels: a panel for each column.
         low: the first time.
-        high: the last time, of a bucket its end.
+        high: the last time; of a bucket, its end.
         zone: the IANA name of the time zone; None for UTC.
-        notes: what is drawn in another way than the data have it, and what is left out.
+        notes: what the figure leaves out, or draws differently from the data.
     """
 
     title: str
@@ -362,19 +362,19 @@ class Figure:
     notes: tuple[str, ...]
 
     def describe(self) -> str:
-        """Say in sentences what the chart shows, for those who do not see it."""
+        """Describe the chart in sentences, for readers who cannot see it."""
         if not self.panels:
             return "No events."
         times = " to ".join(format_moment(us, self.zone) for us in (self.low, self.high))
-        told = [f"{times}, {self.zone or 'UTC'}."]
+        sentences = [f"{times}, {self.zone or 'UTC'}."]
         for panel in self.panels:
             unit = f" {panel.unit}" if panel.unit else ""
             lines = [
                 f"{line.name or 'values'}{_describe_line(line, unit)}" for line in panel.lines[:8]
             ]
             rows = [f"{row.name or 'states'} {_describe_row(row)}" for row in panel.rows[:8]]
-            told.append(f"{panel.title}: {'; '.join(lines + rows)}.")
-        return " ".join(told)
+            sentences.append(f"{panel.title}: {'; '.join(lines + rows)}.")
+        return " ".join(sentences)
 
 
 def _describe_line(line: Line, unit: str) -> str:
@@ -399,15 +399,15 @@ def show_number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a result is beside its table.
+    """How to read a result's table.
 
     Attributes:
         group: the column with the names of the series or with a tag; None if it is left out.
         values: the columns that may be drawn.
         ends: returns the ends of buckets from their starts; None for events.
-        bands: the columns whose line lies between two others: their minimum and maximum.
+        bands: for a column with a band around its line, the columns of minimum and maximum.
         left_out: the number of events beyond the query's limit.
-        zone: the time zone of a chart that names none; None for UTC.
+        zone: the time zone if the caller of the chart names none; None for UTC.
     """
 
     group: str | None
@@ -426,10 +426,10 @@ class ChartRequest:
         columns: the columns; None for the first that can be drawn.
         most_series: how many series are drawn.
         zone: the time zone; None for UTC.
-        units: the units of columns that say none, or say another.
+        units: the units of columns; they come before those of the schema.
         longest_gap: the longest time in microseconds that a line bridges; `USUAL`, or None for any.
-        title: the title; None: the name of the only series.
-        pixels: how many pixels of width there are.
+        title: the title; None for the name of the only series.
+        pixels: the width in pixels.
     """
 
     columns: tuple[str, ...] | None
@@ -441,7 +441,7 @@ class ChartRequest:
     pixels: int
 
 
-def build_figure(table: pa.Table, shape: Shape, wanted: ChartRequest) -> Figure:
+def build_figure(table: pa.Table, shape: Shape, request: ChartRequest) -> Figure:
     """Return what a chart of the result `table` shows.
 
     Raises:
@@ -453,26 +453,28 @@ def build_figure(table: pa.Table, shape: Shape, wanted: ChartRequest) -> Figure:
             "a result with it",
             "name it in columns()",
         )
-    columns, left = _choose_columns(table.schema, shape, wanted)
+    columns, not_drawn = _choose_columns(table.schema, shape, request)
     notes = []
-    if left and len(table):
-        notes.append(f"{format_count(len(left), 'more column')}, not drawn: {_list(left)}")
-    rows, names = _Rows.of(table, shape, wanted, notes)
+    if not_drawn and len(table):
+        notes.append(
+            f"{format_count(len(not_drawn), 'more column')}, not drawn: {_list(not_drawn)}"
+        )
+    rows, names = _Rows.of(table, shape, request, notes)
     if shape.left_out:
         notes.append(f"{format_count(shape.left_out, 'more event')} beyond the query's limit")
-    title = wanted.title
+    title = request.title
     if title is None:
         title = names[0] if len(names) == 1 else ""
     panels: tuple[Panel, ...] = ()
     if len(rows.us):
-        panels = tuple(_build_panel(rows, column, shape, wanted, notes) for column in columns)
+        panels = tuple(_build_panel(rows, column, shape, request, notes) for column in columns)
     return Figure(
         escape_controls(title),
         names,
         panels,
         rows.low,
         rows.high,
-        choose_zone(rows.low, rows.high, wanted.zone),
+        choose_zone(rows.low, rows.high, request.zone),
         tuple(map(escape_controls, notes)),
     )
 
@@ -496,24 +498,24 @@ def is_line(kind: pa.DataType) -> bool:
 
 
 def _choose_columns(
-    schema: pa.Schema, shape: Shape, wanted: ChartRequest
+    schema: pa.Schema, shape: Shape, request: ChartRequest
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the columns to draw, and those that could be drawn but are not."""
     drawn = [name for name in shape.values if is_drawn(schema.field(name).type)]
-    if wanted.columns is not None:
-        for name in wanted.columns:
+    if request.columns is not None:
+        for name in request.columns:
             _check_column(schema, shape, name, drawn)
-        return wanted.columns, ()
+        return request.columns, ()
     edges = {edge for ends in (shape.bands or {}).values() for edge in ends}
-    first = [n for n in drawn if n not in edges and not pa.types.is_string(schema.field(n).type)]
-    first = first or [name for name in drawn if name not in edges]
-    if not first:
+    default = [n for n in drawn if n not in edges and not pa.types.is_string(schema.field(n).type)]
+    default = default or [name for name in drawn if name not in edges]
+    if not default:
         raise InvalidQuery(
             "the result has no column that a chart can draw",
             "a value column with numbers, Booleans or texts",
             "ask for such a column, or draw numbers made of others in SQL",
         )
-    return first[:MAX_PANELS], [n for n in drawn if n not in (*first[:MAX_PANELS], *edges)]
+    return default[:MAX_PANELS], [n for n in drawn if n not in (*default[:MAX_PANELS], *edges)]
 
 
 def _check_column(schema: pa.Schema, shape: Shape, name: str, drawn: Sequence[str]) -> None:
@@ -535,7 +537,7 @@ def _check_column(schema: pa.Schema, shape: Shape, name: str, drawn: Sequence[st
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows that are drawn, sorted by series and time; `bounds` are where the series begin."""
+    """The rows to draw, sorted by series and time; each series begins at one of `bounds`."""
 
     table: pa.Table
     names: tuple[str, ...]
@@ -544,24 +546,24 @@ class _Rows:
     ends: Int64Array | None
     is_edited: BoolArray
     current: Int64Array
-    """For each row the row that has the current value of its event; itself in most results."""
+    """For each row, the row with the current value of its event; usually the same row."""
 
     originals: Int64Array | None
-    """The sequences of the originals, if the result has both columns that tell them."""
+    """The sequences of the originals, if the result has both columns with sequences."""
 
     low: int
     high: int
 
     @staticmethod
     def of(
-        table: pa.Table, shape: Shape, wanted: ChartRequest, notes: list[str]
+        table: pa.Table, shape: Shape, request: ChartRequest, notes: list[str]
     ) -> "tuple[_Rows, tuple[str, ...]]":
         names, codes = _encode_groups(table, shape.group)
-        if len(names) > wanted.most_series:
+        if len(names) > request.most_series:
             notes.append(
-                f"the first {wanted.most_series:,} of {len(names):,} series; max_series draws more"
+                f"the first {request.most_series:,} of {len(names):,} series; max_series draws more"
             )
-            names = names[: wanted.most_series]
+            names = names[: request.most_series]
         us = to_int64(shown_times(table))
         inside = (us >= MIN_US) & (us <= FINAL_US)
         outside = len(us) - int(inside.sum())
@@ -569,8 +571,8 @@ class _Rows:
             notes.append(f"{format_count(outside, 'event')} outside the years 1 to 9999, not drawn")
         keep = inside & (codes < len(names))
         if not keep.all():
-            at = np.flatnonzero(keep)
-            table, codes, us = table.take(pa.array(at)), codes[at], us[at]
+            kept_rows = np.flatnonzero(keep)
+            table, codes, us = table.take(pa.array(kept_rows)), codes[kept_rows], us[kept_rows]
         steps = np.diff(codes)
         if ((steps < 0) | ((steps == 0) & (np.diff(us) < 0))).any():
             order = np.lexsort((us, codes))
@@ -586,10 +588,10 @@ class _Rows:
         rows = _Rows(table, names, bounds, us, ends, edited, current, originals, low, high)
         return rows, names
 
-    def parts(self) -> Iterator[tuple[int, str, slice]]:
-        """Yield place, name and rows of each series."""
-        for place, name in enumerate(self.names):
-            yield place, name, slice(int(self.bounds[place]), int(self.bounds[place + 1]))
+    def by_series(self) -> Iterator[tuple[int, str, slice]]:
+        """Yield the position, the name and the rows of each series."""
+        for position, name in enumerate(self.names):
+            yield position, name, slice(int(self.bounds[position]), int(self.bounds[position + 1]))
 
 
 def shown_times(table: pa.Table) -> pa.ChunkedArray:
@@ -639,9 +641,9 @@ def _find_current(table: pa.Table, codes: Int64Array, original: Int64Array | Non
     is_last = np.ones(len(order), bool)
     same = (np.diff(original[order]) == 0) & (np.diff(codes[order]) == 0)
     is_last[:-1] = ~same
-    last = order[is_last]
+    newest = order[is_last]
     current = np.empty(len(order), np.int64)
-    current[order] = last[np.concatenate([[0], np.cumsum(is_last)[:-1]])]
+    current[order] = newest[np.concatenate([[0], np.cumsum(is_last)[:-1]])]
     return current
 
 
@@ -649,14 +651,14 @@ def _find_current(table: pa.Table, codes: Int64Array, original: Int64Array | Non
 
 
 def _build_panel(
-    rows: _Rows, column: str, shape: Shape, wanted: ChartRequest, notes: list[str]
+    rows: _Rows, column: str, shape: Shape, request: ChartRequest, notes: list[str]
 ) -> Panel:
     field = rows.table.schema.field(column)
-    unit = escape_controls(wanted.units.get(column) or find_unit(field) or "")
+    unit = escape_controls(request.units.get(column) or find_unit(field) or "")
     title = escape_controls(column)
     if not is_line(field.type):
-        made = tuple(_state_rows(rows, column, wanted.pixels, notes))
-        return Panel(title, unit, rows=made, is_boolean=pa.types.is_boolean(field.type))
+        state_rows = tuple(_state_rows(rows, column, request.pixels, notes))
+        return Panel(title, unit, rows=state_rows, is_boolean=pa.types.is_boolean(field.type))
     edges = (shape.bands or {}).get(column)
     values = _to_floats(rows.table[column])
     odd = int((~np.isfinite(values)).sum()) - rows.table[column].null_count
@@ -665,9 +667,9 @@ def _build_panel(
     band = None
     if edges is not None:
         band = _to_floats(rows.table[edges[0]]), _to_floats(rows.table[edges[1]])
-    lines = tuple(_lines(rows, values, band, wanted))
+    lines = tuple(_lines(rows, values, band, request))
     _note_points(column, lines, values, rows, notes)
-    numbers = [part for line in lines for part in _extremes(line)]
+    numbers = [extreme for line in lines for extreme in _extremes(line)]
     low, high = (min(numbers), max(numbers)) if numbers else (0.0, 0.0)
     title += "" if edges is None else ", min to max"
     is_whole = pa.types.is_integer(field.type)
@@ -675,13 +677,13 @@ def _build_panel(
 
 
 def _extremes(line: Line) -> Iterator[float]:
-    parts = [line.values, line.overridden.values]
+    value_arrays = [line.values, line.overridden.values]
     if line.band is not None:
-        parts += [line.band.lower, line.band.upper]
-    for part in parts:
-        if len(part):
-            yield float(part.min())
-            yield float(part.max())
+        value_arrays += [line.band.lower, line.band.upper]
+    for array in value_arrays:
+        if len(array):
+            yield float(array.min())
+            yield float(array.max())
 
 
 def _to_floats(column: pa.ChunkedArray) -> FloatArray:
@@ -694,11 +696,11 @@ def _note_points(
     column: str, lines: Sequence[Line], values: FloatArray, rows: _Rows, notes: list[str]
 ) -> None:
     drawn = sum(len(line.us) for line in lines)
-    there = int((np.isfinite(values) & (rows.current == np.arange(len(values)))).sum())
-    if drawn < there:
+    point_count = int((np.isfinite(values) & (rows.current == np.arange(len(values)))).sum())
+    if drawn < point_count:
         notes.append(
-            f"{column}: {format_count(there, 'point')}, of which each pixel shows the first, the "
-            "lowest, the highest and the last"
+            f"{column}: {format_count(point_count, 'point')}, of which each pixel shows the first, "
+            "the lowest, the highest and the last"
         )
     edited = int((rows.is_edited & (rows.current == np.arange(len(values)))).sum())
     if edited:
@@ -712,51 +714,51 @@ def _lines(
     rows: _Rows,
     values: FloatArray,
     edges: tuple[FloatArray, FloatArray] | None,
-    wanted: ChartRequest,
+    request: ChartRequest,
 ) -> Iterator[Line]:
-    for place, name, part in rows.parts():
-        own = np.arange(part.start, part.stop)
-        is_now = rows.current[part] == own
-        now = own[is_now]
-        first = _find_breaks(rows, now, values[now], wanted.longest_gap)
-        good = np.isfinite(values[now])
-        points = now[good]
-        keep = _thin(rows.us[points], values[points], first, rows.low, rows.high, wanted.pixels)
-        shown = points[keep]
-        old = own[~is_now]
+    for position, name, series_rows in rows.by_series():
+        all_rows = np.arange(series_rows.start, series_rows.stop)
+        is_now = rows.current[series_rows] == all_rows
+        current_rows = all_rows[is_now]
+        is_first = _find_breaks(rows, current_rows, values[current_rows], request.longest_gap)
+        good = np.isfinite(values[current_rows])
+        points = current_rows[good]
+        keep = _thin(rows.us[points], values[points], is_first, rows.low, rows.high, request.pixels)
+        drawn_rows = points[keep]
+        old = all_rows[~is_now]
         old = old[np.isfinite(values[old]) & np.isfinite(values[rows.current[old]])]
         yield Line(
             name,
-            place,
-            rows.us[shown],
-            values[shown],
-            None if rows.ends is None else rows.ends[shown],
-            first[keep],
-            _mark(rows, values, points[rows.is_edited[points]], wanted.pixels),
-            _mark(rows, values, old, wanted.pixels),
-            None if edges is None else _band(rows, now, *edges, wanted.pixels),
+            position,
+            rows.us[drawn_rows],
+            values[drawn_rows],
+            None if rows.ends is None else rows.ends[drawn_rows],
+            is_first[keep],
+            _mark(rows, values, points[rows.is_edited[points]], request.pixels),
+            _mark(rows, values, old, request.pixels),
+            None if edges is None else _band(rows, current_rows, *edges, request.pixels),
             float(values[points[-1]]) if len(points) else None,
         )
 
 
 def _find_breaks(
-    rows: _Rows, at: Int64Array, values: FloatArray, longest: int | str | None
+    rows: _Rows, row_numbers: Int64Array, values: FloatArray, longest: int | str | None
 ) -> BoolArray:
     """Return for each finite value whether the line begins anew at it."""
     good = np.flatnonzero(np.isfinite(values))
-    first = np.ones(len(good), bool)
+    is_first = np.ones(len(good), bool)
     if len(good) < 2:
-        return first
-    first[1:] = np.diff(good) > 1
-    us = rows.us[at]
+        return is_first
+    is_first[1:] = np.diff(good) > 1
+    us = rows.us[row_numbers]
     if rows.ends is not None:
-        # A bucket that is missing is a gap; those of a day of 25 hours are as long as they are.
-        first[1:] |= us[good][1:] > rows.ends[at][good][:-1]
+        # A missing bucket is a gap. Buckets may differ in length: a day may have 25 hours.
+        is_first[1:] |= us[good][1:] > rows.ends[row_numbers][good][:-1]
     elif longest is not None:
         limit = _usual_gap(us) if isinstance(longest, str) else longest
         if limit is not None:
-            first[1:] |= np.diff(us[good]) > limit
-    return first
+            is_first[1:] |= np.diff(us[good]) > limit
+    return is_first
 
 
 def _usual_gap(us: Int64Array) -> int | None:
@@ -767,62 +769,66 @@ def _usual_gap(us: Int64Array) -> int | None:
 
 
 def _thin(
-    us: Int64Array, values: FloatArray, first: BoolArray, low: int, high: int, pixels: int
+    us: Int64Array, values: FloatArray, is_first: BoolArray, low: int, high: int, pixels: int
 ) -> Int64Array:
-    """Return the rows that look the same: of each pixel first, lowest, highest and last point."""
+    """Return rows that draw the same line: of each pixel first, lowest, highest and last point."""
     if len(us) <= _POINTS_A_PIXEL * pixels:
         return np.arange(len(us))
-    starts = _find_pixels(us, first, low, high, pixels)
+    starts = _find_pixels(us, is_first, low, high, pixels)
     ends = np.append(starts[1:], len(us))
     sizes = ends - starts
-    kept = [starts, ends - 1]
+    candidates = [starts, ends - 1]
     for reduce in (np.minimum, np.maximum):
         best = np.repeat(reduce.reduceat(values, starts), sizes)
         hits = np.flatnonzero(values == best)
         _, once = np.unique(np.repeat(np.arange(len(starts)), sizes)[hits], return_index=True)
-        kept.append(hits[once])
-    return np.unique(np.concatenate(kept))
+        candidates.append(hits[once])
+    return np.unique(np.concatenate(candidates))
 
 
-def _find_pixels(us: Int64Array, first: BoolArray, low: int, high: int, pixels: int) -> Int64Array:
-    """Return the first row of each pixel; a row that begins a line begins one, too."""
+def _find_pixels(
+    us: Int64Array, is_first: BoolArray, low: int, high: int, pixels: int
+) -> Int64Array:
+    """Return the first row of each pixel; a row where a line begins also begins a pixel."""
     pixel = ((us - low) / max(high - low, 1) * (pixels - 1)).astype(np.int64)
-    is_start = first.copy()
+    is_start = is_first.copy()
     is_start[1:] |= np.diff(pixel) > 0
     return np.flatnonzero(is_start)
 
 
-def _mark(rows: _Rows, values: FloatArray, at: Int64Array, pixels: int) -> Marks:
-    """Return marks at rows; of those that would cover each other one."""
-    if len(at) > pixels:
-        pixel = ((rows.us[at] - rows.low) / max(rows.high - rows.low, 1) * pixels).astype(np.int64)
-        size = float(np.ptp(values[at])) or 1.0
-        height = ((values[at] - values[at].min()) / size * 50).astype(np.int64)
+def _mark(rows: _Rows, values: FloatArray, marked: Int64Array, pixels: int) -> Marks:
+    """Return marks at rows; where several would cover each other, one of them."""
+    if len(marked) > pixels:
+        pixel = ((rows.us[marked] - rows.low) / max(rows.high - rows.low, 1) * pixels).astype(
+            np.int64
+        )
+        size = float(np.ptp(values[marked])) or 1.0
+        height = ((values[marked] - values[marked].min()) / size * 50).astype(np.int64)
         _, once = np.unique(pixel // 4 * 64 + height, return_index=True)
-        at = at[np.sort(once)]
+        marked = marked[np.sort(once)]
     sequences = rows.originals
     return Marks(
-        rows.us[at],
-        values[at],
-        values[rows.current[at]],
-        None if sequences is None else sequences[at],
+        rows.us[marked],
+        values[marked],
+        values[rows.current[marked]],
+        None if sequences is None else sequences[marked],
     )
 
 
 def _band(
-    rows: _Rows, at: Int64Array, lower: FloatArray, upper: FloatArray, pixels: int
+    rows: _Rows, row_numbers: Int64Array, lower: FloatArray, upper: FloatArray, pixels: int
 ) -> Band | None:
-    good = np.isfinite(lower[at]) & np.isfinite(upper[at])
-    first = _find_breaks(rows, at, np.where(good, 0.0, np.nan), None)
-    at = at[good]
-    us, low, high = rows.us[at], lower[at], upper[at]
-    ends = us if rows.ends is None else rows.ends[at]
+    good = np.isfinite(lower[row_numbers]) & np.isfinite(upper[row_numbers])
+    is_first = _find_breaks(rows, row_numbers, np.where(good, 0.0, np.nan), None)
+    row_numbers = row_numbers[good]
+    us, low, high = rows.us[row_numbers], lower[row_numbers], upper[row_numbers]
+    ends = us if rows.ends is None else rows.ends[row_numbers]
     if len(us) > _POINTS_A_PIXEL * pixels:
-        starts = _find_pixels(us, first, rows.low, rows.high, pixels)
+        starts = _find_pixels(us, is_first, rows.low, rows.high, pixels)
         low, high = np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)
         ends = ends[np.append(starts[1:], len(us)) - 1]
-        us, first = us[starts], first[starts]
-    return Band(us, ends, low, high, first)
+        us, is_first = us[starts], is_first[starts]
+    return Band(us, ends, low, high, is_first)
 
 
 # -- states ----------------------------------------------------------------------------------------
@@ -835,12 +841,14 @@ def _state_rows(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Iter
         None if value is None else _show_state(value) for value in states.dictionary.to_pylist()
     ]
     codes = states.indices.to_numpy().astype(np.int64)
-    for place, name, part in rows.parts():
-        now = np.arange(part.start, part.stop)
-        now = now[rows.current[part] == now]
-        spans = _spans(rows, codes[now], names, now, (rows.high - rows.low) / pixels)
+    for position, name, series_rows in rows.by_series():
+        current_rows = np.arange(series_rows.start, series_rows.stop)
+        current_rows = current_rows[rows.current[series_rows] == current_rows]
+        spans = _spans(
+            rows, codes[current_rows], names, current_rows, (rows.high - rows.low) / pixels
+        )
         is_thinned = is_thinned or any(span.state == SEVERAL for span in spans)
-        yield Row(name, place, spans)
+        yield Row(name, position, spans)
     if is_thinned:
         notes.append(f"{column}: grey where a pixel has several states")
 
@@ -850,22 +858,26 @@ def _show_state(state: Any) -> str:
 
 
 def _spans(
-    rows: _Rows, codes: Int64Array, names: Sequence[str | None], at: Int64Array, pixel_us: float
+    rows: _Rows,
+    codes: Int64Array,
+    names: Sequence[str | None],
+    row_numbers: Int64Array,
+    pixel_us: float,
 ) -> tuple[Span, ...]:
     """Return how long each state lasts: until the next event, or the end of its bucket.
 
     Neighbours that are all narrower than a pixel become one span of several states.
     """
-    if not len(at):
+    if not len(row_numbers):
         return ()
-    us = rows.us[at]
-    until = np.append(us[1:], rows.high) if rows.ends is None else rows.ends[at]
-    is_new = np.ones(len(at), bool)
+    us = rows.us[row_numbers]
+    until = np.append(us[1:], rows.high) if rows.ends is None else rows.ends[row_numbers]
+    is_new = np.ones(len(row_numbers), bool)
     is_new[1:] = (np.diff(codes) != 0) | (us[1:] > until[:-1])
     starts = np.flatnonzero(is_new)
-    lasts = np.append(starts[1:], len(at)) - 1
-    there = np.array([names[code] is not None for code in codes[starts].tolist()], bool)
-    starts, lasts = starts[there], lasts[there]
+    lasts = np.append(starts[1:], len(row_numbers)) - 1
+    has_state = np.array([names[code] is not None for code in codes[starts].tolist()], bool)
+    starts, lasts = starts[has_state], lasts[has_state]
     if not len(starts):
         return ()
     begin, end, state = us[starts], until[lasts], codes[starts]

@@ -1,8 +1,8 @@
-"""Draw a figure as SVG: without scripts, style sheets of others, or references to anything outside.
+"""Draw a figure as SVG, without scripts, external style sheets, or references to anything outside.
 
-Text, axes and grid have the colour of the page around them, and the lines have colours of middle
-lightness, so an inline picture reads on a light page and on a dark one. A picture of its own brings
-its page with it.
+Text, axes and grid have the colour of the page around them, and lines have colours of medium
+lightness, so an inline picture is readable on light and on dark pages. A picture that is not inline
+brings its own page.
 """
 
 from collections import Counter
@@ -48,14 +48,14 @@ from pyspark_tseries.chart.figure import (
 from pyspark_tseries.model.arrays import Int64Array
 
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3")
-"""The second eight series have the colours of the first, and dashes."""
+"""Each further eight series repeat the colours, with other dashes."""
 
 _GAP: Final = 18
 _HEAD: Final = 22
 _ROW: Final = 20
 _EDGE: Final = 12
 _SPARSE: Final = 14
-"""Points further apart than these pixels are drawn as dots."""
+"""Points further apart than this many pixels are drawn as dots."""
 
 _MAX_TOOLTIPS: Final = 300
 _DIAMOND: Final = "m0,-5l5,5l-5,5l-5,-5z"
@@ -83,8 +83,8 @@ def draw_svg(
         height: the height of a panel of numbers.
         theme: a key of `PAGES`; `auto` follows the reader's settings; None for an inline picture in
             the colours of the page around it.
-        link: returns an address for the mark of an edit, from the sequence of its original. The
-            page around an inline picture then sizes it by its own style.
+        link: returns an address for the mark of an edit, from the sequence of its original. With
+            it, the page around an inline picture sizes the picture by its own style.
     """
     layout = _lay_out(figure, width, height)
     body = [*_draw_title(figure, layout)]
@@ -108,22 +108,22 @@ def _frame(figure: Figure, layout: "_Layout", theme: str | None, is_alone: bool,
         f'{layout.height}" role="img" aria-label="{escape(label)}" font-family="{FONT}" '
         f'font-size="{SIZE}"'
     )
-    told = f"<title>{escape(label)}</title><desc>{escape(figure.describe())}</desc>"
+    description = f"<title>{escape(label)}</title><desc>{escape(figure.describe())}</desc>"
     if theme is None:
-        # A narrow page shrinks it as a whole.
+        # On a narrow page the whole picture shrinks.
         style = ' fill="currentColor"'
         style += ' style="max-width:100%;height:auto"' if is_alone else ""
-        return f"{head}{style}>{told}{body}</svg>"
+        return f"{head}{style}>{description}{body}</svg>"
     page, ink = PAGES["light" if theme == "auto" else theme]
-    other = ""
+    dark_style = ""
     if theme == "auto":
         dark_page, dark_ink = PAGES["dark"]
-        other = (
+        dark_style = (
             f"<style>@media (prefers-color-scheme:dark){{svg{{color:{dark_ink}}}"
             f".page{{fill:{dark_page}}}}}</style>"
         )
     ground = f'<rect class="page" width="100%" height="100%" fill="{page}"/>'
-    return f'{head} color="{ink}" fill="currentColor">{told}{other}{ground}{body}</svg>'
+    return f'{head} color="{ink}" fill="currentColor">{description}{dark_style}{ground}{body}</svg>'
 
 
 # -- layout ----------------------------------------------------------------------------------------
@@ -164,37 +164,39 @@ class _Layout:
         return axis
 
     def x(self, us: Int64Array) -> np.ndarray:
-        places: np.ndarray = self.left + self.times.fraction(us) * (self.right - self.left)
-        return places
+        xs: np.ndarray = self.left + self.times.fraction(us) * (self.right - self.left)
+        return xs
 
 
 def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
     labels, names = [""], [""]
     axes: list[NumberAxis | None] = []
-    named = [sum(line.last is not None for line in panel.lines) for panel in figure.panels]
-    talls = [max(height, 15 * count) for count in named]
+    line_counts = [sum(line.last is not None for line in panel.lines) for panel in figure.panels]
+    talls = [max(height, 15 * count) for count in line_counts]
     for panel, tall in zip(figure.panels, talls, strict=True):
         if panel.rows:
             labels += [_row_name(row, width) for row in panel.rows]
             axes.append(None)
             continue
-        most = max(2, min(tall // 22, 10))
-        axis = number_axis(panel.low, panel.high, most, is_whole=panel.is_whole)
+        max_ticks = max(2, min(tall // 22, 10))
+        axis = number_axis(panel.low, panel.high, max_ticks, is_whole=panel.is_whole)
         labels += axis.labels
         names += [_line_name(line, width) for line in panel.lines if _needs_label(figure)]
         axes.append(axis)
-    left = min(max(map(text_width, labels)) + 16, width / 3)
-    right = width - min(max(map(text_width, names)) + (22 if max(names) else _EDGE), width / 3)
+    left_edge = min(max(map(text_width, labels)) + 16, width / 3)
+    right_edge = width - min(max(map(text_width, names)) + (22 if max(names) else _EDGE), width / 3)
     heights = tuple(
-        _ROW * (len(panel.rows) + len(_legend(panel, right - left))) if panel.rows else tall
+        _ROW * (len(panel.rows) + len(_legend(panel, right_edge - left_edge)))
+        if panel.rows
+        else tall
         for panel, tall in zip(figure.panels, talls, strict=True)
     )
-    times = fit_time_axis(figure.low, figure.high, figure.zone, right - left, text_width)
+    times = fit_time_axis(figure.low, figure.high, figure.zone, right_edge - left_edge, text_width)
     top = _EDGE + (24 if figure.title else 0)
-    told = [f"times in {figure.zone or 'UTC'}"] if figure.panels else []
-    told += [note for panel in figure.panels for note in _note_grey(panel)]
-    notes = _wrap([*told, *figure.notes], width - 2 * _EDGE)
-    return _Layout(figure, width, heights, tuple(axes), left, right, top, times, notes)
+    own_notes = [f"times in {figure.zone or 'UTC'}"] if figure.panels else []
+    own_notes += [note for panel in figure.panels for note in _note_grey(panel)]
+    notes = _wrap([*own_notes, *figure.notes], width - 2 * _EDGE)
+    return _Layout(figure, width, heights, tuple(axes), left_edge, right_edge, top, times, notes)
 
 
 def _needs_label(figure: Figure) -> bool:
@@ -215,7 +217,7 @@ def _fitting(width: float, size: float = SIZE) -> int:
 
 
 def _wrap(notes: Sequence[str], width: float) -> tuple[str, ...]:
-    """Put notes into lines; one on a mark has a line of its own, with the mark before it."""
+    """Put notes into lines; a note on a mark has its own line, which begins with the mark."""
     lines: list[str] = []
     for note in notes:
         joined = f"{lines[-1]} \N{MIDDLE DOT} {note}" if lines else note
@@ -227,13 +229,13 @@ def _wrap(notes: Sequence[str], width: float) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def colour(place: int) -> str:
+def colour(position: int) -> str:
     """Return the colour of a series."""
-    return COLOURS[place % len(COLOURS)]
+    return COLOURS[position % len(COLOURS)]
 
 
-def _dash(place: int) -> dict[str, str]:
-    dash = _DASHES[place // len(COLOURS) % len(_DASHES)]
+def _dash(position: int) -> dict[str, str]:
+    dash = _DASHES[position // len(COLOURS) % len(_DASHES)]
     return {"stroke_dasharray": dash} if dash else {}
 
 
@@ -247,7 +249,7 @@ def _draw_title(figure: Figure, layout: _Layout) -> Iterator[str]:
 
 
 def _draw_head(panel: Panel, top: float, axis: NumberAxis | None = None) -> Iterator[str]:
-    """Draw the title of a panel: column, unit, and what the labels of its axis leave out."""
+    """Draw a panel's title: column, unit, and the base and exponent that axis labels leave out."""
     hints = [f"({cut_text(panel.unit, 20)})"] if panel.unit else []
     power = ""
     if axis is not None and axis.base:
@@ -285,8 +287,8 @@ def _draw_nothing(layout: _Layout) -> Iterator[str]:
 
 def _draw_notes(layout: _Layout) -> Iterator[str]:
     top = layout.height - 17 * len(layout.notes) - 1
-    for place, note in enumerate(layout.notes):
-        x, y = _EDGE, top + 17 * place
+    for i, note in enumerate(layout.notes):
+        x, y = _EDGE, top + 17 * i
         if note.startswith(EDITED):
             yield svg("path", d=f"M{x + 5},{y - 4}{_DIAMOND}", fill_opacity=FAINT)
         elif note.startswith(OVERRIDDEN):
@@ -306,8 +308,8 @@ def _draw_lines(
     axis = layout.axis(panel)
 
     def y(values: np.ndarray) -> np.ndarray:
-        places: np.ndarray = bottom - axis.fraction(values) * (bottom - top)
-        return places
+        ys: np.ndarray = bottom - axis.fraction(values) * (bottom - top)
+        return ys
 
     yield from _draw_head(panel, top, None if panel.is_empty else axis)
     if panel.is_empty:
@@ -321,22 +323,22 @@ def _draw_lines(
             fill_opacity=FAINT,
         )
         return
-    for place, label in zip(axis.tick_fractions, axis.labels, strict=True):
-        at = bottom - place * (bottom - top)
-        grid = f"M{format_pixel(layout.left)},{format_pixel(at)}H{format_pixel(layout.right)}"
+    for fraction, label in zip(axis.tick_fractions, axis.labels, strict=True):
+        tick_y = bottom - fraction * (bottom - top)
+        grid = f"M{format_pixel(layout.left)},{format_pixel(tick_y)}H{format_pixel(layout.right)}"
         yield svg("path", d=grid, stroke="currentColor", stroke_opacity=0.13)
         yield svg(
             "text",
             label,
             x=format_pixel(layout.left - 8),
-            y=format_pixel(at + 4),
+            y=format_pixel(tick_y + 4),
             text_anchor="end",
             fill_opacity=FAINT,
         )
     for line in panel.lines:
         if line.band is not None and len(line.band.us):
             d = _band_path(line.band, layout, y)
-            yield svg("path", d=d, fill=colour(line.place), fill_opacity=0.16)
+            yield svg("path", d=d, fill=colour(line.position), fill_opacity=0.16)
     for line in panel.lines:
         if len(line.us):
             yield from _draw_line(line, layout, y, panel.unit)
@@ -357,26 +359,26 @@ def _draw_line(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str]
         name,
         d=path,
         fill="none",
-        stroke=colour(line.place),
+        stroke=colour(line.position),
         stroke_width=1.6,
         stroke_linejoin="round",
         stroke_linecap="round",
-        **_dash(line.place),
+        **_dash(line.position),
     )
     if ends is not None:
         return
     is_alone = line.is_first & np.append(line.is_first[1:], True)
     is_sparse = len(xs) * _SPARSE < layout.right - layout.left
     for i in range(len(xs)) if is_sparse else np.flatnonzero(is_alone).tolist():
-        told = _tooltip(line.name, int(line.us[i]), float(line.values[i]), unit, layout)
+        tooltip = _tooltip(line.name, int(line.us[i]), float(line.values[i]), unit, layout)
         yield svg(
             "circle",
             "",
-            told,
+            tooltip,
             cx=format_pixel(xs[i]),
             cy=format_pixel(ys[i]),
             r=2.4,
-            fill=colour(line.place),
+            fill=colour(line.position),
         )
 
 
@@ -393,73 +395,75 @@ def _line_path(
             f"{'M' if f else 'L'}{x},{y}" for f, (x, y) in zip(firsts, points, strict=True)
         )
     stops = [format_pixel(x) for x in ends.tolist()]
-    parts = []
+    pieces = []
     for i, (x, height) in enumerate(points):
         goes_on = i + 1 < len(points) and not firsts[i + 1]
         stop = points[i + 1][0] if goes_on else stops[i]
-        parts.append(f"{f'M{x},{height}' if firsts[i] else f'V{height}'}H{stop}")
-    return "".join(parts)
+        pieces.append(f"{f'M{x},{height}' if firsts[i] else f'V{height}'}H{stop}")
+    return "".join(pieces)
 
 
 def _band_path(band: Band, layout: _Layout, y: _ToY) -> str:
     xs, stops = layout.x(band.us), layout.x(band.ends)
     low, high = y(band.lower), y(band.upper)
     starts = np.flatnonzero(band.is_first).tolist()
-    parts = []
+    pieces = []
     for start, end in zip(starts, [*starts[1:], len(xs)], strict=True):
         rows = range(start, end)
         edges = [*xs[start + 1 : end].tolist(), float(stops[end - 1])]
-        there = "".join(
+        upper_edge = "".join(
             f"{'M' if i == start else 'L'}{format_pixel(xs[i])},{format_pixel(high[i])}"
             f"H{format_pixel(x)}"
             for i, x in zip(rows, edges, strict=True)
         )
-        back = "".join(
+        lower_edge = "".join(
             f"L{format_pixel(x)},{format_pixel(low[i])}H{format_pixel(xs[i])}"
             for i, x in reversed(list(zip(rows, edges, strict=True)))
         )
-        parts.append(f"{there}{back}Z")
-    return "".join(parts)
+        pieces.append(f"{upper_edge}{lower_edge}Z")
+    return "".join(pieces)
 
 
 def _draw_marks(
     line: Line, layout: _Layout, y: _ToY, unit: str, link: _Link | None
 ) -> Iterator[str]:
     old, new = line.overridden, line.edited
-    for i, (x, at, now) in enumerate(_points(old, layout, y)):
-        stem = f"M{x},{at}V{now}"
+    for i, (x, mark_y, line_y) in enumerate(_points(old, layout, y)):
+        stem = f"M{x},{mark_y}V{line_y}"
         yield svg(
-            "path", d=stem, stroke=colour(line.place), stroke_opacity=0.6, stroke_dasharray="2 2"
+            "path", d=stem, stroke=colour(line.position), stroke_opacity=0.6, stroke_dasharray="2 2"
         )
-        told = _tooltip(line.name, int(old.us[i]), float(old.values[i]), unit, layout, "overridden")
+        tooltip = _tooltip(
+            line.name, int(old.us[i]), float(old.values[i]), unit, layout, "overridden"
+        )
         ring = svg(
             "circle",
             "",
-            told if i < _MAX_TOOLTIPS else "",
+            tooltip if i < _MAX_TOOLTIPS else "",
             cx=x,
-            cy=at,
+            cy=mark_y,
             r=3,
             fill="none",
-            stroke=colour(line.place),
+            stroke=colour(line.position),
             stroke_opacity=0.8,
         )
-        yield _link(ring, old, i, x, at, link)
-    for i, (x, at, _) in enumerate(_points(new, layout, y)):
-        told = _tooltip(line.name, int(new.us[i]), float(new.values[i]), unit, layout, "edited")
+        yield _link(ring, old, i, x, mark_y, link)
+    for i, (x, mark_y, _) in enumerate(_points(new, layout, y)):
+        tooltip = _tooltip(line.name, int(new.us[i]), float(new.values[i]), unit, layout, "edited")
         diamond = svg(
             "path",
             "",
-            told if i < _MAX_TOOLTIPS else "",
-            d=f"M{x},{at}{_DIAMOND}",
-            fill=colour(line.place),
+            tooltip if i < _MAX_TOOLTIPS else "",
+            d=f"M{x},{mark_y}{_DIAMOND}",
+            fill=colour(line.position),
             stroke="currentColor",
             stroke_width=0.8,
         )
-        yield _link(diamond, new, i, x, at, link)
+        yield _link(diamond, new, i, x, mark_y, link)
 
 
 def _link(mark: str, marks: Marks, row: int, x: str, y: str, link: _Link | None) -> str:
-    """Return a mark as a link, if there are any; a page has these in a table for keyboards."""
+    """Return a mark, as a link if it has one; for keyboards the page has these links in a table."""
     if link is None or marks.sequences is None:
         return mark
     # Larger than the mark, for fingers.
@@ -468,36 +472,36 @@ def _link(mark: str, marks: Marks, row: int, x: str, y: str, link: _Link | None)
 
 
 def _points(marks: Marks, layout: _Layout, y: _ToY) -> Iterator[tuple[str, str, str]]:
-    places = zip(
+    points = zip(
         layout.x(marks.us).tolist(), y(marks.values).tolist(), y(marks.now).tolist(), strict=True
     )
-    for x, at, now in places:
-        yield format_pixel(x), format_pixel(at), format_pixel(now)
+    for x, mark_y, line_y in points:
+        yield format_pixel(x), format_pixel(mark_y), format_pixel(line_y)
 
 
-def _tooltip(name: str, us: int, value: float, unit: str, layout: _Layout, what: str = "") -> str:
+def _tooltip(name: str, us: int, value: float, unit: str, layout: _Layout, hint: str = "") -> str:
     time = format_moment(us, layout.figure.zone)
-    parts = [name, f"{time}: {show_number(value)} {unit}".rstrip(), what]
-    return svg("title", ", ".join(filter(None, parts)))
+    texts = [name, f"{time}: {show_number(value)} {unit}".rstrip(), hint]
+    return svg("title", ", ".join(filter(None, texts)))
 
 
 def _draw_names(
     lines: Sequence[Line], layout: _Layout, y: _ToY, top: float, bottom: float
 ) -> Iterator[str]:
     """Draw the names at the ends of their lines, moved apart where they would cover each other."""
-    named = [(float(y(line.values[-1:])[0]), line) for line in lines if line.last is not None]
-    named.sort(key=lambda item: (item[0], item[1].place))
-    places = _move_apart([at for at, _ in named], 14, top, bottom)
+    labels = [(float(y(line.values[-1:])[0]), line) for line in lines if line.last is not None]
+    labels.sort(key=lambda item: (item[0], item[1].position))
+    label_ys = _move_apart([line_y for line_y, _ in labels], 14, top, bottom)
     x = layout.right
-    for (at, line), place in zip(named, places, strict=True):
-        last = float(layout.x((line.us if line.ends is None else line.ends)[-1:])[0])
-        ends = f"M{format_pixel(last + 3)},{format_pixel(at)}H{format_pixel(x + 4)}"
-        leader = f"{ends}L{format_pixel(x + 12)},{format_pixel(place)}"
+    for (line_y, line), label_y in zip(labels, label_ys, strict=True):
+        line_end = float(layout.x((line.us if line.ends is None else line.ends)[-1:])[0])
+        ends = f"M{format_pixel(line_end + 3)},{format_pixel(line_y)}H{format_pixel(x + 4)}"
+        leader = f"{ends}L{format_pixel(x + 12)},{format_pixel(label_y)}"
         yield svg(
             "path",
             d=leader,
             fill="none",
-            stroke=colour(line.place),
+            stroke=colour(line.position),
             stroke_opacity=0.5,
             stroke_dasharray="1 2",
         )
@@ -506,29 +510,29 @@ def _draw_names(
             _line_name(line, layout.width),
             svg("title", line.name),
             x=format_pixel(x + 15),
-            y=format_pixel(place + 4),
-            fill=colour(line.place),
+            y=format_pixel(label_y + 4),
+            fill=colour(line.position),
         )
 
 
-def _move_apart(places: Sequence[float], room: float, low: float, high: float) -> list[float]:
-    """Return places in the same order that are at least `room` apart, near the given ones.
+def _move_apart(positions: Sequence[float], room: float, low: float, high: float) -> list[float]:
+    """Move positions until they are at least `room` apart, and keep their order.
 
     >>> _move_apart([10, 12, 13, 90], 10, 0, 100)
     [1.666666666666666, 11.666666666666666, 21.666666666666664, 90.0]
     """
     groups: list[tuple[float, int]] = []
-    for place in places:
-        middle, count = float(place), 1
+    for position in positions:
+        middle, count = float(position), 1
         middle = min(max(middle, low), high)
         groups.append((middle, count))
         while len(groups) > 1:
-            (one, n), (other, m) = groups[-2:]
-            if other - one >= (n + m) / 2 * room:
+            (upper, n), (lower, m) = groups[-2:]
+            if lower - upper >= (n + m) / 2 * room:
                 break
-            joined = (one * n + other * m) / (n + m)
-            half = (n + m - 1) / 2 * room
-            joined = min(max(joined, low + half), max(high - half, low + half))
+            joined = (upper * n + lower * m) / (n + m)
+            half_height = (n + m - 1) / 2 * room
+            joined = min(max(joined, low + half_height), max(high - half_height, low + half_height))
             groups[-2:] = [(joined, n + m)]
     return [middle + (i - (count - 1) / 2) * room for middle, count in groups for i in range(count)]
 
@@ -541,16 +545,21 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
     colours = _state_colours(panel)
     for line in _legend(panel, layout.right - layout.left):
         for x, state in line:
-            at = layout.left + x
+            legend_x = layout.left + x
             yield svg(
-                "rect", x=format_pixel(at), y=top + 2, width=10, height=10, fill=colours[state]
+                "rect",
+                x=format_pixel(legend_x),
+                y=top + 2,
+                width=10,
+                height=10,
+                fill=colours[state],
             )
             name = _state_name(state)
-            x_name, y = format_pixel(at + 14), top + 11
+            x_name, y = format_pixel(legend_x + 14), top + 11
             yield svg("text", name, x=x_name, y=y, font_size=11, fill_opacity=FAINT)
         top += _ROW
-    for place, row in enumerate(panel.rows):
-        y = top + _ROW * place
+    for i, row in enumerate(panel.rows):
+        y = top + _ROW * i
         yield svg(
             "text",
             _row_name(row, layout.width),
@@ -564,7 +573,7 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
         yield svg("path", d=base, stroke="currentColor", stroke_opacity=0.13)
         for span in row.spans:
             if panel.is_boolean:
-                fill = None if span.state == SEVERAL else colour(row.place)
+                fill = None if span.state == SEVERAL else colour(row.position)
             else:
                 fill = colours.get(span.state)
             yield from _draw_span(span, fill, panel.is_boolean, layout, y)
@@ -573,7 +582,7 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
 def _draw_span(
     span: Span, fill: str | None, is_boolean: bool, layout: _Layout, y: float
 ) -> Iterator[str]:
-    """Draw a state; one without a colour is grey."""
+    """Draw a state, in grey if it has no colour."""
     ends = layout.x(np.array([span.start, span.end], np.int64))
     x, width = float(ends[0]), max(float(ends[1] - ends[0]), 0.8)
     name = "several states" if span.state == SEVERAL else span.state
@@ -608,13 +617,13 @@ def _state_colours(panel: Panel) -> dict[str, str]:
         return {}
     counts = _count_states(panel)
     frequent = sorted(counts, key=lambda state: (-counts[state], state))[: len(COLOURS)]
-    return {state: colour(place) for place, state in enumerate(sorted(frequent))}
+    return {state: colour(position) for position, state in enumerate(sorted(frequent))}
 
 
 def _note_grey(panel: Panel) -> Iterator[str]:
-    known = len(_count_states(panel))
-    if known > len(COLOURS) and not panel.is_boolean:
-        yield f"{panel.title}: the {len(COLOURS)} most frequent of {known:,} states have colours"
+    states = len(_count_states(panel))
+    if states > len(COLOURS) and not panel.is_boolean:
+        yield f"{panel.title}: the {len(COLOURS)} most frequent of {states:,} states have colours"
 
 
 def _state_name(state: str) -> str:
@@ -622,7 +631,7 @@ def _state_name(state: str) -> str:
 
 
 def _legend(panel: Panel, width: float) -> list[list[tuple[float, str]]]:
-    """Return the lines of a legend: where each state with a colour is in its line."""
+    """Return the lines of a legend: the x of each state with a colour, and the state."""
     lines: list[list[tuple[float, str]]] = []
     x = width
     for state in _state_colours(panel):

@@ -157,7 +157,7 @@ def _draw_legend(lines: Sequence[Line], style: Style) -> Iterator[str]:
         if shown and width + cell_width(text) + 2 > style.width:
             yield shown
             width, shown = 0, ""
-        shown += ("  " if shown else "") + _colour(text, line.place, style)
+        shown += ("  " if shown else "") + _colour(text, line.position, style)
         width += cell_width(text) + 2
     yield shown
 
@@ -189,17 +189,17 @@ class _Canvas:
         for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
             goes_on = i + 1 < len(xs) and not firsts[i + 1]
             if ends is None:
-                self._join(x, y, *((xs[i + 1], ys[i + 1]) if goes_on else (x, y)), line.place)
+                self._join(x, y, *((xs[i + 1], ys[i + 1]) if goes_on else (x, y)), line.position)
                 continue
             stop = xs[i + 1] if goes_on else ends[i]
-            self._join(x, y, stop, y, line.place)
+            self._join(x, y, stop, y, line.position)
             if goes_on:
-                self._join(stop, y, stop, ys[i + 1], line.place)
+                self._join(stop, y, stop, ys[i + 1], line.position)
         mark = _mark(self._style)
         marks = zip(rows(line.edited.values), columns(line.edited.us), strict=True)
         for y, x in marks:
             cell = y // self._down, x // self._across
-            self._marks[cell], self._places[cell] = mark, line.place
+            self._marks[cell], self._places[cell] = mark, line.position
 
     def _join(self, x: int, y: int, to_x: int, to_y: int, place: int) -> None:
         steps = max(abs(to_x - x), abs(to_y - y))
@@ -242,7 +242,7 @@ def _draw_states(
     for row in panel.rows:
         name = cut_text(style.text(row.name), min(left, _MOST_LABEL))
         cells = _state_cells(row, times, style, columns, panel.is_boolean)
-        yield f"{pad(name, left, to_right=True)} {bar}{_colour(cells, row.place, style)}"
+        yield f"{pad(name, left, to_right=True)} {bar}{_colour(cells, row.position, style)}"
 
 
 def _state_cells(row: Row, times: TimeAxis, style: Style, columns: int, is_boolean: bool) -> str:

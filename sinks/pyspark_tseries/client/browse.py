@@ -1,7 +1,7 @@
 """The command `browse`: a page of a store on this machine, or its facts as JSON.
 
-Names, authors and values are whatever was written to the store, so everything is escaped on the
-page, and no section has a script or an inline style. Whatever can be clicked is a link or a field.
+Names, authors and values may be any text, so the page escapes everything, and no section has a
+script or an inline style. Only links and fields can be clicked.
 """
 
 import argparse
@@ -66,30 +66,31 @@ _LONG: Final = 30
 _BAR: Final = 10
 
 
-def render_search(asked: PageRequest) -> str:
+def render_search(request: PageRequest) -> str:
     """Return the form that searches for series."""
     return (
         '<form role="search" method="get"><label for="q">Series</label> '
-        f'<input id="q" name="q" type="search" value="{to_html(asked.search)}" autocomplete="off" '
-        'placeholder="part of a name, or a pattern such as room/*" spellcheck="false"></form>'
+        f'<input id="q" name="q" type="search" value="{to_html(request.search)}" '
+        'autocomplete="off" placeholder="part of a name, or a pattern such as room/*" '
+        'spellcheck="false"></form>'
     )
 
 
-def render_trouble(told: str) -> str:
-    """Return the section of a store that cannot be read."""
+def render_trouble(problem: str) -> str:
+    """Return the section that says why the store cannot be read."""
     return (
         '<header><h2>Store</h2><p class="status stopped" data-say="not readable"><b>not readable'
-        f"</b>: {to_html(told)}</p></header><p>What else is on this page is as of earlier.</p>"
+        f"</b>: {to_html(problem)}</p></header><p>What else is on this page is as of earlier.</p>"
     )
 
 
-def render_refusal(heading: str, told: str) -> str:
-    """Return a section whose question the store refuses."""
-    return f'{_head(to_html(heading))}<p class="finding">{to_html(told)}</p>'
+def render_refusal(heading: str, problem: str) -> str:
+    """Return a section that says why the store refuses its question."""
+    return f'{_head(to_html(heading))}<p class="finding">{to_html(problem)}</p>'
 
 
 def _head(html: str) -> str:
-    """Return the heading of a section, where a reader is led to."""
+    """Return the heading of a section; links lead to it."""
     return f'<h2 tabindex="-1" data-key="head">{html}</h2>'
 
 
@@ -98,34 +99,34 @@ def _head(html: str) -> str:
 
 def render_facts(facts: StoreFacts) -> str:
     """Return the section of the store as a whole."""
-    told = facts.described
-    last = "no commit yet"
-    if told["last_commit"] is not None:
-        commit_us = parse_instant(told["last_commit_time"])
-        last = f"commit {told['last_commit']:,}, {age_html(commit_us)} ago"
-    retained = to_html(told["retained_range"])
-    if told["retained_default"]:
+    description = facts.described
+    last_commit = "no commit yet"
+    if description["last_commit"] is not None:
+        commit_us = parse_instant(description["last_commit_time"])
+        last_commit = f"commit {description['last_commit']:,}, {age_html(commit_us)} ago"
+    retained = to_html(description["retained_range"])
+    if description["retained_default"]:
         retained += " (nobody chose it)"
     boxes = {
-        "series": f"{told['series']:,}",
-        "events ever": f"{told['events']:,}",
-        "stored": f"{told['stored_events']:,}",
-        "files": f"{told['files']:,}",
-        "": format_bytes(told["bytes"]),
+        "series": f"{description['series']:,}",
+        "events ever": f"{description['events']:,}",
+        "stored": f"{description['stored_events']:,}",
+        "files": f"{description['files']:,}",
+        "": format_bytes(description["bytes"]),
     }
-    for name, what in (("dropped", "dropped"), ("adjusted", "adjusted"), ("future", "too early"),
+    for name, label in (("dropped", "dropped"), ("adjusted", "adjusted"), ("future", "too early"),
                        ("erasures", "erasures")):  # fmt: skip
-        if told[name]:
-            boxes[what] = f"{told[name]:,}"
+        if description[name]:
+            boxes[label] = f"{description[name]:,}"
     counts = "".join(f"<li><b>{number}</b> {name}</li>" for name, number in boxes.items())
-    cti = f", CTI {to_html(told['cti'])}" if told["cti"] else ""
-    columns = ", ".join(f"{name} {kind}" for name, kind in told["value_columns"].items())
+    cti = f", CTI {to_html(description['cti'])}" if description["cti"] else ""
+    columns = ", ".join(f"{name} {kind}" for name, kind in description["value_columns"].items())
     return (
         '<header><h2>Store</h2><p class="status ok" data-say="readable"><b>readable</b>: '
-        f"{last}{cti}</p></header>"
+        f"{last_commit}{cti}</p></header>"
         f'<ul class="counts" aria-label="what the store has">{counts}</ul>'
         f"<p>Keeps <b>{retained}</b>. Columns: {to_html(_cut(columns))}</p>"
-        f"{draw_commits(facts.commits)}{_render_plan(facts.plan, told)}"
+        f"{draw_commits(facts.commits)}{_render_plan(facts.plan, description)}"
     )
 
 
@@ -148,17 +149,17 @@ def draw_commits(commits: Sequence[tuple[int, int]]) -> str:
     """Draw how many commits each minute had."""
     if not commits:
         return ""
-    most = max(count for _, count in commits)
+    max_count = max(count for _, count in commits)
     bars = [
         svg("rect", "", svg("title", f"{format_instant(minute * MINUTE_US)}: {count:,}"),
-            class_="done", x=place * _BAR, y=44 - height, width=_BAR - 2, height=height)
-        for place, (minute, count) in enumerate(commits)
-        if (height := -(-40 * count // max(most, 1)))
+            class_="done", x=i * _BAR, y=44 - height, width=_BAR - 2, height=height)
+        for i, (minute, count) in enumerate(commits)
+        if (height := -(-40 * count // max(max_count, 1)))
     ]  # fmt: skip
     total = sum(count for _, count in commits)
     label = (
         f"{format_count(total, 'commit')} in the last {format_count(len(commits), 'minute')}, "
-        f"{total / len(commits):.3g} a minute, {most:,} at most"
+        f"{total / len(commits):.3g} a minute, {max_count:,} at most"
     )
     width = _BAR * max(len(commits), 30)
     picture = svg("svg", "", svg("title", label), *bars, viewBox=f"0 0 {width} 46", role="img",
@@ -166,28 +167,28 @@ def draw_commits(commits: Sequence[tuple[int, int]]) -> str:
     return f"<figure>{picture}<figcaption>{to_html(label)}</figcaption></figure>"
 
 
-def _render_plan(plan: MaintenancePlan | None, told: Mapping[str, Any]) -> str:
-    parts = []
+def _render_plan(plan: MaintenancePlan | None, description: Mapping[str, Any]) -> str:
+    sentences = []
     if plan is None:
-        parts.append("what it would do now cannot be told")
+        sentences.append("what it would do now cannot be told")
     else:
         if plan.merged_files:
             merged = format_count(plan.merged_files, "file")
-            parts.append(f"would merge {merged} of {format_bytes(plan.merged_bytes)}")
+            sentences.append(f"would merge {merged} of {format_bytes(plan.merged_bytes)}")
         else:
-            parts.append(
+            sentences.append(
                 f"has nothing to merge: {plan.single_commits:,} of {MIN_GROUPS_TO_MERGE} commits "
                 "with files of their own"
             )
         if plan.removed_files:
             removed = format_count(plan.removed_files, "file")
-            parts.append(f"would remove {removed} that nothing refers to any more")
-        parts.append(f"writers with autoCompact start it after commit {plan.next_commit:,}")
-    if told["erasure_files"]:
-        erased = format_count(len(told["erasure_files"]), "file")
-        parts.append(f"{erased} still with erased values, until ten minutes after the act")
-    text = to_html("; ".join(parts))
-    failed = told["maintenance_error"]
+            sentences.append(f"would remove {removed} that nothing refers to any more")
+        sentences.append(f"writers with autoCompact start it after commit {plan.next_commit:,}")
+    if description["erasure_files"]:
+        erased = format_count(len(description["erasure_files"]), "file")
+        sentences.append(f"{erased} still with erased values, until ten minutes after the act")
+    text = to_html("; ".join(sentences))
+    failed = description["maintenance_error"]
     error = (
         f'<p class="finding">The last maintenance failed: {to_html(failed)}</p>' if failed else ""
     )
@@ -197,23 +198,23 @@ def _render_plan(plan: MaintenancePlan | None, told: Mapping[str, Any]) -> str:
 # -- series ----------------------------------------------------------------------------------------
 
 
-def render_list(listed: SeriesList, asked: PageRequest, zone: str | None) -> str:
+def render_list(listed: SeriesList, request: PageRequest, zone: str | None) -> str:
     """Return the section of the series that were found."""
     rows = "".join(
         _render_series({name: listed.rows[name][row] for name in listed.rows.column_names}, row,
-            asked, zone)
+            request, zone)
         for row in range(len(listed.rows))
     )  # fmt: skip
     head = "".join(f'<th scope="col">{name}</th>' for name in ("series", "events", "newest"))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
     pages = []
-    last = listed.start + len(listed.rows)
+    end = listed.start + len(listed.rows)
     if listed.start:
-        back = asked.link(start=max(listed.start - PAGE_ROWS, 0))
+        back = request.link(start=max(listed.start - PAGE_ROWS, 0))
         pages.append(_link(back, "previous", "previous", show="series"))
-    if last < listed.found:
-        pages.append(_link(asked.link(start=last), "next", "next", show="series"))
-    where = f"{listed.start + 1:,} to {last:,} of {listed.found:,}"
+    if end < listed.found:
+        pages.append(_link(request.link(start=end), "next", "next", show="series"))
+    where = f"{listed.start + 1:,} to {end:,} of {listed.found:,}"
     if listed.found < listed.known:
         where += f" that fit, of {listed.known:,}"
     if not rows:
@@ -224,18 +225,18 @@ def render_list(listed: SeriesList, asked: PageRequest, zone: str | None) -> str
     )
 
 
-def _render_series(row: Cells, place: int, asked: PageRequest, zone: str | None) -> str:
+def _render_series(row: Cells, i: int, request: PageRequest, zone: str | None) -> str:
     name = row["series"].as_py()
-    shown = to_html(_cut(name)) or "<i>(no name)</i>"
+    label = to_html(_cut(name)) or "<i>(no name)</i>"
     if len(name) <= MAX_NAME:
-        address = asked.link(series=name, event=None, column="")
-        is_chosen = name == asked.series
-        shown = _link(address, shown, f"series{place}", show="drawn", is_on=is_chosen)
+        address = request.link(series=name, event=None, column="")
+        is_chosen = name == request.series
+        label = _link(address, label, f"series{i}", show="drawn", is_on=is_chosen)
     edits = row["edits"].as_py()
     more = f" <small>{format_count(edits, 'edit')}</small>" if edits else ""
     events = "?" if row["events"].as_py() is None else f"{row['events'].as_py():,}"
     newest = to_html(format_cell(_whole_second(row["newest"]), zone)) or "none"
-    return f'<tr><th scope="row">{shown}</th><td>{events}{more}</td><td>{newest}</td></tr>'
+    return f'<tr><th scope="row">{label}</th><td>{events}{more}</td><td>{newest}</td></tr>'
 
 
 def _whole_second(time: pa.Scalar) -> pa.Scalar:
@@ -253,32 +254,32 @@ def _link(address: str, html: str, key: str, *, show: str = "", is_on: bool = Fa
 
 
 def render_drawn(
-    drawn: SeriesView, asked: PageRequest, values: Sequence[pa.Field], zone: str | None
+    drawn: SeriesView, request: PageRequest, values: Sequence[pa.Field], zone: str | None
 ) -> str:
     """Return the section of one series: its picture, edits and newest events."""
-    name = str(asked.series)
+    name = str(request.series)
     head = _head(to_html(_cut(name)) or "<i>(no name)</i>")
     if drawn.known is None:
         return f"{head}<p>It has no events.</p>"
     facts = [f"{format_count(drawn.known['events'].as_py() or 0, 'event')} ever"]
     facts += [format_count(drawn.known["edits"].as_py() or 0, "edit")]
-    first = format_cell(drawn.known["first"], zone)
-    if first:
+    oldest = format_cell(drawn.known["first"], zone)
+    if oldest:
         newest = format_cell(drawn.known["newest"], zone) or "none"
-        facts.append(f"from {first} to {newest}, {zone or 'UTC'}")
+        facts.append(f"from {oldest} to {newest}, {zone or 'UTC'}")
     ranges = [
-        _link(asked.link(last=str(most)), f"last {most:,}", f"last{most}",
-            is_on=asked.last == str(most))
-        for most in COUNTS
+        _link(request.link(last=str(count)), f"last {count:,}", f"last{count}",
+            is_on=request.last == str(count))
+        for count in COUNTS
     ]  # fmt: skip
-    ranges.append(_link(asked.link(last=ALL), "all", "all", is_on=asked.last == ALL))
+    ranges.append(_link(request.link(last=ALL), "all", "all", is_on=request.last == ALL))
     chips = f'<p class="chips">Events: {" ".join(ranges)}</p>'
     if len(drawn.columns) > 1:
-        columns = [_link(asked.link(column=""), "first four", "column", is_on=not asked.column)]
+        columns = [_link(request.link(column=""), "first four", "column", is_on=not request.column)]
         columns += [
-            _link(asked.link(column=each), to_html(_cut(each)), f"column{place}",
-                is_on=asked.column == each)
-            for place, each in enumerate(drawn.columns)
+            _link(request.link(column=column), to_html(_cut(column)), f"column{i}",
+                is_on=request.column == column)
+            for i, column in enumerate(drawn.columns)
         ]  # fmt: skip
         chips += f'<p class="chips">Columns: {" ".join(columns)}</p>'
     if drawn.bucket_us is not None:
@@ -289,7 +290,7 @@ def render_drawn(
         )
 
     def link(sequence: int) -> str:
-        return asked.link(event=sequence)
+        return request.link(event=sequence)
 
     if drawn.chart is None:
         picture = f'<p class="finding">{to_html(drawn.why)}</p>'
@@ -309,13 +310,13 @@ def _render_edits(
     if not drawn.edits:
         return ""
     rows = []
-    for place, (edit, replaced) in enumerate(drawn.edits):
+    for i, (edit, replaced) in enumerate(drawn.edits):
         original = edit["original_sequence"].as_py()
-        audit = _link(link(original), f"{original:,}", f"edit{place}", show="event")
+        audit = _link(link(original), f"{original:,}", f"edit{i}", show="event")
         rows.append(
             [
                 audit,
-                to_html(_tell_change(edit, replaced, values)),
+                to_html(_describe_change(edit, replaced, values)),
                 to_html(_cut(format_cell(edit["author"], zone))),
                 to_html(format_cell(edit["edit_timestamp"], zone)),
                 to_html(format_cell(edit["original_timestamp"], zone)),
@@ -326,16 +327,16 @@ def _render_edits(
     return f"<h3>Edits, newest first{more}</h3>{_scroll(head, rows, 'edits')}"
 
 
-def _tell_change(edit: Cells, replaced: Cells | None, values: Sequence[pa.Field]) -> str:
-    told = []
+def _describe_change(edit: Cells, replaced: Cells | None, values: Sequence[pa.Field]) -> str:
+    changes = []
     for field in values:
         new = _show(edit[field.name])
         old = None if replaced is None else _show(replaced[field.name])
         if old is None:
-            told.append(f"{field.name} {new}")
+            changes.append(f"{field.name} {new}")
         elif old != new:
-            told.append(f"{field.name} {old} \N{RIGHTWARDS ARROW} {new}")
-    return ", ".join(told) or "the same values"
+            changes.append(f"{field.name} {old} \N{RIGHTWARDS ARROW} {new}")
+    return ", ".join(changes) or "the same values"
 
 
 def _render_events(
@@ -367,7 +368,7 @@ def _name_column(field: pa.Field) -> str:
 
 
 def _scroll(head: Sequence[str], rows: Sequence[Sequence[str]], key: str) -> str:
-    """Return a table, of cells that are HTML, which scrolls where it has no room."""
+    """Return a table that scrolls if it is too wide; its cells are HTML."""
     columns = "".join(f'<th scope="col">{to_html(_cut(name))}</th>' for name in head)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return (
@@ -385,7 +386,7 @@ def _cell(html: str) -> str:
 
 
 def render_event(
-    versions: pa.Table, asked: PageRequest, values: Sequence[pa.Field], zone: str | None
+    versions: pa.Table, request: PageRequest, values: Sequence[pa.Field], zone: str | None
 ) -> str:
     """Return the section of an event: who wrote and edited it, when and what."""
     rows = []
@@ -411,9 +412,9 @@ def render_event(
     head.append("erased")
     if not any(cells[-1] for cells in rows):
         head, rows = head[:-1], [cells[:-1] for cells in rows]
-    close = _link(asked.link(event=None), "close", "close", show="drawn")
+    close = _link(request.link(event=None), "close", "close", show="drawn")
     return (
-        f"{_head(f'Event {asked.event:,} of {to_html(_cut(str(asked.series)))}')}"
+        f"{_head(f'Event {request.event:,} of {to_html(_cut(str(request.series)))}')}"
         f"{_scroll(head, rows, 'versions')}<p>{close}</p>"
     )
 
@@ -444,11 +445,11 @@ ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
 """The arguments of the command."""
 
 _PAUSE_MS: Final = 2_000
-_KEPT: Final = 16
-"""So many pages that were asked for last are kept, until the store has another commit."""
+_MAX_RENDERED: Final = 16
+"""Keep this many of the last pages, until the store has another commit."""
 
 
-def browse(location: Location, asked: argparse.Namespace) -> int:
+def browse(location: Location, arguments: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C, or print JSON.
 
     Raises:
@@ -456,12 +457,14 @@ def browse(location: Location, asked: argparse.Namespace) -> int:
         InvalidQuery: an unknown time zone.
         OSError: the port is not free.
     """
-    look = StoreViewer(location, author_or_user(asked.principal), find_zone(asked.timezone))
-    store, view = look.open()
-    listed = look.list_series(view, "", 0)
-    if asked.json:
-        facts = look.facts(store, now_us())
-        told = {
+    viewer = StoreViewer(
+        location, author_or_user(arguments.principal), find_zone(arguments.timezone)
+    )
+    store, view = viewer.open()
+    listed = viewer.list_series(view, "", 0)
+    if arguments.json:
+        facts = viewer.facts(store, now_us())
+        contents = {
             "store": facts.described,
             "commits": [
                 [format_instant(minute * MINUTE_US), count] for minute, count in facts.commits
@@ -469,10 +472,12 @@ def browse(location: Location, asked: argparse.Namespace) -> int:
             "maintenance": facts.plan and dataclasses.asdict(facts.plan),
             "series": listed.rows.to_pylist(),
         }
-        print(json.dumps(told, indent=2, default=lambda moment: moment.isoformat()))
+        print(json.dumps(contents, indent=2, default=lambda moment: moment.isoformat()))
         return 0
-    server = PageServer(asked.host, asked.port, StorePage(look, now_us).answer, PAGES, "--port")
-    print(announce(asked.host, server.port), flush=True)
+    server = PageServer(
+        arguments.host, arguments.port, StorePage(viewer, now_us).answer, PAGES, "--port"
+    )
+    print(announce(arguments.host, server.port), flush=True)
     try:
         Event().wait()
     finally:
@@ -484,25 +489,29 @@ class StorePage:
     """Answers requests for the page of a store, from any thread, and writes nothing.
 
     Args:
-        look: what looks at the store.
+        viewer: reads the store.
         read_clock: returns the wall clock in microseconds.
     """
 
-    def __init__(self, look: StoreViewer, read_clock: Callable[[], int]) -> None:
-        self._look, self._read_clock = look, read_clock
+    def __init__(self, viewer: StoreViewer, read_clock: Callable[[], int]) -> None:
+        self._viewer, self._read_clock = viewer, read_clock
         self._lock = Lock()
         self._facts: tuple[Any, str] = (None, "")
-        self._kept: dict[Any, dict[str, str]] = {}
+        self._rendered: dict[Any, dict[str, str]] = {}
 
     def answer(self, path: str, query: str) -> Answer | None:
-        """Answer a request; None: there is no such page."""
+        """Answer a request; None if there is no such page."""
         if path == "/":
-            asked, (_, sections) = PageRequest.parse(query), self._render(query)
+            request, (_, sections) = PageRequest.parse(query), self._render(query)
             within = "".join(
                 f'<article id="{name}">{html}</article>' for name, html in sections.items()
             )
             shell = render_shell(
-                f"Store {self._look.location.root}", "/", "browse.css", render_search(asked), within
+                f"Store {self._viewer.location.root}",
+                "/",
+                "browse.css",
+                render_search(request),
+                within,
             )
             return Answer("text/html; charset=utf-8", shell)
         if path == "/sections":
@@ -510,65 +519,71 @@ class StorePage:
         return answer_file(__package__, path.removeprefix("/"))
 
     def _answer_sections(self, query: str) -> Answer:
-        seen, (is_whole, sections) = read_seen(query), self._render(query)
+        seen_digests, (is_whole, sections) = read_seen(query), self._render(query)
         digests = {name: digest(html) for name, html in sections.items()}
         if not is_whole:
-            # What a client has stays, as long as the store cannot be read.
-            digests = {name: seen[name] for name in _SECTIONS if name in seen} | digests
-        return answer_sections(sections, digests, seen, self._read_clock(), _PAUSE_MS)
+            # While the store cannot be read, the client keeps the sections that it has.
+            digests = {
+                name: seen_digests[name] for name in _SECTIONS if name in seen_digests
+            } | digests
+        return answer_sections(sections, digests, seen_digests, self._read_clock(), _PAUSE_MS)
 
     def _render(self, query: str) -> tuple[bool, dict[str, str]]:
-        """Return the sections, and whether these are all."""
-        asked, width = PageRequest.parse(query), parse_width(query)
+        """Return the sections, and whether they are all sections."""
+        request, width = PageRequest.parse(query), parse_width(query)
         with self._lock:
             try:
-                store, view = self._look.open()
+                store, view = self._viewer.open()
                 now = self._read_clock()
                 moment = store.id, store.version(), now // MINUTE_US
                 if self._facts[0] != moment:
-                    self._facts = moment, render_facts(self._look.facts(store, now))
-                    self._kept.clear()
+                    self._facts = moment, render_facts(self._viewer.facts(store, now))
+                    self._rendered.clear()
             except Exception as error:
-                return False, {"store": render_trouble(self._tell(error))}
-            sections = self._kept.get((asked, width))
+                return False, {"store": render_trouble(self._describe_error(error))}
+            sections = self._rendered.get((request, width))
             if sections is None:
-                while len(self._kept) >= _KEPT:
-                    del self._kept[next(iter(self._kept))]
-                sections = self._kept[asked, width] = self._render_asked(store, view, asked, width)
+                while len(self._rendered) >= _MAX_RENDERED:
+                    del self._rendered[next(iter(self._rendered))]
+                sections = self._rendered[request, width] = self._render_request(
+                    store, view, request, width
+                )
             return True, {"store": self._facts[1], **sections}
 
-    def _render_asked(
-        self, store: Store, view: View, asked: PageRequest, width: int
+    def _render_request(
+        self, store: Store, view: View, request: PageRequest, width: int
     ) -> dict[str, str]:
-        look, values = self._look, view.snapshot.values
+        viewer, values = self._viewer, view.snapshot.values
 
         def list_series() -> str:
-            return render_list(look.list_series(view, asked.search, asked.start), asked, look.zone)
+            return render_list(
+                viewer.list_series(view, request.search, request.start), request, viewer.zone
+            )
 
         def draw() -> str:
-            return render_drawn(look.draw(view, asked, width), asked, values, look.zone)
+            return render_drawn(viewer.draw(view, request, width), request, values, viewer.zone)
 
-        def tell_event() -> str:
-            return render_event(look.versions(view, asked), asked, values, look.zone)
+        def list_versions() -> str:
+            return render_event(viewer.versions(view, request), request, values, viewer.zone)
 
         sections = {"series": self._try("Series", list_series)}
-        if asked.series is not None:
-            sections["drawn"] = self._try(asked.series, draw)
-            if asked.event is not None:
-                sections["event"] = self._try(f"Event {asked.event:,}", tell_event)
+        if request.series is not None:
+            sections["drawn"] = self._try(request.series, draw)
+            if request.event is not None:
+                sections["event"] = self._try(f"Event {request.event:,}", list_versions)
         return sections
 
     def _try(self, heading: str, render: Callable[[], str]) -> str:
         try:
             return render()
         except Exception as error:
-            return render_refusal(heading, self._tell(error))
+            return render_refusal(heading, self._describe_error(error))
 
-    def _tell(self, error: Exception) -> str:
+    def _describe_error(self, error: Exception) -> str:
         if not isinstance(error, TseriesError):
             _LOG.debug("the page cannot show this", exc_info=error)
-            return self._look.location.redact(f"{type(error).__name__}: {error}")
-        return self._look.location.redact(str(error))
+            return self._viewer.location.redact(f"{type(error).__name__}: {error}")
+        return self._viewer.location.redact(str(error))
 
 
 _SECTIONS: Final = ("store", "series", "drawn", "event")

@@ -1,7 +1,7 @@
 """Convert a program's values and rows for a store without loss, or refuse them (semantics 15.6).
 
-Arrow columns are converted and checked as a whole. Python values become Arrow arrays, all values of
-one class together, and are then treated alike.
+Arrow columns are converted and checked as a whole. Python values of one class become an Arrow
+array, which is then converted in the same way.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ class _Misfit(Exception):
     Attributes:
         have: its type.
         kind: the type that it should fit.
-        reason: what is wrong; empty if the types say it.
-        next_step: what helps.
+        reason: what is wrong; empty if the two types say enough.
+        next_step: what the program can do.
         value: a tuple with the value; empty if the type of the whole column is wrong.
         path: its place inside the column's values, such as `element.x`.
     """
@@ -52,13 +52,13 @@ class _Misfit(Exception):
 
 
 def convert_column(column: Column, field: pa.Field) -> pa.ChunkedArray:
-    """Convert a column of rows to the type of `field`; raise IncompatibleValue if it cannot be."""
+    """Convert a column to the type of `field`; raise IncompatibleValue if that is impossible."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
-    def build(some: Any) -> pa.Array:
-        return _convert(some, field.type, "")
+    def build(values: Any) -> pa.Array:
+        return _convert(values, field.type, "")
 
-    built, before = [], 0
+    built, rows_before = [], 0
     for chunk in chunks:
         try:
             built.append(build(chunk))
@@ -68,9 +68,9 @@ def convert_column(column: Column, field: pa.Field) -> pa.ChunkedArray:
         except _Misfit as misfit:
             if not misfit.value:
                 raise _error(field, misfit, None) from None
-            row, first = _first_misfit(chunk, build, misfit)
-            raise _error(field, first, before + row) from None
-        before += len(chunk)
+            row, misfit_in_row = _first_misfit(chunk, build, misfit)
+            raise _error(field, misfit_in_row, rows_before + row) from None
+        rows_before += len(chunk)
     return pa.chunked_array(built, field.type)
 
 
@@ -87,34 +87,34 @@ def convert_value(value: Any, field: pa.Field) -> pa.Array:
 
 def _error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleValue:
     name = f"column '{field.name}'" + (f", in '{misfit.path}'," if misfit.path else "")
-    wanted = type_name(misfit.kind)
+    kind_name = type_name(misfit.kind)
     if misfit.value:
-        place = "" if row is None else f"row {row}: "
+        row_name = "" if row is None else f"row {row}: "
         reason = misfit.reason or f"it is of type {misfit.have}"
-        problem = f"{place}{name} cannot hold {show_value(misfit.value[0])}: {reason}"
+        problem = f"{row_name}{name} cannot hold {show_value(misfit.value[0])}: {reason}"
     else:
-        problem = f"{name} is of type {misfit.have}, in the store it is of type {wanted}"
+        problem = f"{name} is of type {misfit.have}, in the store it is of type {kind_name}"
         problem += f": {misfit.reason}" if misfit.reason else ""
-    return IncompatibleValue(problem, wanted, f"{misfit.next_step}. Nothing is stored")
+    return IncompatibleValue(problem, kind_name, f"{misfit.next_step}. Nothing is stored")
 
 
 def _first_misfit(
-    column: Any, build: Callable[[Any], object], known: _Misfit
+    column: Any, build: Callable[[Any], object], last_misfit: _Misfit
 ) -> tuple[int, _Misfit]:
     """Find the first row that `build` refuses, and why; it refuses at least one."""
 
     def is_refused(first: int, end: int) -> bool:
-        nonlocal known
+        nonlocal last_misfit
         try:
             build(column[first:end])
         except _Misfit as misfit:
-            known = misfit
+            last_misfit = misfit
             return True
         return False
 
     row = find_first(len(column), is_refused)
     is_refused(row, row + 1)
-    return row, known
+    return row, last_misfit
 
 
 def _convert(column: Any, kind: pa.DataType, path: str) -> pa.Array:
@@ -146,7 +146,7 @@ def _convert(column: Any, kind: pa.DataType, path: str) -> pa.Array:
 
 
 def _list_children(kind: pa.DataType) -> list[pa.Field]:
-    """List the columns inside a nested one, by the names that they have in messages."""
+    """List the columns inside a nested one, with the names for messages."""
     if kinds.is_list(kind):
         return [pa.field("element", kind.value_type)]
     if kinds.is_map(kind):
@@ -161,23 +161,23 @@ _Split: TypeAlias = tuple[Sequence[Any], Int64Array | None]
 def _fields_by_name(
     kind: pa.DataType, names: Sequence[Any], have: str, path: str
 ) -> dict[str, int]:
-    """Return the places in `names` of a struct's fields that are given; names match in any case."""
-    wanted = {field.name.lower(): field.name for field in kind}
-    places: dict[str, int] = {}
-    for place, name in enumerate(names):
-        known = wanted.get(str(name).lower())
-        if known is None or known in places:
-            problem = "which it lacks" if known is None else "which it has once, in any case"
-            shown = ", ".join(f"'{field.name}'" for field in kind)
+    """Return the position in `names` of each field that it has; names match in any case."""
+    names_by_key = {field.name.lower(): field.name for field in kind}
+    positions: dict[str, int] = {}
+    for position, name in enumerate(names):
+        field_name = names_by_key.get(str(name).lower())
+        if field_name is None or field_name in positions:
+            problem = "which it lacks" if field_name is None else "which it has once, in any case"
+            field_names = ", ".join(f"'{field.name}'" for field in kind)
             raise _Misfit(
                 have,
                 kind,
-                f"it has a field {name!r}, {problem}; its fields are {shown}",
+                f"it has a field {name!r}, {problem}; its fields are {field_names}",
                 "correct the name, or leave the field out",
                 path=path,
             )
-        places[known] = place
-    return places
+        positions[field_name] = position
+    return positions
 
 
 # -- Arrow's columns -----------------------------------------------------------------------------
@@ -193,9 +193,9 @@ def _split_arrow(array: pa.Array, kind: pa.DataType, path: str) -> _Split:
             array = array.cast(pa.list_(pa.struct(entry)))
         return array.flatten().flatten(), list_lengths(array)
     if kinds.is_struct(kind) and kinds.is_struct(have):
-        places = _fields_by_name(kind, [field.name for field in have], type_name(have), path)
-        children, none = array.flatten(), pa.nulls(len(array))
-        return [children[places[f.name]] if f.name in places else none for f in kind], None
+        positions = _fields_by_name(kind, [field.name for field in have], type_name(have), path)
+        children, nulls = array.flatten(), pa.nulls(len(array))
+        return [children[positions[f.name]] if f.name in positions else nulls for f in kind], None
     raise _wrong_type(have, kind, path)
 
 
@@ -204,7 +204,7 @@ _STORED_AS: Final[dict[str, Callable[[Any], pa.Array]]] = {
     "arrow.json": lambda array: array.storage,
     "arrow.bool8": lambda array: pc.not_equal(array.storage, 0),
 }
-"""The Arrow extensions that a store can hold: by name, how to get plain values."""
+"""By Arrow extension that a store can hold: a function that returns the plain values."""
 
 
 def _decode(array: pa.Array) -> pa.Array:
@@ -236,7 +236,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _is_map(kind: pa.DataType) -> bool:
-    """Return True for maps, and for lists of entries, which Polars makes of maps."""
+    """Return True for maps, and for lists of entries, as Polars exports maps."""
     if kinds.is_map(kind):
         return True
     entries = _is_list(kind) and kinds.is_struct(kind.value_type)
@@ -255,18 +255,18 @@ def _leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     if cast is None:
         raise _wrong_type(have, kind, path)
 
-    def build(some: pa.Array) -> pa.Array:
+    def build(values: pa.Array) -> pa.Array:
         try:
-            return cast(some)
+            return cast(values)
         except pa.ArrowException:
             raise _Misfit(type_name(have), kind, *_explain(have, kind), path=path) from None
 
     try:
         return build(array)
     except _Misfit as misfit:
-        row, known = _first_misfit(array, build, misfit)
-        known.value = (_show_cell(array[row]),)
-        raise known from None
+        row, misfit_in_row = _first_misfit(array, build, misfit)
+        misfit_in_row.value = (_show_cell(array[row]),)
+        raise misfit_in_row from None
 
 
 _MOST_WIDE_DIGITS: Final = 76
@@ -360,7 +360,7 @@ def _wrong_type(have: pa.DataType, kind: pa.DataType, path: str) -> _Misfit:
 
 
 def _explain(have: pa.DataType, kind: pa.DataType) -> tuple[str, str]:
-    """Explain why a value of type `have` cannot be one of `kind`, and what helps."""
+    """Explain why a value of type `have` cannot be one of `kind`, and what to do."""
     if kinds.is_date(kind):
         return "it has a time of day, which a date would lose", "give the date alone"
     if kinds.is_timestamp(kind):
@@ -401,14 +401,14 @@ _NATURAL: Final[dict[pa.DataType, type]] = {
     pa.bool_(): bool,
     pa.date32(): date,
 }
-"""By type, the Python class with values that Arrow takes as they are, or refuses."""
+"""By type, the Python class whose values Arrow takes unchanged, or refuses."""
 
 
 def _convert_natural(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
-    """Convert values of the classes that Arrow takes for `kind`; None if there are others."""
+    """Convert values if Arrow takes all their classes for `kind`; else return None."""
     classes = set(map(type, values)) - {type(None)}
     if classes <= {_NATURAL.get(kind)} or (kinds.is_decimal(kind) and classes <= {int, Decimal}):
-        # Otherwise the slow way says which value is wrong, and why.
+        # If Arrow refuses one, the slow way says which value is wrong, and why.
         with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
             return pa.array(values, kind)
     return None
@@ -458,24 +458,24 @@ def _split_mappings(values: list[Any], kind: pa.DataType, path: str) -> list[lis
         if value is None:
             continue
         names = getattr(value, "_fields", getattr(value, "__fields__", None))
-        named = (
+        mapping = (
             dict(zip(names, value, strict=True)) if isinstance(value, tuple) and names else value
         )
-        if not isinstance(named, Mapping):
+        if not isinstance(mapping, Mapping):
             raise _wrong_class(value, kind, "a mapping of its fields is needed", path)
-        keys = list(named)
+        keys = list(mapping)
         try:
-            places = _fields_by_name(kind, keys, type(value).__name__, path)
+            positions = _fields_by_name(kind, keys, type(value).__name__, path)
         except _Misfit as misfit:
             misfit.value = (value,)
             raise
-        for name, place in places.items():
-            columns[name][row] = named[keys[place]]
+        for name, position in positions.items():
+            columns[name][row] = mapping[keys[position]]
     return list(columns.values())
 
 
 def _leaves_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
-    """Convert values of any classes: those of one class become an array and convert together."""
+    """Convert values of any classes; values of one class become an array and convert together."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for row, value in enumerate(values):
         if value is not None:
@@ -483,27 +483,27 @@ def _leaves_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.A
             unit = value.dtype if isinstance(value, np.datetime64) else None
             rows.setdefault((type(value), aware, unit), []).append(row)
     arrays = [pa.nulls(1, kind)]
-    places = np.zeros(len(values), np.int64)
-    for some in rows.values():
-        alike = [values[row] for row in some]
+    positions = np.zeros(len(values), np.int64)
+    for rows_of_class in rows.values():
+        values_of_class = [values[row] for row in rows_of_class]
         try:
-            array = _leaf(_decode(_infer(alike, kind, path)), kind, path)
+            array = _leaf(_decode(_infer(values_of_class, kind, path)), kind, path)
         except _Misfit as misfit:
-            misfit.value = misfit.value or (alike[0],)
-            misfit.have = type(alike[0]).__name__
+            misfit.value = misfit.value or (values_of_class[0],)
+            misfit.have = type(values_of_class[0]).__name__
             raise
-        places[some] = np.arange(len(some)) + sum(map(len, arrays))
+        positions[rows_of_class] = np.arange(len(rows_of_class)) + sum(map(len, arrays))
         arrays.append(array)
-    return pa.concat_arrays(arrays).take(pa.array(places))
+    return pa.concat_arrays(arrays).take(pa.array(positions))
 
 
 def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
     """Convert values of one class to the array that Arrow infers."""
     have = type(values[0]).__name__
 
-    def build(some: list[Any]) -> pa.Array:
+    def build(some_values: list[Any]) -> pa.Array:
         try:
-            return pa.array(some)
+            return pa.array(some_values)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             reason = ""
             if isinstance(error, OverflowError):
@@ -523,9 +523,9 @@ def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
     try:
         return build(values)
     except _Misfit as misfit:
-        row, known = _first_misfit(values, build, misfit)
-        known.value = (values[row],)
-        raise known from None
+        row, misfit_in_row = _first_misfit(values, build, misfit)
+        misfit_in_row.value = (values[row],)
+        raise misfit_in_row from None
 
 
 def _as_seconds(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -545,11 +545,11 @@ ROWS: Final = (
     "a table or batches of Arrow, a frame of pandas or Polars, or a list of mappings of names to "
     "values"
 )
-"""The kinds of rows that a program may give, as messages name them."""
+"""The kinds of rows that a program may pass, as messages name them."""
 
 _EDIT_OF: Final = "edit_of"
 _METADATA: Final = {"series": 0, "timestamp": 1, "author": 2, _EDIT_OF: 3}
-"""The columns of rows that are not values, and their places among the staged columns."""
+"""The columns of rows that are not values, and their positions among the staged columns."""
 
 
 def stage_given_rows(rows: Any, values: list[pa.Field]) -> pa.Table:
@@ -562,15 +562,15 @@ def stage_given_rows(rows: Any, values: list[pa.Field]) -> pa.Table:
     fields |= {field.name: field for field in values}
     matched = _match_columns(columns, fields, values)
     if "series" not in matched:
-        shown = ", ".join(f"'{name}'" for name, _ in columns.values()) or "none"
+        names = ", ".join(f"'{name}'" for name, _ in columns.values()) or "none"
         raise IncompatibleValue(
-            f"the rows have no column 'series', which names the series of each; they have {shown}",
+            f"the rows have no column 'series', which names the series of each; they have {names}",
             "rows with a text in 'series'",
             "add it, or rename the column that has the names",
         )
     given_columns = {
-        name: convert_column(column, fields[name].with_name(said))
-        for name, (said, column) in matched.items()
+        name: convert_column(column, fields[name].with_name(own_name))
+        for name, (own_name, column) in matched.items()
     }
     plan = RowPlan(
         series="series",
@@ -587,17 +587,17 @@ def stage_given_rows(rows: Any, values: list[pa.Field]) -> pa.Table:
     return pa.Table.from_batches([stage_rows(batch, plan) for batch in batches], staged)
 
 
-def _columns_by_name(named: list[tuple[Any, Column]]) -> dict[str, tuple[str, Column]]:
+def _columns_by_name(named_columns: list[tuple[Any, Column]]) -> dict[str, tuple[str, Column]]:
     columns: dict[str, tuple[str, Column]] = {}
-    for name, column in named:
+    for name, column in named_columns:
         if not isinstance(name, str):
             raise IncompatibleValue(
                 f"{show_value(name)} is not the name of a column", "texts", "rename the column"
             )
-        twin = columns.setdefault(name.lower(), (name, column))
-        if twin[1] is not column:
+        same_name = columns.setdefault(name.lower(), (name, column))
+        if same_name[1] is not column:
             raise IncompatibleValue(
-                f"columns '{twin[0]}' and '{name}' have one name in a store",
+                f"columns '{same_name[0]}' and '{name}' have one name in a store",
                 "names that differ in more than case",
                 "rename one of them, or leave it out",
             )
@@ -607,12 +607,14 @@ def _columns_by_name(named: list[tuple[Any, Column]]) -> dict[str, tuple[str, Co
 def _match_columns(
     columns: dict[str, tuple[str, Column]], fields: dict[str, pa.Field], values: list[pa.Field]
 ) -> dict[str, tuple[str, Column]]:
-    """Return, by column of the store, the name and the column of the rows."""
-    known = {name.lower(): name for name in fields}
+    """Return, by column of the store, the rows' own name of it and its values."""
+    names_by_key = {name.lower(): name for name in fields}
     for lower, (name, _) in columns.items():
-        if lower in known:
+        if lower in names_by_key:
             continue
-        shown = ", ".join(f"'{field.name}' {type_name(field.type)}" for field in values) or "none"
+        value_columns = (
+            ", ".join(f"'{field.name}' {type_name(field.type)}" for field in values) or "none"
+        )
         if lower == "cti":
             raise IncompatibleValue(
                 f"column '{name}' is not in the store, and has CTIs, which only a streaming query "
@@ -623,16 +625,16 @@ def _match_columns(
         if lower in RESERVED_NAMES:
             raise IncompatibleValue(
                 f"column '{name}' is one that the store fills itself",
-                f"{', '.join(_METADATA)}, and value columns: {shown}",
+                f"{', '.join(_METADATA)}, and value columns: {value_columns}",
                 f"drop the column; an edit names its original in '{_EDIT_OF}'",
             )
         raise IncompatibleValue(
             f"column '{name}' is not in the store",
-            f"{', '.join(_METADATA)}, and value columns: {shown}",
+            f"{', '.join(_METADATA)}, and value columns: {value_columns}",
             "correct the name, or drop the column; a write of Spark with 'mergeSchema' adds it to "
             "the store",
         )
-    return {known[lower]: column for lower, column in columns.items()}
+    return {names_by_key[lower]: column for lower, column in columns.items()}
 
 
 # -- frames, tables, lists -----------------------------------------------------------------------
@@ -653,9 +655,9 @@ def _read_columns(rows: Any) -> list[tuple[Any, Column]]:
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         return _read_mappings(rows)
     is_list = isinstance(rows, list | tuple)
-    other = next((row for row in rows if not isinstance(row, Mapping)), None) if is_list else rows
+    wrong = next((row for row in rows if not isinstance(row, Mapping)), None) if is_list else rows
     raise IncompatibleValue(
-        f"{show_value(other)} is not a row" if is_list else f"{type(rows).__name__} has no rows",
+        f"{show_value(wrong)} is not a row" if is_list else f"{type(rows).__name__} has no rows",
         ROWS,
         "convert it, for example with pa.table(columns); collect() a lazy frame first",
     )
@@ -667,9 +669,9 @@ def _read_mappings(rows: Sequence[Mapping[Any, Any]]) -> list[tuple[Any, Column]
 
 
 def _read_pandas(frame: Any) -> list[tuple[Any, Column]]:
-    """Return the columns of a pandas frame, and the levels of its index that have names.
+    """Return the columns of a pandas frame, and the named levels of its index.
 
-    A NaN among the floats is a null, as everywhere in pandas.
+    A NaN among floats is a null, as everywhere in pandas.
     """
     index = frame.index
     levels = [index.get_level_values(n) for n in range(index.nlevels)]
@@ -681,9 +683,9 @@ def _read_pandas(frame: Any) -> list[tuple[Any, Column]]:
                 "name it with frame.rename_axis('timestamp'), or drop it with "
                 "frame.reset_index(drop=True)",
             )
-    named = [(level.name, level) for level in levels if level.name is not None]
-    columns = [(name, frame.iloc[:, place]) for place, name in enumerate(frame.columns)]
-    return [(name, _read_pandas_column(name, column)) for name, column in (*named, *columns)]
+    named_levels = [(level.name, level) for level in levels if level.name is not None]
+    columns = [(name, frame.iloc[:, i]) for i, name in enumerate(frame.columns)]
+    return [(name, _read_pandas_column(name, column)) for name, column in (*named_levels, *columns)]
 
 
 def _read_pandas_column(name: Any, column: Any) -> Column:
@@ -725,20 +727,24 @@ def parse_max_future(max_future: timedelta | None) -> int | None:
     return NO_MAX_US if max_future == timedelta.max else us
 
 
-def parse_values(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
-    """Return the value of each column in `names`; a value that names none is that of `only`."""
+def parse_values(names: Sequence[str], only: str | None, values: Any) -> list[Any]:
+    """Return the value of each column in `names`; without names, it is the value of `only`."""
     columns = {name.lower(): name for name in names}
-    given_as = {}
-    if isinstance(given, Mapping):
-        given_as = {columns.get(str(key).lower()): value for key, value in given.items()}
-    named = isinstance(given, Mapping) and None not in given_as and len(given_as) == len(given)
-    if only is not None and not (named and given):
-        given_as = {only: given}
-    elif not named:
-        shown = ", ".join(f"'{name}'" for name in names)
+    values_by_name = {}
+    if isinstance(values, Mapping):
+        values_by_name = {columns.get(str(key).lower()): value for key, value in values.items()}
+    is_named = (
+        isinstance(values, Mapping)
+        and None not in values_by_name
+        and len(values_by_name) == len(values)
+    )
+    if only is not None and not (is_named and values):
+        values_by_name = {only: values}
+    elif not is_named:
+        accepted = ", ".join(f"'{name}'" for name in names)
         raise IncompatibleValue(
-            f"{show_value(given)} does not fit the store's value columns",
-            f"a mapping with keys among {shown}, each once",
+            f"{show_value(values)} does not fit the store's value columns",
+            f"a mapping with keys among {accepted}, each once",
             "name the columns",
         )
-    return [given_as.get(name) for name in names]
+    return [values_by_name.get(name) for name in names]

@@ -580,17 +580,21 @@ def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommi
     late = pc.field("commit_time") > pa.scalar(limit_us).cast(BASE_SCHEMA.field("commit_time").type)
     files, parts, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
     for file in store.data_files():
-        late_rows = list(scan_file(store.location, file, BASE_SCHEMA, TIME_COLUMNS, wanted=late))
+        late_rows = list(
+            scan_file(store.location, file, BASE_SCHEMA, TIME_COLUMNS, expression=late)
+        )
         if late_rows:
             files.append(file)
             parts += [rows.select(TIME_COLUMNS) for rows in late_rows]
-        for rows in scan_file(store.location, file, BASE_SCHEMA, ("commit_time",), wanted=~late):
+        for rows in scan_file(
+            store.location, file, BASE_SCHEMA, ("commit_time",), expression=~late
+        ):
             last_good_us = max(last_good_us, int(to_int64(rows["commit_time"]).max()))
     keys = pa.concat_tables(parts)
     now_us = max(now_us, last_good_us)
     numbers = np.unique(to_int64(keys["commit"]))
     times = correct_times(numbers, _read_file_times(store, files), last_good_us, now_us)
-    states, _ = scan_state(store.location, store.data_files(), -1, wanted=~late)
+    states, _ = scan_state(store.location, store.data_files(), -1, expression=~late)
     change = plan_correction(keys, states.select(["series", "newest_us"]), times)
     return FutureCommits(tuple(files), change, now_us)
 

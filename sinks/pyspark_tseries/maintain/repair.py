@@ -6,8 +6,8 @@ another tool has added in `_tseries/lost`.
 Repair runs a list of steps, one for each kind of damage, ordered so that each can rely on those
 before it: first the log, then the files that it names, the bounds that it records for them, the
 head, and the clock. A step finds its damage itself, and reports what it repaired, what is lost, and
-what it left because it cannot repair it. At the end repair also reports as left what `verify` still
-finds. Writers should pause meanwhile.
+what it cannot repair. At the end repair adds the damage that `verify` still finds. Writers should
+pause meanwhile.
 
 After a power loss a store on a local path is rewound to its last whole commit (26.2): the log is
 cut after it, so events, head, settings and the numbers of writers' and queries' batches return to
@@ -131,7 +131,7 @@ class LostCommit:
 
 
 def find_lost_commits(
-    location: Location, head_id: int | None, last: int, newest: int
+    location: Location, head_id: int | None, last_kept: int, newest: int
 ) -> list[LostCommit]:
     """Collect what is known of the commits after the version `last`, up to `newest`.
 
@@ -139,21 +139,21 @@ def find_lost_commits(
     left files, that attempt is assumed to be the commit.
     """
     metadata_by_head, lost = readable_metadata(location), []
-    for version in range(last + 1, newest + 1):
+    for version in range(last_kept + 1, newest + 1):
         entry = read_whole_entry(location, version)
         if entry is None:
-            own_id = _find_attempt(location, metadata_by_head, head_id)
+            next_id = _find_attempt(location, metadata_by_head, head_id)
             commit = LostCommit(version)
         else:
-            own_id = entry.transactions.get(HEAD_TRANSACTION)
+            next_id = entry.transactions.get(HEAD_TRANSACTION)
             commit = LostCommit(version, NO_HEAD, files=tuple(entry.added))
-        if own_id is not None:
-            files = commit.files if entry is not None else _list_files_of(location, own_id)
+        if next_id is not None:
+            files = commit.files if entry is not None else _list_files_of(location, next_id)
             commit = _with_events(
-                location, replace(commit, head=own_id, files=tuple(files)), entry, head_id
+                location, replace(commit, head=next_id, files=tuple(files)), entry, head_id
             )
-            head_id = own_id
-            if (metadata := metadata_by_head.get(own_id)) is not None:
+            head_id = next_id
+            if (metadata := metadata_by_head.get(next_id)) is not None:
                 number = metadata.commit if commit.number is None else commit.number
                 time = format_instant(metadata.commit_us)
                 commit = replace(commit, number=number, time=time)
@@ -162,7 +162,7 @@ def find_lost_commits(
 
 
 def _with_events(
-    location: Location, commit: LostCommit, entry: Entry | None, before: int | None
+    location: Location, commit: LostCommit, entry: Entry | None, head_id: int | None
 ) -> LostCommit:
     """Complete `commit` from its entry, its files, and its head compared with the one `before`."""
     assert commit.head is not None
@@ -173,11 +173,11 @@ def _with_events(
         if name.startswith((QUERY_PREFIX, APPLICATION_PREFIX))
     }
     number = None if entry is None or entry.own is None else entry.own.get("commit")
-    series = _compare_heads(location, commit.head, before)
+    series = _compare_heads(location, commit.head, head_id)
     series = series or _read_series_ranges(location, commit.files)
     events, between = _read_logged_events(entry)
     if series is not None:
-        events = sum(last - first + 1 for first, last in series.values())
+        events = sum(high - low + 1 for low, high in series.values())
     return replace(
         commit, number=number, series=series, events=events, between=between, batches=batches
     )
@@ -195,20 +195,22 @@ def _read_logged_events(entry: Entry | None) -> tuple[int | None, tuple[str, str
         return None, None
     if not stats:
         return None, None
-    return events, (min(first for first, _ in ends), max(last for _, last in ends))
+    return events, (min(low for low, _ in ends), max(high for _, high in ends))
 
 
 def _find_attempt(
     location: Location, metadata_by_head: dict[int, CommitMetadata], head_id: int | None
 ) -> int | None:
-    """Return the id of the only attempt on top of `head_id` that has left event files, if any."""
-    follow = [own_id for own_id, metadata in metadata_by_head.items() if metadata.parent == head_id]
-    attempts = [own_id for own_id in follow if _list_files_of(location, own_id)]
+    """Return the id of the attempt on top of `head_id` that left event files, if it is the only."""
+    children = [
+        own_id for own_id, metadata in metadata_by_head.items() if metadata.parent == head_id
+    ]
+    attempts = [own_id for own_id in children if _list_files_of(location, own_id)]
     return attempts[0] if len(attempts) == 1 else None
 
 
 def _list_files_of(location: Location, own_id: int) -> list[str]:
-    """Return the event files that by their names belong to the head `own_id`."""
+    """Return the event files that belong to the head `own_id` by their names."""
     name = f"-{own_id:016x}."
     return [file.path for file in list_event_files(location) if name in file.path]
 
@@ -218,15 +220,21 @@ def _compare_heads(
 ) -> dict[str, tuple[int, int]] | None:
     """Return, by series, the sequences that the head `own_id` adds to the head `head_id`."""
     try:
-        before = load_index(location, head_id, None, SeriesIndex())
-        # Again a new index, because heads share the ids that they know.
-        after = load_index(location, own_id, None, SeriesIndex())
+        index_before = load_index(location, head_id, None, SeriesIndex())
+        # Begin with another new index, because heads share the ids that they know.
+        index_after = load_index(location, own_id, None, SeriesIndex())
     except (UnusableStore, OSError):
         return None
-    names = after.ids.names()
-    first, last = (head.lookup(names)["last_sequence"] for head in (before, after))
-    rows = zip(names, first.tolist(), last.tolist(), strict=True)
-    return {name: (old + 1, new) for name, old, new in rows if new > old}
+    names = index_after.ids.names()
+    last_before, last_after = (
+        head.lookup(names)["last_sequence"] for head in (index_before, index_after)
+    )
+    rows = zip(names, last_before.tolist(), last_after.tolist(), strict=True)
+    return {
+        name: (sequence_before + 1, sequence_after)
+        for name, sequence_before, sequence_after in rows
+        if sequence_after > sequence_before
+    }
 
 
 def _read_series_ranges(
@@ -244,27 +252,31 @@ def _read_series_ranges(
         return None
     keys = pa.concat_tables([table.cast(tables[0].schema) for table in tables])
     rows = keys.group_by("series").aggregate([("sequence", "min"), ("sequence", "max")])
-    names, first, last = (rows.column(at).to_pylist() for at in range(3))
-    return {name: (a, b) for name, a, b in zip(names, first, last, strict=True)}
+    names, lows, highs = (rows.column(i).to_pylist() for i in range(3))
+    return {name: (a, b) for name, a, b in zip(names, lows, highs, strict=True)}
 
 
 def describe_lost_commit(commit: LostCommit) -> list[str]:
     """Describe the loss of `commit` in sentences."""
     number = "a commit" if commit.number is None else f"commit {commit.number}"
-    named = f"{number} of {commit.time}" if commit.time else number
-    sentences = [f"{named} (log entry {commit.version}): {_describe_events(commit)}"]
+    subject = f"{number} of {commit.time}" if commit.time else number
+    sentences = [f"{subject} (log entry {commit.version}): {_describe_events(commit)}"]
     sentences += [
-        f"batch {batch} of '{who}': if it is a query, remove 'commits/{batch}' and what follows it "
-        "from its checkpoint before it goes on, and it writes them again"
-        for who, batch in commit.batches.items()
+        f"batch {batch} of '{writer}': if it is a query, remove 'commits/{batch}' and what follows "
+        "it from its checkpoint before it goes on, and it writes them again"
+        for writer, batch in commit.batches.items()
     ]
     return sentences
 
 
 def _describe_events(commit: LostCommit) -> str:
     if commit.series is None and commit.between is not None:
-        first, last = commit.between
-        among = f"series '{first}'" if first == last else f"series between '{first}' and '{last}'"
+        first_series, last_series = commit.between
+        among = (
+            f"series '{first_series}'"
+            if first_series == last_series
+            else f"series between '{first_series}' and '{last_series}'"
+        )
         return f"{commit.events} events of {among}; it is unknown which ones"
     if commit.series is None:
         return "its events are unknown"
@@ -290,11 +302,11 @@ class Rewind:
     Attributes:
         last: the version of the log that is kept.
         newest: the version of the log as it is.
-        torn: the torn entries, checkpoints and files that go.
+        torn: the torn entries, checkpoints and files to remove.
         checkpoints: names of files in the log's directory that are torn, or of lost versions.
         left: torn files that the rewind does not repair: their commits are no longer in the log, or
             rewinding past them would give up whole commits.
-        refused: the damaged log entry if rewinding would give up whole commits after it.
+        refused: the damaged log entry, if rewinding would give up whole commits after it.
     """
 
     last: int
@@ -318,8 +330,8 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
         path = entry_path(location, last + 1)
         entry = Finding("log entry", f"log entry '{path}': {reach.reason}", path=path)
         if not give_up and any(_is_whole(location, v) for v in range(last + 2, newest + 1)):
-            whole = f"{entry.problem}, and commits after it are whole and were synced"
-            return Rewind(last, newest, (), (), (), replace(entry, problem=whole))
+            problem = f"{entry.problem}, and commits after it are whole and were synced"
+            return Rewind(last, newest, (), (), (), replace(entry, problem=problem))
         findings.append(entry)
     unsynced: dict[str, Finding] = {}
     # Each step back changes which files the store has, so check them again until none is torn.
@@ -371,21 +383,21 @@ def read_state_at(
         ) from None
 
 
-def _find_version(location: Location, path: str, last: int) -> int:
+def _find_version(location: Location, path: str, newest: int) -> int:
     """Return the version up to `last` that added the file `path`; -1 if the log does not name it.
 
     Entries before a checkpoint may be torn: a file that no whole entry names may belong to one.
     """
-    parts = EVENT_FILE_PATH.fullmatch(path)
+    path_fields = EVENT_FILE_PATH.fullmatch(path)
     oldest = -1
-    for version, entry in read_entries_back(location, last):
+    for version, entry in read_entries_back(location, newest):
         if entry is None:
             oldest = version
             continue
         if path in entry.added:
             return version
-        before = None if entry.own is None else entry.own.get("commit")
-        if parts is None or (before is not None and before < int(parts["first"])):
+        commit = None if entry.own is None else entry.own.get("commit")
+        if path_fields is None or (commit is not None and commit < int(path_fields["first"])):
             break
     return oldest
 
@@ -406,22 +418,24 @@ def carry_out_rewind(
 
     An interrupted repair can be repeated, because the log is cut from its end.
     """
-    aside = location.file("_tseries", "lost", f"{rewind.last + 1:020d}-{secrets.token_hex(4)}")
-    make_directories(aside)
-    with open(os.path.join(aside, LOST_FILE), "w", encoding="utf-8") as file:
+    lost_directory = location.file(
+        "_tseries", "lost", f"{rewind.last + 1:020d}-{secrets.token_hex(4)}"
+    )
+    make_directories(lost_directory)
+    with open(os.path.join(lost_directory, LOST_FILE), "w", encoding="utf-8") as file:
         record = {"highest_commit": highest, "commits": [asdict(commit) for commit in lost]}
         json.dump(record, file, ensure_ascii=False, indent=1)
-    sync([file.name, aside])
-    kept, _ = read_state_at(location, rewind.last, rewind.checkpoints)
-    files = [path for commit in lost for path in commit.files if path not in kept]
+    sync([file.name, lost_directory])
+    kept_sizes, _ = read_state_at(location, rewind.last, rewind.checkpoints)
+    files = [path for commit in lost for path in commit.files if path not in kept_sizes]
     versions = range(rewind.newest, rewind.last, -1)
     entries = [
         os.path.relpath(entry_path(location, version), location.root) for version in versions
     ]
     for name in [*(f"_delta_log/{name}" for name in rewind.checkpoints), *entries, *files]:
-        _move_if_there(location.file(name), os.path.join(aside, name))
-    sync([location.file("_delta_log"), aside])
-    return aside
+        _move_if_there(location.file(name), os.path.join(lost_directory, name))
+    sync([location.file("_delta_log"), lost_directory])
+    return lost_directory
 
 
 def _move_if_there(path: str, to: str) -> None:
@@ -461,7 +475,7 @@ class Revert:
 def plan_revert(store: Store) -> tuple[Revert | None, int | None]:
     """Plan how to undo the changes of other tools in `store`; None if there are none.
 
-    Also return the version of a log entry that is gone but needed to be sure; normally None.
+    Also return the version of a log entry that is missing but needed to be sure; normally None.
     """
     entries, missing = unchecked_entries(store.location, store.version(), -1)
     change = find_foreign_change(entries)
@@ -499,10 +513,10 @@ def _is_there(file: DataFile, store: Store) -> bool:
         return False
 
 
-def revert_changes(store: Store, revert: Revert, kept: Sequence[tuple[str, str]]) -> None:
+def revert_changes(store: Store, revert: Revert, copies: Sequence[tuple[str, str]]) -> None:
     """Commit the actions of `revert`."""
     location, now_ms = store.location, time.time_ns() // 1_000_000
-    for path, copy in kept:
+    for path, copy in copies:
         location.copy(location.file(path), location.file(copy))
     actions = [
         FileAction(path, size, "edit" if path.startswith("kind=edit/") else "event", now_ms)
@@ -550,7 +564,7 @@ class RepairResult:
 
 @dataclass
 class _Repair:
-    """A repair, or a dry run, and its report so far; each step finds and repairs one damage."""
+    """A repair or a dry run, and its report so far; each step finds and repairs one damage."""
 
     location: Location
     dry_run: bool
@@ -588,25 +602,26 @@ def repair(
 ) -> RepairResult:
     """Repair what can be repaired of the store at `path`; report what was done and what is lost.
 
-    A dry run only reports the first repairs, since later ones depend on their outcome. `give_up`
-    also gives up whole commits if a file of an earlier one is damaged and cannot be restored.
+    A dry run reports only the first repairs, since later ones depend on their outcome. With
+    `give_up`, repair also gives up whole commits if a file of an earlier one is damaged and cannot
+    be restored.
 
     Raises:
         NoSuchStore: there is no store.
         PermissionDenied: the store has a policy, and the principal is not an owner.
-        UnusableStore: what is there cannot be opened at all.
+        UnusableStore: the store cannot be opened at all.
         OSError: a file could not be read or written.
-        StoreBusy: other writers won every attempt.
+        StoreBusy: another writer won every attempt.
         WrongClock: this machine's clock is ahead of the storage's.
     """
-    location, who = parse_location(path, storage_options), author_or_user(principal)
-    require_owner(location, who, "repair the store")
-    # A clock that is ahead would do more harm. Do not check the last commit: it may be damaged.
+    location, author = parse_location(path, storage_options), author_or_user(principal)
+    require_owner(location, author, "repair the store")
+    # A clock that is ahead would add damage. Do not check the last commit: it may be damaged.
     check_commit_time(location.root, NEVER_US, now_us(), location.clock_us(), same_machine=False)
-    job = _Repair(location, dry_run, give_up, who)
+    job = _Repair(location, dry_run, give_up, author)
     if _run_steps(job):
-        known = {finding.path for finding in job.left if finding.path is not None}
-        remaining = (finding for finding in verify(location) if finding.path not in known)
+        reported_paths = {finding.path for finding in job.left if finding.path is not None}
+        remaining = (finding for finding in verify(location) if finding.path not in reported_paths)
         job.left += (replace(finding, next_step=FROM_A_COPY) for finding in remaining)
     return RepairResult(tuple(job.mended), tuple(job.lost), tuple(job.left))
 
@@ -630,15 +645,15 @@ def _repair_log_entries(job: _Repair) -> None:
     entries = rebuild_entries(location) if location.is_local else []
     if not entries:
         return
-    where = location.file("_tseries", "lost")
+    lost_directory = location.file("_tseries", "lost")
     if not job.dry_run:
         with lock_commits(location):
-            where = put_rebuilt(location, entries)
+            lost_directory = put_rebuilt(location, entries)
     for entry in entries:
         path = entry_path(location, entry.version)
         problem = f"log entry '{path}': {entry.damage}; {entry.how}"
-        kept = f"What there was of it is kept in '{where}'"
-        job.mended.append(Finding("log entry", problem, path=path, mended=kept))
+        note = f"What there was of it is kept in '{lost_directory}'"
+        job.mended.append(Finding("log entry", problem, path=path, mended=note))
 
 
 def _repair_torn_commits(job: _Repair) -> None:
@@ -653,18 +668,18 @@ def _repair_torn_commits(job: _Repair) -> None:
         return
     _, head_id = read_state_at(location, rewind.last, rewind.checkpoints)
     lost = find_lost_commits(location, head_id, rewind.last, rewind.newest)
-    where = location.file("_tseries", "lost")
+    lost_directory = location.file("_tseries", "lost")
     if not job.dry_run:
         numbers = [commit.number for commit in lost if commit.number is not None]
         highest = max([rewind.newest, *numbers]) if lost else -1
         with lock_commits(location):
-            where = carry_out_rewind(location, rewind, lost, highest)
-    then = f"The log ends with entry {rewind.last} now" if lost else "The log is read without it"
+            lost_directory = carry_out_rewind(location, rewind, lost, highest)
+    outcome = f"The log ends with entry {rewind.last} now" if lost else "The log is read without it"
     job.mended.append(
         replace(
             rewind.torn[0],
             problem="; ".join(finding.problem for finding in rewind.torn),
-            mended=f"{then}; what there is of it was moved to '{where}'",
+            mended=f"{outcome}; what there is of it was moved to '{lost_directory}'",
         )
     )
     job.lost += (sentence for commit in lost for sentence in describe_lost_commit(commit))
@@ -706,12 +721,13 @@ def _revert_foreign_changes(job: _Repair, store: Store, revert: Revert) -> None:
         step = "put them back from a copy of the store"
         job.left.append(replace(change, problem=problem, next_step=step))
         return
-    aside = os.path.join("_tseries", "lost", f"{store.version() + 1:020d}")
-    kept = [(path, f"{aside}/{path}") for path, _ in revert.removed if is_inside_store(path)]
-    job.mend(change, "It is undone", lambda: revert_changes(store, revert, kept))
-    where = store.location.file(aside)
+    lost_path = os.path.join("_tseries", "lost", f"{store.version() + 1:020d}")
+    copies = [(path, f"{lost_path}/{path}") for path, _ in revert.removed if is_inside_store(path)]
+    job.mend(change, "It is undone", lambda: revert_changes(store, revert, copies))
+    lost_directory = store.location.file(lost_path)
     job.lost += (
-        f"what another tool has written to '{path}'; a copy is in '{where}'" for path, _ in kept
+        f"what another tool has written to '{path}'; a copy is in '{lost_directory}'"
+        for path, _ in copies
     )
 
 
@@ -720,8 +736,8 @@ def _describe_change(store: Store, revert: Revert) -> Finding:
     if change is None:
         problem = f"the log of the store '{store.root}' names files outside of it"
         return Finding("outside file", problem)
-    first, last = change.first, change.last.version
-    upto = f" to {last}" if last > first.version else ""
+    first, until = change.first, change.last.version
+    upto = f" to {until}" if until > first.version else ""
     problem = (
         f"versions {first.version}{upto} of the log: a {first.operation or 'commit'} by "
         f"'{first.engine}' changed rows"
@@ -765,8 +781,8 @@ def _repair_head(job: _Repair) -> None:
 
 
 def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:
-    """Describe the recovered state that no event records, so it is older than the lost head."""
-    metadata, known = recovered.metadata, recovered.head.metadata.commit
+    """Describe the recovered state that no event records, so that it is older than the head."""
+    metadata, event_commit = recovered.metadata, recovered.head.metadata.commit
     if not recovered.current:
         age = (
             f"as they were with commit {metadata.commit}"
@@ -777,7 +793,7 @@ def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:
             "what only the head recorded: the counts of dropped and adjusted rows, a policy, and "
             f"a changed retained range, are {age}"
         )
-    if metadata.retained_since is not None and metadata.retained_since > known:
+    if metadata.retained_since is not None and metadata.retained_since > event_commit:
         yield (
             "which events the changed retained range had put out of range: those that the range "
             f"'{metadata.retained}' lets in are back"
@@ -816,11 +832,11 @@ def _describe_correction(future: FutureCommits) -> str:
     times = future.change.commit_us
     if not times:
         return "No event is of such a commit; the store's time is set back"
-    first, last = min(times), max(times)
+    begin, end = min(times), max(times)
     events, series = future.change.events.num_rows, future.change.events["series"].unique()
     return (
-        f"The commits {first} to {last} are now of {format_instant(times[first])} to "
-        f"{format_instant(times[last])}, and so are {events} events of {len(series)} series that "
+        f"The commits {begin} to {end} are now of {format_instant(times[begin])} to "
+        f"{format_instant(times[end])}, and so are {events} events of {len(series)} series that "
         "had taken their times; times that were given stay"
     )
 

@@ -1,14 +1,15 @@
 """`rollup`: keep the buckets of a store in another one, and correct them (semantics 36).
 
 A run finds what changed since the commit that the last run covered: the rows of later commits, and
-later acts of erasing. Two things are due. Of a series with new originals (or of all, if the
-source's CTI has come to another bucket) the buckets that are complete now and lie behind those that
-the rollup has; and all buckets that the rollup has and a change has touched. `downsample` answers
-for both. New buckets are appended, and those whose aggregates differ are edited.
+later acts of erasing. Two kinds of buckets are due. First, buckets that are complete now and lie
+behind those of the rollup; only series with new originals have them, or all series if the source's
+CTI has reached another bucket. Second, buckets that the rollup has and that a change has touched.
+`downsample` computes both. New buckets are appended, and buckets with other aggregates are edited.
 
-Only the last commit of a run names the commit that it covers. A run that was killed before is done
-again: what it wrote is then there, and is neither appended nor edited again. Each commit expects
-the head of the rollup that the run has seen, so of two runs one writes, and the other begins again.
+Only the last commit of a run names the commit that it covers. If a run is killed before, the next
+one does it again, and neither appends nor edits what is written already. Each commit expects the
+head of the rollup that the run has read, so if two runs meet, one writes and the other begins
+again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ from pyspark_tseries.model.downsampling import (
     merge_ranges,
     parse_aggregates,
     parse_settings,
-    tell_reasons,
+    describe_reasons,
 )
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import (
@@ -89,10 +90,10 @@ MAX_EVENTS_AT_ONCE: Final = 1_000_000
 """Read about this many events of a group of series at once."""
 
 MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
-"""The stored size of the files of about as many series as are read at once."""
+"""Read as many series at once as have files of about this stored size."""
 
 MAX_RANGES: Final = 32
-"""Read the buckets that have changed in at most this many ranges of time."""
+"""Read the changed buckets in at most this many ranges of time."""
 
 _CHANGED_COLUMNS: Final = (
     *("series", "sequence", "timestamp", "author"),
@@ -108,9 +109,10 @@ class RollupResult:
     Attributes:
         added: how many buckets it appended.
         edited: how many buckets it edited.
-        left: how many buckets have changed in the source and stay as they are: the rollup does not
-            have them, or the source has not all of their events any more.
-        covered: the source's commit up to which the rollup has everything; -1: it has no commit.
+        left: how many buckets have changed in the source, but stay as they are: the rollup does not
+            have them, or the source no longer has all of their events.
+        covered: the source's commit up to which the rollup has everything; -1 if the source has no
+            commit.
     """
 
     added: int
@@ -121,7 +123,7 @@ class RollupResult:
 
 @dataclass(frozen=True, slots=True)
 class RollupOptions:
-    """What a caller asks of a rollup; None stands for what the rollup has.
+    """The caller's settings of a rollup; None stands for those that the rollup has.
 
     Attributes:
         every: the width of the buckets.
@@ -141,7 +143,7 @@ class RollupOptions:
 def rollup(
     source: Store,
     into: Location,
-    asked: RollupOptions,
+    options: RollupOptions,
     author: str,
     *,
     synced: bool = True,
@@ -153,8 +155,8 @@ def rollup(
     Args:
         source: the store.
         into: where the rollup is, or will be.
-        asked: its settings; of a rollup that is there, those that are given must be its own.
-        author: who reads the source, and the author of new buckets.
+        options: its settings; they must match those of a rollup that exists.
+        author: who reads the source; also the author of new buckets.
         synced: True if the rollup's commits must survive a power loss.
         auto_compact: True if commits start the maintenance of the rollup when it is due.
         progress: called with a line after each commit but the last one.
@@ -164,13 +166,13 @@ def rollup(
         UnusableStore: the store at `into` is no rollup.
         StoreMismatch: it is the rollup of another store.
         HistoryChanged: the source lacks the commit that the rollup covers: it was put back.
-        PermissionDenied: the author may not read the source, or not write to the rollup.
-        StoreBusy: other runs won every attempt.
+        PermissionDenied: the author may not read the source, or may not write to the rollup.
+        StoreBusy: another run won every attempt.
     """
     source.refresh()
     AccessCheck(source.settings.policy, author).require_query(Query())
     with named_failures(into, is_new=True):
-        target, settings = _open_rollup(source, into, asked)
+        target, settings = _open_rollup(source, into, options)
     counts = _Counts()
     for attempt in range(target.retrying.commits):
         run = _RollupRun(source, target, settings, author, counts, synced=synced, progress=progress)
@@ -187,7 +189,7 @@ def rollup(
 
 
 def _open_rollup(
-    source: Store, into: Location, asked: RollupOptions
+    source: Store, into: Location, options: RollupOptions
 ) -> tuple[Store, RollupSettings]:
     if into == source.location:
         raise InvalidQuery(
@@ -195,7 +197,7 @@ def _open_rollup(
         )
     target = Store.find(into)
     if target is None:
-        target = _create_rollup(source, into, asked)
+        target = _create_rollup(source, into, options)
     settings = parse_settings(target.properties(), into.root)
     if settings is None:
         raise UnusableStore(
@@ -209,91 +211,93 @@ def _open_rollup(
             "the store that it was made of, or a later state of that",
             "correct the path; or begin a new rollup at another one. Nothing is stored",
         )
-    _check_settings(source, into, asked, settings)
+    _check_settings(source, into, options, settings)
     _check_columns(source, target, settings)
-    kept = target.settings.retained
-    if asked.retained is not None and asked.retained != kept:
+    retained = target.settings.retained
+    if options.retained is not None and options.retained != retained:
         raise _other_setting(
-            into, "retained_range", format_range(kept), format_range(asked.retained)
+            into, "retained_range", format_range(retained), format_range(options.retained)
         )
     return target, settings
 
 
-def _create_rollup(source: Store, into: Location, asked: RollupOptions) -> Store:
-    if asked.every is None or asked.aggregates is None:
-        missing = "every" if asked.every is None else "aggregates"
+def _create_rollup(source: Store, into: Location, options: RollupOptions) -> Store:
+    if options.every is None or options.aggregates is None:
+        missing = "every" if options.every is None else "aggregates"
         raise InvalidQuery(
             f"there is no rollup at '{into.root}' yet, and {missing} is not given",
             "the width of its buckets and their aggregates, such as '1 hour' and celsius = mean",
             f"give {missing}, or correct the path",
         )
-    settings = _parse_settings(source, asked)
+    settings = _parse_settings(source, options)
     values = [new_value_field(field) for field in settings.values(pa.schema(source.values))]
-    retained = asked.retained or UNLIMITED
+    retained = options.retained or UNLIMITED
     return Store.create(into, values, retained, others={PROPERTY: settings.to_json()})
 
 
 def _parse_settings(
-    source: Store, asked: RollupOptions, kept: RollupSettings | None = None
+    source: Store, options: RollupOptions, current: RollupSettings | None = None
 ) -> RollupSettings:
-    """Return the settings that are asked for; what is not is as `kept`."""
-    if asked.every is not None:
-        buckets = parse_buckets(asked.every, asked.timezone, asked.origin)
-    elif kept is None or asked.timezone is not None or asked.origin is not None:
+    """Return the requested settings; those that are not given are taken from `current`."""
+    if options.every is not None:
+        buckets = parse_buckets(options.every, options.timezone, options.origin)
+    elif current is None or options.timezone is not None or options.origin is not None:
         raise InvalidQuery(
             "timezone and origin are those of buckets",
             "every beside them",
             "give every, or leave them out",
         )
     else:
-        buckets = kept.buckets
-    if asked.aggregates is None and kept is not None:
-        return RollupSettings(source.id, buckets, kept.aggregates)
-    wanted = {} if asked.aggregates is None else asked.aggregates
-    if not isinstance(wanted, Mapping):
+        buckets = current.buckets
+    if options.aggregates is None and current is not None:
+        return RollupSettings(source.id, buckets, current.aggregates)
+    columns = {} if options.aggregates is None else options.aggregates
+    if not isinstance(columns, Mapping):
         raise InvalidQuery(
-            f"aggregates {show_value(wanted)} does not name columns",
+            f"aggregates {show_value(columns)} does not name columns",
             "a mapping such as {'celsius': 'mean', 'n': ('*', 'count')}",
             "name each column of the rollup, and what it is",
         )
-    aggregates = parse_aggregates(pa.schema(source.values), dict(wanted))
+    aggregates = parse_aggregates(pa.schema(source.values), dict(columns))
     check_aggregates(aggregates)
     return RollupSettings(source.id, buckets, aggregates)
 
 
 def _check_settings(
-    source: Store, into: Location, asked: RollupOptions, kept: RollupSettings
+    source: Store, into: Location, options: RollupOptions, current: RollupSettings
 ) -> None:
-    given = _parse_settings(source, asked, kept)
-    if (given.buckets, set(given.aggregates)) == (kept.buckets, set(kept.aggregates)):
+    requested = _parse_settings(source, options, current)
+    if (requested.buckets, set(requested.aggregates)) == (current.buckets, set(current.aggregates)):
         return
-    has, wanted = kept.describe(), given.describe()
-    name = next((name for name in has if has[name] != wanted[name]), "every")
-    raise _other_setting(into, name, has[name], wanted[name])
+    current_texts, requested_texts = current.describe(), requested.describe()
+    name = next(
+        (name for name in current_texts if current_texts[name] != requested_texts[name]), "every"
+    )
+    raise _other_setting(into, name, current_texts[name], requested_texts[name])
 
 
-def _other_setting(into: Location, name: str, has: str, given: str) -> InvalidQuery:
+def _other_setting(into: Location, name: str, current: str, requested: str) -> InvalidQuery:
     return InvalidQuery(
-        f"the rollup '{into.root}' has {name} '{has}', and '{given}' is asked for",
-        f"'{has}': the settings of a rollup never change",
+        f"the rollup '{into.root}' has {name} '{current}', and '{requested}' is asked for",
+        f"'{current}': the settings of a rollup never change",
         f"leave {name} out, or begin another rollup at a path of its own",
     )
 
 
 def _check_columns(source: Store, target: Store, settings: RollupSettings) -> None:
-    known = {field.name: field.type for field in target.values}
+    types = {field.name: field.type for field in target.values}
     for field in settings.values(pa.schema(source.values)):
         kind = new_value_field(field).type
-        if known.get(field.name) != kind:
+        if types.get(field.name) != kind:
             raise IncompatibleValue(
                 f"column '{field.name}' of the rollup '{target.root}' would be of type "
                 f"{type_name(kind)} now",
-                f"{type_name(known[field.name])}, as the rollup was made"
-                if field.name in known
+                f"{type_name(types[field.name])}, as the rollup was made"
+                if field.name in types
                 else None,
                 "make it wider: open the rollup, call widen_columns with this column and type, and "
                 "run the rollup again"
-                if field.name in known and fits(known[field.name], kind)
+                if field.name in types and fits(types[field.name], kind)
                 else "begin another rollup at a path of its own",
             )
 
@@ -304,7 +308,7 @@ class _RollupChanged(Exception):
 
 @dataclass(slots=True)
 class _Counts:
-    """How many buckets were committed."""
+    """How many buckets are appended and edited."""
 
     added: int = 0
     edited: int = 0
@@ -312,7 +316,7 @@ class _Counts:
 
 @dataclass(frozen=True, slots=True)
 class _ExpectedBatch:
-    """An `Appendable`: a batch that is committed only on top of one head."""
+    """An `Appendable`: a batch that is only committed on top of one head."""
 
     batch: Batch
     head_id: int | None
@@ -341,15 +345,15 @@ class _ExpectedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _DueRows:
-    """What a run reads, by series.
+    """The buckets that are due, by series.
 
     Attributes:
         names: the series, sorted.
-        lows: the start of the first bucket of each that may be new.
+        lows: for each series, the start of the first bucket that may be new.
         highs: the end of the last one; `lows` if there is none.
         changes: the last change of each bucket that the rollup has.
-        codes: the position in `names` of the series of each change.
-        starts: the start of the bucket of each.
+        codes: for each change, the position of its series in `names`.
+        starts: for each change, the start of its bucket.
     """
 
     names: pa.Array
@@ -362,7 +366,7 @@ class _DueRows:
 
 @dataclass(frozen=True, slots=True)
 class _DueRange:
-    """A range of time of what is due: new buckets of some series, or changed ones.
+    """A range of time with due buckets: new buckets of some series, or changed ones.
 
     Attributes:
         low: its start.
@@ -381,7 +385,7 @@ class _RollupRun:
     """One attempt to bring a rollup up to date.
 
     Attributes:
-        left: how many changed buckets were not found, so far.
+        left: how many changed buckets were not found so far.
         has_committed: True if the run has made a commit.
     """
 
@@ -396,23 +400,23 @@ class _RollupRun:
         synced: bool,
         progress: Callable[[str], None],
     ) -> None:
-        # The rollup first: what it covers is then in the source that is read after it.
-        self._target, self._there = target, target.snapshot()
-        self._head_id = self._there.head_id
+        # Read the rollup first, so that the source has all that the rollup covers.
+        self._target, self._rollup = target, target.snapshot()
+        self._head_id = self._rollup.head_id
         self._source, self._snapshot = source, source.snapshot()
-        self._index, self._target_index = self._snapshot.index(), self._there.index()
+        self._index, self._target_index = self._snapshot.index(), self._rollup.index()
         self._settings, self._buckets = settings, settings.buckets
-        self._wanted = settings.downsampling
+        self._downsampling = settings.downsampling
         self._author, self._counts = author, counts
         self._synced, self._progress = synced, progress
         self._schema = staged_schema(target.values)
         self._rows: list[pa.Table] = []
-        self._held = _Counts()
+        self._pending_counts = _Counts()
         self._since, self._is_first = self._find_covered()
         self.left, self.has_committed = 0, False
 
     def run(self) -> int:
-        """Write all that is due; return the source's commit that the rollup then covers."""
+        """Write all due buckets; return the source's commit that the rollup then covers."""
         commit = self._snapshot.metadata.commit
         since = self._since
         if since is not None:
@@ -424,8 +428,8 @@ class _RollupRun:
             return -1
         due = self._find_due()
         self.left = due.changes.num_rows
-        for part in self._divide_due(due):
-            self._roll(due, part)
+        for due_range in self._divide_due(due):
+            self._roll(due, due_range)
         self._commit(is_last=True)
         return commit
 
@@ -456,9 +460,9 @@ class _RollupRun:
         changes = [CHANGES.empty_table()]
         touched: set[str] = set()
         if self._since is not None:
-            for some, got in self._read_changes(self._since.number):
-                changes.append(some)
-                touched |= got
+            for found_changes, new_series in self._read_changes(self._since.number):
+                changes.append(found_changes)
+                touched |= new_series
                 if sum(table.num_rows for table in changes) > MAX_BUCKETS_PER_COMMIT:
                     changes = [fold_changes(pa.concat_tables(changes))]
             changes.append(self._read_erasures(self._since.number))
@@ -473,7 +477,7 @@ class _RollupRun:
         return _DueRows(array, ends[:, 0], ends[:, 1], folded, codes, starts)
 
     def _next_starts(self, names: Sequence[str]) -> Int64Array:
-        """Return where the first bucket behind those of the rollup begins; NEVER_US without any."""
+        """Return where the next bucket of each series begins; NEVER_US if the rollup has none."""
         newest = self._target_index.lookup(names)["original_us"]
         has = newest != NEVER_US
         starts = np.full(len(names), NEVER_US, np.int64)
@@ -481,19 +485,19 @@ class _RollupRun:
         return starts
 
     def _find_pending(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return for each series with buckets to add where the first begins and the last ends."""
+        """Return, by series with buckets to add, where the first begins and the last ends."""
         states = self._index.lookup(names)
         reach = np.maximum(states["original_us"], self._index.cti_us)
         lows = self._next_starts(names)
-        known = (states["original_us"] != NEVER_US) & (states["last_sequence"] >= 0)
+        has_events = (states["original_us"] != NEVER_US) & (states["last_sequence"] >= 0)
         first_us = states["first_us"]
         oldest_us = min((file.min_us for file in self._snapshot.files), default=0)
         first_us = np.where(first_us == NEVER_US, oldest_us, first_us)
-        new = known & (lows == NEVER_US)
+        new = has_events & (lows == NEVER_US)
         lows[new] = self._buckets.starts(first_us[new])
         highs = lows.copy()
-        highs[known] = self._buckets.starts(reach[known])
-        rows = np.flatnonzero(known & (highs > lows))
+        highs[has_events] = self._buckets.starts(reach[has_events])
+        rows = np.flatnonzero(has_events & (highs > lows))
         ends = zip(lows[rows].tolist(), highs[rows].tolist(), strict=True)
         return dict(zip((names[row] for row in rows.tolist()), ends, strict=True))
 
@@ -513,8 +517,8 @@ class _RollupRun:
         return sorted(touched.union(names[row] for row in rows.tolist()))
 
     def _is_later(self, before: int, now: int) -> bool:
-        first, last = self._buckets.starts(np.array([before, now])).tolist()
-        return bool(last > first)
+        start_before, start_now = self._buckets.starts(np.array([before, now])).tolist()
+        return bool(start_now > start_before)
 
     def _read_changes(self, since: int) -> Iterator[tuple[pa.Table, set[str]]]:
         """Yield the changes in later commits, and the series that got originals there."""
@@ -569,7 +573,7 @@ class _RollupRun:
             rows = read_rows(
                 self._snapshot.location, files, BASE_SCHEMA, _CHANGED_COLUMNS, row_filter, is_meant
             )
-            # An edit whose original is erased by the same act is no change of its own.
+            # If the act erases an edit and its original, the original is the change.
             rows = rows.filter(pc.invert(pc.is_in(rows["original_sequence"], events)))
             size = rows.num_rows
             for name, value in (("commit", act.commit), ("author", act.principal)):
@@ -580,7 +584,7 @@ class _RollupRun:
         return pa.concat_tables(erased)
 
     def _divide_due(self, due: _DueRows) -> Iterator[_DueRange]:
-        """Divide what is due by time, so that a series with a long range widens no other one."""
+        """Divide the due buckets by time, so that one series with a long range widens no other."""
         nothing = np.empty(0, np.int64)
         rows = np.flatnonzero(due.highs > due.lows)
         lows, highs = due.lows[rows], due.highs[rows]
@@ -596,25 +600,30 @@ class _RollupRun:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def _roll(self, due: _DueRows, part: _DueRange) -> None:
-        """Take the buckets of a part."""
-        low, high = part.low, part.high
-        codes = np.union1d(part.new, due.codes[part.changed])
+    def _roll(self, due: _DueRows, due_range: _DueRange) -> None:
+        """Add and edit the due buckets of a range."""
+        low, high = due_range.low, due_range.high
+        codes = np.union1d(due_range.new, due.codes[due_range.changed])
         names = due.names.take(pa.array(codes)).to_pylist()
-        kept = self._read_there(names, part)
-        changes = due.changes.take(pa.array(part.changed))
+        existing = self._read_existing(names, due_range)
+        changes = due.changes.take(pa.array(due_range.changed))
         for group in self._divide_series(names, low, high):
-            first = self._find_first_buckets(names, group)
+            first_buckets = self._find_first_buckets(names, group)
             for begin, end in self._divide_time(group, low, high):
                 query = Query(view=Range(Point("time", begin), Point("time", end - 1)))
-                found = downsample(self._snapshot, self._index, query, self._wanted, names, group)
-                for table in found:
-                    whole = self._filter_whole(table, first)
-                    if len(part.new):
-                        self._add(whole, due, kept)
+                tables = downsample(
+                    self._snapshot, self._index, query, self._downsampling, names, group
+                )
+                for table in tables:
+                    complete = self._filter_complete(table, first_buckets)
+                    if len(due_range.new):
+                        self._add(complete, due, existing)
                     else:
-                        self._edit(whole, changes, kept)
-                    if self._held.added + self._held.edited >= MAX_BUCKETS_PER_COMMIT:
+                        self._edit(complete, changes, existing)
+                    if (
+                        self._pending_counts.added + self._pending_counts.edited
+                        >= MAX_BUCKETS_PER_COMMIT
+                    ):
                         self._commit(is_last=False)
 
     def _divide_series(self, names: Sequence[str], low: int, high: int) -> list[KeyRange]:
@@ -623,32 +632,32 @@ class _RollupRun:
         return list(split_keys(samples, MAX_GROUP_BYTES, whole_series=True))
 
     def _divide_time(self, group: KeyRange, low: int, high: int) -> list[tuple[int, int]]:
-        """Divide a range of time so that about `MAX_EVENTS_AT_ONCE` events lie in each part."""
+        """Divide a range of time into ranges with about `MAX_EVENTS_AT_ONCE` events each."""
         events = 0.0
-        first, last = high, low
+        first_us, last_us = high, low
         for file in self._snapshot.files:
             ends = max(file.min_us, low), min(file.max_us, high - 1)
             if ends[0] <= ends[1] and group.overlaps(file.first, file.last):
                 events += file.rows * (ends[1] - ends[0] + 1) / (file.max_us - file.min_us + 1)
-                first, last = min(first, ends[0]), max(last, ends[1])
-        parts = int(events // MAX_EVENTS_AT_ONCE) + 1
-        if parts == 1 or last <= first:
+                first_us, last_us = min(first_us, ends[0]), max(last_us, ends[1])
+        count = int(events // MAX_EVENTS_AT_ONCE) + 1
+        if count == 1 or last_us <= first_us:
             return [(low, high)]
-        cuts = np.linspace(first, last, parts + 1)[1:-1].astype(np.int64)
+        cuts = np.linspace(first_us, last_us, count + 1)[1:-1].astype(np.int64)
         inner = np.unique(self._buckets.starts(cuts))
         inner = inner[(inner > low) & (inner < high)]
         return list(zip([low, *inner.tolist()], [*inner.tolist(), high], strict=True))
 
-    def _read_there(self, names: Sequence[str], part: _DueRange) -> pa.Table:
-        """Return the rollup's buckets that may be edited, or are not to be added again."""
+    def _read_existing(self, names: Sequence[str], due_range: _DueRange) -> pa.Table:
+        """Return the rollup's buckets that may be edited, or must not be added again."""
         columns = ["series", "timestamp", "sequence", "original_sequence", *self._value_names]
-        # Behind its newest bucket a series has others only if they were erased in the rollup.
-        if not len(part.changed) and not self._there.has_erasures:
-            return self._there_schema(columns).empty_table()
-        query = Query(view=Range(Point("time", part.low), Point("time", part.high - 1)))
-        return run_query(self._there, self._target_index, query, names, columns=columns).table
+        # A series has buckets behind its newest one only if they were erased in the rollup.
+        if not len(due_range.changed) and not self._rollup.has_erasures:
+            return self._existing_schema(columns).empty_table()
+        query = Query(view=Range(Point("time", due_range.low), Point("time", due_range.high - 1)))
+        return run_query(self._rollup, self._target_index, query, names, columns=columns).table
 
-    def _there_schema(self, columns: Sequence[str]) -> pa.Schema:
+    def _existing_schema(self, columns: Sequence[str]) -> pa.Schema:
         kinds = {field.name: field.type for field in self._schema}
         return pa.schema([(name, kinds.get(name, pa.int64())) for name in columns])
 
@@ -657,19 +666,19 @@ class _RollupRun:
         return [aggregate.name for aggregate in self._settings.aggregates]
 
     def _find_first_buckets(self, names: Sequence[str], group: KeyRange) -> dict[str, int]:
-        """Return the bucket of the first visible original of series that have lost some."""
+        """Return the bucket of the first visible original, by series that has lost originals."""
         low, _ = self._find_bounds(names)
-        cut = [name for name, least in zip(names, low.tolist(), strict=True) if least > 0]
-        if not cut:
+        trimmed = [name for name, sequence in zip(names, low.tolist(), strict=True) if sequence > 0]
+        if not trimmed:
             return {}
         query = Query(view=Range(Point("start"), Point("next_count", 1)))
         columns = ["series", "timestamp"]
-        rows = run_query(self._snapshot, self._index, query, cut, group, columns=columns).table
+        rows = run_query(self._snapshot, self._index, query, trimmed, group, columns=columns).table
         starts = self._buckets.starts(to_int64(rows["timestamp"])).tolist()
         return dict(zip(rows["series"].to_pylist(), starts, strict=True))
 
     def _find_bounds(self, names: Sequence[str]) -> tuple[Int64Array, Int64Array]:
-        """Return the lowest sequence and the earliest time that the source shows of each series."""
+        """Return the lowest sequence and the earliest time of each series in the source."""
         states = self._index.lookup(names)
         newest = states["last_sequence"], states["original_us"]
         retained = self._snapshot.settings.retained
@@ -678,67 +687,70 @@ class _RollupRun:
         keeps_all = (first_us != NEVER_US) & (first_us >= low_us)
         return low, np.where(keeps_all, NEVER_US, low_us)
 
-    def _filter_whole(self, found: pa.Table, first: dict[str, int]) -> pa.Table:
-        """Return the buckets of which the source shows every event that it ever had."""
-        names, codes = encode_runs(found["series"])
-        starts, known = to_int64(found["timestamp"]), names.to_pylist()
-        low, low_us = self._find_bounds(known)
-        first_us = np.array([first.get(name, MAX_NUMBER) for name in known], np.int64)
+    def _filter_complete(self, buckets: pa.Table, first_buckets: dict[str, int]) -> pa.Table:
+        """Return the buckets whose events are all still in the source."""
+        names, codes = encode_runs(buckets["series"])
+        starts, series = to_int64(buckets["timestamp"]), names.to_pylist()
+        low, low_us = self._find_bounds(series)
+        first_us = np.array([first_buckets.get(name, MAX_NUMBER) for name in series], np.int64)
         first_us = np.where(low <= 0, NEVER_US, first_us)
-        whole = (starts >= low_us[codes]) & (starts > first_us[codes])
-        return found if whole.all() else found.filter(pa.array(whole))
+        is_complete = (starts >= low_us[codes]) & (starts > first_us[codes])
+        return buckets if is_complete.all() else buckets.filter(pa.array(is_complete))
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def _add(self, found: pa.Table, due: _DueRows, kept: pa.Table) -> None:
-        """Take the buckets that are new."""
-        starts = to_int64(found["timestamp"])
-        codes = pc.index_in(found["series"].cast(pa.string()), due.names).to_numpy()
+    def _add(self, buckets: pa.Table, due: _DueRows, existing: pa.Table) -> None:
+        """Append the buckets that are new."""
+        starts = to_int64(buckets["timestamp"])
+        codes = pc.index_in(buckets["series"].cast(pa.string()), due.names).to_numpy()
         is_new = (starts >= due.lows[codes]) & (starts < due.highs[codes])
-        is_new[_join_keys(found, kept)[0]] = False
-        found = found.filter(pa.array(is_new))
-        if found.num_rows:
-            columns = {name: found[name] for name in ("series", "timestamp", *self._value_names)}
-            self._hold(columns, found.num_rows)
-            self._held.added += found.num_rows
+        is_new[_join_keys(buckets, existing)[0]] = False
+        buckets = buckets.filter(pa.array(is_new))
+        if buckets.num_rows:
+            columns = {name: buckets[name] for name in ("series", "timestamp", *self._value_names)}
+            self._add_pending(columns, buckets.num_rows)
+            self._pending_counts.added += buckets.num_rows
 
-    def _edit(self, found: pa.Table, changes: pa.Table, there: pa.Table) -> None:
-        """Take the edits of those buckets that have changed."""
-        rows, kept_rows = _join_keys(found, there)
-        found, there = found.take(pa.array(rows)), there.take(pa.array(kept_rows))
-        if self._there.has_erasures:
-            kept = pa.array(~self._flag_erased(there))
-            found, there = found.filter(kept), there.filter(kept)
-        rows, why = _join_keys(found, changes)
-        found, there = found.take(pa.array(rows)), there.take(pa.array(rows))
+    def _edit(self, buckets: pa.Table, changes: pa.Table, existing: pa.Table) -> None:
+        """Edit the buckets that have changed."""
+        rows, existing_rows = _join_keys(buckets, existing)
+        buckets, existing = buckets.take(pa.array(rows)), existing.take(pa.array(existing_rows))
+        if self._rollup.has_erasures:
+            is_editable = pa.array(~self._flag_erased(existing))
+            buckets, existing = buckets.filter(is_editable), existing.filter(is_editable)
+        rows, change_rows = _join_keys(buckets, changes)
+        buckets, existing = buckets.take(pa.array(rows)), existing.take(pa.array(rows))
         self.left -= len(rows)
         names = self._value_names
-        differs = pa.array(flag_changed(there.select(names), found.select(names)))
-        found, there = found.filter(differs), there.filter(differs)
-        changes = changes.take(pa.array(why)).filter(differs)
-        if not found.num_rows:
+        differs = pa.array(flag_changed(existing.select(names), buckets.select(names)))
+        buckets, existing = buckets.filter(differs), existing.filter(differs)
+        changes = changes.take(pa.array(change_rows)).filter(differs)
+        if not buckets.num_rows:
             return
-        # Under a policy the author of every event is the principal (28.3); the reason names theirs.
-        allowed = self._there.settings.policy is None
-        columns = {name: found[name] for name in ("series", *names)}
-        columns[EDIT_OF.name] = pc.coalesce(there["original_sequence"], there["sequence"])
-        columns["author"] = changes["author"] if allowed else pa.nulls(found.num_rows, pa.string())
-        columns[REASON.name] = tell_reasons(changes)
-        self._hold(columns, found.num_rows)
-        self._held.edited += found.num_rows
+        # Under a policy the author of every event is the principal (28.3); the reason names the
+        # author of the change.
+        allowed = self._rollup.settings.policy is None
+        columns = {name: buckets[name] for name in ("series", *names)}
+        columns[EDIT_OF.name] = pc.coalesce(existing["original_sequence"], existing["sequence"])
+        columns["author"] = (
+            changes["author"] if allowed else pa.nulls(buckets.num_rows, pa.string())
+        )
+        columns[REASON.name] = describe_reasons(changes)
+        self._add_pending(columns, buckets.num_rows)
+        self._pending_counts.edited += buckets.num_rows
 
-    def _flag_erased(self, kept: pa.Table) -> BoolArray:
-        """Flag the buckets that were erased in the rollup, which nobody can edit."""
+    def _flag_erased(self, existing: pa.Table) -> BoolArray:
+        """Flag the buckets that were erased in the rollup, because nobody can edit these."""
         erased = {
             (record.act.series, sequence)
-            for record in read_records(self._there.location, self._there.metadata.erasure)
+            for record in read_records(self._rollup.location, self._rollup.metadata.erasure)
             for sequence in record.act.events
         }
-        originals = pc.coalesce(kept["original_sequence"], kept["sequence"]).to_pylist()
-        keys = zip(kept["series"].to_pylist(), originals, strict=True)
+        originals = pc.coalesce(existing["original_sequence"], existing["sequence"]).to_pylist()
+        keys = zip(existing["series"].to_pylist(), originals, strict=True)
         return np.array([key in erased for key in keys], bool)
 
-    def _hold(self, columns: Mapping[str, Any], size: int) -> None:
+    def _add_pending(self, columns: Mapping[str, Any], size: int) -> None:
         arrays = [
             columns[field.name].cast(field.type)
             if field.name in columns
@@ -774,25 +786,25 @@ class _RollupRun:
         if attempt is None:
             raise _RollupChanged
         self._head_id, self.has_committed = attempt.head_id, True
-        self._counts.added += self._held.added
-        self._counts.edited += self._held.edited
-        self._rows, self._held = [], _Counts()
+        self._counts.added += self._pending_counts.added
+        self._counts.edited += self._pending_counts.edited
+        self._rows, self._pending_counts = [], _Counts()
         if not is_last:
             self._progress(f"{self._counts.added:,} buckets added so far")
 
 
-def _join_keys(one: pa.Table, other: pa.Table) -> tuple[Int64Array, Int64Array]:
-    """Return the rows of two tables with the same series and timestamp, in the order of `one`."""
+def _join_keys(table: pa.Table, other_table: pa.Table) -> tuple[Int64Array, Int64Array]:
+    """Return the rows of two tables with the same series and timestamp, in the order of `table`."""
     keys = ["series", "timestamp"]
-    left, right = (
+    keyed, other_keyed = (
         pa.table(
             {
-                "series": table["series"].cast(pa.string()),
-                "timestamp": table["timestamp"],
-                name: pa.array(np.arange(table.num_rows)),
+                "series": side["series"].cast(pa.string()),
+                "timestamp": side["timestamp"],
+                name: pa.array(np.arange(side.num_rows)),
             }
         )
-        for table, name in ((one, "one"), (other, "other"))
+        for side, name in ((table, "one"), (other_table, "other"))
     )
-    joined = left.join(right, keys, join_type="inner").sort_by("one")
+    joined = keyed.join(other_keyed, keys, join_type="inner").sort_by("one")
     return to_int64(joined["one"]), to_int64(joined["other"])

@@ -1,7 +1,7 @@
 """Keep columns of whole numbers as NumPy arrays, and select rows by ranges of keys.
 
-Sequences, timestamps and positions are 64-bit integers. A number that no legal value reaches stands
-for null, so that arithmetic on it neither fails nor overflows. A key is (series, sequence); Python
+Sequences, timestamps and positions are 64-bit integers. Null is a number that no legal value
+reaches, so that arithmetic on it neither fails nor overflows. A key is (series, sequence); Python
 and Arrow both compare names by their UTF-8 bytes.
 """
 
@@ -49,7 +49,7 @@ def to_int64(column: pa.ChunkedArray | pa.Array) -> Int64Array:
 
 
 def to_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column in one piece; do not copy it if it is."""
+    """Return a column in one piece; copy it only if it has several."""
     if isinstance(column, pa.ChunkedArray):
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column
@@ -92,16 +92,16 @@ def find_runs_of(series: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Int64Arr
         codes = series.indices.to_numpy()
         starts = _changes(codes[1:] != codes[:-1], len(codes))
         return series.dictionary.take(pa.array(codes[starts])).cast(pa.string()), starts
-    whole = series.combine_chunks() if isinstance(series, pa.ChunkedArray) else series
-    whole = whole.cast(pa.string())
+    names = series.combine_chunks() if isinstance(series, pa.ChunkedArray) else series
+    names = names.cast(pa.string())
     starts = _changes(
-        np.asarray(pc.not_equal(whole[1:], whole[: len(whole) - 1]), bool), len(whole)
+        np.asarray(pc.not_equal(names[1:], names[: len(names) - 1]), bool), len(names)
     )
-    return (whole if len(starts) == len(whole) else whole.take(pa.array(starts))), starts
+    return (names if len(starts) == len(names) else names.take(pa.array(starts))), starts
 
 
 def _changes(differs: BoolArray, size: int) -> Int64Array:
-    """Return the rows that differ from the one before, and the first of `size` rows."""
+    """Return the first of `size` rows, and each row that differs from the row before."""
     return np.concatenate([np.arange(min(size, 1)), np.flatnonzero(differs) + 1])
 
 
@@ -134,20 +134,20 @@ def are_sorted_keys(codes: Int64Array, sequence: Int64Array) -> bool:
 
 
 def reduce_runs(
-    function: np.ufunc, values: npt.NDArray[Any], first: Int64Array, sizes: Int64Array
+    function: np.ufunc, values: npt.NDArray[Any], begins: Int64Array, sizes: Int64Array
 ) -> npt.NDArray[Any]:
     """Apply `function` to each run of values; other values may lie between two runs."""
-    ends = first + sizes
-    if (first[1:] == ends[:-1]).all():
-        return np.asarray(function.reduceat(values[: ends[-1]], first))
-    # This also reduces what lies between two runs; [::2] leaves that out.
-    places = np.stack([first, ends], axis=1).ravel()
-    places = places[:-1] if places[-1] == len(values) else places
-    return np.asarray(function.reduceat(values, places)[::2])
+    ends = begins + sizes
+    if (begins[1:] == ends[:-1]).all():
+        return np.asarray(function.reduceat(values[: ends[-1]], begins))
+    # This also reduces the values between two runs; [::2] drops those results.
+    cuts = np.stack([begins, ends], axis=1).ravel()
+    cuts = cuts[:-1] if cuts[-1] == len(values) else cuts
+    return np.asarray(function.reduceat(values, cuts)[::2])
 
 
 def find_first(size: int, is_before: Callable[[int, int], bool]) -> int:
-    """Find a row among `size` rows by halving; it is there.
+    """Find a row among `size` rows by halving; one of them is the row.
 
     `is_before(first, end)` returns whether it is among the rows from `first` to `end`, exclusive.
     """
@@ -158,15 +158,17 @@ def find_first(size: int, is_before: Callable[[int, int], bool]) -> int:
     return first
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(value: Any, other_value: Any) -> bool:
     """Return whether two values are equal; a NaN equals a NaN, inside dicts and lists too."""
-    if isinstance(one, float) and isinstance(other, float) and one != one:
-        return other != other
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return bool(one == other)
+    if isinstance(value, float) and isinstance(other_value, float) and value != value:
+        return other_value != other_value
+    if isinstance(value, dict) and isinstance(other_value, dict):
+        return value.keys() == other_value.keys() and all(
+            is_same(value[key], other_value[key]) for key in value
+        )
+    if isinstance(value, list | tuple) and isinstance(other_value, list | tuple):
+        return len(value) == len(other_value) and all(map(is_same, value, other_value))
+    return bool(value == other_value)
 
 
 BLOCK_ROWS: Final = 1 << 14
@@ -203,23 +205,23 @@ class BlockColumns(Mapping[str, Int64Array]):
 
     def take(self, rows: Int64Array, absent: Mapping[str, int]) -> dict[str, Int64Array]:
         """Return the columns of `absent` at `rows`; its numbers fill missing rows and columns."""
-        known = (rows >= 0) & (rows < self.rows)
-        rows_known = rows[known]
-        places = _locate(rows_known)
-        taken = {}
+        is_present = (rows >= 0) & (rows < self.rows)
+        present_rows = rows[is_present]
+        positions = _locate(present_rows)
+        columns = {}
         for name, missing in absent.items():
-            taken[name] = np.full(len(rows), missing, np.int64)
+            columns[name] = np.full(len(rows), missing, np.int64)
             if name in self._blocks:
-                taken[name][known] = _gather(self._blocks[name], rows_known, places)
-        return taken
+                columns[name][is_present] = _gather(self._blocks[name], present_rows, positions)
+        return columns
 
     def row(self, row: int, absent: Mapping[str, int]) -> dict[str, int]:
         """Return the numbers that `take` returns for one row."""
         if not 0 <= row < self.rows:
             return dict(absent)
-        block, at = divmod(row, BLOCK_ROWS)
+        block, offset = divmod(row, BLOCK_ROWS)
         return {
-            name: int(self._blocks[name][block][at]) if name in self._blocks else missing
+            name: int(self._blocks[name][block][offset]) if name in self._blocks else missing
             for name, missing in absent.items()
         }
 
@@ -232,11 +234,11 @@ class BlockColumns(Mapping[str, Int64Array]):
         """
         result = BlockColumns({})
         result.rows = max(self.rows, int(rows.max(initial=-1)) + 1)
-        places = _locate(rows)
+        positions = _locate(rows)
         for name, missing in absent.items():
             blocks = _extend(self._blocks.get(name, []), result.rows, missing)
             if name in changes:
-                blocks = _overwrite(blocks, rows, changes[name], places)
+                blocks = _overwrite(blocks, rows, changes[name], positions)
             result._blocks[name] = blocks
         return result
 
@@ -246,77 +248,80 @@ class BlockColumns(Mapping[str, Int64Array]):
         """Do what `put` does, for one row."""
         result = BlockColumns({})
         result.rows = max(self.rows, row + 1)
-        block, at = divmod(row, BLOCK_ROWS)
+        block, offset = divmod(row, BLOCK_ROWS)
         for name, missing in absent.items():
             blocks = _extend(self._blocks.get(name, []), result.rows, missing)
             if name in numbers:
                 blocks[block] = blocks[block].copy()
-                blocks[block][at] = numbers[name]
+                blocks[block][offset] = numbers[name]
             result._blocks[name] = blocks
         return result
 
 
 def _split_blocks(column: Int64Array) -> list[Int64Array]:
-    return [column[first : first + BLOCK_ROWS] for first in range(0, len(column), BLOCK_ROWS)]
+    return [column[start : start + BLOCK_ROWS] for start in range(0, len(column), BLOCK_ROWS)]
 
 
 def _concatenate(blocks: list[Int64Array]) -> Int64Array:
     return np.concatenate(blocks) if blocks else np.empty(0, np.int64)
 
 
-_Places = list[tuple[int, Any, Any]]
-"""For each touched block: its number, the rows in it, and their places there."""
+_Positions = list[tuple[int, Any, Any]]
+"""For each touched block: its number, the rows in it, and their offsets there."""
 
 
-def _locate(rows: Int64Array) -> _Places | None:
-    """Return the places of `rows`, for all columns alike; None if they lie in many blocks."""
+def _locate(rows: Int64Array) -> _Positions | None:
+    """Return the positions of `rows`, the same in all columns; None if they lie in many blocks."""
     if len(rows) == 1:
-        block, at = divmod(int(rows[0]), BLOCK_ROWS)
-        return [(block, 0, at)]
+        block, offset = divmod(int(rows[0]), BLOCK_ROWS)
+        return [(block, 0, offset)]
     blocks = rows // BLOCK_ROWS
     touched = np.flatnonzero(np.bincount(blocks)).tolist()
     if len(touched) > MAX_SEPARATE_BLOCKS:
         return None
-    in_each = ((block, blocks == block) for block in touched)
-    return [(block, mine, rows[mine] - block * BLOCK_ROWS) for block, mine in in_each]
+    flags_of_blocks = ((block, blocks == block) for block in touched)
+    return [
+        (block, is_inside, rows[is_inside] - block * BLOCK_ROWS)
+        for block, is_inside in flags_of_blocks
+    ]
 
 
-def _gather(blocks: list[Int64Array], rows: Int64Array, places: _Places | None) -> Int64Array:
-    if places is None:
+def _gather(blocks: list[Int64Array], rows: Int64Array, positions: _Positions | None) -> Int64Array:
+    if positions is None:
         return _concatenate(blocks)[rows]
     gathered = np.empty(len(rows), np.int64)
-    for block, mine, at in places:
-        gathered[mine] = blocks[block][at]
+    for block, is_inside, offsets in positions:
+        gathered[is_inside] = blocks[block][offsets]
     return gathered
 
 
 def _extend(blocks: list[Int64Array], rows: int, absent: int) -> list[Int64Array]:
-    have = sum(map(len, blocks[-1:])) + BLOCK_ROWS * max(len(blocks) - 1, 0)
-    if have == rows:
+    rows_before = sum(map(len, blocks[-1:])) + BLOCK_ROWS * max(len(blocks) - 1, 0)
+    if rows_before == rows:
         return list(blocks)
-    kept = have // BLOCK_ROWS
-    new = np.full(rows - kept * BLOCK_ROWS, absent, np.int64)
-    new[: have - kept * BLOCK_ROWS] = _concatenate(blocks[kept:])
-    return blocks[:kept] + _split_blocks(new)
+    full_blocks = rows_before // BLOCK_ROWS
+    new = np.full(rows - full_blocks * BLOCK_ROWS, absent, np.int64)
+    new[: rows_before - full_blocks * BLOCK_ROWS] = _concatenate(blocks[full_blocks:])
+    return blocks[:full_blocks] + _split_blocks(new)
 
 
 def _overwrite(
-    blocks: list[Int64Array], rows: Int64Array, values: Int64Array, places: _Places | None
+    blocks: list[Int64Array], rows: Int64Array, values: Int64Array, positions: _Positions | None
 ) -> list[Int64Array]:
-    """Set `values` at `rows` of a column; blocks that are shared with older columns are copied."""
-    if places is None:
-        whole = _concatenate(blocks)
-        whole[rows] = values
-        return _split_blocks(whole)
-    for block, mine, at in places:
+    """Set `values` at `rows` of a column; copy the blocks, because older columns share them."""
+    if positions is None:
+        column = _concatenate(blocks)
+        column[rows] = values
+        return _split_blocks(column)
+    for block, is_inside, offsets in positions:
         blocks[block] = blocks[block].copy()
-        blocks[block][at] = values[mine]
+        blocks[block][offsets] = values[is_inside]
     return blocks
 
 
 Key = tuple[str, int]
 Sample = tuple[str, int, int]
-"""A series, a sequence, and the number of bytes for which this event stands."""
+"""A series, a sequence, and the number of bytes that this event stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,18 +394,18 @@ ROWS_PER_SAMPLE: Final = 1000
 
 
 def sample_sizes(keys: pa.Table, row_bytes: int, path: str) -> list[Sample]:
-    """Return one of every ROWS_PER_SAMPLE rows, with the number of bytes for which it stands.
+    """Return one of every ROWS_PER_SAMPLE rows, with the number of bytes that it stands for.
 
-    Each file begins with another row: commits with the same series would otherwise give samples of
-    a few series, and all others would be in one range.
+    Each file begins with another row. Otherwise commits with the same series would give samples of
+    a few series only, and put all others into one range.
     """
     count = keys.num_rows
     if not count:
         return []
-    first = zlib.crc32(path.encode()) % min(count, ROWS_PER_SAMPLE)
-    rows = np.arange(first, count, ROWS_PER_SAMPLE)
+    start = zlib.crc32(path.encode()) % min(count, ROWS_PER_SAMPLE)
+    rows = np.arange(start, count, ROWS_PER_SAMPLE)
     some, sizes = keys.take(rows), np.diff(rows, append=count)
-    sizes[0] += first
+    sizes[0] += start
     columns = some["series"].to_pylist(), some["sequence"].to_pylist(), (sizes * row_bytes).tolist()
     return list(zip(*columns, strict=True))
 
@@ -410,12 +415,12 @@ def split_keys(samples: Iterable[Sample], budget: int, *, whole_series: bool) ->
 
     `samples` are spread evenly over the rows; `whole_series` keeps each series in one range.
     """
-    first: Key | None = None
-    held = 0
+    begin: Key | None = None
+    pending_bytes = 0
     for name, sequence, size in sorted(samples):
         end = (name, 0 if whole_series else sequence)
-        if held and held + size > budget and end != (first or ("", -1)):
-            yield KeyRange(first, end)
-            first, held = end, 0
-        held += size
-    yield KeyRange(first, None)
+        if pending_bytes and pending_bytes + size > budget and end != (begin or ("", -1)):
+            yield KeyRange(begin, end)
+            begin, pending_bytes = end, 0
+        pending_bytes += size
+    yield KeyRange(begin, None)

@@ -1,11 +1,11 @@
-"""Declare what a query by buckets asks for: buckets, aggregates, a group and a fill (semantics 32).
+"""Declare a query by buckets: its buckets, aggregates, group and fill (semantics 32).
 
-Everything is checked against a store's value columns before an event is read, and the columns of
-the result follow from it.
+All of it is checked against a store's value columns before any event is read, and decides the
+columns of the result.
 
 A rollup keeps such buckets as a store (semantics 36): its settings are a property of its table. A
-*change* is an original that came to a bucket which the rollup has, an edit, or an erasure; of
-several changes of a bucket the last one counts.
+*change* is a new original in a bucket that the rollup has, an edit, or an erasure; if a bucket has
+several changes, the last one counts.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES
 FUNCTIONS: Final = (
     *("mean", "min", "max", "sum", "count", "first", "last", "median", "time_weighted_mean"),
 )
-"""The aggregates by name; a number from 0 to 1 is a quantile."""
+"""The aggregates; a number from 0 to 1 stands for a quantile."""
 
 ALL_EVENTS: Final = "*"
 """The column of a `count` of events."""
@@ -51,7 +51,7 @@ class Aggregate:
 
     Attributes:
         name: its name.
-        column: the value column that it is of; `*` for `count` of all events.
+        column: the aggregated value column; `*` for `count` of all events.
         function: one of `FUNCTIONS`, or `quantile`.
         quantile: from 0 to 1, both inclusive; None for other functions.
     """
@@ -64,13 +64,13 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class Downsampling:
-    """What a query by buckets asks for.
+    """The parameters of a query by buckets.
 
     Attributes:
         buckets: the buckets.
         aggregates: the result's columns after group and `timestamp`.
         tag: the value column to group by; None for the series.
-        fill: one of `FILLS`, or a value; None for buckets with events alone.
+        fill: one of `FILLS`, or a value; None if only buckets with events have rows.
         is_filled: True if missing buckets get rows.
     """
 
@@ -89,25 +89,25 @@ class Downsampling:
     @property
     def value_columns(self) -> list[str]:
         """The value columns that are aggregated."""
-        named = [a.column for a in self.aggregates if a.column != ALL_EVENTS]
-        return list(dict.fromkeys(named))
+        columns = [a.column for a in self.aggregates if a.column != ALL_EVENTS]
+        return list(dict.fromkeys(columns))
 
 
 def plan_downsampling(
     schema: pa.Schema,
     buckets: Buckets,
-    named: Mapping[str, Any],
+    requested: Mapping[str, Any],
     tag: str | None = None,
     *,
     fill: Any = None,
     is_filled: bool = False,
 ) -> Downsampling:
-    """Return what a query by buckets asks of a store with the value columns `schema`.
+    """Return a query by buckets of a store with the value columns `schema`, checked.
 
     Raises:
-        InvalidQuery: a column is unknown, or does not have what is asked of it.
+        InvalidQuery: a column is unknown, or does not have its aggregate.
     """
-    aggregates = parse_aggregates(schema, dict(named))
+    aggregates = parse_aggregates(schema, dict(requested))
     if tag is not None:
         _check_tag(schema, tag, aggregates)
     if is_filled:
@@ -131,23 +131,25 @@ def _check_tag(schema: pa.Schema, tag: str, aggregates: Sequence[Aggregate]) -> 
         )
 
 
-def parse_aggregates(schema: pa.Schema, given: dict[str, Any]) -> tuple[Aggregate, ...]:
+def parse_aggregates(schema: pa.Schema, requested: dict[str, Any]) -> tuple[Aggregate, ...]:
     """Return the aggregates `name=function` and `name=(column, function)` of a store's columns.
 
     Raises:
         InvalidQuery: an unknown column or function, or one that the column's type does not have.
     """
-    if not given:
+    if not requested:
         raise InvalidQuery(
             "no aggregate is named",
             "such as celsius='mean', or n=('*', 'count')",
             "name the columns of the result",
         )
-    return tuple(_parse_aggregate(schema, name, what) for name, what in given.items())
+    return tuple(_parse_aggregate(schema, name, function) for name, function in requested.items())
 
 
-def _parse_aggregate(schema: pa.Schema, name: str, given: Any) -> Aggregate:
-    column, function = given if isinstance(given, tuple) and len(given) == 2 else (name, given)
+def _parse_aggregate(schema: pa.Schema, name: str, requested: Any) -> Aggregate:
+    column, function = (
+        requested if isinstance(requested, tuple) and len(requested) == 2 else (name, requested)
+    )
     quantile = None
     if isinstance(function, float | int) and not isinstance(function, bool):
         if not 0 <= function <= 1:
@@ -166,7 +168,7 @@ def _parse_aggregate(schema: pa.Schema, name: str, given: Any) -> Aggregate:
     if column == ALL_EVENTS and function == "count":
         return Aggregate(name, column, function)
     if column == ALL_EVENTS or column not in schema.names:
-        # A column may be named '*', but that means all events here.
+        # A column may be named '*', but here that means all events.
         raise InvalidQuery(
             f"{name}: the store has no value column {column!r}",
             ", ".join(schema.names) or "events without values",
@@ -195,7 +197,7 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def parse_fill(wanted: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) -> None:
+def parse_fill(fill: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) -> None:
     """Check a fill against the result's columns.
 
     Raises:
@@ -205,18 +207,18 @@ def parse_fill(wanted: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) 
         if aggregate.function == "count":
             continue
         kind = result_type(schema, aggregate)
-        if wanted == "linear" and not is_number(kind):
+        if fill == "linear" and not is_number(kind):
             raise InvalidQuery(
                 f"column '{aggregate.name}' ({kind}) has no values on a line",
                 "'null', 'previous', or a value",
                 "take another fill, or aggregate numbers alone",
             )
-        if not (isinstance(wanted, str) and wanted in FILLS):
+        if not (isinstance(fill, str) and fill in FILLS):
             try:
-                pa.array([wanted], kind)
+                pa.array([fill], kind)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 raise InvalidQuery(
-                    f"column '{aggregate.name}' ({kind}) cannot hold the fill {wanted!r}",
+                    f"column '{aggregate.name}' ({kind}) cannot hold the fill {fill!r}",
                     f"{', '.join(map(repr, FILLS))}, or a value of its type",
                     "correct it",
                 ) from None
@@ -236,33 +238,38 @@ def result_type(schema: pa.Schema, aggregate: Aggregate) -> pa.DataType:
     return pa.float64()
 
 
-def result_fields(schema: pa.Schema, wanted: Downsampling) -> pa.Schema:
+def result_fields(schema: pa.Schema, downsampling: Downsampling) -> pa.Schema:
     """Return the columns of the result: the group, `timestamp`, and the aggregates."""
-    group = pa.field("series", pa.string()) if wanted.tag is None else schema.field(wanted.tag)
+    group = (
+        pa.field("series", pa.string())
+        if downsampling.tag is None
+        else schema.field(downsampling.tag)
+    )
     fields = [
         pa.field(a.name, result_type(schema, a), metadata=_unit_of(schema, a))
-        for a in wanted.aggregates
+        for a in downsampling.aggregates
     ]
     return pa.schema([group, pa.field("timestamp", INSTANT), *fields])
 
 
 def _unit_of(schema: pa.Schema, aggregate: Aggregate) -> dict[bytes, bytes] | None:
-    """Return the unit of an aggregate's column, which is the aggregate's too, but for a count."""
+    """Return the unit of an aggregate: that of its column, or none for a count."""
     return None if aggregate.function == "count" else schema.field(aggregate.column).metadata
 
 
-def find_bands(named: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return which aggregate lies between the minimum and the maximum of its column.
+def find_bands(aggregates: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return, by aggregate, the minimum and the maximum of its column, if the query has them.
 
     >>> find_bands({"a": "mean", "low": ("a", "min"), "high": ("a", "max"), "n": ("a", "count")})
     {'a': ('low', 'high')}
     """
-    wanted = {
-        name: what if isinstance(what, tuple) else (name, what) for name, what in named.items()
+    columns = {
+        name: requested if isinstance(requested, tuple) else (name, requested)
+        for name, requested in aggregates.items()
     }
     bands = {}
-    for column in dict.fromkeys(column for column, _ in wanted.values()):
-        functions = {name: function for name, (of, function) in wanted.items() if of == column}
+    for column in dict.fromkeys(column for column, _ in columns.values()):
+        functions = {name: function for name, (of, function) in columns.items() if of == column}
         edges = [
             next((n for n, f in functions.items() if f == edge), None) for edge in ("min", "max")
         ]
@@ -286,7 +293,7 @@ def parse_aggregate_list(value: str) -> tuple[tuple[str, str, str | float], ...]
     >>> parse_aggregate_list("celsius mean, hottest = celsius 0.95, n = count")
     (('celsius', 'celsius', 'mean'), ('hottest', 'celsius', 0.95), ('n', '*', 'count'))
     """
-    parsed = [_parse_part(part.strip()) for part in value.split(",")]
+    parsed = [_parse_part(text.strip()) for text in value.split(",")]
     names = [name for name, _, _ in parsed]
     for name in names:
         if names.count(name) > 1:
@@ -296,22 +303,22 @@ def parse_aggregate_list(value: str) -> tuple[tuple[str, str, str | float], ...]
     return tuple(parsed)
 
 
-def _parse_part(part: str) -> tuple[str, str, str | float]:
-    found = _AGGREGATE.fullmatch(part)
-    column = None if found is None else found["column"]
-    if found is None or (column is None and found["function"].lower() != "count"):
-        raise ValueError(f"'{part}' is not 'COLUMN FUNCTION', 'NAME = COLUMN FUNCTION' or 'count'")
-    function: str | float = found["function"].lower()
+def _parse_part(text: str) -> tuple[str, str, str | float]:
+    match = _AGGREGATE.fullmatch(text)
+    column = None if match is None else match["column"]
+    if match is None or (column is None and match["function"].lower() != "count"):
+        raise ValueError(f"'{text}' is not 'COLUMN FUNCTION', 'NAME = COLUMN FUNCTION' or 'count'")
+    function: str | float = match["function"].lower()
     if column is None:
-        return found["name"] or "count", ALL_EVENTS, function
+        return match["name"] or "count", ALL_EVENTS, function
     with contextlib.suppress(ValueError):
         function = float(function)
     if function not in FUNCTIONS and not (isinstance(function, float) and 0 <= function <= 1):
         raise ValueError(
-            f"'{part}': '{found['function']}' is none of {', '.join(FUNCTIONS)}, and no quantile "
+            f"'{text}': '{match['function']}' is none of {', '.join(FUNCTIONS)}, and no quantile "
             "from 0 to 1"
         )
-    name = found["name"] or ("count" if column == ALL_EVENTS else column)
+    name = match["name"] or ("count" if column == ALL_EVENTS else column)
     return name, column, function
 
 
@@ -324,10 +331,10 @@ def parse_aggregate_argument(text: str) -> tuple[str, tuple[str, str | float]]:
     >>> parse_aggregate_argument("celsius=mean"), parse_aggregate_argument("n=count")
     (('celsius', ('celsius', 'mean')), ('n', ('*', 'count')))
     """
-    name, _, what = (part.strip() for part in text.partition("="))
-    is_short = bool(what) and len(what.split()) == 1 and what.lower() != "count"
+    name, _, function = (side.strip() for side in text.partition("="))
+    is_short = bool(function) and len(function.split()) == 1 and function.lower() != "count"
     try:
-        parsed = parse_aggregate_list(f"{name} = {name} {what}" if is_short else text)
+        parsed = parse_aggregate_list(f"{name} = {name} {function}" if is_short else text)
         if len(parsed) == 1:
             return parsed[0][0], parsed[0][1:]
         problem = f"'{text}' is {len(parsed)} aggregates"
@@ -346,7 +353,7 @@ COVERED: Final = "tseries:rollup"
 """The transaction whose version is the source's commit up to which the rollup has all buckets."""
 
 BEGUN: Final = "tseries:rollup:begun"
-"""The same of a first run that has not ended: the buckets that are there are of that commit."""
+"""The same for an unfinished first run: the buckets written so far are of that commit."""
 
 REASON: Final = pa.field("reason", pa.string())
 """The value column that says why a bucket was edited; null in its original."""
@@ -363,16 +370,16 @@ CHANGES: Final = pa.schema(
         pa.field("count", pa.int64()),
     ]
 )
-"""Changes of buckets: the series and start of the bucket, the commit, the sequence of the event
-that was added or erased, that of its original, who did it, the reason of an erasure, and how many
-changes the row stands for."""
+"""Changes of buckets: the series and start of the bucket, the commit, the sequence of the added or
+erased event, that of its original, the author, the reason for an erasure, and the number of changes
+that the row stands for."""
 
 _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RollupSettings:
-    """What a rollup has; it never changes.
+    """The settings of a rollup; they never change.
 
     Attributes:
         source: the id of the source store.
@@ -397,10 +404,13 @@ class RollupSettings:
         """Return the text of `PROPERTY`; `parse_settings` reads it back."""
         buckets = self.buckets
         aggregates = {
-            each.name: [each.column, each.function if each.quantile is None else each.quantile]
-            for each in self.aggregates
+            aggregate.name: [
+                aggregate.column,
+                aggregate.function if aggregate.quantile is None else aggregate.quantile,
+            ]
+            for aggregate in self.aggregates
         }
-        told = {
+        settings = {
             "version": _VERSION,
             "source": self.source,
             "microseconds": buckets.us,
@@ -409,18 +419,18 @@ class RollupSettings:
             "origin": buckets.origin_us,
             "aggregates": aggregates,
         }
-        return json.dumps(told, ensure_ascii=False)
+        return json.dumps(settings, ensure_ascii=False)
 
     def describe(self) -> dict[str, str]:
         """Return the settings for people, by their names."""
         buckets = self.buckets
         months = "1 month" if buckets.months == 1 else f"{buckets.months} months"
-        shown = [f"{each.name} = {_describe(each)}" for each in self.aggregates]
+        aggregates = [f"{aggregate.name} = {_describe(aggregate)}" for aggregate in self.aggregates]
         return {
             "every": format_duration(buckets.us) if buckets.us else months,
             "timezone": buckets.zone or "UTC",
             "origin": format_instant(buckets.origin_us).removesuffix("Z"),
-            "aggregates": ", ".join(shown),
+            "aggregates": ", ".join(aggregates),
         }
 
 
@@ -438,10 +448,10 @@ def parse_settings(properties: Mapping[str, str], root: str) -> RollupSettings |
     text = properties.get(PROPERTY)
     if text is None:
         return None
-    told = json.loads(text)
-    if told["version"] != _VERSION:
+    settings = json.loads(text)
+    if settings["version"] != _VERSION:
         raise UnusableStore(
-            f"the rollup '{root}' has settings of version {told['version']}",
+            f"the rollup '{root}' has settings of version {settings['version']}",
             str(_VERSION),
             "go on with the version of this package that wrote them",
         )
@@ -449,17 +459,19 @@ def parse_settings(properties: Mapping[str, str], root: str) -> RollupSettings |
         Aggregate(name, column, function)
         if isinstance(function, str)
         else Aggregate(name, column, "quantile", float(function))
-        for name, (column, function) in told["aggregates"].items()
+        for name, (column, function) in settings["aggregates"].items()
     )
-    buckets = Buckets(told["microseconds"], told["months"], told["timezone"], told["origin"])
-    return RollupSettings(told["source"], buckets, aggregates)
+    buckets = Buckets(
+        settings["microseconds"], settings["months"], settings["timezone"], settings["origin"]
+    )
+    return RollupSettings(settings["source"], buckets, aggregates)
 
 
 def check_aggregates(aggregates: Sequence[Aggregate]) -> None:
     """Refuse aggregates that no rollup has.
 
     Raises:
-        InvalidQuery: one depends on events before its bucket, or has a name that it cannot have.
+        InvalidQuery: one depends on events before its bucket, or has a name that is in use.
     """
     for aggregate in aggregates:
         if aggregate.function == "time_weighted_mean":
@@ -474,7 +486,7 @@ def check_aggregates(aggregates: Sequence[Aggregate]) -> None:
             raise InvalidQuery(
                 f"a rollup has a column '{name}' anyway", "another name", "rename the aggregate"
             )
-        if [each.name.lower() for each in aggregates].count(name) > 1:
+        if [other_aggregate.name.lower() for other_aggregate in aggregates].count(name) > 1:
             raise InvalidQuery(
                 f"two aggregates have the name '{name}' in a store",
                 "names that differ in more than case",
@@ -483,7 +495,7 @@ def check_aggregates(aggregates: Sequence[Aggregate]) -> None:
 
 
 def fold_changes(changes: pa.Table) -> pa.Table:
-    """Return the last change of each bucket, by series and start, with the number of all."""
+    """Return the last change of each bucket, sorted by series and start, with the number of all."""
     if not changes.num_rows:
         return changes
     _, codes = encode_names(changes["series"].combine_chunks())
@@ -491,10 +503,10 @@ def fold_changes(changes: pa.Table) -> pa.Table:
         to_int64(changes[name]) for name in ("timestamp", "commit", "sequence", "count")
     )
     order = np.lexsort((sequence, commit, starts, codes))
-    first = np.flatnonzero(_begins(codes[order], starts[order]))
-    last = order[np.append(first[1:], len(order)) - 1]
-    folded = changes.take(pa.array(last))
-    sums = np.add.reduceat(counts[order], first)
+    begins = np.flatnonzero(_begins(codes[order], starts[order]))
+    last_rows = order[np.append(begins[1:], len(order)) - 1]
+    folded = changes.take(pa.array(last_rows))
+    sums = np.add.reduceat(counts[order], begins)
     return folded.set_column(folded.schema.get_field_index("count"), "count", pa.array(sums))
 
 
@@ -504,35 +516,35 @@ def _begins(codes: Int64Array, starts: Int64Array) -> BoolArray:
     return begins
 
 
-def tell_reasons(changes: pa.Table) -> pa.Array:
+def describe_reasons(changes: pa.Table) -> pa.Array:
     """Return the text of column `reason` for each row of changes."""
-    return pa.array([_tell_reason(**row) for row in changes.to_pylist()], pa.string())
+    return pa.array([_describe_reason(**row) for row in changes.to_pylist()], pa.string())
 
 
-def _tell_reason(
+def _describe_reason(
     author: str, sequence: int, original: int, because: str | None, count: int, **_: Any
 ) -> str:
-    what = f"event {sequence}"
+    event = f"event {sequence}"
     if because is not None:
         edit = "" if sequence == original else f", an edit of event {original}"
-        said = f"{author} erased {what}{edit}: {because}"
+        sentence = f"{author} erased {event}{edit}: {because}"
     elif sequence == original:
-        said = f"{author} added {what}"
+        sentence = f"{author} added {event}"
     else:
-        said = f"{author} edited event {original} by {what}"
-    return said if count == 1 else f"{said}; the last of {count} changes"
+        sentence = f"{author} edited event {original} by {event}"
+    return sentence if count == 1 else f"{sentence}; the last of {count} changes"
 
 
-def merge_ranges(lows: Int64Array, highs: Int64Array, most: int) -> list[tuple[int, int]]:
-    """Return at most `most` disjoint ranges, rising, that cover all; lows are inclusive."""
+def merge_ranges(lows: Int64Array, highs: Int64Array, max_ranges: int) -> list[tuple[int, int]]:
+    """Return at most `max_ranges` disjoint, ascending ranges that cover all; lows are inclusive."""
     if not len(lows):
         return []
     order = np.argsort(lows, kind="stable")
     lows, reach = lows[order], np.maximum.accumulate(highs[order])
     gaps = lows[1:] - reach[:-1]
-    open_ = np.flatnonzero(gaps > 0)
+    is_gap = np.flatnonzero(gaps > 0)
     # Close the smallest gaps: reading a little too much is cheaper than many small reads.
-    widest = open_[np.argsort(-gaps[open_], kind="stable")[: most - 1]]
+    widest = is_gap[np.argsort(-gaps[is_gap], kind="stable")[: max_ranges - 1]]
     cuts = np.sort(widest)
     firsts, lasts = np.append(0, cuts + 1), np.append(cuts, len(lows) - 1)
     return list(zip(lows[firsts].tolist(), reach[lasts].tolist(), strict=True))

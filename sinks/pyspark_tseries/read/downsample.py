@@ -1,11 +1,11 @@
 """Answer a query by buckets: each series, or tag, has a row for each bucket (semantics 32).
 
-The events are those of a `values` query. Where each original decides for itself whether it is in
-the result, files are read in pieces, and each piece is folded to states of buckets as it is read,
-so memory holds the states. Other queries count events, and hold whole series. Series are asked in
-groups of limited size, one after the other; values of a tag may be in all series, so their states
-are held together. `read.states` makes the states; `finish` makes aggregates of them and fills
-buckets without events. The gaps of a query are found here, too.
+The events are those of a `values` query. If no original of the result depends on another, files
+are read in pieces, and each piece is folded into states of buckets at once, so memory holds only
+the states. Other queries count events, and hold whole series in memory. Series are read in groups
+of limited size, one after the other; a tag's values may be in all series, so its states are held
+together. `read.states` makes the states; `finish` makes aggregates of them and fills buckets
+without events. This module also finds the gaps of a query.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,14 +64,14 @@ _WEIGHT: Final = 2.0**-60
 """A microsecond in the unit of weights."""
 
 MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
-"""The stored size of the files of about as many series as are asked at once."""
+"""Read as many series at once as have files of about this stored size."""
 
 
 def check_values(query: Query, what: str) -> None:
     """Refuse a query of edits, which has no buckets and gaps.
 
     Raises:
-        InvalidQuery: the query is none of `values`.
+        InvalidQuery: the query is not one of `values`.
     """
     if query.kind != "values":
         raise InvalidQuery(
@@ -85,7 +85,7 @@ def downsample(
     snapshot: Snapshot,
     head: SeriesIndex,
     query: Query,
-    wanted: Downsampling,
+    downsampling: Downsampling,
     names: Sequence[str] | None = None,
     key_range: KeyRange = ALL_KEYS,
 ) -> Iterator[pa.Table]:
@@ -95,18 +95,18 @@ def downsample(
         snapshot: the store.
         head: the snapshot's index, at least of `names`.
         query: the query, of `values`.
-        wanted: what to aggregate.
+        downsampling: what to aggregate.
         names: the requested series; None for all. Unknown ones have no rows.
-        key_range: what to answer for; it splits no series.
+        key_range: the range to answer for; it splits no series.
 
     Raises:
         InvalidQuery: as `run_query` and `aggregate`.
     """
     schema = pa.schema(snapshot.values)
-    folding = Folding(schema, wanted)
+    folding = Folding(schema, downsampling)
     ends = find_fill_ends(query.view)
     groups = [key_range]
-    if wanted.tag is None:
+    if downsampling.tag is None:
         groups = _divide_series(snapshot, head, query, names, key_range)
     plain = make_plain(query, has_erasures=snapshot.has_erasures)
     for group in groups:
@@ -116,7 +116,7 @@ def downsample(
         else:
             _fold_plain(Scan(snapshot, head, plain, names, group), snapshot, head, folding, merger)
         if (states := merger.merged()) is not None:
-            yield finish(states, schema, wanted, ends)
+            yield finish(states, schema, downsampling, ends)
 
 
 def _run_query(
@@ -141,7 +141,7 @@ def _place_at_originals(rows: pa.Table) -> pa.Table:
 def _fold_plain(
     scan: Scan, snapshot: Snapshot, head: SeriesIndex, folding: Folding, merger: Merger
 ) -> None:
-    """Fold the originals of a plain query as they are read, and the edits in force."""
+    """Fold the originals of a plain query as they are read, then the edits in force."""
     ranges = Ranges(scan, snapshot.settings.retained, head)
     edited = _LatestEdits(_find_edits(scan, ranges, folding.columns))
     is_sorted = not any(file.is_foreign for file in scan.originals)
@@ -160,7 +160,7 @@ def _fold_plain(
 
 
 class _LatestEdits:
-    """The latest edits, sorted by their originals, and which of these are there."""
+    """The latest edits, sorted by their originals, and which originals were read."""
 
     def __init__(self, edits: pa.Table) -> None:
         self._edits = edits
@@ -168,44 +168,46 @@ class _LatestEdits:
         self._is_there = np.zeros(len(self._sequence), bool)
         names, begins = find_runs_of(edits["series"])
         ends = np.append(begins[1:], len(self._sequence)).tolist()
-        places = zip(begins.tolist(), ends, strict=False)
-        self._places = dict(zip(names.to_pylist(), places, strict=False))
+        ranges = zip(begins.tolist(), ends, strict=False)
+        self._places = dict(zip(names.to_pylist(), ranges, strict=False))
 
     def __bool__(self) -> bool:
         return len(self._sequence) > 0
 
     def flag(self, rows: pa.Table) -> BoolArray:
-        """Flag the originals that have an edit, and remember that they are there."""
+        """Flag the originals that have an edit, and remember that they were read."""
         flags = np.zeros(rows.num_rows, bool)
         names, begins = find_runs_of(rows["series"])
         sequence, ends = to_int64(rows["sequence"]), np.append(begins[1:], rows.num_rows)
         for name, begin, end in zip(names.to_pylist(), begins.tolist(), ends.tolist(), strict=True):
             if name in self._places:
                 first, last = self._places[name]
-                mine = self._sequence[first:last]
-                at = np.minimum(np.searchsorted(mine, sequence[begin:end]), len(mine) - 1)
-                flags[begin:end] = is_edited = mine[at] == sequence[begin:end]
+                originals = self._sequence[first:last]
+                nearest = np.minimum(
+                    np.searchsorted(originals, sequence[begin:end]), len(originals) - 1
+                )
+                flags[begin:end] = is_edited = originals[nearest] == sequence[begin:end]
                 # Threads set different originals, or the same to the same.
-                self._is_there[first + at[is_edited]] = True
+                self._is_there[first + nearest[is_edited]] = True
         return flags
 
     def rows(self) -> pa.Table:
-        """Return the edits whose originals are there: compaction may have removed some."""
+        """Return the edits of originals that were read: compaction may have removed some."""
         return self._edits.filter(pa.array(self._is_there))
 
 
 def _find_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
-    """Return the latest edit of each original that is shown, at its place; sorted by it."""
+    """Return the latest edit of each original in the ranges, at its place and sorted by it."""
     of_original = ["original_sequence", "original_timestamp"]
     edits = scan.read_edits(list(dict.fromkeys([*columns, "sequence", *of_original])))
     names, codes = encode_runs(edits["series"])
     bounds = ranges.of(names.to_pylist())
     sequence, us = (to_int64(edits[name]) for name in of_original)
-    shown = (sequence >= bounds.min_sequence[codes]) & (sequence <= bounds.max_sequence[codes])
-    shown &= (us >= bounds.min_us[codes]) & (us <= bounds.max_us[codes])
-    latest = take_latest_edits(edits.filter(pa.array(shown)))
-    place = latest.column_names.index("timestamp")
-    latest = latest.set_column(place, "timestamp", latest["original_timestamp"])
+    is_shown = (sequence >= bounds.min_sequence[codes]) & (sequence <= bounds.max_sequence[codes])
+    is_shown &= (us >= bounds.min_us[codes]) & (us <= bounds.max_us[codes])
+    latest = take_latest_edits(edits.filter(pa.array(is_shown)))
+    time_column = latest.column_names.index("timestamp")
+    latest = latest.set_column(time_column, "timestamp", latest["original_timestamp"])
     return _place_at_originals(latest)
 
 
@@ -219,15 +221,15 @@ def gaps(
     """Return the gaps of each series in the result of a `values` query."""
     tables = []
     for group in _divide_series(snapshot, head, query, names, ALL_KEYS):
-        found = run_query(snapshot, head, query, names, group, columns=("series", "timestamp"))
-        tables.append(find_gaps(found.table, longer_than_us))
+        result = run_query(snapshot, head, query, names, group, columns=("series", "timestamp"))
+        tables.append(find_gaps(result.table, longer_than_us))
     return pa.concat_tables([GAP_FIELDS.empty_table(), *tables])
 
 
 def find_fill_ends(view: Range) -> tuple[int | None, int | None]:
     """Return the first and last time that a view range names, both inclusive; None for none.
 
-    A single time is both: all events lie on one side of it, which may be another one in each
+    A single time is both: all events of a series are on one side of it. The side may differ between
     series, because the span of a range may lie before its anchor.
     """
     ends = [point.value for point in (view.anchor, view.span) if point.kind == "time"]
@@ -253,7 +255,7 @@ def _divide_series(
 def finish(
     states: States,
     schema: pa.Schema,
-    wanted: Downsampling,
+    downsampling: Downsampling,
     ends_us: tuple[int | None, int | None] = (None, None),
 ) -> pa.Table:
     """Return a row for each bucket, sorted by group and time.
@@ -261,8 +263,8 @@ def finish(
     Args:
         states: a state of each bucket, sorted by group and start.
         schema: the store's value columns.
-        wanted: what to aggregate.
-        ends_us: the first and last time of the view range where these are times, both inclusive;
+        downsampling: what to aggregate.
+        ends_us: the first and last time of the view range if these are times, both inclusive;
             filling begins and ends there.
 
     Raises:
@@ -270,66 +272,69 @@ def finish(
     """
     groups, codes = encode_groups(states.table["group"].combine_chunks())
     starts = to_int64(states.table["start"])
-    kept = _KeptValues(states.kept, codes, starts, wanted.buckets)
+    kept_values = _KeptValues(states.kept, codes, starts, downsampling.buckets)
     columns = [
-        _aggregate(states.table, kept, one, result_type(schema, one)) for one in wanted.aggregates
+        _aggregate(states.table, kept_values, aggregate, result_type(schema, aggregate))
+        for aggregate in downsampling.aggregates
     ]
-    if wanted.is_filled and len(starts):
-        codes, starts, columns = _fill(codes, starts, wanted, columns, ends_us)
-    fields = result_fields(schema, wanted)
+    if downsampling.is_filled and len(starts):
+        codes, starts, columns = _fill(codes, starts, downsampling, columns, ends_us)
+    fields = result_fields(schema, downsampling)
     names = groups.take(pa.array(codes)).cast(fields.field(0).type)
     table = [names, pa.array(starts).cast(INSTANT), *columns]
     return pa.Table.from_arrays(table, schema=fields)
 
 
 _IN_PLACE: Final = ("first", "last")
-"""The values of these functions are those of one event."""
+"""These functions return the value of one event."""
 
 
 def _aggregate(
-    table: pa.Table, kept: "_KeptValues", wanted: Aggregate, kind: pa.DataType
+    table: pa.Table, kept_values: "_KeptValues", aggregate: Aggregate, kind: pa.DataType
 ) -> pa.Array:
-    column = _aggregate_column(table, kept, wanted, kind)
-    return column if wanted.function in _IN_PLACE else unify(column)
+    column = _aggregate_column(table, kept_values, aggregate, kind)
+    return column if aggregate.function in _IN_PLACE else unify(column)
 
 
 def _aggregate_column(
-    table: pa.Table, kept: "_KeptValues", wanted: Aggregate, kind: pa.DataType
+    table: pa.Table, kept_values: "_KeptValues", aggregate: Aggregate, kind: pa.DataType
 ) -> pa.Array:
-    if wanted.column == ALL_EVENTS:
+    if aggregate.column == ALL_EVENTS:
         return table["count"].combine_chunks()
     state = {
-        name.removeprefix(f"{wanted.column} "): table[name].combine_chunks()
+        name.removeprefix(f"{aggregate.column} "): table[name].combine_chunks()
         for name in table.column_names
-        if name.startswith(f"{wanted.column} ")
+        if name.startswith(f"{aggregate.column} ")
     }
-    if wanted.function in ("sum", "mean"):
-        return _finish_sum(state, wanted, kind)
-    if wanted.function == "time_weighted_mean":
-        return kept.time_weighted(wanted.column)
-    if wanted.function in ("median", "quantile"):
-        return kept.quantile(wanted.column, 0.5 if wanted.quantile is None else wanted.quantile)
-    return state[wanted.function]
+    if aggregate.function in ("sum", "mean"):
+        return _finish_sum(state, aggregate, kind)
+    if aggregate.function == "time_weighted_mean":
+        return kept_values.time_weighted(aggregate.column)
+    if aggregate.function in ("median", "quantile"):
+        return kept_values.quantile(
+            aggregate.column, 0.5 if aggregate.quantile is None else aggregate.quantile
+        )
+    return state[aggregate.function]
 
 
-def _finish_sum(state: Mapping[str, pa.Array], wanted: Aggregate, kind: pa.DataType) -> pa.Array:
+def _finish_sum(state: Mapping[str, pa.Array], aggregate: Aggregate, kind: pa.DataType) -> pa.Array:
     counts = to_int64(state["count"])
     none = counts == 0
     if none.all():
         return pa.nulls(len(counts), kind)
     if "decimal" in state:
-        return _finish_decimals(state["decimal"], counts, wanted, kind)
+        return _finish_decimals(state["decimal"], counts, aggregate, kind)
     if "high" not in state:
         sums = round_sums(parts_of(state))
-        sums = sums / np.maximum(counts, 1) if wanted.function == "mean" else sums
+        sums = sums / np.maximum(counts, 1) if aggregate.function == "mean" else sums
         return pa.array(sums, mask=none)
-    high, low = (to_int64(state[half].fill_null(0)) for half in ("high", "low"))
+    high, low = (to_int64(state[state_column].fill_null(0)) for state_column in ("high", "low"))
     high, low = high + (low >> 32), low & 0xFFFF_FFFF
     beyond = np.flatnonzero((high < -(2**31)) | (high >= 2**31))
-    if wanted.function == "sum":
+    if aggregate.function == "sum":
         if len(beyond):
             raise InvalidQuery(
-                f"{wanted.name}: a sum of column '{wanted.column}' does not fit 64 bits",
+                f"{aggregate.name}: a sum of column '{aggregate.column}' does not fit 64 bits",
                 "sums from -2^63 to 2^63 - 1",
                 "take 'mean', or smaller buckets",
             )
@@ -340,23 +345,23 @@ def _finish_sum(state: Mapping[str, pa.Array], wanted: Aggregate, kind: pa.DataT
 
 
 def _finish_decimals(
-    sums: pa.Array, counts: Int64Array, wanted: Aggregate, kind: pa.DataType
+    sums: pa.Array, counts: Int64Array, aggregate: Aggregate, kind: pa.DataType
 ) -> pa.Array:
-    if wanted.function == "mean":
+    if aggregate.function == "mean":
         # Arrow would cut a mean to the column's own digits.
         return pc.divide(sums.cast(pa.float64()), pa.array(counts.astype(np.float64)))
     try:
         return sums.cast(kind)
     except pa.ArrowInvalid:
         raise InvalidQuery(
-            f"{wanted.name}: a sum of column '{wanted.column}' does not fit {kind}",
+            f"{aggregate.name}: a sum of column '{aggregate.column}' does not fit {kind}",
             "sums of at most 38 digits",
             "take 'mean', or smaller buckets",
         ) from None
 
 
 class _KeptValues:
-    """The values that were kept of all buckets, sorted by bucket and time."""
+    """The kept values of all buckets, sorted by bucket and time."""
 
     def __init__(
         self, rows: pa.Table, codes: Int64Array, starts: Int64Array, buckets: Buckets
@@ -373,22 +378,22 @@ class _KeptValues:
         self._rows = rows.take(pa.array(order))
 
     def _values(self, column: str) -> tuple[FloatArray, Int64Array, Int64Array]:
-        """Return the values that are not null as doubles, and the bucket and time of each."""
-        whole = self._rows[column].combine_chunks()
-        rows = np.flatnonzero(whole.is_valid().to_numpy(zero_copy_only=False))
-        values = whole.take(pa.array(rows)).cast(pa.float64(), safe=False).to_numpy()
+        """Return the non-null values as doubles, and the bucket and time of each."""
+        column_values = self._rows[column].combine_chunks()
+        rows = np.flatnonzero(column_values.is_valid().to_numpy(zero_copy_only=False))
+        values = column_values.take(pa.array(rows)).cast(pa.float64(), safe=False).to_numpy()
         return values, self._bucket[rows], self._us[rows]
 
     def quantile(self, column: str, quantile: float) -> pa.Array:
         """Return a quantile of each bucket."""
         values, bucket, _ = self._values(column)
-        mine, first = np.unique(bucket, return_index=True)
-        found = np.zeros(len(self._starts))
-        sizes = np.diff(first, append=len(bucket))
-        found[mine] = _quantile(values, first, sizes, quantile)
-        none = np.ones(len(found), bool)
-        none[mine] = False
-        return pa.array(found, mask=none)
+        filled, begins = np.unique(bucket, return_index=True)
+        quantiles = np.zeros(len(self._starts))
+        sizes = np.diff(begins, append=len(bucket))
+        quantiles[filled] = _quantile(values, begins, sizes, quantile)
+        none = np.ones(len(quantiles), bool)
+        none[filled] = False
+        return pa.array(quantiles, mask=none)
 
     def time_weighted(self, column: str) -> pa.Array:
         """Return the mean of each bucket in which each value holds until the next one."""
@@ -398,15 +403,15 @@ class _KeptValues:
         group = self._codes[bucket]
         # Each value holds to the next one of its group, at most to the end of its bucket.
         until = np.append(us[1:], 0)
-        last = np.ones(len(us), bool)
-        last[:-1] = bucket[1:] != bucket[:-1]
-        until[last] = ends[bucket[last]]
-        size, held = len(starts), until - us
-        # What holds for no time has no weight, not even a NaN.
-        # In a unit so long that no product overflows.
-        weights = np.where(held > 0, values, 0.0) * (held * _WEIGHT)
+        is_last = np.ones(len(us), bool)
+        is_last[:-1] = bucket[1:] != bucket[:-1]
+        until[is_last] = ends[bucket[is_last]]
+        size, duration = len(starts), until - us
+        # A value that holds for no time has no weight, not even a NaN. The unit of weights is so
+        # long that no product overflows.
+        weights = np.where(duration > 0, values, 0.0) * (duration * _WEIGHT)
         weighted = np.bincount(bucket, weights, minlength=size)
-        covered = np.bincount(bucket, held, minlength=size)
+        covered = np.bincount(bucket, duration, minlength=size)
         # At the start of a bucket the last value before it holds, if the group has one.
         before = np.searchsorted(bucket, np.arange(size)) - 1
         holds = (before >= 0) & (group[before] == self._codes) if len(us) else np.zeros(size, bool)
@@ -424,33 +429,35 @@ class _KeptValues:
 
 
 def _quantile(
-    values: npt.NDArray[Any], first: Int64Array, sizes: Int64Array, quantile: float
+    values: npt.NDArray[Any], begins: Int64Array, sizes: Int64Array, quantile: float
 ) -> FloatArray:
-    groups = np.repeat(np.arange(len(first)), sizes)
+    groups = np.repeat(np.arange(len(begins)), sizes)
     ordered = values[np.lexsort((values, groups))].astype(np.float64)
-    place = quantile * (sizes - 1)
-    low = np.floor(place).astype(np.int64)
+    position = quantile * (sizes - 1)
+    low = np.floor(position).astype(np.int64)
     high = np.minimum(low + 1, sizes - 1)
-    return _on_line(ordered[first + low], ordered[first + high], place - low)
+    return _on_line(ordered[begins + low], ordered[begins + high], position - low)
 
 
-def _on_line(low: FloatArray, high: FloatArray, part: FloatArray) -> FloatArray:
-    """Return the values at a part of the way, from 0 to below 1, between two values."""
+def _on_line(low: FloatArray, high: FloatArray, fraction: FloatArray) -> FloatArray:
+    """Return the values at a fraction, from 0 to below 1, of the way between two values."""
     with np.errstate(invalid="ignore", over="ignore"):
         step = high - low
-        # A difference that is no number anymore would make an infinity, or a NaN, of the rest.
-        between = np.where(np.isfinite(step), low + step * part, low * (1 - part) + high * part)
-    result: FloatArray = np.where((part == 0) | (low == high), low, between)
+        # A difference beyond all doubles would make the result an infinity or a NaN.
+        between = np.where(
+            np.isfinite(step), low + step * fraction, low * (1 - fraction) + high * fraction
+        )
+    result: FloatArray = np.where((fraction == 0) | (low == high), low, between)
     return result
 
 
-def _on_line_of_integers(low: Int64Array, high: Int64Array, part: FloatArray) -> Int64Array:
-    """Return the same, rounded to the nearest, of integers that a double may not hold."""
+def _on_line_of_integers(low: Int64Array, high: Int64Array, fraction: FloatArray) -> Int64Array:
+    """Return the same for integers, rounded to the nearest; a double may not hold them."""
     falls = high < low
-    least, most = (np.where(falls, high, low), np.where(falls, low, high))
+    lower, upper = (np.where(falls, high, low), np.where(falls, low, high))
     # Unsigned, because two integers may be more than 2^63 apart.
-    apart = most.view(np.uint64) - least.view(np.uint64)
-    step = np.rint(apart * part).astype(np.uint64)
+    apart = upper.view(np.uint64) - lower.view(np.uint64)
+    step = np.rint(apart * fraction).astype(np.uint64)
     start = low.view(np.uint64)
     result: Int64Array = np.where(falls, start - step, start + step).view(np.int64)
     return result
@@ -459,87 +466,93 @@ def _on_line_of_integers(low: Int64Array, high: Int64Array, part: FloatArray) ->
 def _fill(
     codes: Int64Array,
     starts: Int64Array,
-    wanted: Downsampling,
+    downsampling: Downsampling,
     columns: list[pa.Array],
     ends_us: tuple[int | None, int | None],
 ) -> tuple[Int64Array, Int64Array, list[pa.Array]]:
     """Return groups, starts and columns with a row for every bucket."""
     counts = np.bincount(codes)
-    first = np.cumsum(counts) - counts
-    lows, highs = starts[first], starts[first + counts - 1]
+    first_rows = np.cumsum(counts) - counts
+    lows, highs = starts[first_rows], starts[first_rows + counts - 1]
     low, high = ends_us
     # If the span of a range lies before its anchor, its end comes first.
     lows = lows if low is None else np.minimum(lows, low)
     highs = highs if high is None else np.maximum(highs, high)
-    every = wanted.buckets.between(int(lows.min()), int(highs.max()))
+    every = downsampling.buckets.between(int(lows.min()), int(highs.max()))
     begin = np.searchsorted(every, lows, "right") - 1
     end = np.searchsorted(every, highs, "right")
     sizes = np.maximum(end - begin, 0)
     all_codes = np.repeat(np.arange(len(counts)), sizes)
     offsets = np.cumsum(sizes) - sizes
     all_starts = every[np.arange(len(all_codes)) - np.repeat(offsets - begin, sizes)]
-    at = np.full(len(all_codes), -1)
+    sources = np.full(len(all_codes), -1)
     rows = offsets[codes] + np.searchsorted(every, starts) - begin[codes]
-    at[rows] = np.arange(len(starts))
+    sources[rows] = np.arange(len(starts))
     filled = [
-        _fill_column(column, at, all_codes, all_starts, aggregate.function, fill=wanted.fill)
-        for column, aggregate in zip(columns, wanted.aggregates, strict=True)
+        _fill_column(
+            column, sources, all_codes, all_starts, aggregate.function, fill=downsampling.fill
+        )
+        for column, aggregate in zip(columns, downsampling.aggregates, strict=True)
     ]
     return all_codes, all_starts, filled
 
 
 def _fill_column(
     column: pa.Array,
-    at: Int64Array,
+    sources: Int64Array,
     codes: Int64Array,
     starts: Int64Array,
     function: str,
     fill: Any,
 ) -> pa.Array:
-    new = at < 0
+    is_new = sources < 0
     if function == "count":
         fill = 0
     elif isinstance(fill, str) and fill == "previous":
-        return column.take(_previous(at, codes))
+        return column.take(_previous(sources, codes))
     elif isinstance(fill, str) and fill == "linear":
-        return _fill_on_line(column, at, codes, starts)
-    spread = column.take(pa.array(at, mask=new))
+        return _fill_on_line(column, sources, codes, starts)
+    spread = column.take(pa.array(sources, mask=is_new))
     if fill is None or (isinstance(fill, str) and fill == "null"):
         return spread
     value = pa.scalar(fill, column.type)
-    return pc.if_else(pa.array(new), value, spread)
+    return pc.if_else(pa.array(is_new), value, spread)
 
 
-def _previous(at: Int64Array, codes: Int64Array) -> pa.Array:
+def _previous(sources: Int64Array, codes: Int64Array) -> pa.Array:
     """Return for each row the last row with an event up to it, of its group."""
-    rows = np.arange(len(at))
-    nearest = np.maximum.accumulate(np.where(at >= 0, rows, -1))
-    known = (nearest >= 0) & (codes[np.maximum(nearest, 0)] == codes)
-    return pa.array(at[np.maximum(nearest, 0)], mask=~known)
+    rows = np.arange(len(sources))
+    nearest = np.maximum.accumulate(np.where(sources >= 0, rows, -1))
+    is_known = (nearest >= 0) & (codes[np.maximum(nearest, 0)] == codes)
+    return pa.array(sources[np.maximum(nearest, 0)], mask=~is_known)
 
 
 def _fill_on_line(
-    column: pa.Array, at: Int64Array, codes: Int64Array, starts: Int64Array
+    column: pa.Array, sources: Int64Array, codes: Int64Array, starts: Int64Array
 ) -> pa.Array:
-    rows = np.arange(len(at))
-    spread = column.take(pa.array(at, mask=at < 0))
-    known = spread.is_valid().to_numpy(zero_copy_only=False)
-    before = np.maximum.accumulate(np.where(known, rows, -1))
-    after = np.minimum.accumulate(np.where(known, rows, len(at))[::-1])[::-1]
-    inside = (at < 0) & (before >= 0) & (after < len(at))
-    mine = np.flatnonzero(inside)
-    mine = mine[(codes[before[mine]] == codes[mine]) & (codes[after[mine]] == codes[mine])]
-    low, high = before[mine], after[mine]
-    part = (starts[mine] - starts[low]) / (starts[high] - starts[low])
+    rows = np.arange(len(sources))
+    spread = column.take(pa.array(sources, mask=sources < 0))
+    is_known = spread.is_valid().to_numpy(zero_copy_only=False)
+    before = np.maximum.accumulate(np.where(is_known, rows, -1))
+    after = np.minimum.accumulate(np.where(is_known, rows, len(sources))[::-1])[::-1]
+    inside = (sources < 0) & (before >= 0) & (after < len(sources))
+    gap_rows = np.flatnonzero(inside)
+    gap_rows = gap_rows[
+        (codes[before[gap_rows]] == codes[gap_rows]) & (codes[after[gap_rows]] == codes[gap_rows])
+    ]
+    low, high = before[gap_rows], after[gap_rows]
+    fraction = (starts[gap_rows] - starts[low]) / (starts[high] - starts[low])
     if pa.types.is_integer(column.type):
-        whole = to_int64(spread.cast(pa.int64()).fill_null(0))
-        drawn: npt.NDArray[Any] = _on_line_of_integers(whole[low], whole[high], part)
+        numbers = to_int64(spread.cast(pa.int64()).fill_null(0))
+        drawn: npt.NDArray[Any] = _on_line_of_integers(numbers[low], numbers[high], fraction)
     else:
         values = spread.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
-        drawn = _on_line(values[low], values[high], part)
-    found = np.full(len(at), -1)
-    found[mine] = np.arange(len(mine))
-    line = pa.array(drawn).cast(column.type, safe=False).take(pa.array(found, mask=found < 0))
+        drawn = _on_line(values[low], values[high], fraction)
+    line_rows = np.full(len(sources), -1)
+    line_rows[gap_rows] = np.arange(len(gap_rows))
+    line = (
+        pa.array(drawn).cast(column.type, safe=False).take(pa.array(line_rows, mask=line_rows < 0))
+    )
     return pc.coalesce(spread, line)
 
 

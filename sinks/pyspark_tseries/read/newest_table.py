@@ -1,10 +1,10 @@
 """Answer questions for newest events, and keep them in memory for the next one (semantics 31.2).
 
-A table of a commit serves a later one, too: for a series that has grown since, according to the
-index, only the later events are read. The commit must be in the store's past, which the chain of
-heads says: a repair begins a new chain, and a store that was put back has another one. The series
-of later acts of erasing are read again. A retained range is applied to each answer, and what it
-once hid never comes back.
+A table made at one commit also serves later commits: if the index says that a series has grown,
+only its later events are read. The chain of heads shows whether the commit is in the store's past:
+a repair begins a new chain, and a store that was put back has another. Series with values erased
+since are read again. A retained range is applied to each answer, and events that it once hid never
+come back.
 """
 
 import os
@@ -39,19 +39,20 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_KEPT_BYTES: Final = 512 * 1024 * 1024
-"""The size of the rows of all tables of a process."""
+"""The rows of all tables of a process take at most this much memory."""
 
 MAX_PATCHED_ROWS: Final = 2000
-"""A table of up to this many rows is brought up to date by every question."""
+"""Every question brings a table of up to this many rows up to date."""
 
 MAX_SPARE_BYTES: Final = 16 * 1024 * 1024
-"""A table of up to this size is kept beside the next one, for questions that began before it."""
+"""Keep a table of up to this size beside the next one, for questions that began before it."""
 
 SERIES_PER_PATCH: Final = 20
-"""A larger one only if at least one of this many of its series is read, or all are asked for."""
+"""A question brings a larger table up to date if it reads at least one of this many of its series,
+or asks for all."""
 
 MAX_SEPARATE_PROBES: Final = 64
-"""More names than this are looked up at once, by a hash table of all."""
+"""Look up more names than this at once, with a hash table."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,14 @@ class NewestTable:
     """The newest rows of some series.
 
     Attributes:
-        head_id: the head of the commit up to which the table was brought.
+        head_id: the head of the newest commit in the table.
         commit: the number of that commit.
         erasure: the last act of erasing as of that commit.
         values: the value columns of the store.
         columns: the columns of the rows.
-        count: how many originals of each series it has, if there are as many.
+        count: the number of originals of each series, if the series has as many.
         names: the series, sorted.
-        seen: the last sequence of each when it was read; NO_SEQUENCE: its rows do not count.
+        seen: the last sequence of each when it was read; NO_SEQUENCE if its rows are not valid.
         rows: their rows.
     """
 
@@ -86,7 +87,7 @@ class NewestTable:
         return int(self.rows.table.nbytes)
 
     def has(self, snapshot: Snapshot, columns: Sequence[str], count: int) -> bool:
-        """Return whether it has such rows of the store of `snapshot`, at this or another commit."""
+        """Return whether it has these columns and `count` rows of the store, as of any commit."""
         alike = self.values == snapshot.values and set(columns) <= set(self.columns)
         return alike and count <= self.count
 
@@ -104,25 +105,25 @@ class NewestTable:
 
 
 def find_names(names: Sequence[str], among: Sequence[str]) -> Int64Array:
-    """Return the positions of sorted names among others, which are sorted, too; -1 if missing."""
+    """Return the positions of sorted names in the sorted list `among`; -1 if missing."""
     if names is among:
         return np.arange(len(among))
     if len(names) > MAX_SEPARATE_PROBES:
-        texts, known = pa.array(names, pa.string()), pa.array(among, pa.string())
-        return to_int64(pc.index_in(texts, known).fill_null(-1))
-    places = [bisect_left(among, name) for name in names]
+        texts, among_array = pa.array(names, pa.string()), pa.array(among, pa.string())
+        return to_int64(pc.index_in(texts, among_array).fill_null(-1))
+    positions = [bisect_left(among, name) for name in names]
     size = len(among)
-    pairs = zip(names, places, strict=True)
-    is_same = [place < size and among[place] == name for name, place in pairs]
-    return np.where(np.array(is_same, bool), np.array(places, np.int64), -1)
+    pairs = zip(names, positions, strict=True)
+    is_same = [position < size and among[position] == name for name, position in pairs]
+    return np.where(np.array(is_same, bool), np.array(positions, np.int64), -1)
 
 
-class _KnownStore:
-    """What this process knows of the newest events of a store.
+class _StoreTables:
+    """The newest events of a store that this process has in memory.
 
     Attributes:
-        tables: the newest two tables, the last one first.
-        lock: held while many series are read, so that threads do not all read them.
+        tables: the newest two tables, the newest first.
+        lock: held while many series are read, so that not every thread reads them.
     """
 
     def __init__(self) -> None:
@@ -134,9 +135,9 @@ class _KnownStore:
         """Return what `newest.find_series` returns; sort the names of all series only once."""
         if names is not None:
             return find_series(index, names)
-        known, size = self._all, index.columns.rows
-        if known is not None and known[0] is index.ids and known[1] == size:
-            series = Series(known[2].names, known[2].rows, index)
+        cached, size = self._all, index.columns.rows
+        if cached is not None and cached[0] is index.ids and cached[1] == size:
+            series = Series(cached[2].names, cached[2].rows, index)
             if (series.last != NO_SEQUENCE).all():
                 return series
         series = find_series(index, None)
@@ -145,8 +146,8 @@ class _KnownStore:
         return series
 
 
-_STORES: Final[OrderedDict[Location, _KnownStore]] = OrderedDict()
-"""By the location of the store, the one that was asked last at the end."""
+_STORES: Final[OrderedDict[Location, _StoreTables]] = OrderedDict()
+"""By the location of the store; the store of the last question is at the end."""
 
 _stores_lock = threading.Lock()
 
@@ -167,26 +168,26 @@ def forget_newest() -> None:
         _STORES.clear()
 
 
-def _known_store(location: Location) -> _KnownStore:
+def _tables_of(location: Location) -> _StoreTables:
     with _stores_lock:
-        known = _STORES.setdefault(location, _KnownStore())
+        store = _STORES.setdefault(location, _StoreTables())
         _STORES.move_to_end(location)
-        return known
+        return store
 
 
-def _keep(known: _KnownStore, table: NewestTable) -> None:
-    """Keep a table, and of the others those that have room; those asked last stay."""
+def _keep(store: _StoreTables, table: NewestTable) -> None:
+    """Keep a table, and as many others as have room; those used last stay."""
     with _stores_lock:
-        spare = [held for held in known.tables[:1] if held.nbytes <= MAX_SPARE_BYTES]
-        known.tables = [table, *spare]
+        spares = [spare for spare in store.tables[:1] if spare.nbytes <= MAX_SPARE_BYTES]
+        store.tables = [table, *spares]
         room = MAX_KEPT_BYTES
-        for store in reversed(_STORES.values()):
-            kept = []
-            for held in store.tables:
-                if held.nbytes <= room:
-                    room -= held.nbytes
-                    kept.append(held)
-            store.tables = kept
+        for other_store in reversed(_STORES.values()):
+            tables = []
+            for spare_table in other_store.tables:
+                if spare_table.nbytes <= room:
+                    room -= spare_table.nbytes
+                    tables.append(spare_table)
+            other_store.tables = tables
 
 
 def ask_newest(
@@ -204,35 +205,35 @@ def ask_newest(
         index: its index, at least of `names`.
         names: the series, sorted and distinct; None for all.
         count: how many, at least 1.
-        at_us: only originals with a timestamp up to this one are asked for; None: all.
+        at_us: the latest timestamp of an original, inclusive; None for all.
         columns: names of the result's columns; None for all of `result_schema`.
 
     Raises:
         InvalidQuery: the store lacks one of `columns`.
     """
     schema = result_schema(snapshot.values)
-    shown = pick_columns(schema, columns).names
-    needed = [name for name in schema.names if name in shown or name in KEYS]
-    known = _known_store(snapshot.location)
-    question = _Question(snapshot, known.find_series(index, names), needed, count, at_us)
+    result_columns = pick_columns(schema, columns).names
+    needed = [name for name in schema.names if name in result_columns or name in KEYS]
+    store = _tables_of(snapshot.location)
+    question = _Question(snapshot, store.find_series(index, names), needed, count, at_us)
     if snapshot.as_of is not None or not len(question.series):
         rows = question.read()
     elif at_us is None:
-        rows = question.answer(known, is_all=names is None)
+        rows = question.answer(store, is_all=names is None)
     else:
-        rows = question.answer_at(known)
-    return Answer(rows.table.select(shown), rows.table.num_rows)
+        rows = question.answer_at(store)
+    return Answer(rows.table.select(result_columns), rows.table.num_rows)
 
 
 @dataclass(frozen=True)
 class _Match:
-    """What a table has of the series of a question.
+    """Where a table has the series of a question.
 
     Attributes:
-        table: the table; None if there is none that serves.
+        table: the table; None if none serves.
         at: the position of each series in the table, -1 if missing.
-        seen: the last sequence that the table has seen of each; NO_SEQUENCE if it does not count.
-        erased: the series of which events were erased since.
+        seen: the last sequence of each in the table; NO_SEQUENCE if its rows are not valid.
+        erased: the series with events that were erased since.
     """
 
     table: NewestTable | None
@@ -240,13 +241,13 @@ class _Match:
     seen: Int64Array
     erased: Sequence[str] = ()
 
-    def rows(self, which: Int64Array) -> NewestRows | None:
-        """Return the rows of some series, none of those that do not count."""
+    def rows(self, codes: Int64Array) -> NewestRows | None:
+        """Return the valid rows of some series."""
         if self.table is None:
             return None
-        counts = self.seen[which] != NO_SEQUENCE
-        rows = self.table.rows.pick(self.at[which[counts]])
-        sizes = np.zeros(len(which), np.int64)
+        counts = self.seen[codes] != NO_SEQUENCE
+        rows = self.table.rows.pick(self.at[codes[counts]])
+        sizes = np.zeros(len(codes), np.int64)
         sizes[counts] = rows.sizes
         return NewestRows(rows.table, np.append(0, np.cumsum(sizes)))
 
@@ -262,68 +263,68 @@ class _Question:
     at_us: int | None
 
     def read(self) -> NewestRows:
-        """Answer from the files alone."""
+        """Answer from the files, without a table."""
         if self.at_us is None:
             return read_newest(self.snapshot, self.series, self.columns, self.count)
         return self._read_exactly(np.arange(len(self.series)))
 
-    def _read_exactly(self, which: Int64Array) -> NewestRows:
-        part = self.series.pick(which)
-        return read_located(self.snapshot, part, self.columns, self.count, self.at_us)
+    def _read_exactly(self, codes: Int64Array) -> NewestRows:
+        some_series = self.series.pick(codes)
+        return read_located(self.snapshot, some_series, self.columns, self.count, self.at_us)
 
-    def answer(self, known: _KnownStore, *, is_all: bool) -> NewestRows:
-        """Answer from a table, and bring it up to date."""
-        match = self._match(known)
+    def answer(self, store: _StoreTables, *, is_all: bool) -> NewestRows:
+        """Answer from a table, and bring the table up to date."""
+        match = self._match(store)
         stale = np.flatnonzero(match.seen != self.series.last)
         if len(stale) > MAX_SEPARATE_PROBES:
-            with known.lock:
+            with store.lock:
                 # Another thread may have read them in the meantime.
-                match = self._match(known)
+                match = self._match(store)
                 stale = np.flatnonzero(match.seen != self.series.last)
-                rows, count = self._read_stale(known, match, stale, is_all)
+                rows, count = self._read_stale(store, match, stale, is_all)
         else:
-            rows, count = self._read_stale(known, match, stale, is_all)
+            rows, count = self._read_stale(store, match, stale, is_all)
         rows, doubtful = self._cut(self.series, rows, count)
         return self._with_exact(rows, doubtful)
 
-    def answer_at(self, known: _KnownStore) -> NewestRows:
-        """Answer from a table where its rows reach back far enough."""
-        match = self._match(known)
+    def answer_at(self, store: _StoreTables) -> NewestRows:
+        """Answer from a table if its rows reach back far enough, else from the files."""
+        match = self._match(store)
         fresh = np.flatnonzero(match.seen == self.series.last)
         if match.table is None or not len(fresh):
             return self.read()
-        held = match.table.rows.pick(match.at[fresh])
-        rows, doubtful = self._cut(self.series.pick(fresh), held, match.table.count)
+        fresh_rows = match.table.rows.pick(match.at[fresh])
+        rows, doubtful = self._cut(self.series.pick(fresh), fresh_rows, match.table.count)
         others = np.union1d(np.setdiff1d(np.arange(len(self.series)), fresh), fresh[doubtful])
         sure = np.flatnonzero(~np.isin(fresh, fresh[doubtful]))
-        parts = [(fresh[sure], _select(rows.pick(sure), self.columns))]
+        pieces = [(fresh[sure], _select(rows.pick(sure), self.columns))]
         if len(others):
-            parts.append((others, self._read_exactly(others)))
-        return interleave(len(self.series), parts)
+            pieces.append((others, self._read_exactly(others)))
+        return interleave(len(self.series), pieces)
 
-    def _match(self, known: _KnownStore) -> _Match:
-        """Return what the first table that serves has of the series."""
+    def _match(self, store: _StoreTables) -> _Match:
+        """Return where the first table that serves has the series."""
         nothing = np.full(len(self.series), NO_SEQUENCE)
-        for table in known.tables:
+        for table in store.tables:
             if not table.has(self.snapshot, self.columns, self.count):
                 continue
             erased = table.erased_since(self.snapshot)
             if erased is None:
                 continue
-            places = find_names(self.series.names, table.names)
-            seen = (
-                np.where(places >= 0, table.seen[places], NO_SEQUENCE)
+            positions = find_names(self.series.names, table.names)
+            seen_sequences = (
+                np.where(positions >= 0, table.seen[positions], NO_SEQUENCE)
                 if len(table.names)
                 else nothing
             )
-            _forget(erased, self.series.names, seen)
-            return _Match(table, places, seen, erased)
+            _forget(erased, self.series.names, seen_sequences)
+            return _Match(table, positions, seen_sequences, erased)
         return _Match(None, nothing, nothing)
 
     def _read_stale(
-        self, known: _KnownStore, match: _Match, stale: Int64Array, is_all: bool
+        self, store: _StoreTables, match: _Match, stale: Int64Array, is_all: bool
     ) -> tuple[NewestRows, int]:
-        """Return the rows of all series, and how many of each; read the `stale` ones."""
+        """Return the rows of all series, and their number for each; read the `stale` series."""
         table, size = match.table, len(self.series)
         if table is not None and not len(stale):
             return table.rows.pick(match.at), table.count
@@ -336,22 +337,28 @@ class _Question:
                 or len(stale) * SERIES_PER_PATCH >= len(table.names)
             )
         else:
-            last = known.tables[0] if known.tables else None
-            is_kept = is_all or last is None or 2 * size >= len(last.names)
-            if is_kept and last is not None and last.values == self.snapshot.values:
+            newest_table = store.tables[0] if store.tables else None
+            is_kept = is_all or newest_table is None or 2 * size >= len(newest_table.names)
+            if is_kept and newest_table is not None and newest_table.values == self.snapshot.values:
                 names = result_schema(self.snapshot.values).names
-                columns = [name for name in names if name in {*columns, *last.columns}]
-                count = max(count, last.count)
-        part = self.series.pick(stale)
-        new = read_newest(self.snapshot, part, columns, count, match.seen[stale], match.rows(stale))
+                columns = [name for name in names if name in {*columns, *newest_table.columns}]
+                count = max(count, newest_table.count)
+        stale_series = self.series.pick(stale)
+        stale_rows = read_newest(
+            self.snapshot, stale_series, columns, count, match.seen[stale], match.rows(stale)
+        )
         if is_kept:
-            kept = self._bring_up(match, stale, NewestRows(new.table.combine_chunks(), new.starts))
-            _keep(known, self._make_table(*kept, columns, count))
-            if kept[0] is self.series.names:
-                return kept[2], count
+            patched = self._bring_up(
+                match, stale, NewestRows(stale_rows.table.combine_chunks(), stale_rows.starts)
+            )
+            _keep(store, self._make_table(*patched, columns, count))
+            if patched[0] is self.series.names:
+                return patched[2], count
         fresh = np.setdiff1d(np.arange(size), stale)
-        held = match.rows(fresh)
-        return interleave(size, [(stale, new), *([] if held is None else [(fresh, held)])]), count
+        fresh_rows = match.rows(fresh)
+        return interleave(
+            size, [(stale, stale_rows), *([] if fresh_rows is None else [(fresh, fresh_rows)])]
+        ), count
 
     def _bring_up(
         self, match: _Match, stale: Int64Array, new: NewestRows
@@ -360,22 +367,30 @@ class _Question:
         if match.table is None:
             return self.series.names, self.series.last, new
         before, names = match.table.names, self.series.names
-        here = np.count_nonzero(match.at >= 0)
-        if here == len(names) and here < len(before):
+        found_count = np.count_nonzero(match.at >= 0)
+        if found_count == len(names) and found_count < len(before):
             names = before
-        elif here < len(before):
+        elif found_count < len(before):
             names = sorted({*before, *names})
-        places, read = find_names(before, names), find_names(self.series.names, names)[stale]
-        seen = np.full(len(names), NO_SEQUENCE)
-        seen[places] = match.table.seen
-        _forget(match.erased, names, seen)
-        seen[read] = self.series.last[stale]
-        others = np.flatnonzero(~np.isin(places, read))
-        parts = [(places[others], match.table.rows.pick(others)), (read, new)]
-        return names, seen, interleave(len(names), parts)
+        positions, stale_positions = (
+            find_names(before, names),
+            find_names(self.series.names, names)[stale],
+        )
+        seen_sequences = np.full(len(names), NO_SEQUENCE)
+        seen_sequences[positions] = match.table.seen
+        _forget(match.erased, names, seen_sequences)
+        seen_sequences[stale_positions] = self.series.last[stale]
+        others = np.flatnonzero(~np.isin(positions, stale_positions))
+        pieces = [(positions[others], match.table.rows.pick(others)), (stale_positions, new)]
+        return names, seen_sequences, interleave(len(names), pieces)
 
     def _make_table(
-        self, names: list[str], seen: Int64Array, rows: NewestRows, columns: list[str], count: int
+        self,
+        names: list[str],
+        seen_sequences: Int64Array,
+        rows: NewestRows,
+        columns: list[str],
+        count: int,
     ) -> NewestTable:
         snapshot, now = self.snapshot, self.snapshot.metadata
         assert snapshot.head_id is not None
@@ -387,12 +402,12 @@ class _Question:
             columns,
             count,
             names,
-            seen,
+            seen_sequences,
             rows,
         )
 
     def _cut(self, series: Series, rows: NewestRows, count: int) -> tuple[NewestRows, Int64Array]:
-        """Return the rows that answer, and the series of which earlier ones may answer, too.
+        """Return the rows that answer, and the series whose earlier rows may answer as well.
 
         `rows` are the newest `count` of each series.
         """
@@ -400,37 +415,37 @@ class _Question:
         is_more = count > self.count and bool((rows.sizes > self.count).any())
         if not hides and self.at_us is None and not is_more:
             return rows, np.empty(0, np.int64)
-        codes, kept = rows.codes, np.ones(rows.table.num_rows, bool)
+        codes, is_kept = rows.codes, np.ones(rows.table.num_rows, bool)
         if hides:
             low, low_us = series.retained(self.snapshot)
-            kept &= (rows.places >= low[codes]) & (rows.us >= low_us[codes])
+            is_kept &= (rows.places >= low[codes]) & (rows.us >= low_us[codes])
         if self.at_us is not None:
-            kept &= rows.us <= self.at_us
-        inside = np.flatnonzero(kept)
+            is_kept &= rows.us <= self.at_us
+        inside = np.flatnonzero(is_kept)
         behind = np.searchsorted(codes[inside], codes[inside], "right") - np.arange(len(inside))
-        kept[inside] = behind <= self.count
-        few = np.bincount(codes[kept], minlength=len(series)) < self.count
-        # Without times and erased events, what is hidden comes before all that is not.
+        is_kept[inside] = behind <= self.count
+        is_short = np.bincount(codes[is_kept], minlength=len(series)) < self.count
+        # Without times and erased events, all hidden rows come before the visible ones.
         if self.at_us is None and not self.snapshot.has_erasures:
-            few[:] = False
-        return rows.keep(kept), np.flatnonzero(few & (rows.sizes >= count))
+            is_short[:] = False
+        return rows.keep(is_kept), np.flatnonzero(is_short & (rows.sizes >= count))
 
-    def _with_exact(self, rows: NewestRows, which: Int64Array) -> NewestRows:
-        """Return `rows`, those of some series read from the files."""
-        if not len(which):
+    def _with_exact(self, rows: NewestRows, codes: Int64Array) -> NewestRows:
+        """Return `rows`, with the rows of some series read from the files."""
+        if not len(codes):
             return rows
-        others = np.setdiff1d(np.arange(len(self.series)), which)
-        parts = [
+        others = np.setdiff1d(np.arange(len(self.series)), codes)
+        pieces = [
             (others, _select(rows.pick(others), self.columns)),
-            (which, self._read_exactly(which)),
+            (codes, self._read_exactly(codes)),
         ]
-        return interleave(len(self.series), parts)
+        return interleave(len(self.series), pieces)
 
 
-def _forget(erased: Sequence[str], names: Sequence[str], seen: Int64Array) -> None:
-    """Let the rows of the series `erased` no longer count."""
-    places = find_names(erased, names)
-    seen[places[places >= 0]] = NO_SEQUENCE
+def _forget(erased: Sequence[str], names: Sequence[str], seen_sequences: Int64Array) -> None:
+    """Mark the rows of the series `erased` as no longer valid."""
+    positions = find_names(erased, names)
+    seen_sequences[positions[positions >= 0]] = NO_SEQUENCE
 
 
 def _select(rows: NewestRows, columns: Sequence[str]) -> NewestRows:

@@ -1,17 +1,17 @@
 """Fold events to *states* of buckets, and merge states (semantics 32.2).
 
-A state is what an aggregate needs to know of some events of a bucket: their number, the exact sum,
-the lowest value. Events are read in pieces by several threads, each piece is folded to states, and
-states of the same bucket are merged. So memory holds a few pieces in place of all events. States
-merge in any order: sums are rounded once, in the end, and a first or last value goes with its
-place. So no result depends on how events lie in files and pieces.
+A state holds what an aggregate needs to know of some events of a bucket: their number, the exact
+sum, the lowest value. Several threads read events in pieces, fold each piece into states, and merge
+states of the same bucket. So memory holds a few pieces instead of all events. States merge in any
+order: sums are rounded once, at the end, and a first or last value is stored with its time, series
+and sequence. So no result depends on how events lie in files and pieces.
 
-Doubles are added exactly. A sum is held as a few doubles, its *parts*, whose exact sum it is. To
-add the values of many runs at once, each value is rounded to a multiple of a power of two that is
-so large that no sum of these multiples needs more than 53 bits; then NumPy's additions are exact.
-What rounding has left is treated in the same way, until nothing is left: two or three rounds.
+Doubles are added exactly. A sum is held as a few doubles, its *parts*, which add up to it exactly.
+To add the values of many runs at once, each value is rounded to a multiple of a power of two. The
+power is so large that no sum of these multiples needs more than 53 bits, so NumPy's additions are
+exact. The remainders are added in the same way, until they are all zero: two or three rounds.
 
-The median, quantiles and the time-weighted mean need the values themselves, which are kept.
+The median, quantiles and the time-weighted mean need the values themselves, so states keep them.
 """
 
 import math
@@ -51,35 +51,35 @@ _NEEDS: Final = {
     "quantile": ("values",),
     "time_weighted_mean": ("values",),
 }
-"""The states that a function needs; any other one needs that of its own name."""
+"""The states that a function needs; other functions need the state of their own name."""
 
 _IN_ORDER: Final = ("first", "last", "time_weighted_mean")
 """These functions depend on the order of events with equal timestamps."""
 
 _HALF: Final = 32
 _LOW_HALF: Final = (1 << _HALF) - 1
-"""A sum of integers is held in two halves, neither of which overflows."""
+"""A sum of integers is held in two halves, so that neither overflows."""
 
 _NO_NUMBER: Final = "none"
 _HUGE: Final = "huge "
 _LEAST_HUGE: Final = 2.0**900
 _HUGE_SCALE: Final = 256
-"""Huge values are held divided by two to this power, so that no sum of them overflows."""
+"""Huge values are divided by two to this power, so that no sum of them overflows."""
 
 _MANTISSA_BITS: Final = 53
 
 _ROWS_PER_SEARCH: Final = 250
 _BUCKETS_PER_SEARCH: Final = 0.25
-"""Find buckets by searching times if a series has at least so many neighbouring rows, and there are
-at most so many buckets a row."""
+"""Find buckets by searching times if a series has at least this many neighbouring rows, and a row
+has at most this many buckets."""
 
 FloatArray = npt.NDArray[np.float64]
 
 Parts = Mapping[str, FloatArray]
-"""The parts of sums, by name: numbered ones, `huge` ones, and what is no number."""
+"""The parts of sums, by name: numbered ones, `huge` ones, and `none` for NaN and infinities."""
 
 Limits = Callable[[pa.Array], tuple[Int64Array, Int64Array]]
-"""Series -> the first and last time, both inclusive, that is asked of each."""
+"""Series -> the first and last requested time of each, both inclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,10 @@ class States:
     """States in rows, each of some events of a bucket; a bucket may have several.
 
     Attributes:
-        table: `group`, `start`, `count`, and for each column of values some whose names begin with
-            its own.
-        kept: the values that are kept: `state row`, that of `table`; `time us`, `sequence`, and
-            columns. No value column has a name with a space.
+        table: `group`, `start`, `count`, and for each value column its states, in columns named
+            `<column> <state>`.
+        kept: the kept values: `state row`, their row in `table`; `time us`, `sequence`, and value
+            columns. The names of value columns have no spaces.
     """
 
     table: pa.Table
@@ -99,7 +99,7 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs of neighbouring rows, each of one series, group and bucket; others may lie between."""
+    """Runs of neighbouring rows of one series, group and bucket; other rows may lie between."""
 
     first: Int64Array
     sizes: Int64Array
@@ -121,23 +121,23 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class _PresentValues:
-    """The values of a column that are not null, by run; `mine` are the runs that have one.
+    """The values of a column that are not null, by run; `with_value` are the runs that have any.
 
-    `rows` has the row of each value; None if no value is null, so that value i is that of row i.
+    `rows` has the row of each value; None if no value is null, so value i is in row i.
     """
 
     values: pa.Array
     runs: Runs
-    mine: Int64Array
+    with_value: Int64Array
     rows: Int64Array | None = None
 
-    def spread(self, found: pa.Array, size: int) -> pa.Array:
-        """Return `found`, of the runs with a value, for all `size` runs; others are null."""
-        if len(self.mine) == size:
-            return found
-        places = np.full(size, -1)
-        places[self.mine] = np.arange(len(self.mine))
-        return found.take(pa.array(places, mask=places < 0))
+    def spread(self, column: pa.Array, size: int) -> pa.Array:
+        """Extend `column` from the runs with a value to all `size` runs; the others get null."""
+        if len(self.with_value) == size:
+            return column
+        positions = np.full(size, -1)
+        positions[self.with_value] = np.arange(len(self.with_value))
+        return column.take(pa.array(positions, mask=positions < 0))
 
 
 def _drop_nulls(values: pa.Array, runs: Runs) -> _PresentValues:
@@ -146,46 +146,50 @@ def _drop_nulls(values: pa.Array, runs: Runs) -> _PresentValues:
     rows = runs.rows()
     rows = rows[values.is_valid().to_numpy(zero_copy_only=False)[rows]]
     run = np.searchsorted(runs.first, rows, "right") - 1
-    mine, first = np.unique(run, return_index=True)
-    sizes = np.diff(first, append=len(rows))
-    return _PresentValues(values.take(pa.array(rows)), Runs(first, sizes), mine, rows)
+    present, begins = np.unique(run, return_index=True)
+    sizes = np.diff(begins, append=len(rows))
+    return _PresentValues(values.take(pa.array(rows)), Runs(begins, sizes), present, rows)
 
 
 class Folding:
-    """What the aggregates of a downsampling need of events, and how that is folded and merged."""
+    """Folds events into the states that a downsampling needs, and merges states."""
 
-    def __init__(self, schema: pa.Schema, wanted: Downsampling) -> None:
-        self._schema, self._wanted = schema, wanted
+    def __init__(self, schema: pa.Schema, downsampling: Downsampling) -> None:
+        self._schema, self._downsampling = schema, downsampling
         self._states: dict[str, set[str]] = {}
-        for one in wanted.aggregates:
-            if one.column != ALL_EVENTS:
-                needs = _NEEDS.get(one.function, (one.function,))
-                self._states.setdefault(one.column, set()).update(needs)
-        functions = {one.function for one in wanted.aggregates}
+        for aggregate in downsampling.aggregates:
+            if aggregate.column != ALL_EVENTS:
+                needs = _NEEDS.get(aggregate.function, (aggregate.function,))
+                self._states.setdefault(aggregate.column, set()).update(needs)
+        functions = {aggregate.function for aggregate in downsampling.aggregates}
         self._in_order = not functions.isdisjoint(_IN_ORDER)
         self._kept = [name for name, states in self._states.items() if "values" in states]
 
     @property
     def columns(self) -> list[str]:
         """The stored columns of events that `fold` needs."""
-        return [*self._wanted.columns, *(["sequence"] if self._in_order else [])]
+        return [*self._downsampling.columns, *(["sequence"] if self._in_order else [])]
 
     @property
     def needs_series(self) -> bool:
-        """True if `fold` needs the series of each event, and not only of each run."""
-        return self._wanted.tag is not None
+        """True if `fold` needs the series of each event, not just of each run."""
+        return self._downsampling.tag is not None
 
     def fold(self, events: pa.Table, limits: Limits | None = None) -> States:
         """Return the states of some events.
 
-        The rows of a series that are neighbours are in the order of their sequences.
+        Neighbouring rows of a series are in the order of their sequences.
 
         Args:
             events: the originals, with current values and `columns`.
             limits: leave out events at other times; None: none.
         """
         names, begins = find_runs_of(events["series"])
-        tag = None if self._wanted.tag is None else unify(to_array(events[self._wanted.tag]))
+        tag = (
+            None
+            if self._downsampling.tag is None
+            else unify(to_array(events[self._downsampling.tag]))
+        )
         if tag is not None:
             changes = np.union1d(begins, _find_changes(tag))
             names = names.take(pa.array(np.searchsorted(begins, changes, "right") - 1))
@@ -194,7 +198,7 @@ class Folding:
         low, high = None, None
         if limits is not None:
             low, high = limits(names)
-        segment, starts, runs = find_runs(us, begins, self._wanted.buckets, low, high)
+        segment, starts, runs = find_runs(us, begins, self._downsampling.buckets, low, high)
         series = names.take(pa.array(segment))
         columns = {
             "group": series if tag is None else tag.take(pa.array(runs.first)),
@@ -213,58 +217,66 @@ class Folding:
             return pa.table({})
         rows = runs.rows()
         # A bucket of a tag may have several series.
-        ties = ["series"] if self._wanted.tag is not None else []
+        ties = ["series"] if self._downsampling.tag is not None else []
         columns = events.select([*ties, *self._kept]).take(pa.array(rows))
         state = np.repeat(np.arange(len(runs)), runs.sizes)
-        kept: dict[str, Any] = {"state row": state, "time us": us[rows], "sequence": sequence[rows]}
+        columns_kept: dict[str, Any] = {
+            "state row": state,
+            "time us": us[rows],
+            "sequence": sequence[rows],
+        }
         for name in columns.column_names:
             is_text = name == "series" and not pa.types.is_dictionary(columns[name].type)
-            kept[name] = columns[name].dictionary_encode() if is_text else columns[name]
-        return pa.table(kept)
+            columns_kept[name] = columns[name].dictionary_encode() if is_text else columns[name]
+        return pa.table(columns_kept)
 
-    def merge(self, some: Sequence[States]) -> States:
+    def merge(self, states_to_merge: Sequence[States]) -> States:
         """Return one state for each bucket, sorted by group and start."""
-        table = pa.concat_tables([one.table for one in some], promote_options="default")
-        kept = self._renumber(some)
+        table = pa.concat_tables(
+            [states.table for states in states_to_merge], promote_options="default"
+        )
+        kept_values = self._renumber(states_to_merge)
         _, codes = encode_groups(to_array(table["group"]))
         starts = to_int64(table["start"])
         order = sort_by_code(codes, starts)
         codes, starts = codes[order], starts[order]
-        first = np.flatnonzero(
+        first_rows = np.flatnonzero(
             np.concatenate(
                 [[True] * min(len(order), 1), (np.diff(codes) != 0) | (np.diff(starts) != 0)]
             )
         )
         table = table.take(pa.array(order)).combine_chunks()
-        if len(first) < len(order):
-            table = self._merge_rows(table, Runs(first, np.diff(first, append=len(order))))
+        if len(first_rows) < len(order):
+            table = self._merge_rows(
+                table, Runs(first_rows, np.diff(first_rows, append=len(order)))
+            )
         if self._kept:
-            place = np.empty(len(order), np.int64)
-            place[order] = np.searchsorted(first, np.arange(len(order)), "right") - 1
-            state = pa.array(place[to_int64(kept["state row"])])
-            kept = kept.set_column(0, "state row", state)
-        return States(table, kept)
+            merged_row = np.empty(len(order), np.int64)
+            merged_row[order] = np.searchsorted(first_rows, np.arange(len(order)), "right") - 1
+            state = pa.array(merged_row[to_int64(kept_values["state row"])])
+            kept_values = kept_values.set_column(0, "state row", state)
+        return States(table, kept_values)
 
-    def _renumber(self, some: Sequence[States]) -> pa.Table:
-        before, kept = 0, []
-        for one in some:
+    def _renumber(self, states_to_merge: Sequence[States]) -> pa.Table:
+        before, tables = 0, []
+        for states in states_to_merge:
             if self._kept:
-                state = pa.array(to_int64(one.kept["state row"]) + before)
-                kept.append(one.kept.set_column(0, "state row", state))
-            before += one.table.num_rows
-        return pa.concat_tables(kept) if kept else pa.table({})
+                state = pa.array(to_int64(states.kept["state row"]) + before)
+                tables.append(states.kept.set_column(0, "state row", state))
+            before += states.table.num_rows
+        return pa.concat_tables(tables) if tables else pa.table({})
 
     def _merge_rows(self, table: pa.Table, runs: Runs) -> pa.Table:
         at_first = pa.array(runs.first)
         columns = {name: table[name].take(at_first) for name in ("group", "start")}
         columns["count"] = pa.array(_add(table["count"], runs))
         for name, states in self._states.items():
-            mine = {
+            state_columns = {
                 column.removeprefix(f"{name} "): to_array(table[column])
                 for column in table.column_names
                 if column.startswith(f"{name} ")
             }
-            merged = _merge_values(mine, states, runs)
+            merged = _merge_values(state_columns, states, runs)
             columns |= {f"{name} {state}": column for state, column in merged.items()}
         return pa.table(columns)
 
@@ -285,7 +297,7 @@ class Merger:
             self._rows += states.table.num_rows
             if self._rows > MAX_PENDING_STATES:
                 self._pending = [self._folding.merge(self._pending)]
-                # Merge again when there are twice as many, or each piece would merge all.
+                # Merge again only when there are twice as many; else each piece would merge all.
                 self._rows = min(self._pending[0].table.num_rows, MAX_PENDING_STATES // 2)
 
     def merged(self) -> States | None:
@@ -304,13 +316,13 @@ def find_runs(
 
     Args:
         us: the time of each row.
-        begins: the row at which each segment begins, such as a series.
+        begins: the row where each segment begins; a segment is a series, for example.
         buckets: the buckets.
-        low: the first time that is asked of each segment; None: all times are.
-        high: the last time, inclusive.
+        low: the first requested time of each segment; None for all times.
+        high: the last one, inclusive.
     """
-    found = _search_runs(us, begins, buckets, low, high)
-    return _walk_runs(us, begins, buckets, low, high) if found is None else found
+    runs = _search_runs(us, begins, buckets, low, high)
+    return _walk_runs(us, begins, buckets, low, high) if runs is None else runs
 
 
 def _search_runs(
@@ -320,9 +332,10 @@ def _search_runs(
     low: Int64Array | None,
     high: Int64Array | None,
 ) -> tuple[Int64Array, Int64Array, Runs] | None:
-    """Return the runs of few long segments, found without a look at each row; None if they are not.
+    """Find the runs of a few long segments by searching their times; None if that is not possible.
 
-    Times may fall in a segment where an event is erased (semantics 18.8); then they are not found.
+    The times of a segment may fall where an event is erased (semantics 18.8), and then cannot be
+    searched.
     """
     if not len(us) or len(us) < _ROWS_PER_SEARCH * len(begins):
         return None
@@ -334,16 +347,16 @@ def _search_runs(
     lows, highs = us[begins], us[ends - 1]
     if low is not None and high is not None:
         lows, highs = np.maximum(lows, low), np.minimum(highs, high)
-    asked = lows <= highs
-    if not asked.any():
+    is_requested = lows <= highs
+    if not is_requested.any():
         none = np.empty(0, np.int64)
         return none, none, Runs(none, none)
-    first, last = int(lows[asked].min()), int(highs[asked].max())
+    first_us, last_us = int(lows[is_requested].min()), int(highs[is_requested].max())
     width = buckets.us or buckets.months * 28 * DAY_US
-    if (last - first) // width * len(begins) > _BUCKETS_PER_SEARCH * len(us):
+    if (last_us - first_us) // width * len(begins) > _BUCKETS_PER_SEARCH * len(us):
         return None
-    starts = buckets.between(first, last)
-    cuts = np.append(starts, last + 1)
+    starts = buckets.between(first_us, last_us)
+    cuts = np.append(starts, last_us + 1)
     columns = [column.tolist() for column in (begins, ends, lows, highs)]
     rows = np.stack(
         [
@@ -367,19 +380,19 @@ def _walk_runs(
     segment = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(us)))
     changes = np.ones(len(us), bool)
     changes[1:] = (starts[1:] != starts[:-1]) | (segment[1:] != segment[:-1])
-    asked = None
+    is_requested = None
     if low is not None and high is not None:
-        asked = (us >= low[segment]) & (us <= high[segment])
-        changes[1:] |= asked[1:] != asked[:-1]
-    first = np.flatnonzero(changes)
-    sizes = np.diff(first, append=len(us))
-    if asked is not None:
-        first, sizes = first[asked[first]], sizes[asked[first]]
-    return segment[first], starts[first], Runs(first, sizes)
+        is_requested = (us >= low[segment]) & (us <= high[segment])
+        changes[1:] |= is_requested[1:] != is_requested[:-1]
+    first_rows = np.flatnonzero(changes)
+    sizes = np.diff(first_rows, append=len(us))
+    if is_requested is not None:
+        first_rows, sizes = first_rows[is_requested[first_rows]], sizes[is_requested[first_rows]]
+    return segment[first_rows], starts[first_rows], Runs(first_rows, sizes)
 
 
 def unify(column: pa.Array) -> pa.Array:
-    """Return a column with one zero and one NaN: others depend on which value is read first."""
+    """Return a column with one zero and one NaN, so no result depends on which is read first."""
     if not pa.types.is_floating(column.type):
         return column
     zero, nan = (pa.scalar(value, column.type) for value in (0.0, math.nan))
@@ -409,19 +422,19 @@ def _fold_values(
     us: Int64Array,
     sequence: Int64Array,
 ) -> dict[str, Any]:
-    """Return the columns of the states of one column of values, a row for each run.
+    """Return the columns of the states of one value column, with a row for each run.
 
-    `series` is that of each run; `us` and `sequence` are those of each row.
+    `series` has the series of each run; `us` and `sequence` have those of each row.
     """
     runs, values, size = present.runs, present.values, len(series)
     folded: dict[str, Any] = {}
     if "count" in states:
         folded["count"] = np.zeros(size, np.int64)
-        folded["count"][present.mine] = runs.sizes
+        folded["count"][present.with_value] = runs.sizes
     if "sum" in states:
         folded |= {
-            name: present.spread(pa.array(part), size)
-            for name, part in _fold_sum(values, runs).items()
+            name: present.spread(pa.array(sums), size)
+            for name, sums in _fold_sum(values, runs).items()
         }
     for state in ("min", "max"):
         if state in states:
@@ -436,30 +449,32 @@ def _fold_values(
     return folded
 
 
-def _merge_values(mine: dict[str, pa.Array], states: set[str], runs: Runs) -> dict[str, Any]:
-    """Return the merged columns of the states of one column of values."""
+def _merge_values(
+    state_columns: dict[str, pa.Array], states: set[str], runs: Runs
+) -> dict[str, Any]:
+    """Return the merged columns of the states of one value column."""
     merged: dict[str, Any] = {}
     if "count" in states:
-        merged["count"] = _add(mine["count"], runs)
+        merged["count"] = _add(state_columns["count"], runs)
     if "sum" in states:
-        merged |= _merge_sum(mine, runs)
+        merged |= _merge_sum(state_columns, runs)
     for state in ("min", "max"):
         if state in states:
-            merged[state] = _merge_present(mine[state], runs, state)
+            merged[state] = _merge_present(state_columns[state], runs, state)
     for state in ("first", "last"):
         if state in states:
-            outermost = pa.array(_find_outermost(mine, state, runs))
+            outermost = pa.array(_find_outermost(state_columns, state, runs))
             columns = (state, f"{state} us", f"{state} series", f"{state} sequence")
-            merged |= {name: mine[name].take(outermost) for name in columns}
+            merged |= {name: state_columns[name].take(outermost) for name in columns}
     return merged
 
 
-def _find_outermost(mine: dict[str, pa.Array], state: str, runs: Runs) -> Int64Array:
+def _find_outermost(state_columns: dict[str, pa.Array], state: str, runs: Runs) -> Int64Array:
     """Return the row of each run with the first, or last, time, series and sequence."""
     absent = UNTIMED if state == "first" else -UNTIMED
-    us = to_int64(mine[f"{state} us"].fill_null(absent))
-    _, series = encode_names(mine[f"{state} series"])
-    sequence = to_int64(mine[f"{state} sequence"].fill_null(0))
+    us = to_int64(state_columns[f"{state} us"].fill_null(absent))
+    _, series = encode_names(state_columns[f"{state} series"])
+    sequence = to_int64(state_columns[f"{state} sequence"].fill_null(0))
     run = np.repeat(np.arange(len(runs)), runs.sizes)
     order = np.lexsort((sequence, series, us, run))
     chosen: Int64Array = order[runs.first if state == "first" else runs.ends - 1]
@@ -467,7 +482,7 @@ def _find_outermost(mine: dict[str, pa.Array], state: str, runs: Runs) -> Int64A
 
 
 def _fold_sum(values: pa.Array, runs: Runs) -> dict[str, Any]:
-    """Return the exact sum of each run, in columns that add up without a loss."""
+    """Return the exact sum of each run, in columns that add up without loss."""
     if not len(runs):
         return {}
     if pa.types.is_decimal(values.type):
@@ -475,33 +490,36 @@ def _fold_sum(values: pa.Array, runs: Runs) -> dict[str, Any]:
         return {"decimal": _reduce_by_arrow(wide, runs, "sum")}
     numbers = values.to_numpy(zero_copy_only=False)
     if numbers.dtype.kind == "f":
-        parts = add_exactly(numbers.astype(np.float64, copy=False), runs.first, runs.sizes)
-        return {f"part {name}": part for name, part in parts.items()}
-    whole = numbers.astype(np.int64, copy=False)
-    if max(-int(whole.min()), int(whole.max())) * int(runs.sizes.max()) < 2**63:
-        sums = reduce_runs(np.add, whole, runs.first, runs.sizes)
+        sum_parts = add_exactly(numbers.astype(np.float64, copy=False), runs.first, runs.sizes)
+        return {f"part {name}": column for name, column in sum_parts.items()}
+    integers = numbers.astype(np.int64, copy=False)
+    if max(-int(integers.min()), int(integers.max())) * int(runs.sizes.max()) < 2**63:
+        sums = reduce_runs(np.add, integers, runs.first, runs.sizes)
         return {"high": sums >> _HALF, "low": sums & _LOW_HALF}
-    halves = {"high": whole >> _HALF, "low": whole & _LOW_HALF}
+    halves = {"high": integers >> _HALF, "low": integers & _LOW_HALF}
     return {
-        name: reduce_runs(np.add, half, runs.first, runs.sizes) for name, half in halves.items()
+        name: reduce_runs(np.add, half_values, runs.first, runs.sizes)
+        for name, half_values in halves.items()
     }
 
 
-def _merge_sum(mine: dict[str, pa.Array], runs: Runs) -> dict[str, Any]:
-    if "decimal" in mine:
-        return {"decimal": _merge_present(mine["decimal"], runs, "sum")}
-    if "high" in mine:
-        high, low = (_add(mine[half].fill_null(0), runs) for half in ("high", "low"))
+def _merge_sum(state_columns: dict[str, pa.Array], runs: Runs) -> dict[str, Any]:
+    if "decimal" in state_columns:
+        return {"decimal": _merge_present(state_columns["decimal"], runs, "sum")}
+    if "high" in state_columns:
+        high, low = (
+            _add(state_columns[half_name].fill_null(0), runs) for half_name in ("high", "low")
+        )
         return {"high": high + (low >> _HALF), "low": low & _LOW_HALF}
-    parts = add_parts(parts_of(mine), runs.first, runs.sizes)
-    return {f"part {name}": part for name, part in parts.items()}
+    sum_parts = add_parts(parts_of(state_columns), runs.first, runs.sizes)
+    return {f"part {name}": sums for name, sums in sum_parts.items()}
 
 
-def parts_of(mine: Mapping[str, pa.Array]) -> Parts:
+def parts_of(state_columns: Mapping[str, pa.Array]) -> Parts:
     """Return the parts of exact sums among the columns of a state."""
     return {
         name.removeprefix("part "): column.fill_null(0.0).to_numpy(zero_copy_only=False)
-        for name, column in mine.items()
+        for name, column in state_columns.items()
         if name.startswith("part ")
     }
 
@@ -516,16 +534,16 @@ def _reduce(values: pa.Array, runs: Runs, function: str) -> pa.Array:
     if not len(runs) or not is_number(values.type):
         return _reduce_by_arrow(values, runs, function)
     numbers = values.to_numpy(zero_copy_only=False)
-    # NaN is above all numbers, so a minimum passes over it.
+    # NaN is above all numbers, so a minimum ignores it.
     low = np.fmin if numbers.dtype.kind == "f" else np.minimum
     reduce_by = low if function == "min" else np.maximum
     return pa.array(reduce_runs(reduce_by, numbers, runs.first, runs.sizes)).cast(values.type)
 
 
 def _reduce_by_arrow(values: pa.Array, runs: Runs, function: str) -> pa.Array:
-    mine = values.take(pa.array(runs.rows()))
+    values_of_runs = values.take(pa.array(runs.rows()))
     run = pa.array(np.repeat(np.arange(len(runs)), runs.sizes))
-    grouped = pa.table({"run": run, "value": mine}).group_by("run", use_threads=False)
+    grouped = pa.table({"run": run, "value": values_of_runs}).group_by("run", use_threads=False)
     return grouped.aggregate([("value", function)])[f"value_{function}"].combine_chunks()
 
 
@@ -534,50 +552,52 @@ def _add(column: pa.Array | pa.ChunkedArray, runs: Runs) -> Int64Array:
     return sums
 
 
-def add_exactly(values: FloatArray, first: Int64Array, sizes: Int64Array) -> Parts:
-    """Return the parts of the sum of each run, at least one value from `first` on."""
-    most = _find_largest(values)
-    if most < _LEAST_HUGE:
-        return _split_values(values, most, first, sizes)
+def add_exactly(values: FloatArray, first_rows: Int64Array, sizes: Int64Array) -> Parts:
+    """Return the parts of the sum of each run: at least one value, from `first_rows` on."""
+    largest = _find_largest(values)
+    if largest < _LEAST_HUGE:
+        return _split_values(values, largest, first_rows, sizes)
     finite, is_huge = np.isfinite(values), np.abs(values) >= _LEAST_HUGE
-    none = np.where(finite, 0.0, values)
+    not_finite = np.where(finite, 0.0, values)
     huge = np.where(finite & is_huge, values, 0.0) * 2.0**-_HUGE_SCALE
     usual = np.where(is_huge | ~finite, 0.0, values)
     return {
-        **_split_values(usual, _find_largest(usual), first, sizes),
-        **_split_values(huge, _find_largest(huge), first, sizes, _HUGE),
-        _NO_NUMBER: _add_runs(none, first, sizes),
+        **_split_values(usual, _find_largest(usual), first_rows, sizes),
+        **_split_values(huge, _find_largest(huge), first_rows, sizes, _HUGE),
+        _NO_NUMBER: _add_runs(not_finite, first_rows, sizes),
     }
 
 
-def add_parts(parts: Parts, first: Int64Array, sizes: Int64Array) -> Parts:
-    """Return the parts of the sum of the sums of each run."""
+def add_parts(sum_parts: Parts, first_rows: Int64Array, sizes: Int64Array) -> Parts:
+    """Return the parts of the total of each run of sums."""
     merged: dict[str, FloatArray] = {}
     for prefix in ("", _HUGE):
-        if mine := [part for name, part in parts.items() if name.rstrip("0123456789") == prefix]:
-            width, together = len(mine), np.stack(mine, axis=1).ravel()
-            most = _find_largest(together)
-            merged |= _split_values(together, most, first * width, sizes * width, prefix)
-    if _NO_NUMBER in parts:
-        merged[_NO_NUMBER] = _add_runs(parts[_NO_NUMBER], first, sizes)
+        if interleaved := [
+            values for name, values in sum_parts.items() if name.rstrip("0123456789") == prefix
+        ]:
+            width, together = len(interleaved), np.stack(interleaved, axis=1).ravel()
+            largest = _find_largest(together)
+            merged |= _split_values(together, largest, first_rows * width, sizes * width, prefix)
+    if _NO_NUMBER in sum_parts:
+        merged[_NO_NUMBER] = _add_runs(sum_parts[_NO_NUMBER], first_rows, sizes)
     return merged
 
 
-def round_sums(parts: Parts) -> FloatArray:
+def round_sums(sum_parts: Parts) -> FloatArray:
     """Return each sum as the nearest double."""
-    usual = [part for name, part in parts.items() if name.isdigit()]
+    usual = [values for name, values in sum_parts.items() if name.isdigit()]
     # One addition rounds once.
     sums = usual[0] + usual[1] if len(usual) > 1 else usual[0].copy()
     if len(usual) > 2:
         rows = np.flatnonzero(np.any(usual[2:], axis=0))
         sums[rows] = [math.fsum(cells) for cells in np.stack(usual, axis=1)[rows].tolist()]
-    huge = [part for name, part in parts.items() if name.startswith(_HUGE)]
+    huge = [values for name, values in sum_parts.items() if name.startswith(_HUGE)]
     for row in np.flatnonzero(np.any(huge, axis=0)).tolist() if huge else []:
-        above = sum(Fraction(float(part[row])) for part in huge) * 2**_HUGE_SCALE
-        sums[row] = _to_double(above + sum(Fraction(float(part[row])) for part in usual))
-    if _NO_NUMBER in parts:
-        none = parts[_NO_NUMBER]
-        sums = np.where(none != 0, none, sums)
+        above = sum(Fraction(float(values[row])) for values in huge) * 2**_HUGE_SCALE
+        sums[row] = _to_double(above + sum(Fraction(float(values[row])) for values in usual))
+    if _NO_NUMBER in sum_parts:
+        not_finite = sum_parts[_NO_NUMBER]
+        sums = np.where(not_finite != 0, not_finite, sums)
     return sums
 
 
@@ -589,26 +609,26 @@ def _to_double(total: Fraction) -> float:
 
 
 def _split_values(
-    values: FloatArray, most: float, first: Int64Array, sizes: Int64Array, prefix: str = ""
+    values: FloatArray, largest: float, first_rows: Int64Array, sizes: Int64Array, prefix: str = ""
 ) -> dict[str, FloatArray]:
-    exponent = math.frexp(most)[1]
+    exponent = math.frexp(largest)[1]
     headroom = int(sizes.max()).bit_length() + 1
-    parts: dict[str, FloatArray] = {}
-    rest, multiples = values.copy(), np.empty_like(values)
+    sum_parts: dict[str, FloatArray] = {}
+    remainders, multiples = values.copy(), np.empty_like(values)
     while True:
         unit = math.ldexp(1.0, exponent + headroom)
-        np.add(rest, unit, out=multiples)
+        np.add(remainders, unit, out=multiples)
         np.subtract(multiples, unit, out=multiples)
-        parts[f"{prefix}{len(parts)}"] = _add_runs(multiples, first, sizes)
-        np.subtract(rest, multiples, out=rest)
-        if not rest.any():
-            return parts
+        sum_parts[f"{prefix}{len(sum_parts)}"] = _add_runs(multiples, first_rows, sizes)
+        np.subtract(remainders, multiples, out=remainders)
+        if not remainders.any():
+            return sum_parts
         exponent += headroom - _MANTISSA_BITS
 
 
-def _add_runs(values: FloatArray, first: Int64Array, sizes: Int64Array) -> FloatArray:
+def _add_runs(values: FloatArray, first_rows: Int64Array, sizes: Int64Array) -> FloatArray:
     with np.errstate(invalid="ignore"):
-        return reduce_runs(np.add, values, first, sizes)
+        return reduce_runs(np.add, values, first_rows, sizes)
 
 
 def _find_largest(values: FloatArray) -> float:

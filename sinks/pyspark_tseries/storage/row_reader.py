@@ -47,13 +47,13 @@ from pyspark_tseries.storage.data_files import (
 from pyspark_tseries.storage.location import Location
 
 REPETITIVE_BYTES: Final = 4
-"""A text that repeats takes at most so many bytes in a file, on average."""
+"""A text that repeats takes at most this many bytes of a file, on average."""
 
 MAX_CACHED_BYTES: Final = 4 * 1024 * 1024
-"""The stored size of cached footers; in memory, parsed, they take about ten times as much."""
+"""The stored size of cached footers; parsed, in memory, they take about ten times as much."""
 
 _EXACT_BOUNDS: Final = frozenset(["author", "commit"])
-"""These columns have exact bounds, which are never truncated."""
+"""The bounds of these columns are exact: they are never truncated."""
 
 _INTEGER_COLUMNS: Final = frozenset(["sequence", "timestamp", "commit"])
 """Read the bounds of these columns as integers."""
@@ -75,9 +75,9 @@ class Footer:
         columns = schema.to_arrow_schema()
         self.names = frozenset(columns.names)
         self._leaves: dict[str, range] = {}
-        first = 0
+        leaf = 0
         for column in columns:
-            self._leaves[column.name] = range(first, first := first + count_leaves(column.type))
+            self._leaves[column.name] = range(leaf, leaf := leaf + count_leaves(column.type))
         self._at = {schema.column(i).path: i for i in range(metadata.num_columns)}
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
         self._constants: dict[str, list[tuple[Any] | None]] = {}
@@ -97,7 +97,7 @@ class Footer:
         return [int(self.metadata.row_group(group).num_rows) for group in range(self.groups)]
 
     def is_repetitive(self, column: str) -> bool:
-        """Return whether a column of texts is missing, or stored as a dictionary of a few."""
+        """Return whether a column of texts is missing, or stored as a dictionary of few texts."""
         if column not in self.names or not self.groups:
             return True
         if column not in self._at or "." in column:  # A dotted name may be a nested field.
@@ -113,18 +113,18 @@ class Footer:
     def chunks(
         self, groups: Iterable[int], columns: Iterable[str]
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield offset, size and checksum of the chunks of `columns`; nothing without checksums."""
+        """Yield offset, size and checksum of each chunk of `columns`, if the file has checksums."""
         if self.sums is None:
             return
-        which = [leaf for name in columns for leaf in self._leaves[name]]
+        leaves = [leaf for name in columns for leaf in self._leaves[name]]
         width = self.metadata.num_columns
         for group in groups:
-            for leaf in which:
-                place = self._spans.get((group, leaf))
-                if place is None:
-                    place = chunk_span(self.metadata.row_group(group).column(leaf))
-                    self._spans[group, leaf] = place
-                yield *place, int(self.sums[group * width + leaf])
+            for leaf in leaves:
+                span = self._spans.get((group, leaf))
+                if span is None:
+                    span = chunk_span(self.metadata.row_group(group).column(leaf))
+                    self._spans[group, leaf] = span
+                yield *span, int(self.sums[group * width + leaf])
 
     def bounds(self, column: str) -> list[tuple[Any, Any] | None]:
         """Return the lowest and highest value of `column` in each row group; None if unknown."""
@@ -142,38 +142,38 @@ class Footer:
         if column not in self._constants:
             every = range(self.groups)
             self._constants[column] = [self._constant(group, column) for group in every]
-        known = self._constants[column]
-        value = known[groups[0]]
-        return value if all(known[group] == value for group in groups) else None
+        constants = self._constants[column]
+        value = constants[groups[0]]
+        return value if all(constants[group] == value for group in groups) else None
 
     def _constant(self, group: int, column: str) -> tuple[Any] | None:
         chunk = self.metadata.row_group(group).column(self._at[column])
-        known = chunk.statistics
-        if known is None or not known.has_null_count:
+        stats = chunk.statistics
+        if stats is None or not stats.has_null_count:
             return None
-        if known.null_count:
-            return (None,) if known.null_count == chunk.num_values else None
-        if column not in _EXACT_BOUNDS or not known.has_min_max or known.min_raw != known.max_raw:
+        if stats.null_count:
+            return (None,) if stats.null_count == chunk.num_values else None
+        if column not in _EXACT_BOUNDS or not stats.has_min_max or stats.min_raw != stats.max_raw:
             return None
-        return (known.min,)
+        return (stats.min,)
 
     def _bounds(self, group: int, column: str) -> tuple[Any, Any] | None:
         # Arrow leaves out the bounds of texts of more than 4 KiB.
-        at = self._at[column]
-        known = self.metadata.row_group(group).column(at).statistics
-        if known is None or not known.has_min_max:
+        leaf = self._at[column]
+        stats = self.metadata.row_group(group).column(leaf).statistics
+        if stats is None or not stats.has_min_max:
             return None
         if column in _INTEGER_COLUMNS:
-            whole = has_raw_bounds(self.metadata.schema.column(at))
-            return (known.min_raw, known.max_raw) if whole else None
-        return known.min, known.max
+            is_raw = has_raw_bounds(self.metadata.schema.column(leaf))
+            return (stats.min_raw, stats.max_raw) if is_raw else None
+        return stats.min, stats.max
 
 
 class FooterCache:
     """The most recently used footers; safe for threads.
 
     Args:
-        max_bytes: the stored size of the footers to keep; the last one is always kept.
+        max_bytes: the stored size of the footers to keep; the newest is always kept.
     """
 
     def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
@@ -250,7 +250,7 @@ class RowFilter:
     """Conditions on the needed rows; all must hold, and bounds are inclusive.
 
     `names` are series, sorted and distinct; None allows all. `lows` has the lowest needed sequence
-    of each of them; None allows any.
+    of each series of `names`; None allows any.
     """
 
     names: Sequence[str] | None = None
@@ -263,7 +263,7 @@ class RowFilter:
     @property
     def columns(self) -> list[str]:
         """The columns with conditions."""
-        wanted = {
+        conditions = {
             "series": self.names is not None or self.keys != ALL_KEYS,
             "sequence": self.keys != ALL_KEYS
             or self.sequences != ANY_VALUE
@@ -271,7 +271,7 @@ class RowFilter:
             "timestamp": self.times != ANY_VALUE,
             "commit": self.commits != ANY_VALUE,
         }
-        return [name for name, needed in wanted.items() if needed]
+        return [name for name, needed in conditions.items() if needed]
 
     def match_groups(self, count: int, ends: GroupBounds) -> list[int]:
         """Return which of a file's `count` row groups may contain a needed row."""
@@ -285,21 +285,23 @@ class RowFilter:
         for name in self.columns:
             if not groups:
                 break
-            known, may_match = ends(name), tests[name]
-            groups = [i for i in groups if (bounds := known[i]) is None or may_match(*bounds)]
+            bounds_of_groups, may_match = ends(name), tests[name]
+            groups = [
+                i for i in groups if (bounds := bounds_of_groups[i]) is None or may_match(*bounds)
+            ]
         if self.lows is not None and groups:
             series, sequence = ends("series"), ends("sequence")
             groups = [i for i in groups if self._may_reach(series[i], sequence[i])]
         return groups
 
     def _may_reach(self, series: tuple[str, str] | None, sequence: tuple[int, int] | None) -> bool:
-        """Return whether a sequence up to the highest one is needed of any series in between."""
+        """Return whether a row group may have a needed event of any of its series."""
         if series is None or sequence is None:
             return True
         return self.reaches(*series, sequence[1])
 
     def reaches(self, first: str, last: str, sequence: int) -> bool:
-        """Return whether events up to `sequence` are needed of a series from `first` to `last`."""
+        """Return whether any series from `first` to `last` needs events up to `sequence`."""
         assert self.names is not None
         assert self.lows is not None
         start, end = bisect_left(self.names, first), bisect_right(self.names, last)
@@ -315,7 +317,7 @@ class RowFilter:
         return bisect_left(self.names, first) < bisect_right(self.names, last)
 
     def match_rows(self, table: pa.Table, *, is_sorted: bool = True) -> tuple[int, BoolArray]:
-        """Return the row of the first flag, and a flag for each row: True if it is needed.
+        """Return the number of a row, and a flag for it and each later row: True if needed.
 
         Rows without a flag are not needed.
         """
@@ -325,8 +327,8 @@ class RowFilter:
         if self.lows is not None:
             needed &= to_int64(within["sequence"]) >= self._find_lows(within["series"])
         elif self.names is not None and (len(self.names) > 1 or not is_sorted):
-            asked = pa.array(self.names, pa.string())
-            needed &= flag_names(within["series"], lambda names: pc.is_in(names, asked))
+            requested = pa.array(self.names, pa.string())
+            needed &= flag_names(within["series"], lambda names: pc.is_in(names, requested))
         if self.keys != ALL_KEYS:
             needed &= self.keys.contains(within["series"], to_int64(within["sequence"]))
         for name, (low, high) in (
@@ -342,13 +344,13 @@ class RowFilter:
 
     def _find_lows(self, series: pa.ChunkedArray) -> Int64Array:
         """Return the lowest needed sequence of the series of each row."""
-        found = [np.empty(0, np.int64)]
+        lows_of_chunks = [np.empty(0, np.int64)]
         for chunk in series.chunks:
             if not pa.types.is_dictionary(chunk.type):
                 chunk = chunk.dictionary_encode()
             lows = self._lows_of(chunk.dictionary.cast(pa.string()))
-            found.append(lows[chunk.indices.to_numpy()])
-        return np.concatenate(found)
+            lows_of_chunks.append(lows[chunk.indices.to_numpy()])
+        return np.concatenate(lows_of_chunks)
 
     def _lows_of(self, names: pa.Array) -> Int64Array:
         """Return the lowest needed sequence of each of the distinct `names`."""
@@ -361,16 +363,16 @@ class RowFilter:
         start, end = bisect_left(self.names, ends["min"]), bisect_right(self.names, ends["max"])
         if end - start > NAMES_PER_PROBE * len(names):
             texts = names.to_pylist()
-            places = [bisect_left(self.names, text, start, end) for text in texts]
+            positions = [bisect_left(self.names, text, start, end) for text in texts]
             is_known = [
-                i < end and self.names[i] == text for i, text in zip(places, texts, strict=True)
+                i < end and self.names[i] == text for i, text in zip(positions, texts, strict=True)
             ]
-            rows, known = np.array(places, np.int64), np.array(is_known, bool)
+            rows, is_found = np.array(positions, np.int64), np.array(is_known, bool)
         else:
             among = pa.array(self.names[start:end], pa.string())
             rows = to_int64(pc.index_in(names, among).fill_null(-1)) + start
-            known = rows >= start
-        lows[known] = self.lows[rows[known]]
+            is_found = rows >= start
+        lows[is_found] = self.lows[rows[is_found]]
         return lows
 
     def _names_range(self, table: pa.Table) -> tuple[int, int]:
@@ -391,8 +393,8 @@ def _to_text(scalar: pa.Scalar) -> str:
     return str(scalar.as_py())
 
 
-def _overlaps(wanted: tuple[int, int], low: int, high: int) -> bool:
-    return high >= wanted[0] and low <= wanted[1]
+def _overlaps(needed: tuple[int, int], low: int, high: int) -> bool:
+    return high >= needed[0] and low <= needed[1]
 
 
 SMALL_PIECE_ROWS: Final = 256
@@ -402,13 +404,13 @@ ROWS_PER_PIECE: Final = 100_000
 """Read about this many rows at once, before unneeded ones are dropped."""
 
 MAX_RUNS_PER_GROUP: Final = 64
-"""Look for the series of a row group by their times if there are at most so many."""
+"""Find the series of a row group by its times if it has at most this many series."""
 
 NARROW_PIECES: Final = 4
-"""A piece of columns of numbers and times alone may have so many times the rows."""
+"""A piece with columns of numbers and times only has this many times the rows of others."""
 
 JOBS_PER_THREAD: Final = 4
-"""A long read has this many jobs for each thread, so that none waits long for the last one."""
+"""A long read has this many jobs for each thread, so that threads finish at about the same time."""
 
 FEW_ROWS: Final = 4
 """If at most one of this many rows is needed, read texts as dictionaries, and only decode those."""
@@ -446,7 +448,7 @@ def read_files(
 def assemble_pieces(pieces_rows: Iterable["PieceRows"], schema: pa.Schema) -> pa.Table:
     """Return the rows of pieces, in their order, in the columns of `schema`."""
     alike = groupby(pieces_rows, key=lambda rows: rows.fixed)
-    tables = [_assemble(fixed, list(parts), schema) for fixed, parts in alike]
+    tables = [_assemble(fixed, list(pieces), schema) for fixed, pieces in alike]
     return pa.concat_tables(tables or [schema.empty_table()])
 
 
@@ -467,27 +469,29 @@ def fold_files(
         location: the location of the store.
         files: the files.
         schema: the columns, with `series` as a dictionary.
-        row_filter: which rows.
+        row_filter: the conditions on the rows.
         fold: gets the rows of a piece.
-        series: all series of the store, sorted, if times never fall in any; then most pieces need
-            not read `series`, and have it encoded by runs. Empty: read it.
+        series: all series of the store, sorted, if times never fall in any of them; then most
+            pieces get `series` encoded by runs, without reading it. Empty: read it.
 
     Raises:
         UnusableStore, OSError: as `read_files`.
     """
     of_rows = replace(row_filter, times=ANY_VALUE)
-    known = () if of_rows.columns else series
+    series_of_runs = () if of_rows.columns else series
 
     def fold_piece(rows: PieceRows) -> _To:
         if rows.series is None:
             return fold(_assemble(rows.fixed, [rows], schema))
-        rest = schema.remove(schema.get_field_index("series"))
-        table = _assemble(rows.fixed, [rows], rest)
+        other_columns = schema.remove(schema.get_field_index("series"))
+        table = _assemble(rows.fixed, [rows], other_columns)
         return fold(table.append_column("series", rows.series))
 
     wide = any(not pa.types.is_primitive(field.type) for field in schema if field.name != "series")
     size = ROWS_PER_PIECE * (1 if wide else NARROW_PIECES)
-    return _map_pieces(location, files, schema, row_filter, of_rows, fold_piece, known, size)
+    return _map_pieces(
+        location, files, schema, row_filter, of_rows, fold_piece, series_of_runs, size
+    )
 
 
 def _map_pieces(
@@ -503,16 +507,16 @@ def _map_pieces(
     """Return `function` of the needed rows of each piece; several threads call it."""
     width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
     cold = any((location, file) not in FOOTER_CACHE for file in files)
-    known = map_parallel(lambda file: _footer(location, file), files, width if cold else 1)
+    footers = map_parallel(lambda file: _footer(location, file), files, width if cold else 1)
     pieces = [
         piece
-        for file, footer in zip(files, known, strict=True)
+        for file, footer in zip(files, footers, strict=True)
         for piece in plan_pieces(file, footer, of_groups, piece_rows)
     ]
-    alone = len(pieces) == 1
+    is_only = len(pieces) == 1
     results = map_parallel(
         lambda job: [
-            function(rows) for rows in read_pieces(location, job, schema, of_rows, alone, series)
+            function(rows) for rows in read_pieces(location, job, schema, of_rows, is_only, series)
         ],
         _divide_pieces(pieces, width),
         width,
@@ -535,17 +539,17 @@ def _footer(location: Location, file: DataFile) -> Footer:
 
 
 def plan_pieces(
-    file: DataFile, footer: Footer, row_filter: RowFilter, most: int | None = None
+    file: DataFile, footer: Footer, row_filter: RowFilter, piece_rows: int | None = None
 ) -> list[FilePiece]:
     """Return the row groups of `file` to read, in pieces of about `most` rows."""
-    most = ROWS_PER_PIECE if most is None else most
+    piece_rows = ROWS_PER_PIECE if piece_rows is None else piece_rows
     pieces: list[FilePiece] = []
     room = 0
     for group in row_filter.match_groups(footer.groups, footer.bounds):
         rows = footer.rows(group)
         if rows > room:
             pieces.append(FilePiece(file, footer, []))
-            room = most
+            room = piece_rows
         pieces[-1].groups.append(group)
         room -= rows
     return pieces
@@ -554,11 +558,11 @@ def plan_pieces(
 def _divide_pieces(pieces: Iterable[FilePiece], width: int) -> list[list[FilePiece]]:
     """Divide `pieces`, in their order, into jobs for `width` threads; a job is about one file."""
     pieces = list(pieces)
-    most = max(1, len(pieces) // (JOBS_PER_THREAD * width))
+    job_size = max(1, len(pieces) // (JOBS_PER_THREAD * width))
     jobs: list[list[FilePiece]] = []
     for _, of_file in groupby(pieces, key=lambda piece: piece.file.path):
         group = list(of_file)
-        jobs += [group[start : start + most] for start in range(0, len(group), most)]
+        jobs += [group[start : start + job_size] for start in range(0, len(group), job_size)]
     return jobs
 
 
@@ -573,9 +577,10 @@ def map_parallel(function: Callable[[_From], _To], items: Sequence[_From], width
 
 
 class PieceRows(NamedTuple):
-    """The needed rows of a piece: `fixed` has the values of constant columns.
+    """The needed rows of a piece.
 
-    `series` is the column encoded by runs, if it was not read.
+    `fixed` has the values of constant columns, `columns` the others. `series` is set if the column
+    was not read; it is encoded by runs.
     """
 
     fixed: dict[str, Any]
@@ -597,12 +602,12 @@ def read_pieces(
     series: Sequence[str] = (),
 ) -> Iterator[PieceRows]:
     """Yield the needed rows of some pieces of one file; open the file once."""
-    first = pieces[0]
+    first_piece = pieces[0]
     with (
-        explain_read_errors(location, first.file),
-        location.read(location.file(first.file.path)) as file,
+        explain_read_errors(location, first_piece.file),
+        location.read(location.file(first_piece.file.path)) as file,
     ):
-        source = OpenFile(location, file, first.footer)
+        source = OpenFile(location, file, first_piece.footer)
         for piece in pieces:
             rows = _read_by_runs(source, piece, schema, alone, series) if series else None
             rows = rows or _read_piece(source, piece, schema, row_filter, alone)
@@ -613,16 +618,16 @@ def read_pieces(
 def _read_by_runs(
     source: "OpenFile", piece: FilePiece, schema: pa.Schema, alone: bool, series: Sequence[str]
 ) -> PieceRows | None:
-    """Return all rows of a piece without reading `series`; None if they must be read.
+    """Return all rows of a piece without reading the column `series`; None if it must be read.
 
-    The bounds of a row group give its first and last series; those between come from `series`. If
-    timestamps fall exactly as often as the series can change, each fall begins the next one.
+    The bounds of a row group give its first and last series; `series` has those between. If
+    timestamps fall exactly as often as the series may change, each fall begins the next series.
     """
     names = _names_of_groups(piece, series)
     if names is None:
         return None
-    rest = schema.remove(schema.get_field_index("series"))
-    rows = _read_piece(source, piece, rest, ALL_ROWS, alone)
+    other_columns = schema.remove(schema.get_field_index("series"))
+    rows = _read_piece(source, piece, other_columns, ALL_ROWS, alone)
     if rows is None or "timestamp" not in rows.columns.column_names:
         return None
     us = to_int64(rows.columns["timestamp"])
@@ -630,32 +635,41 @@ def _read_by_runs(
     ends = np.cumsum([piece.footer.rows(group) for group in piece.groups])
     begins = np.append(0, ends[:-1])
     inside = falls[~np.isin(falls, begins)]
-    places = np.searchsorted(inside, np.append(begins, rows.rows))
-    if np.diff(places).tolist() != [len(mine) - 1 for mine in names]:
+    positions = np.searchsorted(inside, np.append(begins, rows.rows))
+    if np.diff(positions).tolist() != [len(group_series) - 1 for group_series in names]:
         return None
     runs: list[tuple[int, str]] = []
-    for begin, first, mine in zip(begins.tolist(), places.tolist(), names, strict=False):
-        starts = [begin, *inside[first : first + len(mine) - 1].tolist()]
-        runs += [run for run in zip(starts, mine, strict=True) if not runs or runs[-1][1] != run[1]]
+    for begin, position, group_series in zip(
+        begins.tolist(), positions.tolist(), names, strict=False
+    ):
+        starts = [begin, *inside[position : position + len(group_series) - 1].tolist()]
+        runs += [
+            run
+            for run in zip(starts, group_series, strict=True)
+            if not runs or runs[-1][1] != run[1]
+        ]
     run_ends = pa.array([start for start, _ in runs[1:]] + [rows.rows], pa.int32())
     encoded = pa.RunEndEncodedArray.from_arrays(run_ends, pa.array([name for _, name in runs]))
     return rows._replace(series=encoded)
 
 
 def _names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[Sequence[str]] | None:
-    """Return the series that each row group may have; None if they are many, or unknown."""
+    """Return the series that each row group may have; None if they are too many, or unknown."""
     if piece.file.is_foreign:
         return None
-    bounds, found = piece.footer.bounds("series"), []
+    bounds, series_of_groups = piece.footer.bounds("series"), []
     for group in piece.groups:
         ends = bounds[group]
         if ends is None:
             return None
-        mine = series[bisect_left(series, ends[0]) : bisect_right(series, ends[1])]
-        if not 0 < len(mine) <= MAX_RUNS_PER_GROUP or (mine[0], mine[-1]) != ends:
+        group_series = series[bisect_left(series, ends[0]) : bisect_right(series, ends[1])]
+        if (
+            not 0 < len(group_series) <= MAX_RUNS_PER_GROUP
+            or (group_series[0], group_series[-1]) != ends
+        ):
             return None
-        found.append(mine)
-    return found
+        series_of_groups.append(group_series)
+    return series_of_groups
 
 
 def _read_piece(
@@ -684,12 +698,14 @@ def _read_piece(
     if count < len(needed):
         groups, needed_there = _select_groups(piece.groups, sizes, needed)
     fixed = _constant_columns(piece.footer, groups, schema.names)
-    rest = [name for name in schema.names if name not in tested and name not in fixed]
+    other_columns = [name for name in schema.names if name not in tested and name not in fixed]
     texts = [*coded, *(_texts(schema) if count * FEW_ROWS < len(needed) else [])]
-    kept = [name for name in tested if name in tests or name not in fixed]
+    tested_columns = [name for name in tested if name in tests or name not in fixed]
     columns = {
-        **_filter_columns({name: tested[name] for name in kept if name in schema.names}, needed),
-        **_filter_columns(source.columns(groups, rest, alone, texts), needed_there),
+        **_filter_columns(
+            {name: tested[name] for name in tested_columns if name in schema.names}, needed
+        ),
+        **_filter_columns(source.columns(groups, other_columns, alone, texts), needed_there),
     }
     return PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)
 
@@ -702,8 +718,10 @@ def _select_groups(
     is_needed = [
         bool(needed[end - size : end].any()) for size, end in zip(sizes, ends, strict=True)
     ]
-    kept = [group for group, is_there in zip(groups, is_needed, strict=True) if is_there]
-    return kept, needed if len(kept) == len(groups) else needed[np.repeat(is_needed, sizes)]
+    needed_groups = [group for group, is_there in zip(groups, is_needed, strict=True) if is_there]
+    return needed_groups, needed if len(needed_groups) == len(groups) else needed[
+        np.repeat(is_needed, sizes)
+    ]
 
 
 def _texts(schema: pa.Schema) -> list[str]:
@@ -765,8 +783,8 @@ class OpenFile:
         """
         if not names:
             return {}
-        for offset, size, wanted in self.footer.chunks(groups, names):
-            if zlib.crc32(self._file.read_at(size, offset)) != wanted:
+        for offset, size, checksum in self.footer.chunks(groups, names):
+            if zlib.crc32(self._file.read_at(size, offset)) != checksum:
                 raise pa.ArrowInvalid(
                     f"its {size} bytes from {offset} on are not what was written: the checksum is "
                     "another one"
@@ -838,15 +856,15 @@ def read_rows(
     schema: pa.Schema,
     columns: Sequence[str],
     row_filter: RowFilter,
-    wanted: pc.Expression | None = None,
+    expression: pc.Expression | None = None,
 ) -> pa.Table:
-    """Return `columns` of the rows that pass `row_filter` and `wanted`; see `read_files`.
+    """Return `columns` of the rows that pass `row_filter` and `expression`; see `read_files`.
 
-    `columns` includes the columns that `wanted` tests.
+    `columns` includes the columns that `expression` tests.
     """
     touched = [file for file in data if row_filter.keys.overlaps(file.first, file.last)]
     rows = read_files(location, touched, _select_fields(schema, columns), row_filter)
-    return rows if wanted is None else rows.filter(wanted)
+    return rows if expression is None else rows.filter(expression)
 
 
 def scan_file(
@@ -855,11 +873,11 @@ def scan_file(
     schema: pa.Schema,
     columns: Sequence[str],
     row_filter: RowFilter = ALL_ROWS,
-    wanted: pc.Expression | None = None,
+    expression: pc.Expression | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield what `read_rows` returns for one file, in parts that are not empty."""
+    """Yield what `read_rows` returns for one file, in tables that are not empty."""
     for rows in stream_file(location, file, _select_fields(schema, columns), row_filter):
-        matching = rows if wanted is None else rows.filter(wanted)
+        matching = rows if expression is None else rows.filter(expression)
         if matching.num_rows:
             yield matching
 
@@ -873,14 +891,14 @@ def scan_state(
     data: Iterable[DataFile],
     horizon: int,
     row_filter: RowFilter = ALL_ROWS,
-    wanted: pc.Expression | None = None,
+    expression: pc.Expression | None = None,
 ) -> tuple[pa.Table, int]:
     """Return the state of series from the events that pass, and the time of their newest commit."""
-    whole, newest_us = [], 0
+    states, newest_us = [], 0
     for file in data:
-        parts = []
-        for table in scan_file(location, file, BASE_SCHEMA, STATE_COLUMNS, row_filter, wanted):
-            parts.append(compute_state(table, horizon))
+        file_states = []
+        for table in scan_file(location, file, BASE_SCHEMA, STATE_COLUMNS, row_filter, expression):
+            file_states.append(compute_state(table, horizon))
             newest_us = max(newest_us, int(to_int64(table["commit_time"]).max(initial=0)))
-        whole.append(combine_states(parts))
-    return combine_states(whole), newest_us
+        states.append(combine_states(file_states))
+    return combine_states(states), newest_us
