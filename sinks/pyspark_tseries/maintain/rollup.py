@@ -53,12 +53,12 @@ from pyspark_tseries.model.downsampling import (
     REASON,
     RollupSettings,
     check_aggregates,
+    describe_reasons,
     flag_changed,
     fold_changes,
     merge_ranges,
     parse_aggregates,
     parse_settings,
-    describe_reasons,
 )
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import (
