@@ -1,6 +1,6 @@
-"""What the page of a store shows, as values: its facts, some of its series, one of them, an event.
+"""Read what the page of a store shows: its facts, a list of series, one series, or one event.
 
-Each question of a page is answered from one commit, the last one, and nothing is ever written.
+Every answer is from one commit, the last, and nothing is ever written.
 """
 
 import time
@@ -30,10 +30,10 @@ from pyspark_tseries.store.log_check import read_commit_us
 from pyspark_tseries.store.store import Store
 
 PAGE_ROWS: Final = 25
-"""This many series are on a page of the list."""
+"""A page of the list has this many series."""
 
 COUNTS: Final = (100, 1_000, 10_000)
-"""The last this many events of a series can be drawn; the second is what is drawn first."""
+"""The page can draw this many last events of a series; it begins with the second number."""
 
 ALL: Final = "all"
 """Draws all events of a series: in buckets, if there are more than the highest of `COUNTS`."""
@@ -41,11 +41,11 @@ ALL: Final = "all"
 MAX_EDITS: Final = 50
 MAX_EVENTS: Final = 20
 MINUTES: Final = 60
-"""Commits are counted for each of the last this many minutes."""
+"""Count commits for each of this many last minutes."""
 
 MAX_ENTRIES: Final = 5_000
 MAX_REMOTE_ENTRIES: Final = 100
-"""Commits are counted of this many entries of the log at most, which are read one by one."""
+"""Count commits in at most this many entries of the log, because each is read by itself."""
 
 MAX_NAME: Final = 4_000
 """A longer name of a series does not fit into an address."""
@@ -54,7 +54,7 @@ _BUCKETS: Final = 300
 _WIDTHS: Final = 280, 1_160
 _PLAN_S: Final = 60.0
 _PLAN_PAUSES: Final = 50
-"""What maintenance would do is looked up so rarely that it takes two per cent of a core at most."""
+"""Plan maintenance only so often that it takes at most two per cent of a core."""
 
 _STEPS_US: Final = (
     *(number * SECOND_US for number in (1, 2, 5, 10, 15, 30)),
@@ -70,15 +70,15 @@ Cells = dict[str, pa.Scalar]
 
 
 class PageRequest(NamedTuple):
-    """What the address of a page asks for.
+    """The request in the address of a page.
 
     Attributes:
         search: a part of the names of series, or a pattern with `*`, `?` or `[`.
-        start: how many of the series that were found come before the first one listed.
-        series: the series that is drawn; None for none.
+        start: the position of the first listed series among those that match.
+        series: the series to draw; None for none.
         last: one of `COUNTS` as text, or `ALL`.
-        column: the only column that is drawn; empty for the first four.
-        event: the sequence of the event whose versions are listed; None for none.
+        column: the only column to draw; empty for the first four.
+        event: the sequence of the event to list with all versions; None for none.
     """
 
     search: str = ""
@@ -90,34 +90,34 @@ class PageRequest(NamedTuple):
 
     @staticmethod
     def parse(query: str) -> "PageRequest":
-        """Return what a query asks for; what makes no sense is as if it were not there."""
-        given = {name: texts[-1] for name, texts in _parse(query).items()}
-        last = given.get("last", "")
+        """Parse the query of an address; ignore fields that make no sense."""
+        fields = {name: texts[-1] for name, texts in _parse(query).items()}
+        last_count = fields.get("last", "")
         return PageRequest(
-            given.get("q", "")[:MAX_NAME],
-            _parse_number(given.get("from")) or 0,
-            given.get("series"),
-            last if last == ALL or last in map(str, COUNTS) else str(COUNTS[1]),
-            given.get("column", ""),
-            _parse_number(given.get("event")),
+            fields.get("q", "")[:MAX_NAME],
+            _parse_number(fields.get("from")) or 0,
+            fields.get("series"),
+            last_count if last_count == ALL or last_count in map(str, COUNTS) else str(COUNTS[1]),
+            fields.get("column", ""),
+            _parse_number(fields.get("event")),
         )
 
     def link(self, **changes: Any) -> str:
-        """Return the address of a page that asks for the same but some changes."""
-        asked, usual = self._replace(**changes), PageRequest()
+        """Return the address of the same page with some changes."""
+        request, default = self._replace(**changes), PageRequest()
         names = {"search": "q", "start": "from"}
-        given = {
+        fields = {
             names.get(name, name): value
-            for name, value in asked._asdict().items()
-            if value != getattr(usual, name)
+            for name, value in request._asdict().items()
+            if value != getattr(default, name)
         }
-        return "?" + urlencode(given)
+        return "?" + urlencode(fields)
 
 
 def parse_width(query: str) -> int:
-    """Return how wide a picture shall be, by what a client says of its room."""
-    asked = _parse_number(_parse(query).get("width", [""])[-1]) or 700
-    return min(max(asked, _WIDTHS[0]), _WIDTHS[1])
+    """Return the width of a picture for the room that a client has."""
+    width = _parse_number(_parse(query).get("width", [""])[-1]) or 700
+    return min(max(width, _WIDTHS[0]), _WIDTHS[1])
 
 
 def _parse(query: str) -> dict[str, list[str]]:
@@ -137,10 +137,10 @@ class StoreFacts:
 
     Attributes:
         described: what `describe` returns.
-        commits: how many entries its log got in each minute, rising, up to now, by the clocks of
-            those who committed; it begins later than `MINUTES` ago where the log does, or where it
+        commits: minutes up to now, ascending, each with the number of entries that the log got, by
+            the clocks of the writers. They begin `MINUTES` ago, or later if the log begins later or
             has more entries than are read.
-        plan: what maintenance would do; None if that cannot be told.
+        plan: the plan of maintenance; None if there cannot be one.
     """
 
     described: dict[str, Any]
@@ -150,7 +150,10 @@ class StoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class SeriesList:
-    """Some of the series that were found: those from `start` on, as `SERIES_SCHEMA` has them."""
+    """The series on a page, from `start` on, as rows of `SERIES_SCHEMA`.
+
+    `found` is the number of series that match, `known` that of all series.
+    """
 
     rows: pa.Table
     start: int
@@ -164,13 +167,14 @@ class SeriesView:
 
     Attributes:
         known: its row of `SERIES_SCHEMA`; None if it has no event.
-        chart: its picture; None if nothing can be drawn, and `why` says it.
-        columns: those that can be drawn.
+        chart: its picture; None if nothing can be drawn.
+        why: the reason if nothing can be drawn.
+        columns: the columns that can be drawn.
         edits: the newest edits in the picture, newest first, each with the version that it
             replaced.
-        more_edits: how many more there are.
+        more_edits: the number of further edits.
         events: the newest events.
-        bucket_us: the width of the buckets that are drawn; None if events are.
+        bucket_us: the width of the drawn buckets; None if events are drawn.
     """
 
     known: Cells | None
@@ -194,11 +198,11 @@ class _CommitCounts:
 
 
 class StoreViewer:
-    """Looks at a store for a page; not safe for threads.
+    """Reads a store for its page; not safe for threads.
 
     Args:
         location: the store.
-        principal: whose rights count where the store has a policy.
+        principal: whose rights count if the store has a policy.
         zone: the time zone of pictures; None for UTC.
     """
 
@@ -225,16 +229,16 @@ class StoreViewer:
         return StoreFacts(describe(self.location), commits, self._look_ahead(store))
 
     def _count_commits(self, store: Store, now_us: int) -> tuple[tuple[int, int], ...]:
-        """Count by what the entries say: files of a copied or restored store are younger.
+        """Count by the times in entries, because files of a copied or restored store are younger.
 
-        Each entry is read once, from the last one back to one that is two hours old. One whose
-        writer's clock is ahead counts as of now.
+        Read each entry once, from the last back to one that is two hours old. If the clock of its
+        writer is ahead, an entry counts as of now.
         """
         now, newest, counted = now_us // MINUTE_US, store.version(), self._counted
         if counted.store != store.id or counted.upto > newest:
             counted = self._counted = _CommitCounts(store.id)
-        most = MAX_ENTRIES if self.location.is_local else MAX_REMOTE_ENTRIES
-        new: Counter[int] = Counter()  # An entry that cannot be read leaves none counted twice.
+        max_entries = MAX_ENTRIES if self.location.is_local else MAX_REMOTE_ENTRIES
+        new: Counter[int] = Counter()  # If reading fails, no entry is counted twice.
         begins = counted.begins
         for version in range(newest, counted.upto, -1):
             try:
@@ -244,7 +248,7 @@ class StoreViewer:
             if made_us is None:
                 continue
             minute = min(made_us // MINUTE_US, now)
-            if newest - version >= most:
+            if newest - version >= max_entries:
                 begins = minute + 1
                 break
             new[minute] += 1
@@ -254,12 +258,16 @@ class StoreViewer:
         counted.minutes.update(new)
         counted.begins = begins
         counted.upto = newest
-        for minute in [each for each in counted.minutes if each < now - 2 * MINUTES]:
+        for minute in [
+            minute_counted
+            for minute_counted in counted.minutes
+            if minute_counted < now - 2 * MINUTES
+        ]:
             del counted.minutes[minute]
         if counted.begins is None:
             return ()
-        first = max(now - MINUTES + 1, counted.begins)
-        return tuple((minute, counted.minutes[minute]) for minute in range(first, now + 1))
+        first_minute = max(now - MINUTES + 1, counted.begins)
+        return tuple((minute, counted.minutes[minute]) for minute in range(first_minute, now + 1))
 
     def _look_ahead(self, store: Store) -> MaintenancePlan | None:
         began_s = time.monotonic()
@@ -275,54 +283,56 @@ class StoreViewer:
         return plan
 
     def list_series(self, view: View, search: str, start: int) -> SeriesList:
-        """Return some of the series whose names have a part, or fit a pattern."""
-        view.list_series(SeriesChoice(()))  # Refuse it to those who may not read.
+        """Return a page of the series with `search` in their names, or that fit its pattern."""
+        view.list_series(SeriesChoice(()))  # Refuse callers who may not read.
         names = self._sorted_names(view)
-        found = _search(names, search)
-        start = min(start, max(len(found) - 1, 0)) // PAGE_ROWS * PAGE_ROWS
-        page = found.slice(start, PAGE_ROWS).to_pylist()
+        matching = _search(names, search)
+        start = min(start, max(len(matching) - 1, 0)) // PAGE_ROWS * PAGE_ROWS
+        page = matching.slice(start, PAGE_ROWS).to_pylist()
         return SeriesList(
-            view.list_series(SeriesChoice(tuple(page))), start, len(found), len(names)
+            view.list_series(SeriesChoice(tuple(page))), start, len(matching), len(names)
         )
 
     def _sorted_names(self, view: View) -> pa.Array:
         index = view.snapshot.index()
         count = int((index.columns["last_sequence"] != NO_SEQUENCE).sum())
-        kept = self._names
-        if kept is None or kept[0] is not index.ids or kept[1] != count:
+        cached = self._names
+        if cached is None or cached[0] is not index.ids or cached[1] != count:
             names = pa.array(known_series(index), pa.string())
-            kept = index.ids, count, names.take(pc.sort_indices(names))
-            self._names = kept
-        return kept[2]
+            cached = index.ids, count, names.take(pc.sort_indices(names))
+            self._names = cached
+        return cached[2]
 
-    def draw(self, view: View, asked: PageRequest, width: int) -> SeriesView:
-        """Return a series as it is asked for."""
-        assert asked.series is not None
-        known = view.list_series(parse_choice(asked.series))
+    def draw(self, view: View, request: PageRequest, width: int) -> SeriesView:
+        """Return the series of a request, and its picture."""
+        assert request.series is not None
+        listed = view.list_series(parse_choice(request.series))
         values = view.snapshot.values
         columns = tuple(field.name for field in values if is_drawn(field.type))
-        row = _read_row(known, 0) if len(known) else None
+        row = _read_row(listed, 0) if len(listed) else None
         query, bucket_us = RangeQuery(open_view=lambda: view), None
-        events = query.from_last(MAX_EVENTS).select_from(asked.series).table
-        shown: QueryResult | BucketResult | None = None
+        events = query.from_last(MAX_EVENTS).select_from(request.series).table
+        result: QueryResult | BucketResult | None = None
         edits: Sequence[tuple[Cells, Cells | None]] = ()
         more = 0
-        if asked.last == ALL:
+        if request.last == ALL:
             bucket_us = _choose_buckets(row)
         if bucket_us is None:
-            most = COUNTS[-1] if asked.last == ALL else int(asked.last)
-            shown = _ask_events(view, query.from_last(most), asked.series, row)
-            edits, more = _list_edits(shown.table)
+            count = COUNTS[-1] if request.last == ALL else int(request.last)
+            result = _ask_events(view, query.from_last(count), request.series, row)
+            edits, more = _list_edits(result.table)
         elif columns:
             kinds = {field.name: field.type for field in values}
-            named = _choose_aggregates(kinds, [asked.column] if asked.column else columns[:4])
+            aggregates = _choose_aggregates(
+                kinds, [request.column] if request.column else columns[:4]
+            )
             buckets = query.every(timedelta(microseconds=bucket_us), timezone=self.zone)
-            shown = buckets.aggregate(**named).select_from(asked.series)
+            result = buckets.aggregate(**aggregates).select_from(request.series)
         chart, why = None, "none of its columns has numbers, Booleans or texts to draw"
-        if shown is not None and columns:
+        if result is not None and columns:
             try:
-                chosen = asked.column if asked.column in columns else None
-                chart = shown.chart(chosen, timezone=self.zone or "UTC", width=width, title="")
+                chosen = request.column if request.column in columns else None
+                chart = result.chart(chosen, timezone=self.zone or "UTC", width=width, title="")
             except InvalidQuery as error:
                 why = str(error)
         return SeriesView(
@@ -336,11 +346,11 @@ class StoreViewer:
             bucket_us,
         )
 
-    def versions(self, view: View, asked: PageRequest) -> pa.Table:
-        """Return the versions of the event that is asked for."""
-        assert asked.series is not None
-        assert asked.event is not None
-        return view.versions(asked.series, asked.event)
+    def versions(self, view: View, request: PageRequest) -> pa.Table:
+        """Return the versions of the event of a request."""
+        assert request.series is not None
+        assert request.event is not None
+        return view.versions(request.series, request.event)
 
 
 def _search(names: pa.Array, search: str) -> pa.Array:
@@ -352,14 +362,16 @@ def _search(names: pa.Array, search: str) -> pa.Array:
 
 
 def _ask_events(view: View, query: RangeQuery, series: str, row: Cells | None) -> QueryResult:
-    """Ask for values; and, where there are any and they may be seen, for all edits of these."""
+    """Ask for values, and for all their edits if there are any that the principal may see."""
     values = query.columns(*_without_series(view)).select_from(series)
     has_edits = row is not None and row["edits"].as_py() != 0
     if not (has_edits and len(values) and view.access.may("query_obsolete")):
         return values
-    first = pc.coalesce(values.table["original_sequence"], values.table["sequence"])[0].as_py()
-    whole = RangeQuery(open_view=query.open_view).for_edits().from_(first)
-    return whole.columns(*_without_series(view)).select_from(series)
+    first_sequence = pc.coalesce(values.table["original_sequence"], values.table["sequence"])[
+        0
+    ].as_py()
+    all_edits = RangeQuery(open_view=query.open_view).for_edits().from_(first_sequence)
+    return all_edits.columns(*_without_series(view)).select_from(series)
 
 
 def _without_series(view: View) -> list[str]:
@@ -375,16 +387,16 @@ def _list_edits(table: pa.Table) -> tuple[list[tuple[Cells, Cells | None]], int]
     sequence = to_int64(table["sequence"]).tolist()
     original = to_int64(pc.coalesce(table["original_sequence"], table["sequence"])).tolist()
     before: dict[int, int] = {}
-    found: list[tuple[int, int | None]] = []
+    edit_rows: list[tuple[int, int | None]] = []
     for row in sorted(range(len(sequence)), key=sequence.__getitem__):
         if original[row] != sequence[row]:
-            found.append((row, before.get(original[row])))
+            edit_rows.append((row, before.get(original[row])))
         before[original[row]] = row
     newest = [
         (_read_row(table, row), None if old is None else _read_row(table, old))
-        for row, old in found[: -MAX_EDITS - 1 : -1]
+        for row, old in edit_rows[: -MAX_EDITS - 1 : -1]
     ]
-    return newest, len(found) - len(newest)
+    return newest, len(edit_rows) - len(newest)
 
 
 def _read_row(table: pa.Table, row: int) -> Cells:
@@ -402,11 +414,11 @@ def _choose_buckets(row: Cells | None) -> int | None:
 
 
 def _choose_aggregates(kinds: dict[str, pa.DataType], columns: Sequence[str]) -> dict[str, Any]:
-    named: dict[str, Any] = {}
+    aggregates: dict[str, Any] = {}
     for name in columns:
         if name in kinds and is_line(kinds[name]):
-            named[name] = "mean"
-            named |= {f"{name} min": (name, "min"), f"{name} max": (name, "max")}
+            aggregates[name] = "mean"
+            aggregates |= {f"{name} min": (name, "min"), f"{name} max": (name, "max")}
         else:
-            named[name] = "last"
-    return named
+            aggregates[name] = "last"
+    return aggregates

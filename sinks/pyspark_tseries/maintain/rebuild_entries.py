@@ -1,17 +1,17 @@
 """Rebuild damaged log entries (semantics 26.8), and those with times of a clock in the future.
 
 A damaged entry leaves traces: its checksum tells which single bit changed; the names of its
-commit's files have the commit's number and head; the head names the one before it and the batch of
-a query; and the entries around it limit what it was. Between two commits with successive numbers an
-entry held no commit: it added columns, which later files have, or it replaced files, and can be
-left empty if the files before it are still there. Otherwise nobody knows.
+commit's files have the commit's number and head; the head names the previous head and the batch of
+a query; and the entries around it limit what it can have been. Between two commits with successive
+numbers an entry held no commit: it added columns, which later files have, or it replaced files, and
+can be left empty if the files before it still exist. Otherwise the entry is lost.
 
-An entry is rebuilt only if all events fit then: each sequence is there once, as the head says.
+An entry is rebuilt only if all events then fit: each sequence exists once, as the head says.
 
-Times that a clock in the future gave to commits are corrected here as well (26.4). A commit in the
+This module also corrects times that a clock in the future gave to commits (26.4). A commit in the
 future gets the time at which its file was written, or else the latest time that it can have. An
 event with exactly the timestamp of such a commit got it from that clock: it gets the corrected time
-of its commit, or the newest of its series if that is later. Timestamps that a client gave stay as
+of its commit, or the newest time of its series if that is later. Timestamps from a client stay as
 they are, even in the future. One commit replaces the files with corrected ones.
 """
 
@@ -144,7 +144,7 @@ class _Log:
     rebuilt: dict[int, RebuiltEntry] = field(default_factory=dict)
 
     def take(self, entry: RebuiltEntry) -> None:
-        """Take a rebuilt entry; raise TornEntry if it is still none."""
+        """Add a rebuilt entry; raise TornEntry if it still cannot be read."""
         self.entries[entry.version] = parse_entry(entry.version, entry.content)
         self.rebuilt[entry.version] = entry
 
@@ -153,7 +153,7 @@ class _Log:
 
 
 def rebuild_entries(location: Location) -> list[RebuiltEntry]:
-    """Rebuild the damaged entries of a local log, up to the first that cannot be; write nothing."""
+    """Rebuild the damaged entries of a local log, up to the first lost one; write nothing."""
     log = _read_log(location)
     if not log.damage or len(log.damage) > MAX_DAMAGED:
         return []
@@ -162,8 +162,8 @@ def rebuild_entries(location: Location) -> list[RebuiltEntry]:
             with open(entry_path(location, version), "rb") as file:
                 content = correct_bit(file.read())
             if content is not None:
-                what = "one wrong bit of it was corrected by its checksum"
-                log.take(RebuiltEntry(version, log.damage[version], content, what))
+                how = "one wrong bit of it was corrected by its checksum"
+                log.take(RebuiltEntry(version, log.damage[version], content, how))
     corrected = list(log.rebuilt.values())
     if log.missing():
         with contextlib.suppress(*_UNREADABLE):
@@ -171,9 +171,9 @@ def rebuild_entries(location: Location) -> list[RebuiltEntry]:
     # If an entry made from files does not fit, the entries corrected by checksum still may.
     for entries in (list(log.rebuilt.values()), corrected):
         upto = min((v for v in log.damage if v not in {e.version for e in entries}), default=None)
-        last = log.newest if upto is None else upto - 1
-        usable = [entry for entry in entries if entry.version <= last]
-        if usable and _fits(log, usable, last):
+        last_version = log.newest if upto is None else upto - 1
+        usable = [entry for entry in entries if entry.version <= last_version]
+        if usable and _fits(log, usable, last_version):
             return usable
     return []
 
@@ -196,7 +196,7 @@ def _read_log(location: Location) -> _Log:
 
 
 def _rebuild_from_files(log: _Log) -> None:
-    """Rebuild the missing entries, in order, from files of their commits, while these say how."""
+    """Rebuild the missing entries, in order, from files of their commits, as long as these do."""
     heads = readable_metadata(log.location)
     while log.missing():
         version = log.missing()[0]
@@ -220,7 +220,7 @@ def _rebuild_from_files(log: _Log) -> None:
 
 
 def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
-    """Rebuild the entry `version`, which held no commit; return it (or None), and how."""
+    """Rebuild the entry `version`, which held no commit; return it, or None, and how."""
     with _shadow(log, list(log.rebuilt.values()), version - 1) as copy:
         table = DeltaTable(pathlib.Path(copy).as_uri())
         columns = _find_unknown_columns(log, pa.schema(table.schema()))
@@ -238,18 +238,20 @@ def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
     return content, "it replaced files that are still there, and is empty now"
 
 
-def _find_unknown_columns(log: _Log, known: pa.Schema) -> list[pa.Field]:
-    """Find the columns of event files that `known` lacks."""
+def _find_unknown_columns(log: _Log, table_schema: pa.Schema) -> list[pa.Field]:
+    """Find the columns of event files that `table_schema` lacks."""
     unknown: dict[str, pa.Field] = {}
     for path in sorted({path for entry in log.entries.values() for path in entry.added}):
         with contextlib.suppress(FileNotFoundError):
             schema = pq.read_schema(log.location.file(path)).remove_metadata()
-            unknown |= {field.name: field for field in schema if field.name not in known.names}
+            unknown |= {
+                field.name: field for field in schema if field.name not in table_schema.names
+            }
     return [field.remove_metadata().with_nullable(True) for field in unknown.values()]
 
 
 def _files_at_base(log: _Log) -> set[str]:
-    """Return the files that the checkpoint before the entries names, even those that had left."""
+    """Return the files that the checkpoint before the entries names, even as removed."""
     if log.base < 0:
         return set()
     path = log.location.file("_delta_log", f"{log.base:020d}.checkpoint.parquet")
@@ -260,9 +262,11 @@ def _files_at_base(log: _Log) -> set[str]:
 
 def _has_replaced_files(log: _Log) -> bool:
     """Return True if a compaction has written files that no whole entry adds."""
-    named = {path for entry in log.entries.values() for path in entry.added} | _files_at_base(log)
+    named_paths = {path for entry in log.entries.values() for path in entry.added} | _files_at_base(
+        log
+    )
     return any(
-        file.path not in named and _OWN_FILE.fullmatch(file.path) is None
+        file.path not in named_paths and _OWN_FILE.fullmatch(file.path) is None
         for file in list_event_files(log.location)
     )
 
@@ -305,39 +309,39 @@ def _rebuild_commit(
     after: int | None,
     heads: Mapping[int, CommitMetadata],
 ) -> bytes | None:
-    """Rebuild the entry of the commit `number`; None if its files do not say what it was."""
+    """Rebuild the entry of the commit `number`; None if its files do not tell its contents."""
     parent = _head_before(log, version)
     follow = {
-        own
-        for own, metadata in heads.items()
+        id
+        for id, metadata in heads.items()
         if metadata.commit == number and metadata.parent == parent
     }
     if after is not None:
         follow &= _chain(log.entries[after].transactions[HEAD_TRANSACTION], heads)
     files = _find_files(log, version, number)
-    ids = {own for own, _ in files}
-    known = follow if len(follow) == 1 else follow & ids or ids
-    if len(known) != 1:
+    ids = {id for id, _ in files}
+    possible_ids = follow if len(follow) == 1 else follow & ids or ids
+    if len(possible_ids) != 1:
         return None
-    (own_id,) = known
-    added = [made for own, made in files if own == own_id]
+    (own_id,) = possible_ids
+    added_files = [action for id, action in files if id == own_id]
     metadata = heads.get(own_id)
-    if metadata is None and not added:
+    if metadata is None and not added_files:
         return None
     transactions = {HEAD_TRANSACTION: own_id}
     if metadata is not None:
         transactions |= metadata.marks or {}
         before = None if parent is None else read_head_metadata(log.location, parent).erasure
         if metadata.erasure != before:
-            return None  # It erased values; a rebuilt one would not.
-    written_ms = max((file.time_ms for file in added), default=0)
+            return None  # It erased values; a rebuilt entry would not.
+    written_ms = max((file.time_ms for file in added_files), default=0)
     now_ms = written_ms if metadata is None else metadata.commit_us // 1000
-    change = NewEntry(added, transactions, number)
+    change = NewEntry(added_files, transactions, number)
     return format_entry(change, change.info(version - 1), now_ms)
 
 
 def _chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
-    """Return the ids of the head `head_id` and of those before it."""
+    """Return the ids of the head `head_id` and of all heads before it."""
     chain: set[int] = set()
     following: int | None = head_id
     while following is not None and following not in chain:
@@ -348,45 +352,47 @@ def _chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
 
 def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, FileAction]]:
     """Find the files of the commit `number` that no whole entry adds, with their heads' ids."""
-    named = {path for entry in log.entries.values() for path in entry.added}
+    named_paths = {path for entry in log.entries.values() for path in entry.added}
     files: dict[str, tuple[int, FileAction]] = {}
     for later in range(version + 1, log.newest + 1):
-        for path, gone in (log.entries[later].removed if later in log.entries else {}).items():
-            parts = _OWN_FILE.fullmatch(path)
-            if parts and int(parts["commit"]) == number and path not in named:
-                size = int(gone.get("size") or 0)
+        for path, removed_file in (
+            log.entries[later].removed if later in log.entries else {}
+        ).items():
+            path_fields = _OWN_FILE.fullmatch(path)
+            if path_fields and int(path_fields["commit"]) == number and path not in named_paths:
+                size = int(removed_file.get("size") or 0)
                 files[path] = (
-                    int(parts["head"], 16),
-                    FileAction(path, size, parts["kind"], 0, True, "{}"),
+                    int(path_fields["head"], 16),
+                    FileAction(path, size, path_fields["kind"], 0, True, "{}"),
                 )
     for file in list_event_files(log.location):
-        parts = _OWN_FILE.fullmatch(file.path)
-        if parts and int(parts["commit"]) == number and file.path not in named:
+        path_fields = _OWN_FILE.fullmatch(file.path)
+        if path_fields and int(path_fields["commit"]) == number and file.path not in named_paths:
             columns = ["series", "sequence", "timestamp"]
             rows = pq.read_table(file.full, columns=columns, partitioning=None)
             size, time_ms = log.location.size(file.full), file.modified_ns // 1_000_000
             stats = compute_stats(rows).to_json()
-            action = FileAction(file.path, size, parts["kind"], time_ms, True, stats)
-            files[file.path] = int(parts["head"], 16), action
+            action = FileAction(file.path, size, path_fields["kind"], time_ms, True, stats)
+            files[file.path] = int(path_fields["head"], 16), action
     return list(files.values())
 
 
-def _fits(log: _Log, entries: Sequence[RebuiltEntry], last: int) -> bool:
-    """Return True if the log up to `last` has every event once, with the entries `made`."""
+def _fits(log: _Log, entries: Sequence[RebuiltEntry], last_version: int) -> bool:
+    """Return True if the log up to `last_version`, with `entries`, has every event once."""
     try:
-        with _shadow(log, entries, last) as copy:
+        with _shadow(log, entries, last_version) as copy:
             return not _has_faults(log.location, DeltaTable(pathlib.Path(copy).as_uri()))
     except (DeltaError, *_UNREADABLE):
         return False
 
 
 @contextlib.contextmanager
-def _shadow(log: _Log, entries: Sequence[RebuiltEntry], last: int) -> Iterator[str]:
-    """Provide a directory with the log up to the entry `last`, including the entries `made`."""
+def _shadow(log: _Log, entries: Sequence[RebuiltEntry], last_version: int) -> Iterator[str]:
+    """Provide a directory with the log up to the entry `last_version`, including `entries`."""
     broken = [os.path.basename(_entry_path(log, version)) for version in log.damage]
-    with shadow_log(log.location, last, [*broken, *log.torn, LAST_CHECKPOINT]) as copy:
+    with shadow_log(log.location, last_version, [*broken, *log.torn, LAST_CHECKPOINT]) as copy:
         for entry in entries:
-            if entry.version <= last:
+            if entry.version <= last_version:
                 name = os.path.basename(_entry_path(log, entry.version))
                 with open(os.path.join(copy, "_delta_log", name), "wb") as file:
                     file.write(entry.content)
@@ -401,16 +407,16 @@ def _has_faults(location: Location, table: DeltaTable) -> bool:
     files = data_files(location, pa.table(table.get_add_actions(flatten=True)))
     head_id = table.transaction_version(HEAD_TRANSACTION)
     head = load_index(location, head_id, None, SeriesIndex())
-    beyond = table.transaction_version(HORIZON_TRANSACTION)
+    horizon = table.transaction_version(HORIZON_TRANSACTION)
     retained = read_settings(table.metadata().configuration, head.metadata).retained
-    compacted = CompactionHorizon(-1 if beyond is None else beyond - 1, retained)
+    compacted = CompactionHorizon(-1 if horizon is None else horizon - 1, retained)
     values = value_fields(pa.schema(table.schema()))
-    known = set(pa.schema(table.schema()).names)
+    table_columns = set(pa.schema(table.schema()).names)
     samples: list[Sample] = []
     for file in files:
         check = check_file(location, file, values)
         names = pq.read_schema(location.file(file.path)).names if check.problem is None else ()
-        if check.problem is not None or not known.issuperset(names):
+        if check.problem is not None or not table_columns.issuperset(names):
             return True
         samples += check.samples
     return any(check_rows(location, compacted, head, files, samples))
@@ -511,9 +517,9 @@ def plan_correction(
 
 
 def _look_up(numbers: Int64Array, values: Mapping[int, int]) -> Int64Array:
-    known = np.array(sorted(values), np.int64)
-    results = np.array([values[number] for number in known.tolist()], np.int64)
-    return results[np.searchsorted(known, numbers)]
+    known_numbers = np.array(sorted(values), np.int64)
+    results = np.array([values[number] for number in known_numbers.tolist()], np.int64)
+    return results[np.searchsorted(known_numbers, numbers)]
 
 
 def _newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
@@ -524,7 +530,7 @@ def _newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
 
 
 def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
-    """Return whole events, in any order, with their new times and those of edits' originals."""
+    """Return events, in any order, with their new times and the new times of edits' originals."""
     stamps = _corrected_column(rows["series"], rows["sequence"], rows["timestamp"], change)
     originals = _corrected_column(
         rows["series"], rows["original_sequence"], rows["original_timestamp"], change
@@ -539,23 +545,23 @@ def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
         "commit_time": pa.array(commit_us).cast(INSTANT),
     }
     for name, column in new.items():
-        place = rows.schema.get_field_index(name)
-        rows = rows.set_column(place, rows.schema.field(place), column)
+        column_index = rows.schema.get_field_index(name)
+        rows = rows.set_column(column_index, rows.schema.field(column_index), column)
     return rows
 
 
 def _corrected_column(
     series: pa.ChunkedArray, sequence: pa.ChunkedArray, us: pa.ChunkedArray, change: TimeCorrection
 ) -> pa.Array:
-    """Return the new times of the events (`series`, `sequence`); `us` where there is none."""
-    wanted = pa.table(
+    """Return the new times of the events (`series`, `sequence`); `us` for those without one."""
+    events = pa.table(
         {
             "series": series.cast(pa.string()),
             "sequence": sequence.fill_null(NO_SEQUENCE),
             "row": np.arange(len(series)),
         }
     )
-    joined = wanted.join(change.events, ["series", "sequence"], join_type="left outer")
+    joined = events.join(change.events, ["series", "sequence"], join_type="left outer")
     new = joined.sort_by("row")["timestamp"].combine_chunks()
     return pc.coalesce(new, us.combine_chunks())
 
@@ -578,19 +584,19 @@ class FutureCommits:
 def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommits:
     """Find the commits of `store` that are later than `limit_us`, and their corrected times."""
     late = pc.field("commit_time") > pa.scalar(limit_us).cast(BASE_SCHEMA.field("commit_time").type)
-    files, parts, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
+    files, key_tables, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
     for file in store.data_files():
         late_rows = list(
             scan_file(store.location, file, BASE_SCHEMA, TIME_COLUMNS, expression=late)
         )
         if late_rows:
             files.append(file)
-            parts += [rows.select(TIME_COLUMNS) for rows in late_rows]
+            key_tables += [rows.select(TIME_COLUMNS) for rows in late_rows]
         for rows in scan_file(
             store.location, file, BASE_SCHEMA, ("commit_time",), expression=~late
         ):
             last_good_us = max(last_good_us, int(to_int64(rows["commit_time"]).max()))
-    keys = pa.concat_tables(parts)
+    keys = pa.concat_tables(key_tables)
     now_us = max(now_us, last_good_us)
     numbers = np.unique(to_int64(keys["commit"]))
     times = correct_times(numbers, _read_file_times(store, files), last_good_us, now_us)
@@ -611,25 +617,25 @@ def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
 def correct_future_commits(store: Store, future: FutureCommits) -> None:
     """Commit the corrected times."""
     location, new_id = store.location, store.new_id()
-    written = [
+    new_files = [
         _rewrite_file(store, file, future.change, new_id, number)
         for number, file in enumerate(future.files)
     ]
     with store.commit_lock() as log:
-        kept = [file for file in store.data_files() if file not in future.files]
+        unchanged = [file for file in store.data_files() if file not in future.files]
         stored = [
             dataclasses.replace(to_data_file(new, old.first_commit), last_commit=old.last_commit)
-            for new, old in zip(written, future.files, strict=True)
+            for new, old in zip(new_files, future.files, strict=True)
         ]
-        head = _rebuild_head(store, [*kept, *stored], future.now_us)
+        head = _rebuild_head(store, [*unchanged, *stored], future.now_us)
         write_head(location, new_id, make_full_table(head))
         now_ms = future.now_us // 1000
         change = NewEntry(
-            [*remove_files(future.files, now_ms), *add_files(written, now_ms)],
+            [*remove_files(future.files, now_ms), *add_files(new_files, now_ms)],
             {HEAD_TRANSACTION: new_id},
             head.metadata.commit,
         )
-        files = [location.file(file.path) for file in written]
+        files = [location.file(file.path) for file in new_files]
         log.mark_checked()
         log.add(change, [head_path(location, new_id), *files])
 
@@ -653,7 +659,7 @@ def _rewrite_file(
 
 
 def _rebuild_head(store: Store, files: Sequence[DataFile], now_us: int) -> SeriesIndex:
-    """Build the head from the events, without floors that the times in the future have raised."""
+    """Build the head from the events, without floors that times in the future have raised."""
     before = store.index()
     states, _ = scan_state(store.location, files, -1)
     metadata, floors = _next_metadata(before.metadata, now_us), min_retained_table(before)
@@ -661,17 +667,17 @@ def _rebuild_head(store: Store, files: Sequence[DataFile], now_us: int) -> Serie
         low_us = to_int64(floors["floor_us"])
         original_us = build_index(states, metadata).lookup(floors["series"].to_pylist())
         has_floor = low_us > original_us["original_us"]
-        place = floors.schema.get_field_index("floor_us")
+        column_index = floors.schema.get_field_index("floor_us")
         kept_us = np.where(has_floor, MIN_RETAINED_DEFAULTS["floor_us"], low_us)
-        floors = floors.set_column(place, "floor_us", pa.array(kept_us))
+        floors = floors.set_column(column_index, "floor_us", pa.array(kept_us))
     return build_index(_keep_counts(states, before), metadata, floors)
 
 
 def _keep_counts(states: pa.Table, before: SeriesIndex) -> pa.Table:
-    """Return states with what `before` has counted, of events that compaction removed too."""
-    known = before.lookup(states["series"].to_pylist())
-    first_us = np.minimum(known["first_us"], to_int64(states["first_us"]))
-    for name, column in (("first_us", first_us), ("edits", known["edits"])):
+    """Return states with the counts of `before`, which include events that compaction removed."""
+    counts = before.lookup(states["series"].to_pylist())
+    first_us = np.minimum(counts["first_us"], to_int64(states["first_us"]))
+    for name, column in (("first_us", first_us), ("edits", counts["edits"])):
         states = states.set_column(states.schema.get_field_index(name), name, pa.array(column))
     return states
 

@@ -1,8 +1,8 @@
 """Divide time into buckets of a width, also by the clock of a time zone (semantics 32.1).
 
-The clock of a zone is that of UTC plus an *offset*, which is constant between two *transitions*.
-`_segments` returns these pieces, so a bucket's start is found by arithmetic on whole arrays. Only
-the first times of a piece need care: their bucket may have begun before the transition.
+The clock of a zone is UTC plus an *offset*, which is constant between two *transitions*.
+`_segments` returns the pieces between transitions, so arithmetic on whole arrays finds the start of
+a bucket. Only the first times of a piece need care: their bucket may have begun before it.
 """
 
 import re
@@ -32,7 +32,7 @@ DEFAULT_ORIGIN_US: Final = 946_857_600_000_000
 """2000-01-03T00:00:00Z, a Monday."""
 
 MAX_BUCKETS: Final = 10_000_000
-"""The most buckets that one series may be filled up to."""
+"""Fill a series up to at most this many buckets."""
 
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
 _CALENDAR: Final = re.compile(r"([0-9]+)\s*(month|quarter|year)s?", re.IGNORECASE | re.ASCII)
@@ -67,23 +67,23 @@ class Buckets:
         return result
 
     def between(self, low: int, high: int) -> Int64Array:
-        """Return the starts of all buckets from the one that `low` is in to that of `high`.
+        """Return the starts of all buckets from that of `low` to that of `high`.
 
         Raises:
             InvalidQuery: there are more than `MAX_BUCKETS`.
         """
         if self.zone is None:
             return self._steps(*self._floor(np.array([low, high])).tolist())
-        found = []
+        pieces_starts = []
         for piece in self._pieces(low, high):
             head = max(piece.start, low)
             if head < piece.first:
-                found.append(np.array([piece.before], np.int64))
+                pieces_starts.append(np.array([piece.before], np.int64))
             ends = max(head, piece.first), min(piece.end - 1, high)
             if ends[0] <= ends[1]:
                 floors = self._floor(np.array(ends, np.int64) + piece.offset).tolist()
-                found.append(self._steps(*floors) - piece.offset)
-        return np.unique(np.concatenate(found))
+                pieces_starts.append(self._steps(*floors) - piece.offset)
+        return np.unique(np.concatenate(pieces_starts))
 
     def ends(self, starts: Int64Array) -> Int64Array:
         """Return the end of each bucket, exclusive, from its start."""
@@ -91,7 +91,7 @@ class Buckets:
             return self._later(starts, 1)
         ends = starts.copy()
         open_ = np.arange(len(starts))
-        # A day of 25 hours has a bucket longer than the width, so one step may not leave it.
+        # On a day of 25 hours a bucket is longer than the width, so one step may end inside it.
         for step in range(1, 5):
             ends[open_] = self.starts(self._later(starts[open_], step))
             open_ = open_[ends[open_] <= starts[open_]]
@@ -107,7 +107,7 @@ class Buckets:
         if self.zone is None:
             months, into = _split_months(us)
             return _join_months(months + steps * self.months, into)
-        # Somewhere in the middle of a month, so that no offset leads to another one.
+        # Take the middle of a month, so that no offset leads to another month.
         months, _ = _split_months(us + 15 * DAY_US)
         return _join_months(months + steps * self.months, 15 * DAY_US)
 
@@ -117,9 +117,11 @@ class Buckets:
             return (us - self.origin_us) // self.us * self.us + self.origin_us
         origin = self.origin_us
         months, into = _split_months(us)
-        first, origin_into = (int(part[0]) for part in _split_months(np.array([origin])))
+        origin_month, origin_into = (int(value[0]) for value in _split_months(np.array([origin])))
         months = months - (into < origin_into)
-        return _join_months((months - first) // self.months * self.months + first, origin_into)
+        return _join_months(
+            (months - origin_month) // self.months * self.months + origin_month, origin_into
+        )
 
     def _steps(self, low: int, high: int) -> Int64Array:
         """Return the multiples of the width from `low` to `high`, which are multiples."""
@@ -140,13 +142,13 @@ class Buckets:
 
     def _pieces(self, low: int, high: int) -> "Iterator[_Piece]":
         assert self.zone is not None
-        # Enough before `low` for the bucket that it is in to begin.
+        # Begin early enough to include the start of the bucket of `low`.
         reach = max(self.us, self.months * 31 * DAY_US) + 2 * DAY_US
         before = None
         for start, end, offset in _segments(self.zone, low - reach, high):
             if before is None:
-                first = int(self._floor(np.array([start + offset]))[0]) - offset
-                piece = _Piece(start, end, offset, max(first, start), first)
+                first_start = int(self._floor(np.array([start + offset]))[0]) - offset
+                piece = _Piece(start, end, offset, max(first_start, start), first_start)
             else:
                 piece = self._follow(before, start, end, offset)
             if end > low:
@@ -155,19 +157,19 @@ class Buckets:
 
     def _follow(self, before: "_Piece", start: int, end: int, offset: int) -> "_Piece":
         """Return the piece that begins with a transition at `start`."""
-        last = self._last_start(before)
+        begun = self._last_start(before)
         wall = start + offset
         below = int(self._floor(np.array([wall - 1]))[0])
         if offset > before.offset and below >= start + before.offset:
-            last = start  # The clock skips the start of a bucket, which begins with the skip.
+            begun = start  # The clock skips the start of a bucket, so it begins with the skip.
         begin = int(self._floor(np.array([wall]))[0])
-        first = start if begin == wall else self._next_multiple(begin) - offset
+        first_start = start if begin == wall else self._next_multiple(begin) - offset
         if self._is_calendar and offset < before.offset:
-            # The clock shows these times again: their buckets have begun already.
+            # The clock shows these times again, and their buckets have already begun.
             again = start + before.offset
-            while first + offset < again:
-                first = self._next_multiple(first + offset) - offset
-        return _Piece(start, end, offset, first, last)
+            while first_start + offset < again:
+                first_start = self._next_multiple(first_start + offset) - offset
+        return _Piece(start, end, offset, first_start, begun)
 
     @property
     def _is_calendar(self) -> bool:
@@ -180,11 +182,11 @@ class Buckets:
         return int(_join_months(months + self.months, into)[0])
 
     def _last_start(self, piece: "_Piece") -> int:
-        """Return the start of the bucket that the last time of `piece` is in."""
-        last = piece.end - 1
-        if last < piece.first:
+        """Return the start of the bucket of the last time in `piece`."""
+        last_us = piece.end - 1
+        if last_us < piece.first:
             return piece.before
-        return int(self._floor(np.array([last + piece.offset]))[0]) - piece.offset
+        return int(self._floor(np.array([last_us + piece.offset]))[0]) - piece.offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +215,9 @@ def parse_buckets(
         origin: an aware datetime at which a bucket begins; None for the default.
 
     Raises:
-        InvalidQuery: a width that is none, is not positive, or, with a zone, neither divides a day
-            nor is whole days; an unknown zone; or an origin after the 28th of a month for months.
+        InvalidQuery: a width that is not a duration, is not positive, or, with a zone, neither
+            divides a day nor is whole days; an unknown zone; or, for months, an origin after the
+            28th.
     """
     us, months = _parse_width(width)
     name = parse_zone(timezone)
@@ -304,8 +307,10 @@ def _offset(zone: str, us: int) -> int:
 
 def _segments(zone: str, low: int, high: int) -> list[tuple[int, int, int]]:
     """Return start, end (exclusive) and offset of the pieces that cover `low` to `high`."""
-    first, last = (to_datetime(min(max(us, MIN_US), FINAL_US)).year for us in (low, high))
-    changes = [change for year in range(first, last + 1) for change in _transitions(zone, year)]
+    first_year, last_year = (to_datetime(min(max(us, MIN_US), FINAL_US)).year for us in (low, high))
+    changes = [
+        change for year in range(first_year, last_year + 1) for change in _transitions(zone, year)
+    ]
     inside = [change for change in changes if low < change <= high]
     starts, ends = [low, *inside], [*inside, high + 1]
     return [(start, end, _offset(zone, start)) for start, end in zip(starts, ends, strict=True)]
@@ -314,11 +319,11 @@ def _segments(zone: str, low: int, high: int) -> list[tuple[int, int, int]]:
 @lru_cache(maxsize=4096)
 def _transitions(zone: str, year: int) -> tuple[int, ...]:
     """Return the times of a year at which the offset of `zone` changes; one a day at most."""
-    first = max(from_datetime(datetime(year, 1, 1, tzinfo=UTC)), MIN_US + DAY_US)
+    begin = max(from_datetime(datetime(year, 1, 1, tzinfo=UTC)), MIN_US + DAY_US)
     end = FINAL_US - DAY_US
     if year < 9999:
         end = min(from_datetime(datetime(year + 1, 1, 1, tzinfo=UTC)), end)
-    days = [*range(first, end, DAY_US), end]
+    days = [*range(begin, end, DAY_US), end]
     offsets = [_offset(zone, day) for day in days]
     return tuple(
         _find_change(zone, days[i], days[i + 1])

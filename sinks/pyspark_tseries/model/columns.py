@@ -3,7 +3,7 @@
 Arrow does not check that text is UTF-8, but DuckDB, Polars and Python cannot read a file with text
 that is not. So `check_text` refuses such a batch before anything is written.
 
-A column can get a wider type, one that holds every value of the narrower one, equal (semantics
+A column can get a wider type, which holds every value of the narrower one unchanged (semantics
 35.4). The rules are those of Delta's feature `typeWidening` for types, and of Delta's schema
 evolution for fields of structs.
 """
@@ -37,7 +37,7 @@ def check_text(
 ) -> None:
     """Check every text in `columns` of a batch, nested texts included.
 
-    The column `series` names each row's series; if it is None, `series_name` is that of all rows.
+    The column `series` has each row's series; if it is None, all rows have `series_name`.
 
     Raises:
         IncompatibleValue: a text is not UTF-8; the error names series and column.
@@ -46,9 +46,9 @@ def check_text(
         column = batch[name]
         if _contains_text(column.type) and not _is_valid_utf8(column):
             row = _first_invalid_row(column)
-            named = series_name if series is None else _describe_cell(batch[series], row)
+            owner = series_name if series is None else _describe_cell(batch[series], row)
             raise IncompatibleValue(
-                f"series {named!r}: column '{name}' holds {_describe_cell(column, row)!r}, which "
+                f"series {owner!r}: column '{name}' holds {_describe_cell(column, row)!r}, which "
                 "is not UTF-8",
                 "text in UTF-8, or bytes in a binary column",
                 "leave out the cast from binary to string, or mend it with Spark's "
@@ -78,7 +78,7 @@ def _first_invalid_row(column: pa.Array) -> int:
     # validate() checks the whole buffers of a slice; take() copies only these rows.
     return find_first(
         len(column),
-        lambda first, end: not _is_valid_utf8(column.take(pa.array(np.arange(first, end)))),
+        lambda start, end: not _is_valid_utf8(column.take(pa.array(np.arange(start, end)))),
     )
 
 
@@ -188,18 +188,18 @@ SHOWN_FROM: Final = ("timestamp", "original_sequence", "original_timestamp")
 def show_columns(rows: pa.Table, names: Sequence[str], *, at_originals: bool) -> pa.Table:
     """Return the columns `names` of stored events as a result shows them (semantics 21.12).
 
-    `rows` has these columns and `SHOWN_FROM`. With `at_originals`, `timestamp` is that of the
-    original, as in a `values` query.
+    `rows` has these columns and `SHOWN_FROM`. With `at_originals`, an edit has the `timestamp` of
+    its original, as in a `values` query.
     """
-    shown = {}
+    computed = {}
     if at_originals and "timestamp" in names and rows["original_sequence"].null_count < len(rows):
-        shown["timestamp"] = pc.coalesce(rows["original_timestamp"], rows["timestamp"])
+        computed["timestamp"] = pc.coalesce(rows["original_timestamp"], rows["timestamp"])
     if EDIT_TIME.name in names:
         none, edited = pa.scalar(None, EDIT_TIME.type), rows["original_sequence"].is_valid()
-        shown[EDIT_TIME.name] = pc.if_else(edited, rows["timestamp"], none)
-    known = rows.schema.append(EDIT_TIME)
-    fields = [known.field(name).with_nullable(True) for name in names]
-    columns = [shown[name] if name in shown else rows[name] for name in names]
+        computed[EDIT_TIME.name] = pc.if_else(edited, rows["timestamp"], none)
+    schema = rows.schema.append(EDIT_TIME)
+    fields = [schema.field(name).with_nullable(True) for name in names]
+    columns = [computed[name] if name in computed else rows[name] for name in names]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
@@ -242,14 +242,14 @@ def _keep_unit(field: pa.Field) -> dict[bytes, bytes] | None:
     return {UNIT_KEY: unit}
 
 
-def find_later_columns(known: Set[str], values: Sequence[pa.Field]) -> Sequence[pa.Field]:
-    """Return the columns of `values` added since a query selected all columns, which are `known`.
+def find_later_columns(query_columns: Set[str], values: Sequence[pa.Field]) -> Sequence[pa.Field]:
+    """Return the columns of `values` added since a query selected all columns, `query_columns`.
 
-    New columns come last. So a query once selected all columns if it knows the metadata and the
-    first value columns. A query that knows fewer has chosen its columns and gets no new ones.
+    New columns come last. So a query that has the metadata and the first value columns once
+    selected all columns. A query with fewer columns has chosen them and gets no new ones.
     """
-    count = len(known) - len(result_schema([]))
-    if not 0 <= count < len(values) or known != set(result_schema(values[:count]).names):
+    count = len(query_columns) - len(result_schema([]))
+    if not 0 <= count < len(values) or query_columns != set(result_schema(values[:count]).names):
         return []
     return values[count:]
 
@@ -353,38 +353,38 @@ def _primitive_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
 
 
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
-"""The whole numbers, narrowest first, and the most digits that their numbers have."""
+"""The types of whole numbers, narrowest first, and the most digits of their numbers."""
 
 _DOUBLES = (pa.float32(), pa.int8(), pa.int16(), pa.int32())
 """A double holds every number of these types."""
 
 
 def fits(kind: pa.DataType, stored: pa.DataType) -> bool:
-    """Return whether every value of the type `kind` is one of the type `stored`, too."""
+    """Return whether the type `stored` holds every value of the type `kind`."""
     return _find_misfit(kind, stored, "") is None
 
 
-def widen_field(known: pa.Field, wanted: pa.Field) -> pa.Field:
-    """Return the value column `known` with the type of `wanted`, which is as wide or wider.
+def widen_field(current: pa.Field, requested: pa.Field) -> pa.Field:
+    """Return the value column `current` with the type of `requested`, which is as wide or wider.
 
     Raises:
-        IncompatibleValue: it is not; the error names what does not fit and the next step.
+        IncompatibleValue: it is narrower; the error names what does not fit and the next step.
     """
-    misfit = _find_misfit(known.type, wanted.type, known.name)
+    misfit = _find_misfit(current.type, requested.type, current.name)
     if misfit is not None:
         raise IncompatibleValue(
-            f"column '{known.name}' cannot become {type_name(wanted.type)}: {misfit[0]}",
+            f"column '{current.name}' cannot become {type_name(requested.type)}: {misfit[0]}",
             "a type that holds every value of the column: for whole numbers more bits, double (up "
             "to int) or a decimal, for float double, for decimals more digits before and after "
             "the point, for structs more fields",
             misfit[1],
         )
-    return known.with_type(wanted.type)
+    return current.with_type(requested.type)
 
 
-def add_fields(known: pa.Field, incoming: pa.DataType) -> pa.Field:
-    """Return `known` with the fields of structs that only the type `incoming` has, at the end."""
-    return known.with_type(_unite(known.type, incoming))
+def add_fields(current: pa.Field, incoming: pa.DataType) -> pa.Field:
+    """Return `current`, with the fields of structs that only `incoming` has added at the end."""
+    return current.with_type(_unite(current.type, incoming))
 
 
 _CAST = "add a column of the new type with add_columns, and write to that from now on"
@@ -413,14 +413,14 @@ def _find_misfit(old: pa.DataType, new: pa.DataType, path: str) -> tuple[str, st
 
 def _find_field_misfit(old: pa.StructType, new: pa.StructType, path: str) -> tuple[str, str] | None:
     names = [field.name for field in new]
-    place = -1
+    position = -1
     for field in old:
         if field.name not in names:
             return f"the new type lacks the field '{path}.{field.name}'", _NAME
-        if names.index(field.name) < place:
+        if names.index(field.name) < position:
             return f"the field '{path}.{field.name}' is at another place", _NAME
-        place = names.index(field.name)
-        misfit = _find_misfit(field.type, new[place].type, f"{path}.{field.name}")
+        position = names.index(field.name)
+        misfit = _find_misfit(field.type, new[position].type, f"{path}.{field.name}")
         if misfit is not None:
             return misfit
     return None
@@ -439,10 +439,10 @@ def _is_wider(old: pa.DataType, new: pa.DataType) -> bool:
     return bool(old in _DIGITS and new in _DIGITS and _DIGITS[old] <= _DIGITS[new])
 
 
-def _unite(old: pa.DataType, other: pa.DataType) -> pa.DataType:
+def _unite(old: pa.DataType, new: pa.DataType) -> pa.DataType:
     types = pa.types
-    if types.is_struct(old) and types.is_struct(other):
-        theirs = {field.name.lower(): field for field in other}
+    if types.is_struct(old) and types.is_struct(new):
+        theirs = {field.name.lower(): field for field in new}
         ours = {field.name.lower() for field in old}
         both = [
             field.with_type(_unite(field.type, theirs[field.name.lower()].type))
@@ -451,40 +451,40 @@ def _unite(old: pa.DataType, other: pa.DataType) -> pa.DataType:
             for field in old
         ]
         return pa.struct([*both, *(field for name, field in theirs.items() if name not in ours)])
-    if types.is_list(old) and types.is_list(other):
-        return pa.list_(pa.field("element", _unite(old.value_type, other.value_type)))
-    if types.is_map(old) and types.is_map(other):
-        key = _unite(old.key_type, other.key_type)
-        return pa.map_(key, _unite(old.item_type, other.item_type))
+    if types.is_list(old) and types.is_list(new):
+        return pa.list_(pa.field("element", _unite(old.value_type, new.value_type)))
+    if types.is_map(old) and types.is_map(new):
+        key = _unite(old.key_type, new.key_type)
+        return pa.map_(key, _unite(old.item_type, new.item_type))
     return old
 
 
-def is_readable_as(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether every reader of Delta takes values `stored` in a file as of type `wanted`.
+def is_readable_as(stored: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether every reader of Delta reads values of type `stored` in a file as `kind`.
 
-    A field that a struct in a file lacks is null to all of them, but not one inside a map; and no
-    other type may differ, without a feature that many readers lack.
+    To all readers, a field that a struct in a file lacks is null, but not inside a map. Other types
+    must be equal: reading them as another needs a feature that many readers lack.
     """
     types = pa.types
-    if types.is_struct(stored) and types.is_struct(wanted):
-        kinds = {field.name: field.type for field in wanted}
+    if types.is_struct(stored) and types.is_struct(kind):
+        kinds = {field.name: field.type for field in kind}
         return bool(len(stored)) and all(
             field.name in kinds and is_readable_as(field.type, kinds[field.name])
             for field in stored
         )
-    if types.is_list(stored) and types.is_list(wanted):
-        return is_readable_as(stored.value_type, wanted.value_type)
-    if types.is_map(stored) and types.is_map(wanted):
-        same = stored.key_type == wanted.key_type, stored.item_type == wanted.item_type
+    if types.is_list(stored) and types.is_list(kind):
+        return is_readable_as(stored.value_type, kind.value_type)
+    if types.is_map(stored) and types.is_map(kind):
+        same = stored.key_type == kind.key_type, stored.item_type == kind.item_type
         return all(same)
-    return bool(stored == wanted)
+    return bool(stored == kind)
 
 
 def widen_rows(rows: pa.Table, values: Sequence[pa.Field]) -> pa.Table:
-    """Return `rows`, with those of its columns that `values` have in a wider type converted."""
+    """Return `rows` with columns cast to the wider types that they have in `values`."""
     kinds = {field.name.lower(): field.type for field in values}
-    for place, field in enumerate(rows.schema):
+    for position, field in enumerate(rows.schema):
         kind = kinds.get(field.name.lower(), field.type)
         if kind != field.type and fits(field.type, kind):
-            rows = rows.set_column(place, field.with_type(kind), rows[place].cast(kind))
+            rows = rows.set_column(position, field.with_type(kind), rows[position].cast(kind))
     return rows

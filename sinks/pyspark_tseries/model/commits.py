@@ -3,16 +3,15 @@
 The events do not show the counts of dropped and adjusted rows, a changed retained range or a
 changed policy; `CommitMetadata` in every head file keeps these.
 
-A commit has an id, a time and CTIs beside (semantics 19.4, 19.5 and 30). Its id is that of its
-head, a random number: if two copies of a store both go on, they make commits of the same numbers,
-but with different ids. The time of commits never decreases, so one commit from the far future would
-set the time of all later ones, and of every event without a timestamp. Therefore a client compares
-its clock with the time of the last commit and with the storage's clock, which may be another
-machine's.
+A commit also has an id, a time and CTIs (semantics 19.4, 19.5 and 30). Its id is that of its head,
+a random number: if two copies of a store both go on, their commits have the same numbers, but
+different ids. The time of commits never decreases, so one commit from the far future would set the
+time of all later ones, and of every event without a timestamp. Therefore a client compares its
+clock with the time of the last commit and with the storage's clock, which may be another machine's.
 
 A streaming query may commit a CTI with a batch: it will append no further original before that
-time. The store's CTI is the lowest of its writers' CTIs, once each has given one; it never goes
-back, even if writers join or leave.
+time. The store's CTI is the lowest CTI of its writers, once each has given one; it never goes back,
+even if writers join or leave.
 """
 
 import bisect
@@ -45,7 +44,7 @@ def with_checksum(content: bytes) -> bytes:
 
 
 def without_checksum(sealed: bytes | memoryview) -> memoryview:
-    """Return what `with_checksum` was given; raise ValueError if it has changed."""
+    """Return the content that `with_checksum` got; raise ValueError if it has changed."""
     content = memoryview(sealed)[CHECKSUM_DIGITS:]
     if sealed[:CHECKSUM_DIGITS] != b"%08x" % zlib.crc32(content):
         raise ValueError("its checksum is another one")
@@ -68,23 +67,23 @@ class CommitId:
         return f"commit {self.number} (id {self.id:016x})"
 
     def to_json(self) -> list[int]:
-        """Return the form in which a checkpoint has it."""
+        """Return the form in a checkpoint."""
         return [self.number, self.id]
 
     @staticmethod
-    def from_json(read: Any) -> "CommitId | None":
-        """Return the id from which `to_json` made `read`; None for None."""
-        return None if read is None else CommitId(int(read[0]), int(read[1]))
+    def from_json(stored: Any) -> "CommitId | None":
+        """Return the id that `to_json` returned as `stored`; None for None."""
+        return None if stored is None else CommitId(int(stored[0]), int(stored[1]))
 
 
-def pack_ids(ids: Mapping[int, int], first: int) -> bytes:
-    """Return the contents of a file with the ids of the commits from `first` on."""
-    numbers = range(first, first + COMMITS_PER_FILE)
+def pack_ids(ids: Mapping[int, int], first_number: int) -> bytes:
+    """Return the contents of a file with the ids of the commits from `first_number` on."""
+    numbers = range(first_number, first_number + COMMITS_PER_FILE)
     content = np.array([ids.get(number, _UNKNOWN) for number in numbers], "<i8").tobytes()
     return with_checksum(content)
 
 
-def unpack_ids(content: bytes, first: int) -> dict[int, int]:
+def unpack_ids(content: bytes, first_number: int) -> dict[int, int]:
     """Return the ids, by number, in a file from `pack_ids`; none if it is damaged."""
     try:
         ids: Int64Array = np.frombuffer(without_checksum(content), "<i8")
@@ -92,7 +91,7 @@ def unpack_ids(content: bytes, first: int) -> dict[int, int]:
         return {}
     if len(ids) != COMMITS_PER_FILE:
         return {}
-    return {first + int(row): int(ids[row]) for row in np.flatnonzero(ids != _UNKNOWN)}
+    return {first_number + int(row): int(ids[row]) for row in np.flatnonzero(ids != _UNKNOWN)}
 
 
 MAX_CLOCK_SKEW_US: Final = HOUR_US
@@ -108,8 +107,8 @@ _MIN_CREDIBLE_US: Final = 1_767_225_600_000_000
 def is_clock_suspicious(last_us: int, now_us: int, written_us: int | None = None) -> bool:
     """Return whether to ask the storage's clock, because the client's is far from the last commit.
 
-    `written_us` is the time, by the storage's clock, at which it got the last entry of the log. It
-    reveals a series of commits that are each a little ahead of the last.
+    `written_us` is the storage's time of the last log entry. It reveals a series of commits, each a
+    little ahead of the one before.
     """
     ahead = written_us is not None and now_us - written_us > MAX_CLOCK_SKEW_US
     return ahead or abs(now_us - last_us) > MAX_CLOCK_SKEW_US
@@ -118,7 +117,7 @@ def is_clock_suspicious(last_us: int, now_us: int, written_us: int | None = None
 def check_commit_time(
     store: str, last_us: int, now_us: int, storage_us: int | None, *, same_machine: bool
 ) -> None:
-    """Refuse a commit if the client's clock is ahead, or was at the last commit.
+    """Refuse a commit if a clock is ahead: the client's now, or the writer's at the last commit.
 
     A clock that is behind does no harm: the next commit then has the time of the last one. If a
     store was idle longer than `MAX_IDLE_US`, the storage clock of another machine must agree.
@@ -128,18 +127,18 @@ def check_commit_time(
         last_us: the time of the last commit; far in the past if there is none.
         now_us: the client's clock.
         storage_us: the storage's clock; None if unknown.
-        same_machine: True if that may be the client's own clock.
+        same_machine: True if the storage's clock may be the client's own.
 
     Raises:
         WrongClock: the error names the clocks, their times, and the next step.
     """
     known_us = now_us if storage_us is None else storage_us
-    said = f"this machine's clock says {_format_clamped(now_us)}"
+    clocks = f"this machine's clock says {_format_clamped(now_us)}"
     if storage_us is not None:
-        said += f", the storage's {_format_clamped(storage_us)}"
+        clocks += f", the storage's {_format_clamped(storage_us)}"
     if now_us > known_us + MAX_CLOCK_SKEW_US:
         raise WrongClock(
-            f"store '{store}': {said}",
+            f"store '{store}': {clocks}",
             f"clocks less than {format_duration(MAX_CLOCK_SKEW_US)} apart, or every later commit "
             "would have that time",
             "set this machine's clock. Nothing is stored",
@@ -147,7 +146,7 @@ def check_commit_time(
         )
     if last_us > max(now_us, known_us) + MAX_CLOCK_SKEW_US:
         raise WrongClock(
-            f"store '{store}': its last commit is of {_format_clamped(last_us)}, but {said}",
+            f"store '{store}': its last commit is of {_format_clamped(last_us)}, but {clocks}",
             "a last commit of the past",
             f"if the clock that made it was wrong, python -m pyspark_tseries repair {store} "
             "corrects the times of such commits; if this machine's is, set that. Nothing is stored",
@@ -160,7 +159,7 @@ def check_commit_time(
         and idle_us > MAX_IDLE_US
     ):
         raise WrongClock(
-            f"store '{store}': its last commit is of {_format_clamped(last_us)}, and {said}",
+            f"store '{store}': its last commit is of {_format_clamped(last_us)}, and {clocks}",
             f"a commit within {format_duration(MAX_IDLE_US)} of the last one",
             "if this machine's clock is right, say so with: python -m pyspark_tseries repair "
             f"{store}; else set it. Nothing is stored",
@@ -173,10 +172,10 @@ def _format_clamped(us: int) -> str:
 
 
 BATCH_WRITES: Final = "batch"
-"""The writer of everything that no streaming query appends; it never gives CTIs."""
+"""The writer of all batches that no streaming query appends; it never gives CTIs."""
 
 UNKNOWN_WRITERS: Final = "unknown"
-"""Stands for the writers that a rebuilt head does not know."""
+"""Stands for the writers that a rebuilt head cannot name."""
 
 MAX_HISTORY: Final = 64
 """The most entries of the history; a longer one loses every second entry of its older half."""
@@ -193,7 +192,7 @@ class CtiRecord:
     """CTIs after a commit, in microseconds.
 
     A subscriber needs the store's CTI as of an earlier commit, so the record keeps a bounded
-    history. Between two entries the earlier one counts: it is lower, and still true.
+    history. Between two entries the earlier one counts, because it is lower and still true.
 
     Attributes:
         writers: the CTI of each writer, None if it has given none.
@@ -214,19 +213,19 @@ class CtiRecord:
         return self.history[after - 1][1] if after else None
 
     def without_cti(self) -> list[str]:
-        """Return the writers that have given no CTI; while there are any, the store's stays."""
+        """Return the writers that have given no CTI; while there are any, the store's CTI stays."""
         return sorted(name for name, us in self.writers.items() if us is None)
 
     def blocking(self) -> list[str]:
-        """Return the writers that hold back the store's CTI: those without one, else the lowest."""
+        """Return the writers that hold back the store's CTI: without a CTI, or with the lowest."""
         least = min((us for us in self.writers.values() if us is not None), default=None)
         return self.without_cti() or sorted(n for n, us in self.writers.items() if us == least)
 
     def advance(self, writer: str, cti_us: int | None, commit: int) -> "CtiRecord":
         """Return the record after `writer` appended with `commit`; ignore a CTI below its last."""
-        known = self.writers.get(writer)
-        known_us = [us for us in (known, cti_us) if us is not None]
-        writers = {**self.writers, writer: max(known_us, default=None)}
+        last_us = self.writers.get(writer)
+        ctis_us = [us for us in (last_us, cti_us) if us is not None]
+        writers = {**self.writers, writer: max(ctis_us, default=None)}
         return (
             self
             if writers == self.writers
@@ -239,22 +238,22 @@ class CtiRecord:
         return replace(self, writers=writers)._with_store_cti(commit)
 
     def _with_store_cti(self, commit: int) -> "CtiRecord":
-        known = [us for us in self.writers.values() if us is not None]
-        if not known or len(known) < len(self.writers):
+        ctis_us = [us for us in self.writers.values() if us is not None]
+        if not ctis_us or len(ctis_us) < len(self.writers):
             return self
-        if self.store_us is not None and min(known) <= self.store_us:
+        if self.store_us is not None and min(ctis_us) <= self.store_us:
             return self
-        return replace(self, history=_thin((*self.history, (commit, min(known)))))
+        return replace(self, history=_thin((*self.history, (commit, min(ctis_us)))))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as a head file has it."""
+        """Return the form in a head file."""
         return {"history": self.history, "writers": dict(self.writers)}
 
     @staticmethod
-    def from_json(read: Mapping[str, Any]) -> "CtiRecord":
+    def from_json(stored: Mapping[str, Any]) -> "CtiRecord":
         """Return the record in a head file; raise KeyError or TypeError if it is not one."""
-        history = tuple((int(commit), int(us)) for commit, us in read["history"])
-        return CtiRecord(dict(read["writers"]), history)
+        history = tuple((int(commit), int(us)) for commit, us in stored["history"])
+        return CtiRecord(dict(stored["writers"]), history)
 
 
 def name_writer(token: tuple[str, int] | None) -> str:

@@ -185,7 +185,7 @@ def new_properties(
 
 def tseries_properties(properties: Properties) -> dict[str, str]:
     """Return the properties of this package, without those of Delta."""
-    return {name: said for name, said in properties.items() if name.startswith("tseries.")}
+    return {name: texts for name, texts in properties.items() if name.startswith("tseries.")}
 
 
 def check_version(properties: Properties, location: str) -> None:
@@ -241,16 +241,16 @@ _FIXED_AT_CREATION: Final[dict[str, tuple[Callable[[RetainedRange], str], str]]]
 
 
 def check_unchanged(
-    option: str, wanted: RetainedRange | None, stored: RetainedRange, location: str
+    option: str, requested: RetainedRange | None, stored: RetainedRange, location: str
 ) -> None:
     """Raise OptionError if a write's `option` differs from the one the store was created with."""
-    if wanted is None or wanted == stored:
+    if requested is None or requested == stored:
         return
-    shown, next_step = _FIXED_AT_CREATION[option]
+    to_text, next_step = _FIXED_AT_CREATION[option]
     raise OptionError(
         option,
-        f"'{shown(wanted)}' is not the range '{shown(stored)}' that the store '{location}' was "
-        "created with",
-        f"'{shown(stored)}'",
+        f"'{to_text(requested)}' is not the range '{to_text(stored)}' that the store '{location}' "
+        "was created with",
+        f"'{to_text(stored)}'",
         next_step,
     )

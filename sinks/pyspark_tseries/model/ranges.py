@@ -4,11 +4,11 @@ The range of a query has an *anchor* and a *span*, both inclusive. A sequence or
 an event, `start` and `last` stand *between* events: `start .. next 4` is 0 to 3, `sequence 5 ..
 next 3` is 5 to 8. The span may lie before the anchor. The model is that of Diffusion's time series.
 
-The retained range is what queries see of a series: its most recent events. `limit` bounds their
-number, of any kind; `last` bounds their age before the series' newest original. An event is inside
-if both hold. No clock is needed: nothing expires while nothing is added. A range can be narrowed
-and widened later, but events that were ever outside stay outside: a change raises the *floors* of
-each series to the lower bounds of the previous range.
+Queries see the retained range of a series: its most recent events. `limit` bounds their number, of
+any kind; `last` bounds their age before the series' newest original. An event is inside if both
+hold. No clock is needed: nothing expires while nothing is added. A range can be narrowed and
+widened later, but events that were ever outside stay outside: a change raises the *floors* of each
+series to the lower bounds of the previous range.
 
 A question also chooses series: some by name, a prefix, a pattern, or all (semantics 31.1).
 """
@@ -180,7 +180,7 @@ _CLAUSE: Final = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _MAX_CLAUSE: Final = 2**62
-"""Every clause is below this, so that subtracting one never overflows 64 bits."""
+"""Every number in a clause is below this, so that subtracting one never overflows 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,21 +214,21 @@ def parse_range(text: str) -> RetainedRange:
     """
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is not a text such as 'limit 10' or 'last 7D'")
-    rest = text.strip()
-    if rest.lower() == "unlimited":
+    unparsed = text.strip()
+    if unparsed.lower() == "unlimited":
         return UNLIMITED
     limits: list[int] = []
     spans_us: list[int] = []
-    while clause := _CLAUSE.match(rest):
+    while clause := _CLAUSE.match(unparsed):
         if clause[1]:
             limits.append(_check_bounds(int(clause[2]), at_least=1))
         else:
             spans_us.append(
                 _check_bounds(int(clause[4]) * _UNITS_US[clause[5].upper()], at_least=0)
             )
-        rest = rest[clause.end() :]
-    if rest or not (limits or spans_us):
-        raise ValueError(f"'{rest or text}' is not a clause of a retained range")
+        unparsed = unparsed[clause.end() :]
+    if unparsed or not (limits or spans_us):
+        raise ValueError(f"'{unparsed or text}' is not a clause of a retained range")
     return RetainedRange(min(limits, default=None), min(spans_us, default=None))
 
 
@@ -267,8 +267,8 @@ def min_retained(
 ) -> tuple[Int64Array, Int64Array]:
     """Return the lowest sequence and the earliest timestamp that each series retains.
 
-    `newest_us` is the timestamp of the series' newest original, `floors` are the bounds that
-    earlier changes of the range left.
+    `newest_us` is the timestamp of the series' newest original, `floors` are the bounds from
+    earlier changes of the range.
     """
     sequence, us = floors["floor_sequence"], floors["floor_us"]
     # Neither overflows: the absolute values are at most 2**62.
@@ -302,8 +302,8 @@ def parse_start_sequences(text: str) -> dict[str, int]:
     if not isinstance(starts, dict):
         raise ValueError("not a JSON object")
     for name, sequence in starts.items():
-        whole = isinstance(sequence, int) and not isinstance(sequence, bool)
-        if not whole or not 0 <= sequence < _MAX_CLAUSE:
+        is_whole = isinstance(sequence, int) and not isinstance(sequence, bool)
+        if not is_whole or not 0 <= sequence < _MAX_CLAUSE:
             raise ValueError(f"'{name}' has {sequence!r}, which is not a sequence")
     return starts
 
@@ -317,8 +317,8 @@ class SeriesChoice:
 
     Attributes:
         names: the series by name, sorted and distinct; they may be unknown. None: not by name.
-        prefix: how names begin.
-        pattern: what names look like: `*` any text, `?` one letter, `[...]` one of some letters.
+        prefix: the beginning of names.
+        pattern: a pattern of names: `*` any text, `?` one letter, `[...]` one of some letters.
     """
 
     names: tuple[str, ...] | None = None
@@ -333,8 +333,8 @@ class SeriesChoice:
     def pick(self, names: Sequence[str]) -> list[str]:
         """Return the chosen ones of `names`, sorted by their code points."""
         if self.names is not None:
-            wanted = set(self.names)
-            return sorted(name for name in names if name in wanted)
+            chosen = set(self.names)
+            return sorted(name for name in names if name in chosen)
         begins = self.prefix
         if self.pattern is not None:
             wildcard = _WILDCARD.search(self.pattern)
@@ -354,21 +354,21 @@ ALL_SERIES: Final = SeriesChoice()
 def parse_choice(
     series: Any = None, prefix: str | None = None, pattern: str | None = None
 ) -> SeriesChoice:
-    """Return the choice that a caller names; nothing names all series.
+    """Return the caller's choice; without any argument, all series.
 
     Args:
-        series: a name, or several of them.
-        prefix: how the names begin.
+        series: a name, or several.
+        prefix: the beginning of names.
         pattern: a pattern of names.
 
     Raises:
         InvalidQuery: more than one of the three is given, or one of them is not a text.
     """
-    named = {"series": series, "prefix": prefix, "pattern": pattern}
-    given = [name for name, value in named.items() if value is not None]
-    if len(given) > 1:
+    arguments = {"series": series, "prefix": prefix, "pattern": pattern}
+    names_given = [name for name, value in arguments.items() if value is not None]
+    if len(names_given) > 1:
         raise InvalidQuery(
-            f"{' and '.join(given)} choose series at the same time",
+            f"{' and '.join(names_given)} choose series at the same time",
             "one of series, prefix and pattern; none of them for all series",
             "leave out all but one; a pattern such as 'room/*/celsius' can begin with a prefix",
         )

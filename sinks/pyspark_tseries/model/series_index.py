@@ -108,11 +108,11 @@ _NO_COLUMNS: Final = BlockColumns({name: np.empty(0, np.int64) for name in _INDE
 class SeriesIndex:
     """The state of each series after the commit of `metadata`.
 
-    `ids` has the position of each series in the columns. These are `last_sequence`; `newest_us`,
-    the newest timestamp of any event; `original_sequence` and `original_us`, those of the newest
-    original; `first_us`, the earliest timestamp of any original, NEVER_US where an old head does
-    not say it; `edits`, how many there ever were; and, if the retained range was changed,
-    `floor_sequence` and `floor_us`.
+    `ids` has the position of each series in the columns. The columns are `last_sequence`;
+    `newest_us`, the newest timestamp of any event; `original_sequence` and `original_us`, those of
+    the newest original; `first_us`, the earliest timestamp of any original, NEVER_US if an old head
+    does not have it; `edits`, the number of edits ever made; and, if the retained range was
+    changed, `floor_sequence` and `floor_us`.
     """
 
     ids: SeriesIds = field(default_factory=SeriesIds)
@@ -140,7 +140,7 @@ class SeriesIndex:
 
 @dataclass(frozen=True, slots=True)
 class OneSeries:
-    """An index change of one series, as numbers: a single append is spared the columns.
+    """An index change of one series, as numbers, so that a single append needs no columns.
 
     Attributes:
         series: the name of the series.
@@ -187,9 +187,9 @@ def merge_changes(changes: Sequence[pa.Table]) -> list[pa.Table]:
             merged += tables
             continue
         rows = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
-        # A series keeps the place where it first appears, and gets the values of its last row.
-        last = {name: row for row, name in enumerate(rows["series"].to_pylist())}
-        chosen = rows.take(pa.array(list(last.values()), pa.int64())).combine_chunks()
+        # A series keeps its first position, and gets the values of its last row.
+        last_rows = {name: row for row, name in enumerate(rows["series"].to_pylist())}
+        chosen = rows.take(pa.array(list(last_rows.values()), pa.int64())).combine_chunks()
         merged.append(chosen.replace_schema_metadata(tables[-1].schema.metadata))
     return merged
 
@@ -199,25 +199,25 @@ def _is_small_change(change: pa.Table) -> bool:
 
 
 def filter_series(change: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return the rows of the series `names`; an index of such changes is complete for these."""
+    """Return the rows of the series `names`; an index of such changes is complete for them."""
     # A name with an unpaired surrogate cannot exist, but may be looked up.
     texts = pa.array([name.encode(errors="replace") for name in names], pa.string())
     return change.filter(pc.is_in(change["series"], texts))
 
 
-def _default_values(*named: Collection[str]) -> dict[str, int]:
-    """Return an unknown series' value in each column, including floors if `named` has them."""
+def _default_values(*column_names: Collection[str]) -> dict[str, int]:
+    """Return an unknown series' value in each column; with floors if `column_names` has them."""
     floors = {
         key: low
         for key, low in MIN_RETAINED_DEFAULTS.items()
-        if any(key in names for names in named)
+        if any(key in names for names in column_names)
     }
     return _ABSENT | floors
 
 
 def make_change(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
     """Return a change of the series `names` with their values in `columns`, floors included."""
-    # A view takes a tenth of the time of a cast, which a small commit feels.
+    # A view takes a tenth of the time of a cast, which matters in a small commit.
     arrays = [pa.array(columns[name]).view(kind) for name, (kind, _) in _INDEX_COLUMNS.items()]
     texts = names if names.type == pa.string() else names.cast(pa.string())
     table = pa.Table.from_arrays([texts, *arrays], schema=_SCHEMA)
@@ -246,8 +246,8 @@ def min_retained_table(index: SeriesIndex) -> pa.Table | None:
 
 def needs_full_table(metadata: CommitMetadata, series: int) -> bool:
     """Return whether the chain of changes is long, or has more rows than the store has series."""
-    most = max(MAX_CHANGES, series // SERIES_PER_CHANGE)
-    return metadata.depth > most or metadata.rows > max(series, MIN_FULL_TABLE_ROWS)
+    max_depth = max(MAX_CHANGES, series // SERIES_PER_CHANGE)
+    return metadata.depth > max_depth or metadata.rows > max(series, MIN_FULL_TABLE_ROWS)
 
 
 def next_metadata(
@@ -276,7 +276,7 @@ def advance_index(
 ) -> tuple[SeriesIndex, pa.Table]:
     """Return the index after a commit, and its table: `change`, or all series if that is due.
 
-    If the caller has what `change` says as numbers, too, it gives them as `row`.
+    A caller that also has `change` as numbers passes them as `row`.
     """
     change = attach_metadata(change, metadata)
     if row is not None:
@@ -295,7 +295,7 @@ STATE_COLUMNS: Final = (
 """`compute_state` computes the state of a series from these columns of events."""
 
 _COMBINED_BY: Final = {"first_us": "min", "edits": "sum"}
-"""How values of one series become one; all others by their maximum."""
+"""How several values of a series are combined; other columns take the maximum."""
 
 _EMPTY: Final = {
     "last_sequence": NO_SEQUENCE,
@@ -345,28 +345,31 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
 
 
 def combine_states(states: Iterable[pa.Table]) -> pa.Table:
-    """Return the state of all events from the states of their parts."""
-    held = list(states)
-    if not held:
+    """Return the state of all events from the states of subsets."""
+    tables = list(states)
+    if not tables:
         columns = {name: pa.array([], pa.int64()) for name in _EMPTY}
         return pa.table({"series": pa.array([], pa.string()), **columns})
-    known = [
+    first_times = [
         pc.if_else(
-            pc.equal(part["first_us"], NEVER_US), pa.scalar(None, pa.int64()), part["first_us"]
+            pc.equal(table["first_us"], NEVER_US), pa.scalar(None, pa.int64()), table["first_us"]
         )
-        for part in held
+        for table in tables
     ]
-    place = held[0].schema.get_field_index("first_us")
-    parts = [part.set_column(place, "first_us", us) for part, us in zip(held, known, strict=True)]
-    return _combine_rows(pa.concat_tables(parts))
+    column_index = tables[0].schema.get_field_index("first_us")
+    with_nulls = [
+        table.set_column(column_index, "first_us", us)
+        for table, us in zip(tables, first_times, strict=True)
+    ]
+    return _combine_rows(pa.concat_tables(with_nulls))
 
 
 def _combine_rows(table: pa.Table) -> pa.Table:
-    ways = [(name, _COMBINED_BY.get(name, "max")) for name in _EMPTY]
-    grouped = table.group_by("series").aggregate(ways)
+    functions = [(name, _COMBINED_BY.get(name, "max")) for name in _EMPTY]
+    grouped = table.group_by("series").aggregate(functions)
     columns = {
-        name: grouped[f"{name}_{way}"].fill_null(_EMPTY[name]).combine_chunks()
-        for name, way in ways
+        name: grouped[f"{name}_{function}"].fill_null(_EMPTY[name]).combine_chunks()
+        for name, function in functions
     }
     return pa.table({"series": grouped["series"], **columns})
 

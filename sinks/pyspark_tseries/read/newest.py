@@ -1,12 +1,12 @@
 """Read the newest originals of series with their latest edits (semantics 31.2).
 
 The index says how many events and edits a series ever got, so its newest `count` originals, and all
-edits of them, have sequences from a *low* on. Files, row groups and rows below are not read. Where
-that may leave something out (an old index has no counts, and an erased original from the future is
-in the range of times for ever), and for the newest ones up to a time, the sequences of originals
-are read first, in bounded memory, and the rows then.
+edits of them, have sequences from a *low* on. Files, row groups and rows below it are not read.
+Sometimes this low may miss an event: an old index has no counts, and an erased original from the
+future stays in the range of times for ever. Then, and for the newest events up to a time, the
+sequences of originals are read first, in bounded memory, and then the rows.
 
-The result has for each series the rows of the newest *places*; a place is an original's sequence.
+For each series the result has the rows of the newest *places*; a place is an original's sequence.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ MAX_COUNT: Final = 2**61
 """No series has more events."""
 
 MAX_HELD_ROWS: Final = 1_000_000
-"""While sequences are read, hold about this many of a file before those not needed are dropped."""
+"""While reading sequences, hold about this many of a file before dropping unneeded ones."""
 
 _STATES: Final = {
     "last_sequence": NO_SEQUENCE,
@@ -63,11 +63,11 @@ _STATES: Final = {
     **MIN_RETAINED_DEFAULTS,
 }
 KEYS: Final = ("series", "sequence", "timestamp", "original_sequence")
-"""Rows have these columns, whatever is asked for."""
+"""Rows always have these columns, besides those of the question."""
 
 
 def asked_count(query: Query) -> int | None:
-    """Return how many newest originals of each series `query` asks for; None if it is another one.
+    """Return how many newest originals of each series `query` asks for; None if it asks for others.
 
     >>> from pyspark_tseries.model.ranges import Point
     >>> asked_count(Query(view=Range(Point("last_count", 3)))), asked_count(Query())
@@ -82,10 +82,10 @@ def asked_count(query: Query) -> int | None:
 
 @dataclass(frozen=True)
 class Series:
-    """Series that have events, and what the index says of them.
+    """Series that have events, with their states in the index.
 
     Attributes:
-        names: sorted by code points, distinct.
+        names: the names, sorted by code points, distinct.
         rows: their rows in the index.
         index: the index.
     """
@@ -102,12 +102,12 @@ class Series:
         """The last sequence of each."""
         return self._take("last_sequence")["last_sequence"]
 
-    def pick(self, places: Int64Array) -> "Series":
-        """Return the series at `places`, which rise."""
-        if len(places) == len(self):
+    def pick(self, positions: Int64Array) -> "Series":
+        """Return the series at `positions`, which are ascending."""
+        if len(positions) == len(self):
             return self
-        names = [self.names[place] for place in places.tolist()]
-        return Series(names, self.rows[places], self.index)
+        names = [self.names[position] for position in positions.tolist()]
+        return Series(names, self.rows[positions], self.index)
 
     def retained(self, snapshot: Snapshot) -> tuple[Int64Array, Int64Array]:
         """Return the lowest sequence and the earliest timestamp that each retains."""
@@ -116,7 +116,7 @@ class Series:
         return min_retained(snapshot.settings.retained, *newest, states)
 
     def edits(self, snapshot: Snapshot) -> Int64Array:
-        """Return a number of edits that each has at most; an old index has not counted them."""
+        """Return an upper bound of the edits of each; an old index has no count."""
         states = self._take("edits", "first_us")
         stored = sum(file.rows for file in snapshot.files if file.kind == "edit")
         return np.where(states["first_us"] == NEVER_US, stored, states["edits"])
@@ -126,11 +126,11 @@ class Series:
 
 
 def find_series(index: SeriesIndex, names: Sequence[str] | None) -> Series:
-    """Return the series with events among `names`, which are sorted and distinct; None: all."""
+    """Return the series with events among `names`, sorted and distinct; None for all."""
     if names is None:
-        known = index.ids.names()[: index.columns.rows]
-        order = pc.array_sort_indices(pa.array(known, pa.string())).to_numpy().astype(np.int64)
-        names, rows = [known[row] for row in order.tolist()], order
+        all_names = index.ids.names()[: index.columns.rows]
+        order = pc.array_sort_indices(pa.array(all_names, pa.string())).to_numpy().astype(np.int64)
+        names, rows = [all_names[row] for row in order.tolist()], order
     else:
         rows = index.ids.find(names)
     series = Series(list(names), rows, index)
@@ -195,22 +195,22 @@ def places_of(rows: pa.Table) -> Int64Array:
     return to_int64(pc.coalesce(rows["original_sequence"], rows["sequence"]))
 
 
-def interleave(size: int, parts: Sequence[tuple[Int64Array, NewestRows]]) -> NewestRows:
-    """Return the rows of `size` series from parts, each with the positions of its series."""
-    held = [(at, rows) for at, rows in parts if len(at)]
-    if len(held) == 1 and len(held[0][0]) == size:
-        return held[0][1]
+def interleave(size: int, pieces: Sequence[tuple[Int64Array, NewestRows]]) -> NewestRows:
+    """Join the rows of `size` series from pieces, each with the positions of its series."""
+    filled_pieces = [(codes, rows) for codes, rows in pieces if len(codes)]
+    if len(filled_pieces) == 1 and len(filled_pieces[0][0]) == size:
+        return filled_pieces[0][1]
     sizes = np.zeros(size, np.int64)
-    for at, rows in held:
-        sizes[at] = rows.sizes
+    for codes, rows in filled_pieces:
+        sizes[codes] = rows.sizes
     starts = np.append(0, np.cumsum(sizes))
     order = np.empty(starts[-1], np.int64)
-    first = 0
-    for at, rows in held:
-        place = NewestRows(rows.table, starts).rows_of(at)
-        order[place] = np.arange(first, first + len(place))
-        first += len(place)
-    table = pa.concat_tables([rows.table for _, rows in held] or [parts[0][1].table])
+    begin = 0
+    for codes, rows in filled_pieces:
+        rows_of_piece = NewestRows(rows.table, starts).rows_of(codes)
+        order[rows_of_piece] = np.arange(begin, begin + len(rows_of_piece))
+        begin += len(rows_of_piece)
+    table = pa.concat_tables([rows.table for _, rows in filled_pieces] or [pieces[0][1].table])
     return NewestRows(table.combine_chunks().take(pa.array(order)), starts)
 
 
@@ -219,8 +219,8 @@ def read_newest(
     series: Series,
     columns: Sequence[str],
     count: int,
-    seen: Int64Array | None = None,
-    known: NewestRows | None = None,
+    seen_sequences: Int64Array | None = None,
+    earlier_rows: NewestRows | None = None,
 ) -> NewestRows:
     """Return the newest `count` originals of each series inside the retained range, edits merged.
 
@@ -229,23 +229,23 @@ def read_newest(
         series: the series.
         columns: the columns of the rows, with `KEYS`.
         count: how many of each, at least 1.
-        seen: the last sequence of each series at an earlier commit, NO_SEQUENCE for those of which
-            nothing is known; None: of all.
-        known: what this function returned for these series then; later rows alone are read.
+        seen_sequences: the last sequence of each series at an earlier commit, NO_SEQUENCE for
+            series without earlier rows; None if none has any.
+        earlier_rows: the rows that this function returned at that commit; only later rows are read.
     """
     count = min(count, MAX_COUNT)
     oldest, oldest_us = series.retained(snapshot)
     lows = np.maximum(oldest, series.last + 1 - count - series.edits(snapshot))
-    is_new = np.ones(len(series), bool) if seen is None else seen == NO_SEQUENCE
-    later = lows if seen is None else np.maximum(lows, seen + 1)
+    is_new = np.ones(len(series), bool) if seen_sequences is None else seen_sequences == NO_SEQUENCE
+    later = lows if seen_sequences is None else np.maximum(lows, seen_sequences + 1)
     rows = _read_rows(snapshot, series, later, columns)
-    found = _merge(series, rows, (oldest, oldest_us), count, known)
-    doubtful = np.flatnonzero(is_new & (found.sizes < count) & (lows > oldest))
+    newest = _merge(series, rows, (oldest, oldest_us), count, earlier_rows)
+    doubtful = np.flatnonzero(is_new & (newest.sizes < count) & (lows > oldest))
     if not snapshot.has_erasures or not len(doubtful):
-        return found
+        return newest
     exact = read_located(snapshot, series.pick(doubtful), columns, count)
     others = np.setdiff1d(np.arange(len(series)), doubtful)
-    return interleave(len(series), [(others, found.pick(others)), (doubtful, exact)])
+    return interleave(len(series), [(others, newest.pick(others)), (doubtful, exact)])
 
 
 def newest_in(
@@ -256,14 +256,14 @@ def newest_in(
     count: int,
     columns: Sequence[str],
 ) -> pa.Table:
-    """Return `columns` of what `read_newest` returns of the series of a range of keys.
+    """Return `columns` of the rows of `read_newest` for the series in a range of keys.
 
-    `names` are series, None for all; `keys` splits none. They come in the order of their names.
+    `names` are series, None for all; `keys` splits none. The series are sorted by name.
     """
     series = find_series(index, None if names is None else sorted(set(names)))
     inside = keys.contains(pa.array(series.names, pa.string()), np.zeros(len(series.names), int))
-    read = [*columns, *(name for name in KEYS if name not in columns)]
-    rows = read_newest(snapshot, series.pick(np.flatnonzero(inside)), read, count)
+    read_columns = [*columns, *(name for name in KEYS if name not in columns)]
+    rows = read_newest(snapshot, series.pick(np.flatnonzero(inside)), read_columns, count)
     return rows.table.select(list(columns))
 
 
@@ -272,23 +272,29 @@ def read_newest_one(
 ) -> pa.Table:
     """Return `columns` of the newest original of a series, with its latest edit; one row at most.
 
-    If that is the last event of the series, only files that may have it are read, the newest first,
-    until one has it: usually one file, however many the store has.
+    If it is the last event of the series, only files that may have it are read, the newest first,
+    until it is found: usually in the first file, however many the store has.
     """
     state, floors = index.lookup_one(name), index.min_retained([name])
-    last, us = state["last_sequence"], state["original_us"]
-    is_shown = last >= floors["floor_sequence"][0] and us >= floors["floor_us"][0]
-    read = [*columns, *(key for key in KEYS if key not in columns)]
-    if NO_SEQUENCE != last == state["original_sequence"] and is_shown and snapshot.as_of is None:
-        stored = _stored_schema(snapshot, read)
-        wanted = RowFilter([name], sequences=(last, last))
+    last_sequence, us = state["last_sequence"], state["original_us"]
+    is_shown = last_sequence >= floors["floor_sequence"][0] and us >= floors["floor_us"][0]
+    read_columns = [*columns, *(key for key in KEYS if key not in columns)]
+    if (
+        NO_SEQUENCE != last_sequence == state["original_sequence"]
+        and is_shown
+        and snapshot.as_of is None
+    ):
+        stored = _stored_schema(snapshot, read_columns)
+        row_filter = RowFilter([name], sequences=(last_sequence, last_sequence))
         for file in reversed(snapshot.files):
             is_within = file.first <= name <= file.last and file.kind != "edit"
-            if is_within and file.min_sequence <= last <= file.max_sequence:
-                rows = read_files(snapshot.location, [file], stored, wanted)
+            if is_within and file.min_sequence <= last_sequence <= file.max_sequence:
+                rows = read_files(snapshot.location, [file], stored, row_filter)
                 if rows.num_rows:
                     return show_columns(rows, columns, at_originals=True)
-    return read_newest(snapshot, find_series(index, [name]), read, 1).table.select(list(columns))
+    return read_newest(snapshot, find_series(index, [name]), read_columns, 1).table.select(
+        list(columns)
+    )
 
 
 def read_located(
@@ -298,7 +304,7 @@ def read_located(
     count: int,
     at_us: int | None = None,
 ) -> NewestRows:
-    """Return what `read_newest` does, but read all sequences, where the index cannot be used.
+    """Return what `read_newest` returns, but read all sequences, because the index cannot help.
 
     With `at_us`, only originals with a timestamp up to it count.
     """
@@ -315,33 +321,33 @@ def _merge(
     rows: pa.Table,
     retained: tuple[Int64Array, Int64Array],
     count: int,
-    known: NewestRows | None = None,
+    earlier_rows: NewestRows | None = None,
 ) -> NewestRows:
-    """Return the newest `count` places of each series among `rows` and the `known` ones."""
+    """Return the newest `count` places of each series among `rows` and `earlier_rows`."""
     oldest, oldest_us = retained
-    codes, places = _find_codes(rows, series.names), places_of(rows)
+    codes, row_places = _find_codes(rows, series.names), places_of(rows)
     us = to_int64(rows["timestamp"])
-    visible = (places >= oldest[codes]) & (us >= oldest_us[codes])
+    visible = (row_places >= oldest[codes]) & (us >= oldest_us[codes])
     is_place = visible & rows["original_sequence"].is_null().to_numpy()
-    if known is not None and known.table.num_rows:
-        rows = pa.concat_tables([known.table, rows])
-        codes = np.concatenate([known.codes, codes])
-        places = np.concatenate([known.places, places])
-        is_place = np.concatenate([np.ones(known.table.num_rows, bool), is_place])
+    if earlier_rows is not None and earlier_rows.table.num_rows:
+        rows = pa.concat_tables([earlier_rows.table, rows])
+        codes = np.concatenate([earlier_rows.codes, codes])
+        row_places = np.concatenate([earlier_rows.places, row_places])
+        is_place = np.concatenate([np.ones(earlier_rows.table.num_rows, bool), is_place])
     sequence = to_int64(rows["sequence"])
-    order = np.lexsort((sequence, places, codes))
-    ordered_codes, ordered_places = codes[order], places[order]
+    order = np.lexsort((sequence, row_places, codes))
+    ordered_codes, ordered_places = codes[order], row_places[order]
     is_first = (np.diff(ordered_codes, prepend=-1) != 0) | (
         np.diff(ordered_places, prepend=NO_SEQUENCE - 1) != 0
     )
     firsts = np.flatnonzero(is_first)
-    # An edit of an original that is hidden, or older than the newest ones, has no place here.
+    # An edit has no place here if its original is hidden, or older than the newest ones.
     has_place = np.maximum.reduceat(is_place[order], firsts) if len(firsts) else np.empty(0, bool)
     lasts = (np.append(firsts, len(order))[1:] - 1)[has_place]
     from_end = np.searchsorted(ordered_codes[lasts], ordered_codes[lasts], "right")
-    kept = lasts[from_end - np.arange(len(lasts)) <= count]
-    sizes = np.bincount(ordered_codes[kept], minlength=len(series))
-    chosen = order[kept]
+    newest_lasts = lasts[from_end - np.arange(len(lasts)) <= count]
+    sizes = np.bincount(ordered_codes[newest_lasts], minlength=len(series))
+    chosen = order[newest_lasts]
     if not np.array_equal(chosen, np.arange(rows.num_rows)):
         rows = rows.take(pa.array(chosen))
     return NewestRows(rows, np.append(0, np.cumsum(sizes)))
@@ -367,13 +373,13 @@ def _read_rows(
     columns: Sequence[str],
     to_us: int = MAX_NUMBER,
 ) -> pa.Table:
-    """Read events from `lows` on, of originals those up to `to_us`; show them in `columns`."""
+    """Read events from `lows` on, originals only up to `to_us`; show them in `columns`."""
     stored = _stored_schema(snapshot, columns)
-    edits_too = _filter(snapshot, series, lows)
-    originals = dataclasses.replace(edits_too, times=(MIN_NUMBER, to_us))
+    edits = _filter(snapshot, series, lows)
+    originals = dataclasses.replace(edits, times=(MIN_NUMBER, to_us))
     tables = [
-        read_files(snapshot.location, _find_files(snapshot, kind, part), stored, part)
-        for kind, part in (("event", originals), ("edit", edits_too))
+        read_files(snapshot.location, _find_files(snapshot, kind, row_filter), stored, row_filter)
+        for kind, row_filter in (("event", originals), ("edit", edits))
     ]
     return show_columns(pa.concat_tables(tables), columns, at_originals=True)
 
@@ -388,17 +394,17 @@ def _filter(snapshot: Snapshot, series: Series, lows: Int64Array) -> RowFilter:
     return RowFilter(series.names, commits=commits, lows=lows)
 
 
-def _find_files(snapshot: Snapshot, kind: str, wanted: RowFilter) -> list[DataFile]:
-    assert wanted.lows is not None
-    lowest = int(wanted.lows.min(initial=MAX_NUMBER))
+def _find_files(snapshot: Snapshot, kind: str, row_filter: RowFilter) -> list[DataFile]:
+    assert row_filter.lows is not None
+    lowest = int(row_filter.lows.min(initial=MAX_NUMBER))
     return [
         file
         for file in snapshot.files
         if file.max_sequence >= lowest
         and (file.kind == "edit") == (kind == "edit")
-        and file.min_us <= wanted.times[1]
-        and file.max_us >= wanted.times[0]
-        and wanted.reaches(file.first, file.last, file.max_sequence)
+        and file.min_us <= row_filter.times[1]
+        and file.max_us >= row_filter.times[0]
+        and row_filter.reaches(file.first, file.last, file.max_sequence)
     ]
 
 
@@ -412,21 +418,21 @@ def _locate(
     """Return the lowest sequence of the newest `count` originals up to `to_us` of each series."""
     oldest, oldest_us = retained
     from_us = int(oldest_us.min(initial=MAX_NUMBER))
-    wanted = dataclasses.replace(
+    row_filter = dataclasses.replace(
         _filter(snapshot, series, oldest), times=(max(from_us, MIN_NUMBER), to_us)
     )
     location = snapshot.location
     schema = pa.schema([BASE_SCHEMA.field(name) for name in KEYS[:3]])
 
     def find(file: DataFile) -> tuple[Int64Array, Int64Array]:
-        found = _NewestKeys(count)
-        for rows in stream_file(location, file, schema, wanted):
+        newest_keys = _NewestKeys(count)
+        for rows in stream_file(location, file, schema, row_filter):
             codes, sequence = _find_codes(rows, series.names), to_int64(rows["sequence"])
             inside = to_int64(rows["timestamp"]) >= oldest_us[codes]
-            found.add(codes[inside], sequence[inside])
-        return found.reduced()
+            newest_keys.add(codes[inside], sequence[inside])
+        return newest_keys.reduced()
 
-    files = _find_files(snapshot, "event", wanted)
+    files = _find_files(snapshot, "event", row_filter)
     width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
     merged = _NewestKeys(count)
     for codes, sequence in map_parallel(find, files, width):
@@ -459,6 +465,6 @@ class _NewestKeys:
         order = sort_keys(codes, sequence)
         codes, sequence = codes[order], sequence[order]
         behind = np.searchsorted(codes, codes, "right") - np.arange(len(codes))
-        kept = behind <= self._count
-        self._codes, self._sequences = [codes[kept]], [sequence[kept]]
+        is_newest = behind <= self._count
+        self._codes, self._sequences = [codes[is_newest]], [sequence[is_newest]]
         return self._codes[0], self._sequences[0]

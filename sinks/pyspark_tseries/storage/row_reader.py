@@ -285,9 +285,9 @@ class RowFilter:
         for name in self.columns:
             if not groups:
                 break
-            bounds_of_groups, may_match = ends(name), tests[name]
+            group_bounds, may_match = ends(name), tests[name]
             groups = [
-                i for i in groups if (bounds := bounds_of_groups[i]) is None or may_match(*bounds)
+                i for i in groups if (bounds := group_bounds[i]) is None or may_match(*bounds)
             ]
         if self.lows is not None and groups:
             series, sequence = ends("series"), ends("sequence")
@@ -478,7 +478,7 @@ def fold_files(
         UnusableStore, OSError: as `read_files`.
     """
     of_rows = replace(row_filter, times=ANY_VALUE)
-    series_of_runs = () if of_rows.columns else series
+    names = () if of_rows.columns else series
 
     def fold_piece(rows: PieceRows) -> _To:
         if rows.series is None:
@@ -489,9 +489,7 @@ def fold_files(
 
     wide = any(not pa.types.is_primitive(field.type) for field in schema if field.name != "series")
     size = ROWS_PER_PIECE * (1 if wide else NARROW_PIECES)
-    return _map_pieces(
-        location, files, schema, row_filter, of_rows, fold_piece, series_of_runs, size
-    )
+    return _map_pieces(location, files, schema, row_filter, of_rows, fold_piece, names, size)
 
 
 def _map_pieces(
@@ -626,8 +624,8 @@ def _read_by_runs(
     names = _names_of_groups(piece, series)
     if names is None:
         return None
-    other_columns = schema.remove(schema.get_field_index("series"))
-    rows = _read_piece(source, piece, other_columns, ALL_ROWS, alone)
+    others = schema.remove(schema.get_field_index("series"))
+    rows = _read_piece(source, piece, others, ALL_ROWS, alone)
     if rows is None or "timestamp" not in rows.columns.column_names:
         return None
     us = to_int64(rows.columns["timestamp"])
@@ -636,17 +634,13 @@ def _read_by_runs(
     begins = np.append(0, ends[:-1])
     inside = falls[~np.isin(falls, begins)]
     positions = np.searchsorted(inside, np.append(begins, rows.rows))
-    if np.diff(positions).tolist() != [len(group_series) - 1 for group_series in names]:
+    if np.diff(positions).tolist() != [len(run_names) - 1 for run_names in names]:
         return None
     runs: list[tuple[int, str]] = []
-    for begin, position, group_series in zip(
-        begins.tolist(), positions.tolist(), names, strict=False
-    ):
-        starts = [begin, *inside[position : position + len(group_series) - 1].tolist()]
+    for begin, position, run_names in zip(begins.tolist(), positions.tolist(), names, strict=False):
+        starts = [begin, *inside[position : position + len(run_names) - 1].tolist()]
         runs += [
-            run
-            for run in zip(starts, group_series, strict=True)
-            if not runs or runs[-1][1] != run[1]
+            run for run in zip(starts, run_names, strict=True) if not runs or runs[-1][1] != run[1]
         ]
     run_ends = pa.array([start for start, _ in runs[1:]] + [rows.rows], pa.int32())
     encoded = pa.RunEndEncodedArray.from_arrays(run_ends, pa.array([name for _, name in runs]))
@@ -662,13 +656,10 @@ def _names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[Sequence[s
         ends = bounds[group]
         if ends is None:
             return None
-        group_series = series[bisect_left(series, ends[0]) : bisect_right(series, ends[1])]
-        if (
-            not 0 < len(group_series) <= MAX_RUNS_PER_GROUP
-            or (group_series[0], group_series[-1]) != ends
-        ):
+        names = series[bisect_left(series, ends[0]) : bisect_right(series, ends[1])]
+        if not 0 < len(names) <= MAX_RUNS_PER_GROUP or (names[0], names[-1]) != ends:
             return None
-        series_of_groups.append(group_series)
+        series_of_groups.append(names)
     return series_of_groups
 
 
@@ -694,18 +685,16 @@ def _read_piece(
     count = int(np.count_nonzero(needed))
     if not count:
         return None
-    groups, needed_there = piece.groups, needed
+    groups, needed_rows = piece.groups, needed
     if count < len(needed):
-        groups, needed_there = _select_groups(piece.groups, sizes, needed)
+        groups, needed_rows = _select_groups(piece.groups, sizes, needed)
     fixed = _constant_columns(piece.footer, groups, schema.names)
     other_columns = [name for name in schema.names if name not in tested and name not in fixed]
     texts = [*coded, *(_texts(schema) if count * FEW_ROWS < len(needed) else [])]
-    tested_columns = [name for name in tested if name in tests or name not in fixed]
+    names = [name for name in tested if name in tests or name not in fixed]
     columns = {
-        **_filter_columns(
-            {name: tested[name] for name in tested_columns if name in schema.names}, needed
-        ),
-        **_filter_columns(source.columns(groups, other_columns, alone, texts), needed_there),
+        **_filter_columns({name: tested[name] for name in names if name in schema.names}, needed),
+        **_filter_columns(source.columns(groups, other_columns, alone, texts), needed_rows),
     }
     return PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)
 
@@ -718,10 +707,8 @@ def _select_groups(
     is_needed = [
         bool(needed[end - size : end].any()) for size, end in zip(sizes, ends, strict=True)
     ]
-    needed_groups = [group for group, is_there in zip(groups, is_needed, strict=True) if is_there]
-    return needed_groups, needed if len(needed_groups) == len(groups) else needed[
-        np.repeat(is_needed, sizes)
-    ]
+    chosen = [group for group, is_there in zip(groups, is_needed, strict=True) if is_there]
+    return chosen, needed if len(chosen) == len(groups) else needed[np.repeat(is_needed, sizes)]
 
 
 def _texts(schema: pa.Schema) -> list[str]:
@@ -789,12 +776,12 @@ class OpenFile:
                     f"its {size} bytes from {offset} on are not what was written: the checksum is "
                     "another one"
                 )
-        as_codes = tuple(
+        dictionaries = tuple(
             name
             for name in encoded
             if name in names and self.footer.has_dictionary(groups[0], name)
         )
-        source = self._reader(as_codes)
+        source = self._reader(dictionaries)
         table = source.read_row_groups(groups, columns=names, use_threads=alone)
         return {name: _in_microseconds(table[name]) for name in names}
 
