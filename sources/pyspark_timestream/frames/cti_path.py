@@ -35,22 +35,22 @@ class Step(Protocol):
         """The operators below, which deliver its rows."""
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:
-        """Return the input columns that make up the output's `column`, each with its input's place.
+        """Return the input columns that make up the output's `column`.
 
-        The place is an index into `inputs`.
+        Each comes behind the index of its input in `inputs`.
         """
 
     def delivers_ctis(self, column: str) -> bool:
         """Return whether this is a streaming source and `column` its CTI."""
 
-    def find_same(self, place: int, column: str) -> str | None:
-        """Return the column of the input at `place` that becomes the output's `column` unchanged.
+    def find_same(self, index: int, column: str) -> str | None:
+        """Return the column of input `index` that becomes the output's `column` unchanged.
 
         For a source, return the column itself. None: nothing proves that there is such a column.
         """
 
-    def keeps_outer(self, place: int, is_null: "IsNull") -> bool:
-        """Return whether this join or generator keeps every CTI row of the input at `place`."""
+    def keeps_outer(self, index: int, is_null: "IsNull") -> bool:
+        """Return whether this join or generator keeps every CTI row of input `index`."""
 
     def find_condition(self, column: str, is_null: "IsNull") -> "Condition | None":
         """Return the condition of a filter; None if it does not name `column`."""
@@ -84,7 +84,7 @@ class Condition:
     @property
     def truth(self) -> bool | None:
         """Its value for every CTI row; None: unknown, or not the same for all."""
-        values = [each.truth for each in self.inputs]
+        values = [argument.truth for argument in self.inputs]
         match self.name:
             case "Literal":
                 return self.value if isinstance(self.value, bool) else None
@@ -103,14 +103,16 @@ class Condition:
             case "And":
                 return False if False in values else (None if None in values else True)
             case "AtLeastNNonNulls":
-                return True if sum(each.is_set for each in self.inputs) >= self.value else None
+                return (
+                    True if sum(argument.is_set for argument in self.inputs) >= self.value else None
+                )
         return None
 
     @property
     def is_set(self) -> bool:
         """True if it is never null in a CTI row."""
         if self.name == "Coalesce":
-            return any(each.is_set for each in self.inputs)
+            return any(argument.is_set for argument in self.inputs)
         return self.name == "CTI" or (self.name == "Literal" and self.value is not None)
 
     @property
@@ -122,8 +124,8 @@ class Condition:
     def matches_none(self) -> bool:
         """True if, as the condition of a join, it never holds for a CTI row."""
         if self.name == "And":
-            return any(each.matches_none for each in self.inputs)
-        return self.name == "EqualTo" and any(each.is_null for each in self.inputs)
+            return any(argument.matches_none for argument in self.inputs)
+        return self.name == "EqualTo" and any(argument.is_null for argument in self.inputs)
 
 
 class _Effect(StrEnum):
@@ -196,7 +198,7 @@ _HARMLESS: Final = frozenset(
 class _Loss:
     """An operator that removes CTI rows, in the user's words, and its effect on them."""
 
-    what: str
+    operator: str
     effect: _Effect = _Effect.REMOVES
 
     @property
@@ -218,10 +220,10 @@ class _Loss:
                 )
             case _Effect.MAY_REMOVE:
                 return (
-                    f"call rows = advance_time(df) first and rows.{self.what} then, with a schema "
-                    "made of rows.schema, whose event time is marked for Spark's watermark"
+                    f"call rows = advance_time(df) first and rows.{self.operator} then, with a "
+                    "schema made of rows.schema, whose event time is marked for Spark's watermark"
                 )
-        return f"call advance_time(df) first, and apply {self.what} to its result"
+        return f"call advance_time(df) first, and apply {self.operator} to its result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,7 @@ class _CtiPath:
         loss: the operator that removed them; None: none did, or there are no CTI rows.
         sure: all operators on the way are known.
         column: the source's column with the CTI.
-        trail: the operators that CTI rows came through, the source first, each with the place of
+        trail: the operators that CTI rows came through, the source first, each with the index of
             the input that delivered them.
     """
 
@@ -248,8 +250,8 @@ class _CtiPath:
     def is_null(self, column: str) -> bool:
         """Return whether `column` is a source column, unchanged, that is null in CTI rows."""
         null_column = column if self.sure else None
-        for step, place in reversed(self.trail):
-            null_column = None if null_column is None else step.find_same(place, null_column)
+        for step, index in reversed(self.trail):
+            null_column = None if null_column is None else step.find_same(index, null_column)
         return null_column is not None and null_column.lower() != self.column.lower()
 
 
@@ -265,15 +267,15 @@ def keep_ctis(root: Step, column: str = "cti") -> tuple[Any, bool]:
     Raises:
         SchemaRefused: an operator removes CTI rows, or mixes the CTIs of two streams.
     """
-    way = _follow(root, column)
-    if way.loss is not None:
+    path = _follow(root, column)
+    if path.loss is not None:
         raise SchemaRefused(
-            f"{way.loss.what} comes before advance_time and {way.loss.effect}",
+            f"{path.loss.operator} comes before advance_time and {path.loss.effect}",
             "a stream as its source delivers it; filters, select with 'cti', and joins with a "
             "table (left, or left_anti by equal columns of the source) may come before",
-            way.loss.next_step,
+            path.loss.next_step,
         )
-    return way.plan, way.comes and way.sure
+    return path.plan, path.comes and path.sure
 
 
 def _follow(step: Step, column: str) -> _CtiPath:
@@ -282,60 +284,63 @@ def _follow(step: Step, column: str) -> _CtiPath:
         return _CtiPath(step.plan, comes, column=column, trail=((step, 0),))
     if step.name == UNION:
         return _unite(step, column)
-    for place, below in step.find_origins(column):
-        way = _follow(step.inputs[place], below)
-        if not way.comes and way.loss is None:
+    for index, input_column in step.find_origins(column):
+        path = _follow(step.inputs[index], input_column)
+        if not path.comes and path.loss is None:
             continue
-        return _pass(step, place, below, way)
+        return _pass(step, index, input_column, path)
     return _CtiPath(step.plan)
 
 
-def _pass(step: Step, place: int, below: str, way: _CtiPath) -> _CtiPath:
-    """Extend `way` by `step`, which gets CTIs in column `below` of its input at `place`."""
-    if way.loss is not None:
-        return _CtiPath(step.plan, loss=way.loss)
+def _pass(step: Step, index: int, input_column: str, path: _CtiPath) -> _CtiPath:
+    """Extend `path` by `step`, which gets CTIs in `input_column` of its input `index`."""
+    if path.loss is not None:
+        return _CtiPath(step.plan, loss=path.loss)
     if step.name == FILTER:
-        return _pass_filter(step, below, way)
-    if step.name in _REMOVERS and not step.keeps_outer(place, way.is_null):
+        return _pass_filter(step, input_column, path)
+    if step.name in _REMOVERS and not step.keeps_outer(index, path.is_null):
         return _CtiPath(step.plan, loss=_Loss(_REMOVERS[step.name]))
     if step.name in _FUNCTIONS:
         return _CtiPath(step.plan, loss=_Loss(_FUNCTIONS[step.name], _Effect.MAY_REMOVE))
     if step.name == _WATERMARK:
         return _CtiPath(step.plan, loss=_Loss("withWatermark", _Effect.SECOND))
-    sure = way.sure and (step.name in _HARMLESS or step.name in _REMOVERS)
-    return _extend(way, step, place, _rebuild(step, {place: way}), sure)
+    sure = path.sure and (step.name in _HARMLESS or step.name in _REMOVERS)
+    return _extend(path, step, index, _rebuild(step, {index: path}), sure)
 
 
-def _extend(way: _CtiPath, step: Step, place: int, plan: Any, sure: bool) -> _CtiPath:
-    """Extend `way` by a step that CTI rows pass; `plan` replaces the step's plan."""
-    return replace(way, plan=plan, sure=sure, trail=(*way.trail, (step, place)))
+def _extend(path: _CtiPath, step: Step, index: int, plan: Any, sure: bool) -> _CtiPath:
+    """Extend `path` by a step that CTI rows pass; `plan` replaces the step's plan."""
+    return replace(path, plan=plan, sure=sure, trail=(*path.trail, (step, index)))
 
 
-def _pass_filter(step: Step, below: str, way: _CtiPath) -> _CtiPath:
-    condition = step.find_condition(below, way.is_null)
+def _pass_filter(step: Step, input_column: str, path: _CtiPath) -> _CtiPath:
+    condition = step.find_condition(input_column, path.is_null)
     if condition is not None:
         # A filter on the CTI column is deliberate: import_ctis drops a stream's own CTIs like that.
         if condition.truth:
-            return _extend(way, step, 0, _rebuild(step, {0: way}), way.sure)
+            return _extend(path, step, 0, _rebuild(step, {0: path}), path.sure)
         return _CtiPath(step.plan, loss=_Loss("a filter on column 'cti'", _Effect.CHOOSES))
-    return _extend(way, step, 0, step.widen(below, way.plan), way.sure)
+    return _extend(path, step, 0, step.widen(input_column, path.plan), path.sure)
 
 
 def _unite(step: Step, column: str) -> _CtiPath:
     """Unite the rows of several inputs; only one of them may deliver CTIs."""
-    ways = {place: _follow(step.inputs[place], below) for place, below in step.find_origins(column)}
-    coming = {place: way for place, way in ways.items() if way.comes}
+    paths = {
+        index: _follow(step.inputs[index], input_column)
+        for index, input_column in step.find_origins(column)
+    }
+    coming = {index: path for index, path in paths.items() if path.comes}
     if len(coming) > 1:
         return _CtiPath(step.plan, loss=_Loss("union", _Effect.MIXES))
-    for place, way in coming.items():
-        return _extend(way, step, place, _rebuild(step, coming), way.sure)
-    losses = [way.loss for way in ways.values()]
+    for index, path in coming.items():
+        return _extend(path, step, index, _rebuild(step, coming), path.sure)
+    losses = [path.loss for path in paths.values()]
     return _CtiPath(step.plan, loss=losses[0] if losses and all(losses) else None)
 
 
-def _rebuild(step: Step, ways: dict[int, _CtiPath]) -> Any:
-    plans = [each.plan for each in step.inputs]
-    changed = [ways[place].plan if place in ways else plan for place, plan in enumerate(plans)]
+def _rebuild(step: Step, paths: dict[int, _CtiPath]) -> Any:
+    plans = [input_.plan for input_ in step.inputs]
+    changed = [paths[index].plan if index in paths else plan for index, plan in enumerate(plans)]
     if all(new is old for new, old in zip(changed, plans, strict=True)):
         return step.plan
     return step.rebuild(changed)

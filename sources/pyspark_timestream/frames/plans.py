@@ -98,8 +98,8 @@ class _CtiWatch(StreamingQueryListener):
     """Compares each query run's watermark with its CTIs."""
 
     def __init__(self) -> None:
-        self._seen = dict[str, list[Mapping[str, Any]]]()
-        self._told = set[str]()
+        self._progresses = dict[str, list[Mapping[str, Any]]]()
+        self._warned = set[str]()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Do nothing: a new run has no progress yet."""
@@ -118,17 +118,17 @@ class _CtiWatch(StreamingQueryListener):
     def _take(self, progress: Mapping[str, Any]) -> Iterator[str]:
         run = progress["runId"]
         # One earlier batch with a CTI is enough to compare, so keep no more.
-        seen = [*self._seen.get(run, ()), progress]
-        self._seen[run] = [each for each in seen if _has_ctis(each)][:1]
-        if run not in self._told and loses_ctis(seen):
-            self._told.add(run)
+        progresses = [*self._progresses.get(run, ()), progress]
+        self._progresses[run] = [report for report in progresses if _has_ctis(report)][:1]
+        if run not in self._warned and loses_ctis(progresses):
+            self._warned.add(run)
             name = progress.get("name") or progress["id"]
             yield compose_message(f"query '{name}': {LOST_CTIS}", None, LOST_CTIS_FIX)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Forget the run."""
-        self._seen.pop(str(event.runId), None)
-        self._told.discard(str(event.runId))
+        self._progresses.pop(str(event.runId), None)
+        self._warned.discard(str(event.runId))
 
 
 _CTI: Final = "cti"
@@ -188,10 +188,10 @@ def keep_cti_rows(df: DataFrame) -> DataFrame:
     if not hasattr(df, "_jdf"):
         # No listener here: its thread would keep a client's process from ending.
         return _keep_connect(df)
-    kept, is_sure = _keep_classic(df)
+    widened, is_sure = _keep_classic(df)
     if not is_sure:
         watch_ctis(df.sparkSession)
-    return kept
+    return widened
 
 
 def _keep_classic(df: DataFrame) -> tuple[DataFrame, bool]:
@@ -199,12 +199,14 @@ def _keep_classic(df: DataFrame) -> tuple[DataFrame, bool]:
     try:
         plan = df._jdf.queryExecution().analyzed()
         root = ClassicStep(plan, spark._jvm)
-        columns = [each for each in _iterate(plan.output()) if each.name().lower() == _CTI]
-        kept, is_sure = keep_ctis(root, _read_id(columns[-1]))
-        if kept is plan:
+        columns = [
+            attribute for attribute in _iterate(plan.output()) if attribute.name().lower() == _CTI
+        ]
+        widened, is_sure = keep_ctis(root, _read_id(columns[-1]))
+        if widened is plan:
             return df, is_sure
         dataset = spark._jvm.org.apache.spark.sql.classic.Dataset
-        return DataFrame(dataset.ofRows(df._jdf.sparkSession(), kept), spark), is_sure
+        return DataFrame(dataset.ofRows(df._jdf.sparkSession(), widened), spark), is_sure
     except (Py4JError, TypeError) as error:
         # Spark's Java API is not public and may change; the listener then finds lost CTI rows.
         _LOG.debug("the plan below advance_time cannot be read: %s", error)
@@ -222,12 +224,12 @@ def _read_id(attribute: Any) -> str:
 
 
 class ClassicStep:
-    """An operator of a classic plan, with all below it.
+    """An operator of a classic plan, and all operators below it.
 
     Args:
         plan: Spark's object.
         jvm: the session's JVM, to change the plan with; None: it is only read.
-        tables: the plan's common table expressions by their numbers, as known so far.
+        tables: the plan's common table expressions seen so far, by their numbers.
     """
 
     def __init__(self, plan: Any, jvm: Any = None, tables: dict[int, Any] | None = None) -> None:
@@ -235,11 +237,11 @@ class ClassicStep:
         self._tables = {} if tables is None else tables
         self.name = str(plan.getClass().getSimpleName())
         children = list(_iterate(plan.children()))
-        self._defined: list[Any] = []
+        self._definitions: list[Any] = []
         if self.name == "WithCTE":
             # The table expressions come before the query; a CTERelationRef reads each by number.
-            *self._defined, query = children
-            self._tables.update({each.id(): each for each in self._defined})
+            *self._definitions, query = children
+            self._tables.update({table.id(): table for table in self._definitions})
             children = [query]
         elif self.name == "CTERelationRef" and plan.cteId() in self._tables:
             children = [self._tables[plan.cteId()]]
@@ -264,70 +266,82 @@ class ClassicStep:
     def columns(self) -> list[str]:
         """The columns of a streaming source; empty for all others."""
         is_source = self.is_stream and not self._children
-        return [str(each.name()) for each in _iterate(self.plan.output())] if is_source else []
+        return (
+            [str(attribute.name()) for attribute in _iterate(self.plan.output())]
+            if is_source
+            else []
+        )
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:
-        """Match by id where Spark keeps it, by place in a union, else by name."""
+        """Match by id where Spark keeps it, by position in a union, else by name."""
         if self.name in _EXPRESSIONS:
-            for each in _iterate(getattr(self.plan, _EXPRESSIONS[self.name])()):
-                if _read_id(each) == column:
-                    return [(0, _read_id(used)) for used in _iterate(each.references())]
-        below = [[_read_id(each) for each in _iterate(c.output())] for c in self._children]
-        own = [_read_id(each) for each in _iterate(self.plan.output())]
-        if self.name in (UNION, "CTERelationRef") and column in own:
-            return [(place, ids[own.index(column)]) for place, ids in enumerate(below)]
-        same = [(place, column) for place, ids in enumerate(below) if column in ids]
-        if same or column not in own:
+            for expression in _iterate(getattr(self.plan, _EXPRESSIONS[self.name])()):
+                if _read_id(expression) == column:
+                    return [(0, _read_id(used)) for used in _iterate(expression.references())]
+        input_ids = [
+            [_read_id(attribute) for attribute in _iterate(c.output())] for c in self._children
+        ]
+        output_ids = [_read_id(attribute) for attribute in _iterate(self.plan.output())]
+        if self.name in (UNION, "CTERelationRef") and column in output_ids:
+            return [(index, ids[output_ids.index(column)]) for index, ids in enumerate(input_ids)]
+        same = [(index, column) for index, ids in enumerate(input_ids) if column in ids]
+        if same or column not in output_ids:
             return same
-        name = list(_iterate(self.plan.output()))[own.index(column)].name()
+        name = list(_iterate(self.plan.output()))[output_ids.index(column)].name()
         return [
-            (place, _read_id(each))
-            for place, child in enumerate(self._children)
-            for each in _iterate(child.output())
-            if each.name() == name
+            (index, _read_id(attribute))
+            for index, child in enumerate(self._children)
+            for attribute in _iterate(child.output())
+            if attribute.name() == name
         ]
 
     def delivers_ctis(self, column: str) -> bool:
         """Return whether this is a streaming source, and the column has the name of a CTI."""
-        names = [each.name() for each in _iterate(self.plan.output()) if _read_id(each) == column]
+        names = [
+            attribute.name()
+            for attribute in _iterate(self.plan.output())
+            if _read_id(attribute) == column
+        ]
         return bool(self.plan.isStreaming()) and any(name.lower().endswith(_CTI) for name in names)
 
-    def find_same(self, place: int, column: str) -> str | None:
-        """Match by id, which Spark keeps while a column is unchanged; by place in a union."""
+    def find_same(self, index: int, column: str) -> str | None:
+        """Match by id, which Spark keeps while a column is unchanged; by position in a union."""
         if self.name == "Project":
-            for each in _iterate(self.plan.projectList()):
-                if _read_id(each) == column:
-                    name = str(each.getClass().getSimpleName())
-                    expression = each.child() if name == "Alias" else each
+            for item in _iterate(self.plan.projectList()):
+                if _read_id(item) == column:
+                    name = str(item.getClass().getSimpleName())
+                    expression = item.child() if name == "Alias" else item
                     is_column = str(expression.getClass().getSimpleName()) == "AttributeReference"
                     return _read_id(expression) if is_column else None
             return None
-        own = [_read_id(each) for each in _iterate(self.plan.output())]
+        output_ids = [_read_id(attribute) for attribute in _iterate(self.plan.output())]
         if not self._children:
-            return column if column in own else None
-        below = [_read_id(each) for each in _iterate(self._children[place].output())]
+            return column if column in output_ids else None
+        input_ids = [_read_id(attribute) for attribute in _iterate(self._children[index].output())]
         if self.name in (UNION, "CTERelationRef"):
-            return below[own.index(column)] if column in own else None
-        return column if column in below else None
+            return input_ids[output_ids.index(column)] if column in output_ids else None
+        return column if column in input_ids else None
 
-    def keeps_outer(self, place: int, is_null: IsNull) -> bool:
+    def keeps_outer(self, index: int, is_null: IsNull) -> bool:
         """Accept joins with a batch DataFrame that keep CTI rows, and outer generators."""
         if self.name == GENERATE:
             return bool(self.plan.outer())
-        if self.name != JOIN or self._children[1 - place].isStreaming():
+        if self.name != JOIN or self._children[1 - index].isStreaming():
             return False
         how = str(self.plan.joinType().toString())
         if how in ("Inner", "Cross"):
             return bool(self.plan.condition().isEmpty())
-        if how == "LeftAnti" and place == 0 and self.plan.condition().isDefined():
+        if how == "LeftAnti" and index == 0 and self.plan.condition().isDefined():
             return _read_condition(self.plan.condition().get(), "", is_null).matches_none
-        return how in ("FullOuter", ("LeftOuter", "RightOuter")[place])
+        return how in ("FullOuter", ("LeftOuter", "RightOuter")[index])
 
     def find_condition(self, column: str, is_null: IsNull) -> Condition | None:
         """Return the condition if it names the column."""
         condition = self.plan.condition()
-        named = any(_read_id(each) == column for each in _iterate(condition.references()))
-        return _read_condition(condition, column, is_null) if named else None
+        names_column = any(
+            _read_id(attribute) == column for attribute in _iterate(condition.references())
+        )
+        return _read_condition(condition, column, is_null) if names_column else None
 
     def widen(self, column: str, child: Any) -> Any:
         """Return a filter on `cti IS NOT NULL OR condition`."""
@@ -344,7 +358,7 @@ class ClassicStep:
             # The copy is another object, so `_rebuild` also rebuilds the operators above it.
             children = []
         if self.name == "WithCTE":
-            tables = [self._tables[each.id()] for each in self._defined]
+            tables = [self._tables[table.id()] for table in self._definitions]
             children = [*tables, *children]
         return self.plan.withNewChildren(self._jvm.PythonUtils.toSeq(children))
 
@@ -352,8 +366,8 @@ class ClassicStep:
 def _read_condition(expression: Any, column: str, is_null: IsNull) -> Condition:
     name = str(expression.getClass().getSimpleName())
     if name == "AttributeReference":
-        read = _read_id(expression)
-        return Condition("CTI" if read == column else "NULL" if is_null(read) else name)
+        column_id = _read_id(expression)
+        return Condition("CTI" if column_id == column else "NULL" if is_null(column_id) else name)
     children = _iterate(expression.children())
     inputs = tuple(_read_condition(child, column, is_null) for child in children)
     value = None
@@ -367,11 +381,11 @@ def _read_condition(expression: Any, column: str, is_null: IsNull) -> Condition:
 def _keep_connect(df: DataFrame) -> DataFrame:
     plan, session = df._plan, df._session
     try:
-        kept, _ = keep_ctis(_ConnectStep(plan, session), _CTI)
+        widened, _ = keep_ctis(_ConnectStep(plan, session), _CTI)
     except (AttributeError, PySparkException) as error:
         _LOG.debug("the plan below advance_time cannot be read: %s", error)
         return df
-    return df if kept is plan else type(df)(kept, session)
+    return df if widened is plan else type(df)(widened, session)
 
 
 class _ConnectStep:
@@ -385,14 +399,14 @@ class _ConnectStep:
             self.name = _SET_OPERATIONS.get(plan.set_op, kind)
         elif kind == "Deduplicate" and plan.within_watermark:
             self.name = "DeduplicateWithinWatermark"
-        self._places = [
+        self._child_names = [
             name for name in _CHILDREN if hasattr(getattr(plan, name, None), "_plan_id")
         ]
-        self.inputs = [_ConnectStep(getattr(plan, name), session) for name in self._places]
+        self.inputs = [_ConnectStep(getattr(plan, name), session) for name in self._child_names]
         self.is_stream: bool = getattr(plan, "_is_streaming", False) or any(
-            each.is_stream for each in self.inputs
+            step.is_stream for step in self.inputs
         )
-        self.ids: set[int] = {plan._plan_id}.union(*(each.ids for each in self.inputs))
+        self.ids: set[int] = {plan._plan_id}.union(*(step.ids for step in self.inputs))
         """The numbers by which columns refer to this plan and to those below."""
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:
@@ -410,7 +424,7 @@ class _ConnectStep:
                     return [(0, old)]
         if kind == "ToDF":
             return []
-        return [(place, column) for place in range(len(self.inputs))]
+        return [(index, column) for index in range(len(self.inputs))]
 
     def _find_sources(self, column: str) -> list[str]:
         """Return the input columns that the projection's `column` uses."""
@@ -445,7 +459,7 @@ class _ConnectStep:
         is_stream = is_stream or (kind == "Read" and self.plan._is_streaming)
         return bool(is_stream) and column.lower().endswith(_CTI)
 
-    def find_same(self, place: int, column: str) -> str | None:
+    def find_same(self, index: int, column: str) -> str | None:
         """Match by name, if the client's own steps prove that no other column can have it."""
         kind, lowered = type(self.plan).__name__, column.lower()
         if _WORD.fullmatch(column) is None:
@@ -461,7 +475,7 @@ class _ConnectStep:
             names = {new.lower(): old for old, new in self.plan._colsMap.items()}
             was_other = lowered in {old.lower() for old in self.plan._colsMap}
             return names.get(lowered, None if was_other else column)
-        is_anti = kind == JOIN and self._join_type == _ANTI and place == 0
+        is_anti = kind == JOIN and self._join_type == _ANTI and index == 0
         return column if kind in _UNCHANGING or is_anti else None
 
     def _find_same_in_project(self, column: str) -> str | None:
@@ -493,32 +507,32 @@ class _ConnectStep:
     def _matches_none(self, is_null: IsNull) -> bool:
         """Return whether the join's condition contains an equality that no CTI row meets."""
         on = self.plan.on if isinstance(self.plan.on, list) else [self.plan.on]
-        left = self.inputs[0].ids - self.inputs[1].ids
+        left_ids = self.inputs[0].ids - self.inputs[1].ids
 
         def is_null_left(attribute: Any) -> bool:
             # Without a plan id the name may belong to the other side.
-            name, found = _read_plain(attribute), attribute.unresolved_attribute
-            is_left = found.HasField("plan_id") and found.plan_id in left
+            name, identifier = _read_plain(attribute), attribute.unresolved_attribute
+            is_left = identifier.HasField("plan_id") and identifier.plan_id in left_ids
             return name is not None and is_left and is_null(name)
 
         return any(
-            is_null(each)
-            if isinstance(each, str)
-            else _read_expression(self._read(each), is_null_left).matches_none
-            for each in on
-            if each is not None
+            is_null(key)
+            if isinstance(key, str)
+            else _read_expression(self._read(key), is_null_left).matches_none
+            for key in on
+            if key is not None
         )
 
-    def keeps_outer(self, place: int, is_null: IsNull) -> bool:
+    def keeps_outer(self, index: int, is_null: IsNull) -> bool:
         """Accept joins with a batch DataFrame that keep CTI rows."""
-        if self.name != JOIN or self.inputs[1 - place].is_stream:
+        if self.name != JOIN or self.inputs[1 - index].is_stream:
             return False
         how = self._join_type
         if how in ("INNER", "CROSS"):
             return self.plan.on is None
-        if how == _ANTI and place == 0:
+        if how == _ANTI and index == 0:
             return self._matches_none(is_null)
-        return how in ("FULL_OUTER", ("LEFT_OUTER", "RIGHT_OUTER")[place])
+        return how in ("FULL_OUTER", ("LEFT_OUTER", "RIGHT_OUTER")[index])
 
     def find_condition(self, column: str, is_null: IsNull) -> Condition | None:
         """Return the condition if it names the column, or all columns as `na.drop()` does."""
@@ -534,7 +548,7 @@ class _ConnectStep:
         if expression.WhichOneof("expr_type") != "expression_string":
             return _read_expression(
                 expression,
-                lambda each: (name := _read_plain(each)) is not None and is_null(name),
+                lambda attribute: (name := _read_plain(attribute)) is not None and is_null(name),
                 column,
             )
         # Only the server can read SQL text, so ask it if two CTI rows pass.
@@ -543,13 +557,13 @@ class _ConnectStep:
 
     def _keeps_rows(self, text: str, column: str) -> bool:
         schema = self._read_schema()
-        named = ", ".join(
+        columns = ", ".join(
             f"CAST({'t' if field.name.lower() == column.lower() else 'NULL'} AS "
             f"{field.dataType.simpleString()}) AS `{field.name}`"
             for field in schema.fields
         )
         rows = self._session.sql(
-            f"SELECT {named} FROM VALUES (TIMESTAMP'2001-01-01'), (TIMESTAMP'2201-01-01') AS v(t)"
+            f"SELECT {columns} FROM VALUES (TIMESTAMP'2001-01-01'), (TIMESTAMP'2201-01-01') AS v(t)"
         )
         return bool(rows.where(text).count() == 2)
 
@@ -586,7 +600,7 @@ class _ConnectStep:
     def rebuild(self, children: Sequence[Any]) -> Any:
         """Return the operator over other children, with the same number."""
         plan = copy.copy(self.plan)
-        for name, child in zip(self._places, children, strict=True):
+        for name, child in zip(self._child_names, children, strict=True):
             setattr(plan, name, child)
             if name == "_child" and hasattr(plan, "left"):
                 plan.left = child
@@ -613,13 +627,13 @@ def _list_messages(message: Any) -> Iterator[Any]:
     for descriptor, value in message.ListFields():
         if descriptor.message_type is None:
             continue
-        for each in [value] if hasattr(value, "ListFields") else value:
-            if not hasattr(each, "ListFields"):
+        for inner in [value] if hasattr(value, "ListFields") else value:
+            if not hasattr(inner, "ListFields"):
                 continue
-            if hasattr(each, "WhichOneof") and each.DESCRIPTOR.name == "Expression":
-                yield each
+            if hasattr(inner, "WhichOneof") and inner.DESCRIPTOR.name == "Expression":
+                yield inner
             else:
-                yield from _list_messages(each)
+                yield from _list_messages(inner)
 
 
 def _read_plain(expression: Any) -> str | None:

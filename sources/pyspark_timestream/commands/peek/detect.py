@@ -1,11 +1,11 @@
-"""What payloads are: their framing, format and schemas, columns for their fields, and their times.
+"""Detects what payloads are: framing, format, schemas, columns for their fields, and times.
 
 Detection is pure: a registry's answers for the ids in the frames are an argument. With answers, a
 frame counts if the registry knows its id; without, if its id is plausible. The form of most
 payloads decides, and a detection counts how many have it (semantics 13.3 and 13.6).
 
-A column is a field that is not a struct, by its path. Fields with names that suggest secrets are
-left out at any depth, and so are types that Spark cannot have as a column.
+Every field that is not a struct becomes a column, by its path. Left out, at any depth, are fields
+with names that suggest secrets, and types that Spark cannot have as a column.
 
 A candidate is readable as a time between 1990 and 2100 in most of the records that have it. Its
 unit follows from its type, its text, or the range of its numbers. Candidates are ordered by name,
@@ -107,21 +107,21 @@ UINT64: Final = pa.decimal128(20, 0)
 class Columns(NamedTuple):
     """The columns of the values or the keys, by their paths as text.
 
-    Fields with names that suggest secrets are left out, and those beyond what a schema has room
-    for.
+    `secrets` counts the fields left out because their names suggest secrets, `omitted` those beyond
+    the columns that a schema may have.
     """
 
     fields: pa.Schema
     secrets: int = 0
-    left: int = 0
+    omitted: int = 0
 
 
 def list_columns(struct: pa.DataType) -> Columns:
     """List a struct's fields that are not structs themselves, by their paths."""
-    kept, secrets = _drop_secrets(struct)
+    visible, secrets = _drop_secrets(struct)
     fields = [
         pa.field(format_path(path), kind)
-        for path, kind in _list_leaves(kept or pa.struct([]), ())
+        for path, kind in _list_leaves(visible or pa.struct([]), ())
         if all(name.strip() and name.isprintable() for name in path)
     ]
     return Columns(pa.schema(fields), secrets)
@@ -133,12 +133,12 @@ def _list_leaves(
     if not pa.types.is_struct(kind):
         yield path, kind
         return
-    for each in kind:
-        yield from _list_leaves(each.type, (*path, each.name))
+    for field in kind:
+        yield from _list_leaves(field.type, (*path, field.name))
 
 
 def _drop_secrets(kind: pa.DataType) -> tuple[pa.DataType | None, int]:
-    """Return a type without fields that suggest secrets, or None, and how many those are."""
+    """Return a type without fields that suggest secrets, or None, and the number of these."""
     if pa.types.is_list(kind):
         inner, secrets = _drop_secrets(kind.value_type)
         return (None if inner is None else pa.list_(inner)), secrets
@@ -147,10 +147,12 @@ def _drop_secrets(kind: pa.DataType) -> tuple[pa.DataType | None, int]:
         return (None if inner is None else pa.map_(kind.key_type, inner)), secrets
     if not pa.types.is_struct(kind):
         return kind, 0
-    named = {each.name: _drop_secrets(each.type) for each in kind if not suggests_secret(each.name)}
-    secrets = kind.num_fields - len(named) + sum(hidden for _, hidden in named.values())
-    kept = [(name, inner) for name, (inner, _) in named.items() if inner is not None]
-    return (pa.struct(kept) if kept else None), secrets
+    inner_types = {
+        field.name: _drop_secrets(field.type) for field in kind if not suggests_secret(field.name)
+    }
+    secrets = kind.num_fields - len(inner_types) + sum(hidden for _, hidden in inner_types.values())
+    children = [(name, inner) for name, (inner, _) in inner_types.items() if inner is not None]
+    return (pa.struct(children) if children else None), secrets
 
 
 def format_columns(schema: pa.Schema) -> list[str]:
@@ -159,7 +161,7 @@ def format_columns(schema: pa.Schema) -> list[str]:
     >>> format_columns(pa.schema([("a.b", pa.list_(pa.int64())), ("c", pa.bool_())]))
     ['`a.b` array<bigint>', 'c boolean']
     """
-    return [f"{_quote(each.name)} {_format_type(each.type)}" for each in schema]
+    return [f"{_quote(field.name)} {_format_type(field.type)}" for field in schema]
 
 
 def _quote(name: str) -> str:
@@ -184,9 +186,9 @@ def _format_type(kind: pa.DataType) -> str:
 def infer_json(objects: Iterable[Mapping[str, Any]]) -> pa.DataType:
     """Infer a struct for JSON objects; a field of several types becomes a string."""
     schema = pa.struct([])
-    for each in objects:
-        schema = _merge(schema, _type_of(each, 0))
-    return pa.struct([(each.name, _settle(each.type)) for each in schema])
+    for object_ in objects:
+        schema = _merge(schema, _type_of(object_, 0))
+    return pa.struct([(field.name, _settle(field.type)) for field in schema])
 
 
 def _type_of(value: Any, depth: int) -> pa.DataType:
@@ -203,26 +205,26 @@ def _type_of(value: Any, depth: int) -> pa.DataType:
             return pa.struct([(name, _type_of(inner, depth + 1)) for name, inner in value.items()])
         case list() if depth < _MAX_DEPTH:
             item = _NOTHING
-            for each in value:
-                item = _merge(item, _type_of(each, depth + 1))
+            for element in value:
+                item = _merge(item, _type_of(element, depth + 1))
             return pa.list_(item)
         case _:
             return pa.string()
 
 
-def _merge(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    if one == other or other == _NOTHING:
-        return one
-    if one == _NOTHING:
-        return other
-    if {one, other} == {pa.int64(), pa.float64()}:
+def _merge(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    if left == right or right == _NOTHING:
+        return left
+    if left == _NOTHING:
+        return right
+    if {left, right} == {pa.int64(), pa.float64()}:
         return pa.float64()
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        return pa.list_(_merge(one.value_type, other.value_type))
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        merged = {each.name: each.type for each in one}
-        for each in other:
-            merged[each.name] = _merge(merged.get(each.name, _NOTHING), each.type)
+    if pa.types.is_list(left) and pa.types.is_list(right):
+        return pa.list_(_merge(left.value_type, right.value_type))
+    if pa.types.is_struct(left) and pa.types.is_struct(right):
+        merged = {field.name: field.type for field in left}
+        for field in right:
+            merged[field.name] = _merge(merged.get(field.name, _NOTHING), field.type)
         return pa.struct(list(merged.items()))
     return pa.string()
 
@@ -234,7 +236,7 @@ def _settle(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_settle(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([(each.name, _settle(each.type)) for each in kind])
+        return pa.struct([(field.name, _settle(field.type)) for field in kind])
     return kind
 
 
@@ -256,7 +258,7 @@ def _read_avro(parsed: ParsedSchema, schema: Any, outer: tuple[str, ...]) -> pa.
     """Return the type of an Avro schema; None if it cannot be a column, or contains itself."""
     schema = parsed.look_up(schema)
     if isinstance(schema, list):
-        types = [each for each in schema if each != "null"]
+        types = [branch for branch in schema if branch != "null"]
         return _read_avro(parsed, types[0], outer) if len(types) == 1 else None
     match kind_of(schema):
         case "record":
@@ -294,8 +296,8 @@ def _read_field(field: Any, outer: tuple[str, ...]) -> pa.DataType | None:
         key, value = field.message_type.fields
         item = _read_one(value, outer)
         return None if item is None else pa.map_(_read_one(key, outer), item)
-    read = _read_one(field, outer)
-    return pa.list_(read) if field.is_repeated and read is not None else read
+    kind = _read_one(field, outer)
+    return pa.list_(kind) if field.is_repeated and kind is not None else kind
 
 
 def _read_one(field: Any, outer: tuple[str, ...]) -> pa.DataType | None:
@@ -343,7 +345,7 @@ _OTHER: Final = frozenset(
         *("until", "valid", "birth", "born", "due"),
     )
 )
-"""Words in names of times that are those of something other than the event."""
+"""Words in the names of times that are not the time of the event."""
 
 _EVENT_NAME, _RELATED_NAME, _RECORD, _PLAIN_FIELD, _OTHER_NAME = range(5)
 
@@ -352,9 +354,9 @@ _EVENT_NAME, _RELATED_NAME, _RECORD, _PLAIN_FIELD, _OTHER_NAME = range(5)
 class Candidate:
     """A possible `startTime`, with the bounds of its times and of their lags behind their records.
 
-    `kind` is `timestamp`, `date`, `text`, `number` or `record`, for the record's own; `unit` that
-    of numbers; `readable` the number of records with a plausible time. A lag is negative if it is
-    ahead.
+    `kind` is `timestamp`, `date`, `text` or `number`, or `record` for the record's own timestamp;
+    `unit` is the unit of numbers; `readable` the number of records with a plausible time. A time
+    after its record's timestamp has a negative lag.
     """
 
     source: str
@@ -386,8 +388,8 @@ def find_candidates(
 ) -> tuple[Candidate, ...]:
     """Find the candidates for the event time of n records, the best one first.
 
-    `fields` has each field's contents by its path, in pieces that add up to n, `types` the types of
-    their columns.
+    `fields` has each field's contents by its path, in arrays of n values in all; `types` has the
+    types of their columns.
     """
     record = read_record_times(timestamps_ms)
     ranked: list[tuple[tuple[int, int, int], Candidate]] = []
@@ -395,7 +397,7 @@ def find_candidates(
     contents += [
         (f"header:{name}", [read_header(headers, name)], None) for name in _list_headers(headers)
     ]
-    for place, (source, pieces, kind) in enumerate(contents):
+    for index, (source, pieces, kind) in enumerate(contents):
         candidate = _examine(source, pieces, kind, record)
         if candidate is not None:
             nearness = _rank_lag(candidate.least_lag_us, candidate.most_lag_us)
@@ -403,15 +405,15 @@ def find_candidates(
             if rank == _PLAIN_FIELD and (candidate.kind != "number" or nearness == 0):
                 # Such a value is almost certainly a time.
                 rank = _RELATED_NAME
-            ranked.append(((rank, nearness, place), candidate))
+            ranked.append(((rank, nearness, index), candidate))
     timestamp = _describe("record:timestamp", "record", "", record, record)
     if timestamp is not None:
         ranked.append(((_RECORD, 0, 0), timestamp))
-    return tuple(each for _, each in sorted(ranked, key=lambda pair: pair[0]))
+    return tuple(candidate for _, candidate in sorted(ranked, key=lambda pair: pair[0]))
 
 
 def _list_headers(headers: pa.Array) -> list[str]:
-    names = [each["key"] for record in headers.to_pylist() for each in record or ()]
+    names = [header["key"] for record in headers.to_pylist() for header in record or ()]
     return [
         name
         for name in dict.fromkeys(names)
@@ -426,9 +428,9 @@ def _examine(
     source: str, pieces: Sequence[pa.Array], kind: pa.DataType | None, record: Times
 ) -> Candidate | None:
     present = sum(len(piece) - piece.null_count for piece in pieces)
-    read = {unit: _read(pieces, unit) for unit in TIME_UNITS}
-    counts = {unit: int(np.count_nonzero(is_read)) for unit, (_, is_read) in read.items()}
-    unit = max(counts, key=lambda each: counts[each])
+    times = {unit: _read(pieces, unit) for unit in TIME_UNITS}
+    counts = {unit: int(np.count_nonzero(is_read)) for unit, (_, is_read) in times.items()}
+    unit = max(counts, key=counts.__getitem__)
     if not present or 2 * counts[unit] <= present:
         return None
     # A time that brings its own unit is the same in all of them.
@@ -438,16 +440,16 @@ def _examine(
         name = "timestamp"
     if kind is not None and pa.types.is_date32(kind):
         name = "date"
-    return _describe(source, name, unit if is_number else "", read[unit], record)
+    return _describe(source, name, unit if is_number else "", times[unit], record)
 
 
 def _read(pieces: Sequence[pa.Array], unit: str) -> Times:
     """Read the plausible times in a field's pieces."""
-    parts = [read_value_times(piece, unit) for piece in pieces]
-    us = np.concatenate([part for part, _ in parts])
-    is_read = np.concatenate([part for _, part in parts])
-    first, end = PROBABLE_US
-    return us, is_read & (us >= first) & (us < end)
+    times = [read_value_times(piece, unit) for piece in pieces]
+    us = np.concatenate([us for us, _ in times])
+    is_read = np.concatenate([is_read for _, is_read in times])
+    start, end = PROBABLE_US
+    return us, is_read & (us >= start) & (us < end)
 
 
 def _describe(source: str, kind: str, unit: str, times: Times, record: Times) -> Candidate | None:
@@ -488,7 +490,7 @@ class NoSample(Exception):
 class Sample:
     """The newest records of a topic, by partition and in offset order, with all columns.
 
-    Not each of the offsets that the topic holds has a record.
+    The topic holds `offsets` offsets, but not each of them has a record.
     """
 
     topic: str
@@ -544,8 +546,8 @@ class Payloads(NamedTuple):
 class Detection:
     """The framing and the format of the values or the keys.
 
-    Of the `present` payloads, `fitting` have this form. `keys` are the ids or GUIDs in their
-    frames, `writer` the first schema that wrote one of them, `message` the indexes of the Protobuf
+    `fitting` of the `present` payloads have this form. `keys` are the ids or GUIDs in their frames,
+    `writer` is the first schema that wrote one of them, and `message` the indexes of the Protobuf
     message in it. A payload is `unusable` if its frame names a schema that the registry lacks, or
     one of another type.
     """
@@ -564,7 +566,7 @@ class Detection:
 
 
 def list_keys(payloads: Payloads) -> list[Key]:
-    """List the distinct ids that payloads may be framed with, to ask a registry for them."""
+    """List the distinct schema ids in what may be frames, to ask a registry for them."""
     blocks = [_split(payloads, framing) for framing in ("header", "confluent")]
     return list(dict.fromkeys(_key(writer) for block in blocks for writer in block.writers))
 
@@ -610,14 +612,14 @@ def _detect_by_registry(
     unusable = tuple(
         writer is not None and not good for writer, good in zip(writers, usable, strict=True)
     )
-    first = usable.index(True)
+    row = usable.index(True)
     fitting = kinds[kind]
     message: tuple[int, ...] = ()
     if kind == JSON:
         fitting = min(fitting, _count_objects(framed.bodies))
     if kind == PROTOBUF:
         indexed = _split(payloads, framing, indexed=True)
-        code = int(indexed.codes[first])
+        code = int(indexed.codes[row])
         message = (indexed.writers[code].message or ()) if code >= 0 else ()
     notes = []
     if any(unusable):
@@ -626,7 +628,7 @@ def _detect_by_registry(
             f"is not {kind}: the source fails there"
         )
     return Detection(
-        side, framing, kind.lower(), present, fitting, _keys(writers), schemas[first], message,
+        side, framing, kind.lower(), present, fitting, _keys(writers), schemas[row], message,
         unusable, notes=tuple(notes),
     )  # fmt: skip
 
@@ -643,8 +645,8 @@ def _detect_by_form(
     objects = _count_objects(framed.bodies)
     if 2 * objects > present:
         # The header means nothing without a registry, and the payload is plain JSON.
-        kept = "none" if framing == "header" else framing
-        return Detection(side, kept, "json", present, objects, _keys(writers))
+        json_framing = "none" if framing == "header" else framing
+        return Detection(side, json_framing, "json", present, objects, _keys(writers))
     keys = _keys(writers)
     return Detection(side, framing, "binary", present, plausible, keys, needs_registry=True)
 
@@ -674,13 +676,13 @@ def _is_plausible(writer: WriterSchema) -> bool:
 
 def _are_longs(contents: pa.Array) -> bool:
     """True if all values have 8 bytes: small 64-bit numbers begin with a zero byte, like frames."""
-    lengths = {len(each) for each in contents.to_pylist() if each is not None}
+    lengths = {len(content) for content in contents.to_pylist() if content is not None}
     return lengths == {_LONG_BYTES}
 
 
 def _note_form(payloads: Payloads) -> tuple[str, ...]:
     """Note the form of most payloads if they are nearly JSON objects, or contain them."""
-    contents = [each for each in payloads.contents.to_pylist() if each is not None]
+    contents = [content for content in payloads.contents.to_pylist() if content is not None]
     forms = Counter(
         name_value_form(content) for content in contents if parse_object(content) is None
     )
@@ -701,9 +703,9 @@ def _note_unknown(payloads: Payloads, answers: Answers) -> tuple[str, ...]:
     present = payloads.present
     if 2 * rows <= present or _are_longs(payloads.contents):
         return ()
-    shown = ", ".join(format_key(_key(writer)) for writer in unknown)
+    ids = ", ".join(format_key(_key(writer)) for writer in unknown)
     return (
-        f"{rows} of {present} {payloads.side}s begin as with a schema's id ({shown}), and the "
+        f"{rows} of {present} {payloads.side}s begin as with a schema's id ({ids}), and the "
         "registry lacks it: is it the registry of the topic's producers?",
     )
 
@@ -714,7 +716,7 @@ def format_key(key: Key) -> str:
 
 
 def _count_objects(contents: pa.Array) -> int:
-    return sum(parse_object(each) is not None for each in contents.to_pylist())
+    return sum(parse_object(content) is not None for content in contents.to_pylist())
 
 
 _MAX_KEYS: Final = 40
@@ -756,14 +758,14 @@ def ask_registry(
 
 
 def find_reader_options(
-    registry: SchemaRegistry, topic: str, detection: Detection, given: str | None = None
+    registry: SchemaRegistry, topic: str, detection: Detection, user_subject: str | None = None
 ) -> dict[str, str] | None:
     """Return the options that name the reader's schema; None if the registry lacks a subject.
 
     It is the latest of the user's subject, or else of the topic's or the record type's.
     """
     side = detection.side
-    for subject in [given] if given is not None else _list_subjects(topic, detection):
+    for subject in [user_subject] if user_subject is not None else _list_subjects(topic, detection):
         try:
             latest = registry.fetch_latest(subject, detection.format)
         except SchemaRegistryError as error:
@@ -777,7 +779,7 @@ def find_reader_options(
             if message and message != find_message_name(latest.text.encode(), _FIRST_MESSAGE):
                 options[f"{side}Message"] = message
             return options
-    if given is None and detection.format == "avro" and detection.writer is not None:
+    if user_subject is None and detection.format == "avro" and detection.writer is not None:
         name = "readerSchema" if side == "value" else "keyReaderSchema"
         return {name: inline_references(detection.writer)}
     return None

@@ -124,9 +124,9 @@ def plan_reading(
         empty = [side for side in chosen if not columns[side].fields.names]
         if not empty:
             notes += [
-                f"the {side}s have {each.left} more fields, which are not in the schema"
-                for side, each in columns.items()
-                if each.left
+                f"the {side}s have {side_columns.omitted} more fields, which are not in the schema"
+                for side, side_columns in columns.items()
+                if side_columns.omitted
             ]
             is_given = any(f"{side}Format" in given for side in SIDES)
             plan = ReadingPlan(raw, options, columns, is_given, tuple(notes))
@@ -213,7 +213,7 @@ def _list_columns(sample: Sample, options: KafkaOptions, side: Side) -> Columns:
         columns = list_columns(read_schema(rules.format, options.readers[side]))
     fields = [field for field in columns.fields if _is_readable(options, rules, field)]
     left_out = max(len(fields) - _MAX_COLUMNS, 0)
-    return columns._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), left=left_out)
+    return columns._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), omitted=left_out)
 
 
 def _list_bodies(sample: Sample, rules: PayloadRules) -> list[bytes | None]:

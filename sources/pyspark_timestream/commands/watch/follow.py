@@ -1,8 +1,8 @@
-"""Follows the time of a query: a fold over its batches, and what is worth showing of them.
+"""Follows the time of a query: folds its batches, and keeps what is worth showing.
 
 `QueryLog` takes batches one by one, from a checkpoint (`CheckpointFollower`) or from a query's
-progress, and keeps what a page shows: the last batches in full, for the diagnoses, and of older
-ones a curve. It is bounded however long the query runs. Nothing here knows how it is shown.
+progress, and keeps what a page shows: the last batches in full, for the diagnoses, and a curve of
+the older ones. Its size is bounded, however long the query runs. Nothing here renders anything.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from pyspark_timestream.commands.explanation import (
     explain_stream,
     name_remarks,
 )
-from pyspark_timestream.commands.watch.state_files import StateFiles, StateFound
+from pyspark_timestream.commands.watch.state_files import QueryState, StateFiles
 from pyspark_timestream.core.checkpoint import read_entry, read_written_topic, resolve_directory
 from pyspark_timestream.core.instants import FINAL_US, MINUTE_US, SECOND_US
 from pyspark_timestream.errors import CheckpointUnreadable, TimestreamError
@@ -42,16 +42,16 @@ MAX_BATCHES: Final = 100
 """Keep this many batches in full; Spark's checkpoint has as many by default."""
 
 MAX_RECORDS: Final = 20_000
-"""Keep fewer of them if their partitions are many: at most about so many partitions in all."""
+"""Keep fewer batches if they have many partitions: about this many partitions in all."""
 
 MAX_POINTS: Final = 1_000
-"""Keep at most twice this many points of a curve, whatever time they span."""
+"""Keep at most twice this many points of a curve, however long it is."""
 
 MAX_BYTES: Final = 4_000_000
-"""Read fewer of them in full if their entries are large: a thousand partitions take 100 kB each."""
+"""Read fewer batches in full if their entries are large: a thousand partitions take 100 kB each."""
 
 MAX_RECALLED: Final = 200
-"""Of older batches read this many, evenly spread, for the curve alone."""
+"""Read this many older batches, evenly spread, only for the curve."""
 
 _LEAST_BATCHES: Final = 20
 _MANY: Final = 1_000
@@ -84,7 +84,7 @@ class Point(NamedTuple):
 class Case(NamedTuple):
     """Records that a counter of a partition has counted: offsets of a batch, end exclusive.
 
-    `clock` is the partition's before them, and `settings` are those that define time.
+    `clock` is the partition's clock before them, and `settings` are the settings that define time.
     """
 
     counter: str
@@ -98,14 +98,14 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in an address; it has only letters, digits, dots and lines."""
+        """Its name in an address, made of letters, digits, dots, hyphens and underscores only."""
         return f"{self.batch}-{self.counter}-{self.partition.number}-{self.partition.topic}"
 
 
 class BatchTiming(NamedTuple):
     """A batch of a query: when it was planned and finished, and how many offsets it reads.
 
-    `finished_us` is None until it is; `records` counts offsets, of which markers may be some.
+    `finished_us` is None until it is finished; `records` counts offsets, markers among them.
     """
 
     number: int
@@ -139,7 +139,7 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True)
 class QueryEnds:
-    """What a query reads and writes beside topics that it reads, as far as its checkpoint tells.
+    """What a query reads and writes beside the topics that it reads, if its checkpoint shows it.
 
     Attributes:
         subscriptions: the id of each store that it reads, and the last CTI that it got from there.
@@ -165,7 +165,7 @@ class QueryView:
         triggers: its last batches, from old to new.
         notes: remarks, a sentence each.
         state: the rows that operators keep, where they are known.
-        state_batch: the batch after which that is so; None: the last one.
+        state_batch: the batch after which the state was so; None: the last one.
         links: what it reads and writes beside the topics of its streams.
     """
 
@@ -190,8 +190,10 @@ def rank_partitions(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:
 
 
 def list_remarks(fact: PartitionFacts) -> list[str]:
-    """Return what is to be said of a partition beside its numbers, and its slow writers."""
-    slow = [f"writer {each.name or 'without a name'}" for each in fact.writers if each.is_cause]
+    """Return the remarks on a partition that its numbers do not show, and its slow writers."""
+    slow = [
+        f"writer {writer.name or 'without a name'}" for writer in fact.writers if writer.is_cause
+    ]
     return [*name_remarks(fact), *slow[:_MAX_SLOW]]
 
 
@@ -202,68 +204,69 @@ class _StreamLog:
         self.history: History = ()
         self.curve = curve
         self.cases: deque[Case] = deque(maxlen=MAX_CASES)
-        self._made: tuple[History, StreamExplanation, dict[str, int]] | None = None
+        self._explained: tuple[History, StreamExplanation, dict[str, int]] | None = None
 
     def add(self, record: BatchRecord) -> None:
         number = record.offset.number
         while self.history and self.history[-1].offset.number >= number:
-            # It is reported again, or a forced repartition of the state skipped what came after.
+            # The batch is reported again, or a forced repartition of the state skipped later ones.
             self.history = self.history[:-1]
             del self.curve[-1:]
-        kept = self.history
-        if kept and kept[-1].offset.number == number - 1:
-            self.cases.extend(_find_cases(kept[-1], record))
-        most = max(2, min(MAX_BATCHES, MAX_RECORDS // max(len(record.offset.partitions), 1)))
-        self.history = (*kept, record)[-most:]
+        history = self.history
+        if history and history[-1].offset.number == number - 1:
+            self.cases.extend(_find_cases(history[-1], record))
+        max_batches = max(2, min(MAX_BATCHES, MAX_RECORDS // max(len(record.offset.partitions), 1)))
+        self.history = (*history, record)[-max_batches:]
         self.curve.append(Point(record.planned_us, record.offset.cti_us))
         if len(self.curve) > 2 * MAX_POINTS:
             self.curve = thin_curve(self.curve, MAX_POINTS)
 
     def view(self, ends: Mapping[Partition, int]) -> StreamView:
-        if self._made is None or self._made[0] is not self.history:
-            told = explain_stream(self.history)
-            self._made = self.history, told, _count_lately(self.history)
-        _, explanation, counts = self._made
-        last = self.history[-1]
+        if self._explained is None or self._explained[0] is not self.history:
+            explanation = explain_stream(self.history)
+            self._explained = self.history, explanation, _count_lately(self.history)
+        _, explanation, counts = self._explained
+        last_batch = self.history[-1]
         waiting = {
-            part: max(ends[part] - each.end_exclusive, 0)
-            for part, each in last.offset.partitions.items()
-            if part in ends
+            partition: max(ends[partition] - offset.end_exclusive, 0)
+            for partition, offset in last_batch.offset.partitions.items()
+            if partition in ends
         }
         return StreamView(
             explanation,
             tuple(self.curve),
             counts,
             tuple(reversed(self.cases)),
-            tuple(sorted(last.offset.missing)),
+            tuple(sorted(last_batch.offset.missing)),
             waiting,
-            last.offset.final or (last.offset.cti_us or 0) >= FINAL_US,
+            last_batch.offset.final or (last_batch.offset.cti_us or 0) >= FINAL_US,
         )
 
 
-def thin_curve(points: Sequence[Point], most: int) -> list[Point]:
-    """Return about `most` of the points, spread evenly in time; the first and last stay."""
-    if len(points) <= most:
+def thin_curve(points: Sequence[Point], limit: int) -> list[Point]:
+    """Return about `limit` of the points, spread evenly in time; the first and last stay."""
+    if len(points) <= limit:
         return list(points)
-    first, length = points[0].planned_us, max(points[-1].planned_us - points[0].planned_us, 1)
-    cells = {(each.planned_us - first) * (most - 2) // length: each for each in points}
+    first_us = points[0].planned_us
+    length_us = max(points[-1].planned_us - first_us, 1)
+    cells = {(point.planned_us - first_us) * (limit - 2) // length_us: point for point in points}
     thinned = [points[0], *cells.values()]
     return thinned if cells and points[0] not in cells.values() else thinned[1:]
 
 
 def _find_cases(before: BatchRecord, after: BatchRecord) -> list[Case]:
-    """Return where the counters of a batch, which `after` has the result of, have counted."""
+    """Return where the counters of batch `before` have counted; `after` has their results."""
     cases = []
-    for part, offset in before.offset.partitions.items():
-        now = after.offset.partitions.get(part)
+    for partition, offset in before.offset.partitions.items():
+        now = after.offset.partitions.get(partition)
         if now is None or not offset.size:
             continue
         if _READ_CASES(offset.state) == _READ_CASES(now.state):
             continue
         old, new = offset.state.counters(), now.state.counters()
         cases += [
-            Case(name, new[name] - old[name], part, offset.start_inclusive, offset.end_exclusive,
-                 before.offset.number, offset.state, before.settings)
+            Case(name, new[name] - old[name], partition, offset.start_inclusive,
+                 offset.end_exclusive, before.offset.number, offset.state, before.settings)
             for name in SHOWS_CASES
             if new[name] > old[name]
         ]  # fmt: skip
@@ -271,14 +274,14 @@ def _find_cases(before: BatchRecord, after: BatchRecord) -> list[Case]:
 
 
 def _count_lately(history: History) -> dict[str, int]:
-    last = history[-1]
-    since_us = last.planned_us - WINDOW_US
-    early = [each for each in history if each.planned_us <= since_us]
+    last_batch = history[-1]
+    since_us = last_batch.planned_us - WINDOW_US
+    early = [batch for batch in history if batch.planned_us <= since_us]
     before = (early[-1] if early else history[0]).offset.partitions
     totals = [0] * len(COUNTERS)
-    for part, offset in last.offset.partitions.items():
+    for partition, offset in last_batch.offset.partitions.items():
         new = _READ_COUNTERS(offset.state)
-        old = _READ_COUNTERS(before[part].state) if part in before else _NOTHING
+        old = _READ_COUNTERS(before[partition].state) if partition in before else _NOTHING
         if new != old:
             totals = [
                 sum_ + max(now - then, 0) for sum_, now, then in zip(totals, new, old, strict=True)
@@ -302,12 +305,12 @@ class QueryLog:
         self._streams: dict[str, _StreamLog] = {}
         self._recalled: dict[str, list[Point]] = {}
         self._triggers: dict[int, BatchTiming] = {}
-        self.state = StateFound()
+        self.state = QueryState()
         self.links = QueryEnds()
         self.ends: dict[Partition, int] = {}
 
     def add(self, number: int, batch: Batch, finished_us: int | None) -> None:
-        """Take a batch; one that is known already is finished now, or planned anew.
+        """Take a batch; if it came before, it is finished now or was planned again.
 
         Raises:
             CheckpointMismatch, CheckpointUnreadable: an offset of another version, or a damaged
@@ -315,7 +318,7 @@ class QueryLog:
         """
         records = 0
         for record in batch.records:
-            records += sum(each.size for each in record.offset.partitions.values())
+            records += sum(offset.size for offset in record.offset.partitions.values())
             stream = record.offset.stream
             if stream not in self._streams:
                 self._streams[stream] = _StreamLog(self._recalled.pop(stream, []))
@@ -328,7 +331,7 @@ class QueryLog:
             del self._triggers[min(self._triggers)]
 
     def recall(self, batch: Batch) -> None:
-        """Take the curve of a batch before all that `add` takes, and nothing else of it."""
+        """Take only the curve's point of a batch that is older than all that `add` takes."""
         for stream, cti_us in batch.ctis:
             self._recalled.setdefault(stream, []).append(Point(batch.planned_us, cti_us))
 
@@ -339,19 +342,23 @@ class QueryLog:
 
     def unfinished(self) -> list[int]:
         """Return the numbers of the batches that are not finished."""
-        return [each.number for each in self._triggers.values() if each.finished_us is None]
+        return [timing.number for timing in self._triggers.values() if timing.finished_us is None]
 
     @property
     def last_finished(self) -> int | None:
         """The last batch that is finished; None before the first."""
-        done = [each.number for each in self._triggers.values() if each.finished_us is not None]
+        done = [
+            timing.number for timing in self._triggers.values() if timing.finished_us is not None
+        ]
         return max(done, default=None)
 
     @property
     def partitions(self) -> list[Partition]:
         """The partitions that its streams read."""
-        found = {part for log in self._streams.values() for part in log.history[-1].states}
-        return sorted(found)
+        partitions = {
+            partition for log in self._streams.values() for partition in log.history[-1].states
+        }
+        return sorted(partitions)
 
     def view(
         self, now_us: int, notes: Sequence[str] = (), *, runs: bool | None = None
@@ -360,7 +367,7 @@ class QueryLog:
         triggers = tuple(self._triggers[number] for number in sorted(self._triggers))
         streams = tuple(log.view(self.ends) for log in self._streams.values())
         status, detail = self._find_status(triggers, streams, now_us, runs)
-        times = [us for each in triggers for us in (each.planned_us, each.finished_us) if us]
+        times = [us for timing in triggers for us in (timing.planned_us, timing.finished_us) if us]
         if not streams and not self.links.subscriptions:
             notes = (*notes, "none of its sources is a Kafka stream of format 'timestream'")
         if self.state.note:
@@ -390,22 +397,22 @@ class QueryLog:
             return "stopped", ""
         if not triggers:
             return "unknown", "it has planned no batch yet"
-        last = triggers[-1]
-        if last.finished_us is None:
-            if runs or now_us - last.planned_us < _QUIET_US:
-                return "works", f"on batch {last.number}"
-            return "works", f"on batch {last.number}, or was stopped or killed within it"
-        if streams and all(each.is_final for each in streams):
+        last_batch = triggers[-1]
+        if last_batch.finished_us is None:
+            if runs or now_us - last_batch.planned_us < _QUIET_US:
+                return "works", f"on batch {last_batch.number}"
+            return "works", f"on batch {last_batch.number}, or was stopped or killed within it"
+        if streams and all(stream.is_final for stream in streams):
             return "stopped", "its streams have ended"
-        if runs or now_us - last.finished_us < _QUIET_US:
+        if runs or now_us - last_batch.finished_us < _QUIET_US:
             return "runs", ""
-        if any(count for each in streams for count in each.waiting.values()):
+        if any(count for stream in streams for count in stream.waiting.values()):
             return "stopped", "records wait, and it plans no batch"
         return "quiet", "it has nothing to read, or has stopped"
 
 
 class CheckpointFollower:
-    """Reads what is new in a checkpoint each time it is asked; it only reads.
+    """Reads what is new in a checkpoint at each call of `read`; it writes nothing.
 
     Args:
         location: a local path or `file:` URI.
@@ -417,7 +424,7 @@ class CheckpointFollower:
     def __init__(self, location: str) -> None:
         self.root = resolve_directory(location)
         self._log = QueryLog(str(self.root))
-        self._seen: dict[int, int] = {}
+        self._stamps: dict[int, int] = {}
         self._numbers: list[int] = []
         self._listed_ns, self._next_list_s = 0, 0.0
         self._torn: dict[int, str] = {}
@@ -430,14 +437,14 @@ class CheckpointFollower:
         return self._log
 
     def look(self, now_us: int) -> QueryView:
-        """Return what is shown now; whatever is wrong with the checkpoint is said there."""
+        """Return what is shown now, including what is wrong with the checkpoint."""
         self.read()
         return self.view(now_us)
 
     def read(self) -> bool:
         """Read what is new, and return whether there was something.
 
-        What is wrong with the checkpoint is in the views from then on.
+        From then on the views say what is wrong with the checkpoint.
         """
         before = self._trouble
         try:
@@ -450,7 +457,7 @@ class CheckpointFollower:
     def read_state(self) -> bool:
         """Read the rows of state after the last finished batch; return whether they have changed.
 
-        What is not known, and why, is in the views from then on.
+        From then on the views say what is not known, and why.
         """
         batch = self._log.last_finished
         if batch is None:
@@ -458,9 +465,9 @@ class CheckpointFollower:
         try:
             settings = read_entry(self.root, batch).settings
         except (OSError, ValueError, AttributeError, RecursionError):
-            return False  # It was removed, or is torn: what was known stays.
+            return False  # The entry was removed, or is torn: keep the state as it was.
         is_new = self._state.read(batch, settings)
-        self._log.state = self._state.found
+        self._log.state = self._state.state
         return is_new
 
     def view(self, now_us: int) -> QueryView:
@@ -469,10 +476,10 @@ class CheckpointFollower:
             torn = sorted(self._torn.items())
             notes = [f"offsets/{number} cannot be read: {why}" for number, why in torn]
             return self._log.view(now_us, notes)
-        known = self._log.view(now_us)
-        if not known.streams:
+        view = self._log.view(now_us)
+        if not view.streams:
             return QueryView(self._log.name, "unknown", self._trouble)
-        return dataclasses.replace(known, status="unknown", detail=self._trouble, notes=())
+        return dataclasses.replace(view, status="unknown", detail=self._trouble, notes=())
 
     def _read(self) -> bool:
         numbers = self._list_numbers()
@@ -483,29 +490,29 @@ class CheckpointFollower:
                 "the directory that the query has as option 'checkpointLocation'",
                 "start the query, or correct the path; this page looks again every second",
             )
-        known, torn = self._log, self._torn
+        log_before, torn = self._log, self._torn
         stamps = _read_stamps(self.root, numbers)
-        changed = [n for n, stamp in stamps.items() if self._seen.get(n, stamp) != stamp]
-        newest = max(self._seen, default=-1)
+        changed = [n for n, stamp in stamps.items() if self._stamps.get(n, stamp) != stamp]
+        newest = max(self._stamps, default=-1)
         if changed or (numbers and numbers[-1] < newest):
-            # It was restored from a copy, or begun anew: what is known is of another history.
+            # It was restored from a copy, or begun anew: what we know is of another history.
             newest = self._forget()
         entries = self._read_new(stamps, newest)
         if any(number < newest for number in entries):
-            # An entry between others is whole now: what followed it was read without it.
+            # An entry that was torn is whole now, but later ones were read without it: begin again.
             entries = self._read_new(stamps, self._forget())
-        if not self._seen and entries:
+        if not self._stamps and entries:
             self._recall([n for n in numbers if n < min(entries)])
         for number, batch in drop_skipped(entries).items():
             self._log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
-        if stamps:  # Of a log that is away for a moment, what was seen is known.
-            self._seen = {n: at for n, at in stamps.items() if n in self._seen or n in entries}
+        if stamps:  # If the log is away for a moment, keep what was seen of it.
+            self._stamps = {n: ns for n, ns in stamps.items() if n in self._stamps or n in entries}
         links = dataclasses.replace(
             self._log.links,
             store=_read_store(self.root),
             topic=read_written_topic(self.root),
         )
-        is_new = bool(entries) or torn != self._torn or known is not self._log
+        is_new = bool(entries) or torn != self._torn or log_before is not self._log
         is_new, self._log.links = is_new or links != self._log.links, links
         for number in self._log.unfinished():
             finished_us = _modified_us(self.root / "commits" / str(number))
@@ -515,7 +522,7 @@ class CheckpointFollower:
         return is_new
 
     def _forget(self) -> int:
-        self._log, self._seen, self._torn = QueryLog(self._log.name), {}, {}
+        self._log, self._stamps, self._torn = QueryLog(self._log.name), {}, {}
         self._state, self._next_list_s = StateFiles(self.root), 0.0
         return -1
 
@@ -527,18 +534,18 @@ class CheckpointFollower:
     def _list_numbers(self) -> list[int] | None:
         """Return the batches in the log, rising; None without a log.
 
-        A log of a day has too many names to list them whenever Spark adds one or removes an old
-        one. As long as the last one is there, the next ones are looked for, and all once a minute.
+        After a day a log has too many names to list them each time that Spark adds or removes one.
+        While the last one is there, look only for the next ones, and list all once a minute.
         """
         folder = self.root / "offsets"
         try:
             stamp = folder.stat().st_mtime_ns
-            known = self._numbers
-            if len(known) > _MANY and (folder / str(known[-1])).exists():
-                while (folder / str(known[-1] + 1)).exists():
-                    known.append(known[-1] + 1)
+            numbers = self._numbers
+            if len(numbers) > _MANY and (folder / str(numbers[-1])).exists():
+                while (folder / str(numbers[-1] + 1)).exists():
+                    numbers.append(numbers[-1] + 1)
                 if stamp == self._listed_ns or time.monotonic() < self._next_list_s:
-                    return known
+                    return numbers
             names = os.listdir(folder)
         except (FileNotFoundError, NotADirectoryError):
             self._numbers = []
@@ -548,7 +555,7 @@ class CheckpointFollower:
         return self._numbers
 
     def _recall(self, older: Sequence[int]) -> None:
-        """Take the curve of the batches before those that are read in full, at some of them."""
+        """Take points of the curve from some of the batches before those that are read in full."""
         step = max(len(older) // MAX_RECALLED, 1)
         entries, _ = read_batches(self.root, older[::step])
         for batch in drop_skipped(entries).values():
@@ -565,17 +572,17 @@ def _read_store(root: Path) -> tuple[str, str] | None:
 
 
 def _read_stamps(root: Path, numbers: Sequence[int]) -> dict[int, int]:
-    """Return when the newest entries were written, in ns: of fewer if they are large."""
-    folder, stamps, left = root / "offsets", dict[int, int](), MAX_BYTES
+    """Return when the newest entries were written, in ns; of fewer entries if they are large."""
+    folder, stamps, bytes_left = root / "offsets", dict[int, int](), MAX_BYTES
     for number in reversed(numbers[-MAX_BATCHES:]):
         try:
-            found = os.stat(f"{folder}/{number}")
+            status = os.stat(f"{folder}/{number}")
         except OSError:
             continue  # Spark has just removed it: it is old.
-        left -= found.st_size
-        if left < 0 and len(stamps) >= _LEAST_BATCHES:
+        bytes_left -= status.st_size
+        if bytes_left < 0 and len(stamps) >= _LEAST_BATCHES:
             break
-        stamps[number] = found.st_mtime_ns
+        stamps[number] = status.st_mtime_ns
     return stamps
 
 

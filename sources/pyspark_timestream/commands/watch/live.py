@@ -16,7 +16,7 @@ from pyspark_timestream.commands.watch.page import (
     render_case,
     render_sections,
 )
-from pyspark_timestream.commands.watch.state_files import StateFound
+from pyspark_timestream.commands.watch.state_files import QueryState
 from pyspark_timestream.core.serving import (
     Answer,
     answer_file,
@@ -188,7 +188,7 @@ class LiveQueries:
                 log = self._logs[query] = QueryLog(str(progress.get("name") or query))
             self._ended_us.pop(query, None)
             log.add(int(progress["batchId"]), batch, batch.planned_us + int(took_ms) * 1_000)
-            log.state = StateFound(read_operators(progress))
+            log.state = QueryState(read_operators(progress))
         self._page.note_news()
 
     def end(self, query: str) -> None:

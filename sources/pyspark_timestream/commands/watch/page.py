@@ -1,14 +1,14 @@
-"""The page of `watch` as HTML: a section for each query, drawn here and only put in place there.
+"""The page of `watch` as HTML: a section for each query, drawn here; the browser only inserts it.
 
 `render_sections` returns the sections by id; `core.serving` sends those that have changed. Names
 come from topics and records, so everything is escaped, and no section has a script or an inline
-style. Times that grow older have the attribute `data-age-us`; the page counts them up by itself.
+style. A time that grows older has the attribute `data-age-us`, and the page's script counts it up.
 
-Above them is the chain of the queries: from topics through queries and stores, and how far each hop
-is behind. A checkpoint names the topics and stores that its query reads, and the store or topic
-that it writes. A hop's distance is the time between the clocks at its two ends: a query is behind
-the newest event of a topic, a store behind the query that writes it, a query behind the store that
-it reads. The length of windows is part of the distance to a store.
+The first section draws the chain of the queries, from topics through queries and stores, and how
+far each hop is behind. A checkpoint names the topics and stores that its query reads, and the store
+or topic that it writes. A hop's distance is the time between the clocks at its two ends: a query is
+behind the newest event of a topic, a store behind the query that writes it, a query behind the
+store that it reads. A store of windows is behind by the length of a window as well.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ class StoreFacts:
     Attributes:
         id: its id, which subscriptions name.
         location: where it is.
-        cti_us: its CTI; None: it has none, or could not be read.
+        cti_us: its CTI; None: it has none, or the store could not be read.
         trouble: why it could not be read; empty if it could.
     """
 
@@ -83,7 +83,7 @@ class Node(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """From one node to another, by their places; None: a clock at one end is not known."""
+    """From one node to another, by their indexes; None: the clock at one end is not known."""
 
     source: int
     target: int
@@ -112,43 +112,43 @@ class Chain:
 
 
 def build_chain(views: Sequence[QueryView], stores: Sequence[StoreFacts]) -> Chain | None:
-    """Return the chain of these queries; None if there is none beyond the topics that they read."""
+    """Return the chain of these queries; None if it has only the topics that they read."""
     if not stores and all(view.links == QueryEnds() for view in views):
         return None
     nodes: dict[tuple[str, str], Node] = {}
     hops: dict[tuple[tuple[str, str], tuple[str, str]], int | None] = {}
-    ids = {each.location: each.id for each in stores} | {
+    ids = {facts.location: facts.id for facts in stores} | {
         view.links.store[1]: view.links.store[0] for view in views if view.links.store
     }
-    for each in stores:
-        nodes["store", each.id] = Node("store", each.location, each.cti_us, 0, each.trouble)
-    for place, view in enumerate(views):
+    for facts in stores:
+        nodes["store", facts.id] = Node("store", facts.location, facts.cti_us, 0, facts.trouble)
+    for number, view in enumerate(views):
         clocks = [stream.explanation.cti_us for stream in view.streams]
         clocks += [cti_us for _, cti_us in view.links.subscriptions]
         cti_us = min((us for us in clocks if us is not None), default=None)
-        own = "query", str(place)
-        nodes[own] = Node("query", view.name, None if None in clocks else cti_us)
+        query_key = "query", str(number)
+        nodes[query_key] = Node("query", view.name, None if None in clocks else cti_us)
         for stream in view.streams:
             for topic, newest_us in _find_newest(stream.explanation.partitions).items():
                 key = "topic", topic
                 known_us = nodes[key].cti_us if key in nodes else None
                 newest = max((us for us in (known_us, newest_us) if us is not None), default=None)
                 nodes[key] = Node("topic", topic, newest)
-                hops[key, own] = stream.explanation.cti_us
+                hops[key, query_key] = stream.explanation.cti_us
         for store, subscribed_us in view.links.subscriptions:
             key = "store", store
             nodes.setdefault(key, Node("store", f"id {store}", None))
-            hops[key, own] = subscribed_us
+            hops[key, query_key] = subscribed_us
         if view.links.store:
             store, location = view.links.store
             key = "store", ids.get(location, store)
             if key not in nodes or nodes[key].name.startswith("id "):
                 nodes[key] = Node("store", location, None)
-            hops[own, key] = nodes[key].cti_us
+            hops[query_key, key] = nodes[key].cti_us
         if view.links.topic:
             key = "topic", view.links.topic
             nodes.setdefault(key, Node("topic", view.links.topic, None))
-            hops[own, key] = None
+            hops[query_key, key] = None
     return _arrange(nodes, hops)
 
 
@@ -171,21 +171,23 @@ def _arrange(
             levels[target] = min(max(levels[target], levels[source] + 1), len(nodes))
     ordered: list[tuple[str, str]] = []
     for level in sorted(set(levels.values())):  # Near their sources, so that few lines cross.
-        own = [key for key in nodes if levels[key] == level]
+        level_keys = [key for key in nodes if levels[key] == level]
         rows = {key: [ordered.index(a) for a, b in hops if b == key and a in ordered]
-                for key in own}  # fmt: skip
-        ordered += sorted(own, key=lambda key: (sum(rows[key]) / max(len(rows[key]), 1), key))
-    places = {key: place for place, key in enumerate(ordered)}
-    made = []
+                for key in level_keys}  # fmt: skip
+        ordered += sorted(
+            level_keys, key=lambda key: (sum(rows[key]) / max(len(rows[key]), 1), key)
+        )
+    indexes = {key: index for index, key in enumerate(ordered)}
+    chain_hops = []
     for (source, target), reached_us in hops.items():
         ahead_us, behind = nodes[source].cti_us, None
         if ahead_us is not None and reached_us is not None:
             behind = 0 if reached_us >= FINAL_US else max(ahead_us - reached_us, 0)
         if ahead_us is not None and ahead_us >= FINAL_US and behind:
             behind = None  # The source has ended, which is no time to be behind.
-        made.append(Hop(places[source], places[target], behind))
+        chain_hops.append(Hop(indexes[source], indexes[target], behind))
     return Chain(
-        tuple(nodes[key]._replace(level=levels[key]) for key in ordered), tuple(sorted(made))
+        tuple(nodes[key]._replace(level=levels[key]) for key in ordered), tuple(sorted(chain_hops))
     )
 
 
@@ -215,7 +217,7 @@ class _ChainLayout(NamedTuple):
     box: tuple[int, int]
     gap: tuple[int, int]
     lane: int
-    """The room of a hop that passes other boxes."""
+    """The space for a hop that goes around other boxes."""
 
 
 _WIDE: Final = _ChainLayout(False, (164, 66), (70, 18), 24)
@@ -248,20 +250,25 @@ def _draw(chain: Chain, look: _ChainLayout) -> str:
             edge += look.lane
     length = 8 + max(rows) * (along + gap) + along + (12 if edge > rim else 0)
     width, height = (edge + 8, length) if look.is_down else (length, edge + 8)
-    places = _place_labels(lines, look)
-    parts = [
-        svg("path", "", d="M" + "L".join(f"{x} {y}" for x, y in (_turn(at, look) for at in line)))
+    label_points = _place_labels(lines, look)
+    shapes = [
+        svg(
+            "path",
+            "",
+            d="M" + "L".join(f"{x} {y}" for x, y in (_turn(point, look) for point in line)),
+        )
         for line in lines
     ]
-    parts += [
-        _draw_distance(chain, hop, place) for hop, place in zip(chain.hops, places, strict=True)
+    shapes += [
+        _draw_distance(chain, hop, label_point)
+        for hop, label_point in zip(chain.hops, label_points, strict=True)
     ]
     size = (across, along) if look.is_down else (along, across)
     nodes = zip(chain.nodes, corners, strict=True)
-    parts += [_draw_node(node, _turn(corner, look), size) for node, corner in nodes]
+    shapes += [_draw_node(node, _turn(corner, look), size) for node, corner in nodes]
     title = svg("title", "topics, queries and stores, and how far each hop is behind")
     return svg(
-        "svg", "", title, *parts, class_=f"chain {'down' if look.is_down else 'wide'}", role="img",
+        "svg", "", title, *shapes, class_=f"chain {'down' if look.is_down else 'wide'}", role="img",
         viewBox=f"0 0 {width} {height}", width=width, height=height,
     )  # fmt: skip
 
@@ -271,14 +278,14 @@ def _turn(point: tuple[int, int], look: _ChainLayout) -> tuple[int, int]:
 
 
 def _place_labels(lines: Sequence[_Points], look: _ChainLayout) -> list[tuple[int, int]]:
-    """Return where the distance of each hop stands: on its line, and over no other one."""
+    """Return a point on each hop's line for its distance, away from those of other hops."""
     placed: list[tuple[int, int]] = []
     for line in lines:
         is_level = len(line) > 2 or line[0][1] == line[1][1]
         (x1, y1), (x2, y2) = (line[0], line[1]) if len(line) == 2 else (line[2], line[3])
         spots = [
-            _turn((round(x1 + (x2 - x1) * part), round(y1 + (y2 - y1) * part)), look)
-            for part in ((0.5, 0.3, 0.7) if is_level else (0.75, 0.25, 0.5, 0.65, 0.35))
+            _turn((round(x1 + (x2 - x1) * share), round(y1 + (y2 - y1) * share)), look)
+            for share in ((0.5, 0.3, 0.7) if is_level else (0.75, 0.25, 0.5, 0.65, 0.35))
         ]
         free = (
             (x, y)
@@ -290,7 +297,7 @@ def _place_labels(lines: Sequence[_Points], look: _ChainLayout) -> list[tuple[in
 
 
 _LABEL: Final = (46, 16)
-"""The room of a distance."""
+"""The width and height of a distance's label."""
 
 
 def _draw_node(node: Node, corner: tuple[int, int], size: tuple[int, int]) -> str:
@@ -311,10 +318,10 @@ def _draw_node(node: Node, corner: tuple[int, int], size: tuple[int, int]) -> st
     )  # fmt: skip
 
 
-def _draw_distance(chain: Chain, hop: Hop, place: tuple[int, int]) -> str:
+def _draw_distance(chain: Chain, hop: Hop, center: tuple[int, int]) -> str:
     far = "?" if hop.behind_us is None else shorten_duration(hop.behind_us)
     far = "level" if hop.behind_us == 0 else far
-    (x, y), width = place, 8 * len(far) + 4
+    (x, y), width = center, 8 * len(far) + 4
     ground = svg("rect", "", x=x - width // 2, y=y - 8, width=width, height=16)
     label = svg("text", far, x=x, y=y + 4, text_anchor="middle")
     return svg("g", "", svg("title", chain.describe_hop(hop)), ground, label, class_="hop")
@@ -351,11 +358,11 @@ def render_sections(
 ) -> dict[str, str]:
     """Return the HTML of the chain, if there is one, and of each query, by the section's id.
 
-    `has_samples`: there is a page of the records of each case.
+    `has_samples`: each case has a page with its records.
     """
     queries = {
-        f"q{place}": _render_query(view, place if has_samples else None)
-        for place, view in enumerate(views)
+        f"q{number}": _render_query(view, number if has_samples else None)
+        for number, view in enumerate(views)
     }
     chain = build_chain(views, stores)
     return queries if chain is None else {"chain": render_chain(chain), **queries}
@@ -363,12 +370,12 @@ def render_sections(
 
 def _render_query(view: QueryView, samples_of: int | None) -> str:
     word, look = _SIGNS[view.status]
-    seen = f", last batch {age_html(view.changed_us)} ago" if view.changed_us is not None else ""
+    age = f", last batch {age_html(view.changed_us)} ago" if view.changed_us is not None else ""
     why = f": {to_html(view.detail)}" if view.detail else ""
     head = (
         f"<header><h2>{to_html(view.name)}</h2>"
         f'<p class="status {look}" data-say="{to_html(view.name)}: {word}"><b>{word}</b>{why}'
-        f"{seen}</p></header>"
+        f"{age}</p></header>"
     )
     notes = "".join(f'<p class="note">{to_html(note)}</p>' for note in view.notes)
     streams = "".join(
@@ -377,28 +384,28 @@ def _render_query(view: QueryView, samples_of: int | None) -> str:
     return f"{head}{notes}{streams}{_render_state(view)}{_render_strip(view.triggers)}"
 
 
-def _render_stream(stream: StreamView, place: int, samples_of: int | None) -> str:
-    told = stream.explanation
-    topics = ", ".join(told.topics) or "no topic"
+def _render_stream(stream: StreamView, number: int, samples_of: int | None) -> str:
+    explanation = stream.explanation
+    topics = ", ".join(explanation.topics) or "no topic"
     return (
         f'<section class="stream"><h3>{to_html(topics)}</h3>'
         f"{_render_clock(stream)}{_render_changes(stream)}"
-        f"{_render_diagnoses(told.diagnoses, place)}"
-        f"{draw_curve(stream.curve, told.changes)}{_render_counts(stream, place, samples_of)}"
-        f"{_render_lanes(stream, place)}</section>"
+        f"{_render_diagnoses(explanation.diagnoses, number)}"
+        f"{draw_curve(stream.curve, explanation.changes)}"
+        f"{_render_counts(stream, number, samples_of)}{_render_lanes(stream, number)}</section>"
     )
 
 
 def _render_clock(stream: StreamView) -> str:
-    told = stream.explanation
+    explanation = stream.explanation
     if stream.is_final:
         return '<p class="clock"><b>final CTI</b>: the stream has ended</p>'
-    if told.cti_us is None:
+    if explanation.cti_us is None:
         return '<p class="clock"><b>no CTI yet</b></p>'
-    since = f", for {age_html(told.since_us)}" if told.since_us is not None else ""
+    since = f", for {age_html(explanation.since_us)}" if explanation.since_us is not None else ""
     return (
-        f'<p class="clock">CTI <b>{to_html(format_time(told.cti_us))}</b>, '
-        f"{age_html(told.cti_us)} behind the wall clock{since}</p>"
+        f'<p class="clock">CTI <b>{to_html(format_time(explanation.cti_us))}</b>, '
+        f"{age_html(explanation.cti_us)} behind the wall clock{since}</p>"
     )
 
 
@@ -407,16 +414,18 @@ def _render_changes(stream: StreamView) -> str:
     return "".join(f'<p class="note">{to_html(line)}</p>' for line in lines)
 
 
-def _render_diagnoses(diagnoses: Sequence[Diagnosis], place: int) -> str:
+def _render_diagnoses(diagnoses: Sequence[Diagnosis], number: int) -> str:
     first, *others = diagnoses
-    parts = [_render_diagnosis(first, f"first{place}")]
+    blocks = [_render_diagnosis(first, f"first{number}")]
     if others:
-        listed = "".join(_render_diagnosis(each, f"d{place}-{n}") for n, each in enumerate(others))
-        more = format_count(len(others), "more finding")
-        parts.append(
-            f'<details data-key="others{place}"><summary>{more}</summary>{listed}</details>'
+        listed = "".join(
+            _render_diagnosis(diagnosis, f"d{number}-{n}") for n, diagnosis in enumerate(others)
         )
-    return "".join(parts)
+        more = format_count(len(others), "more finding")
+        blocks.append(
+            f'<details data-key="others{number}"><summary>{more}</summary>{listed}</details>'
+        )
+    return "".join(blocks)
 
 
 def _render_diagnosis(diagnosis: Diagnosis, key: str) -> str:
@@ -432,15 +441,15 @@ def _render_diagnosis(diagnosis: Diagnosis, key: str) -> str:
 
 
 def _shorten_time(us: int | None, near_us: int | None) -> str:
-    """Return an instant as HTML, without the date if that of another one is the same."""
+    """Return an instant as HTML, without its date if `near_us` is of the same date."""
     text = format_time(us)
     if us is None or us >= FINAL_US:
         return f"<span>{to_html(text)}</span>"
     date, _, clock = text.removesuffix("Z").partition("T")
-    shown = clock[:12].rstrip("0").rstrip(".") if "." in clock else clock
+    short = clock[:12].rstrip("0").rstrip(".") if "." in clock else clock
     if near_us is None or format_time(near_us)[: len(date)] != date:
-        shown = f"{date} {shown}"
-    return f'<span title="{to_html(text)}">{to_html(shown)}</span>'
+        short = f"{date} {short}"
+    return f'<span title="{to_html(text)}">{to_html(short)}</span>'
 
 
 # -- the curve -------------------------------------------------------------------------------------
@@ -449,47 +458,53 @@ def _shorten_time(us: int | None, near_us: int | None) -> str:
 def draw_curve(points: Sequence[Point], changes: Sequence[ClockChange] = ()) -> str:
     """Draw the CTI over the wall clock; empty with fewer than two points.
 
-    Where the CTI is near the wall clock, that is the dashed line; the gap is the delay. An upright
-    line is where options changed.
+    If the CTI is near the wall clock, a dashed line shows the wall clock, and the gap is the delay.
+    An upright line shows that options changed.
     """
-    shown = [
-        (each.planned_us, each.cti_us)
-        for each in thin_curve(points, _CURVE_POINTS)
-        if each.cti_us is not None and each.cti_us < FINAL_US
+    curve = [
+        (point.planned_us, point.cti_us)
+        for point in thin_curve(points, _CURVE_POINTS)
+        if point.cti_us is not None and point.cti_us < FINAL_US
     ]
-    if len(shown) < 2 or shown[0][0] == shown[-1][0]:
+    if len(curve) < 2 or curve[0][0] == curve[-1][0]:
         return ""
-    first, last = shown[0][0], shown[-1][0]
-    ctis = [cti for _, cti in shown]
+    first_us, last_us = curve[0][0], curve[-1][0]
+    ctis = [cti for _, cti in curve]
     low, high = min(ctis), max(ctis)
-    is_near = abs(last - high) < 10 * max(last - first, high - low, SECOND_US)
+    is_near = abs(last_us - high) < 10 * max(last_us - first_us, high - low, SECOND_US)
     if is_near:
-        low, high = min(low, first), max(high, last)
+        low, high = min(low, first_us), max(high, last_us)
     span, height = max(high - low, 1), _HEIGHT
 
     def x(us: int) -> float:
-        return round((us - first) * _WIDTH / (last - first), 1)
+        return round((us - first_us) * _WIDTH / (last_us - first_us), 1)
 
     def y(us: int) -> float:
         return round(height - 4 - (us - low) * (height - 8) / span, 1)
 
-    steps = [f"M{x(shown[0][0])} {y(shown[0][1])}"]
-    for planned, cti in shown[1:]:
+    steps = [f"M{x(curve[0][0])} {y(curve[0][1])}"]
+    for planned, cti in curve[1:]:
         steps.append(f"H{x(planned)}V{y(cti)}")
     wall = ""
     if is_near:
-        ends = {"x1": x(first), "y1": y(first), "x2": x(last), "y2": y(last)}
+        ends = {"x1": x(first_us), "y1": y(first_us), "x2": x(last_us), "y2": y(last_us)}
         wall = svg("line", "", svg("title", "the wall clock"), class_="wall", **ends)
     marks = []
     for change in changes:
-        since = [at for at, cti in shown if change.cti_us is not None and cti >= change.cti_us]
-        if since and since[0] > first:
-            at = x(since[0])
-            told = svg("title", f"changed from batch {change.number} on: {change.describe()}")
-            marks.append(svg("line", "", told, class_="change", x1=at, x2=at, y1=0, y2=height))
+        since = [
+            planned_us
+            for planned_us, cti in curve
+            if change.cti_us is not None and cti >= change.cti_us
+        ]
+        if since and since[0] > first_us:
+            change_x = x(since[0])
+            label = svg("title", f"changed from batch {change.number} on: {change.describe()}")
+            marks.append(
+                svg("line", "", label, class_="change", x1=change_x, x2=change_x, y1=0, y2=height)
+            )
     title = (
-        f"CTI from {format_instant(shown[0][1])} to {format_instant(shown[-1][1])}, by the wall "
-        f"clock from {format_instant(first)} to {format_instant(last)}"
+        f"CTI from {format_instant(curve[0][1])} to {format_instant(curve[-1][1])}, by the wall "
+        f"clock from {format_instant(first_us)} to {format_instant(last_us)}"
     )
     picture = svg(
         "svg", "", svg("title", title), wall,
@@ -499,41 +514,41 @@ def draw_curve(points: Sequence[Point], changes: Sequence[ClockChange] = ()) -> 
     dashed = "; dashed: the wall clock" if is_near else ""
     dashed += "; upright: options changed" if marks else ""
     return (
-        f"<figure>{picture}<figcaption>{_shorten_time(first, None)}"
+        f"<figure>{picture}<figcaption>{_shorten_time(first_us, None)}"
         f"<span>the CTI as the wall clock went on{dashed}</span>"
-        f"{_shorten_time(last, first)}</figcaption></figure>"
+        f"{_shorten_time(last_us, first_us)}</figcaption></figure>"
     )
 
 
 # -- counts ----------------------------------------------------------------------------------------
 
 
-def _render_counts(stream: StreamView, place: int, samples_of: int | None) -> str:
+def _render_counts(stream: StreamView, number: int, samples_of: int | None) -> str:
     boxes = "".join(
         f'<li class="{"some" if name != "events" and stream.counts[name] else ""}">'
         f"<b>{stream.counts[name]:,}</b> {name}</li>"
         for name in COUNTERS
     )
-    told = stream.explanation
+    explanation = stream.explanation
     reasons = "".join(
-        f"<li>{to_html(each.reason)}: {each.total:,}. {to_html(each.next_step)}.</li>"
-        for each in told.malformed
+        f"<li>{to_html(bad.reason)}: {bad.total:,}. {to_html(bad.next_step)}.</li>"
+        for bad in explanation.malformed
     )
     reasons = f"<p>Malformed values since the start:</p><ul>{reasons}</ul>" if reasons else ""
     cases = "".join(f"<li>{_describe_case(case, samples_of)}</li>" for case in stream.cases)
     where = f"<ul>{cases}</ul>" if cases else f"<p>{_NO_CASES}</p>"
     return (
         f'<ul class="counts" aria-label="counted in the last minute of batches">{boxes}</ul>'
-        f'<details data-key="cases{place}"><summary>where: '
+        f'<details data-key="cases{number}"><summary>where: '
         f"{', '.join(SHOWS_CASES)}</summary>{where}{reasons}</details>"
     )
 
 
 def _describe_case(case: Case, samples_of: int | None) -> str:
-    topic, last = to_html(case.partition.topic), case.end - 1
+    topic, last_offset = to_html(case.partition.topic), case.end - 1
     where = (
         f"{case.counted:,} {case.counter} in {topic} {case.partition.number}, offsets "
-        f"{case.start} to {last} (batch {case.batch})"
+        f"{case.start} to {last_offset} (batch {case.batch})"
     )
     if samples_of is None:
         return (
@@ -548,9 +563,9 @@ def _describe_case(case: Case, samples_of: int | None) -> str:
 # -- lanes -----------------------------------------------------------------------------------------
 
 
-def _render_lanes(stream: StreamView, place: int) -> str:
+def _render_lanes(stream: StreamView, number: int) -> str:
     facts = rank_partitions(stream.explanation.partitions)
-    shown = facts[:MAX_LANES]
+    lane_facts = facts[:MAX_LANES]
     times = [
         us
         for fact in facts
@@ -561,20 +576,20 @@ def _render_lanes(stream: StreamView, place: int) -> str:
     has_day = stream_us is not None and stream_us < FINAL_US
     scale = TimeScale(times, 0, 100)
     low, high = scale.low, scale.high
-    rows = "".join(_render_lane(stream, fact, scale) for fact in shown)
+    rows = "".join(_render_lane(stream, fact, scale) for fact in lane_facts)
     day = format_time(stream.explanation.cti_us)[:10] if has_day else "UTC"
     head = ["partition", "clock", "behind", *(["waiting"] if stream.waiting else [])]
     head.append(f"CTI <small>{day}</small>")
     rows += "".join(
-        f'<tr class="missing"><th scope="row">{to_html(part.topic)} {part.number}</th>'
+        f'<tr class="missing"><th scope="row">{to_html(partition.topic)} {partition.number}</th>'
         f'<td colspan="{len(head) - 1}">missing: the broker no longer lists it</td></tr>'
-        for part in stream.missing[:MAX_LANES]
+        for partition in stream.missing[:MAX_LANES]
     )
     columns = "".join(f'<th scope="col">{name}</th>' for name in head)
     more = ""
-    if len(facts) > len(shown):
+    if len(facts) > len(lane_facts):
         more = (
-            f"<p>{len(shown)} of {len(facts):,} partitions have a lane, those that hold back "
+            f"<p>{len(lane_facts)} of {len(facts):,} partitions have a lane, those that hold back "
             "first. All of them, dark where the clock is behind:</p>"
             f"{_draw_cells(facts, low, high)}"
         )
@@ -586,7 +601,7 @@ def _render_lanes(stream: StreamView, place: int) -> str:
     )
     return (
         f'<div class="lanes scroll" tabindex="0" role="region" aria-label="partitions" '
-        f'data-key="lanes{place}"><table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody>'
+        f'data-key="lanes{number}"><table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody>'
         f"</table></div>{ends}{more}"
     )
 
@@ -622,14 +637,14 @@ def _draw_lane(fact: PartitionFacts, stream_us: int | None, scale: TimeScale) ->
 def _draw_cells(facts: Sequence[PartitionFacts], low: int, high: int) -> str:
     """Draw a cell for each partition, in the order of partitions.
 
-    A thousand cells are most of what drawing takes, so a time that many share is written once.
+    Formatting the times of a thousand cells is most of the work, so equal times are formatted once.
     """
     write_time, span = cache(format_time), max(high - low, 1)
     topics = {topic: to_html(topic) for topic in {fact.partition.topic for fact in facts}}
     cells = []
-    for place, fact in enumerate(sorted(facts, key=lambda fact: fact.partition)):
+    for index, fact in enumerate(sorted(facts, key=lambda fact: fact.partition)):
         share = 1.0 if fact.cti_us is None else 1 - (min(fact.cti_us, high) - low) / span
-        row, column = divmod(place, _CELLS_A_ROW)
+        row, column = divmod(index, _CELLS_A_ROW)
         look = "cause" if fact.is_cause else f"b{min(int(share * 5), 4)}"
         cells.append(
             f'<rect class="{look}" x="{column * _CELL}" y="{row * _CELL}" width="{_CELL - 1}" '
@@ -647,31 +662,32 @@ def _draw_cells(facts: Sequence[PartitionFacts], low: int, high: int) -> str:
 
 
 def _render_strip(triggers: Sequence[BatchTiming]) -> str:
-    shown = triggers[-MAX_STRIP:]
-    if not shown:
+    batches = triggers[-MAX_STRIP:]
+    if not batches:
         return ""
     lengths = [
-        max(each.finished_us - each.planned_us, 0) if each.finished_us is not None else 0
-        for each in shown
+        max(batch.finished_us - batch.planned_us, 0) if batch.finished_us is not None else 0
+        for batch in batches
     ]
-    most = max(max(lengths), 1)
+    longest_us = max(max(lengths), 1)
     bars = []
-    for place, (each, length) in enumerate(zip(shown, lengths, strict=True)):
-        if each.finished_us is None:
-            look, height, told = "open", 40, "planned, not finished"
+    for index, (batch, length) in enumerate(zip(batches, lengths, strict=True)):
+        if batch.finished_us is None:
+            look, height, outcome = "open", 40, "planned, not finished"
         else:
-            look, height = "done", max(round(36 * length / most), 2)
-            told = f"finished after {shorten_duration(length)}"
+            look, height = "done", max(round(36 * length / longest_us), 2)
+            outcome = f"finished after {shorten_duration(length)}"
         title = (
-            f"batch {each.number}, planned {format_instant(each.planned_us)}: {told}, "
-            f"{format_count(each.records, 'offset')}"
+            f"batch {batch.number}, planned {format_instant(batch.planned_us)}: {outcome}, "
+            f"{format_count(batch.records, 'offset')}"
         )
         bars.append(
-            svg("rect", "", svg("title", title), class_=look, x=place * 10, y=44 - height, width=8,
+            svg("rect", "", svg("title", title), class_=look, x=index * 10, y=44 - height, width=8,
                 height=height)
         )  # fmt: skip
-    last = shown[-1]
-    label = f"batches {shown[0].number} to {last.number}; the highest took {shorten_duration(most)}"
+    newest = batches[-1]
+    longest = shorten_duration(longest_us)
+    label = f"batches {batches[0].number} to {newest.number}; the highest took {longest}"
     picture = svg(
         "svg", "", svg("title", label), *bars, viewBox=f"0 0 {MAX_STRIP * 10} 46", role="img",
         class_="strip", preserveAspectRatio="none",
@@ -680,7 +696,7 @@ def _render_strip(triggers: Sequence[BatchTiming]) -> str:
 
 
 def _render_state(view: QueryView) -> str:
-    rows = "".join(f"<li>{to_html(describe_operator(each))}</li>" for each in view.state)
+    rows = "".join(f"<li>{to_html(describe_operator(operator))}</li>" for operator in view.state)
     when = "" if view.state_batch is None else f", after batch {view.state_batch:,}"
     head = f"<p>State that waits for a CTI{when}:</p>"
     return f'{head}<ul class="state">{rows}</ul>' if rows else ""
@@ -701,9 +717,10 @@ def _render_cell(name: str, text: str) -> str:
 
 
 def render_case(case: Case, sample: CaseRecords | str, root: str) -> str:
-    """Return a page with the records of a case, or with why they cannot be read."""
-    part = case.partition
-    title = f"{case.counted:,} {case.counter} in {part.topic} {part.number}, batch {case.batch}"
+    """Return a page with the records of a case, or with the reason why they cannot be read."""
+    partition = case.partition
+    name = f"{partition.topic} {partition.number}"
+    title = f"{case.counted:,} {case.counter} in {name}, batch {case.batch}"
     if isinstance(sample, str):
         body = f'<p class="finding">{to_html(sample)}</p>'
     else:

@@ -1,15 +1,15 @@
-"""The rows of a query's state, from the files of its checkpoint alone, without a Spark session.
+"""Reads the rows of a query's state from the files of its checkpoint, without a Spark session.
 
-Spark's default state store keeps a map for each partition of an operator: `N.delta` has what batch
-N - 1 changed, `N.snapshot` the whole map after it. Both are pairs of a key and a value, as Spark
-has rows in memory, each behind its size, in blocks of LZ4. Only the keys are kept here, with the
-time that each waits for (`explanation.OperatorState`).
+Spark's default state store keeps a map for each partition of an operator: `N.delta` has the changes
+of batch N - 1, `N.snapshot` the whole map after it. Both files hold pairs of a key and a value, in
+the layout of Spark's rows in memory, each after its size, in blocks of LZ4. This module keeps only
+the keys, with the time that each waits for (`explanation.OperatorState`).
 
-With RocksDB `N.changelog` has the same pairs, whose keys begin with a version, and `N.zip` names
+With RocksDB, `N.changelog` has the same pairs, but its keys begin with a version, and `N.zip` names
 the tables of RocksDB that make up the map; their newest entries are its keys. `N.zip` also has the
-number of keys as Spark counts it, and a map that has another number is not shown. What Spark keeps
-otherwise (another codec, several states of one operator, tables of a later RocksDB) is not read.
-`StateFound.note` says what is not known.
+number of keys as Spark counts it; a map with another number of keys is not shown. Other layouts
+(another codec, several states of one operator, tables of a later RocksDB) are not read.
+`QueryState.note` says what is not known.
 """
 
 import json
@@ -30,15 +30,16 @@ from pyspark_timestream.core.checkpoint import is_instant
 from pyspark_timestream.core.report import format_count
 
 MAX_BYTES: Final = 4_000_000
-"""Read no more than this of the files of a query's state at once: about a second of a core."""
+"""Read at most this many bytes of a query's state at once: about a second of a core."""
 
 _MAX_DELTAS: Final = 20
-"""With more deltas to read a snapshot and those after it are less."""
+"""If there are more deltas to read, reading a snapshot and the deltas after it is less work."""
 
 _MAX_BLOCK: Final = 1 << 25
-_MAX_TABLE: Final = 1 << 27
-"""Bytes of a table's blocks and keys, unpacked: a few that are packed may stand for any number."""
 """Spark writes no larger block."""
+
+_MAX_TABLE: Final = 1 << 27
+"""Bytes of a table's blocks and keys once unpacked: a few packed bytes may unpack to any number."""
 
 _PREFIX: Final = "spark.sql.streaming.stateStore."
 _PROVIDER: Final = f"{_PREFIX}providerClass"
@@ -49,10 +50,10 @@ _NEEDED: Final = {
     f"{_PREFIX}encodingFormat": "unsaferow",
     f"{_PREFIX}rowChecksum.enabled": "false",
 }
-"""The settings of a state whose files have the layout that is read here."""
+"""The settings with which state files have the layout that this module reads."""
 
 _OF_A_JOIN: Final = "-keyWithIndexToValue"
-"""Of the four stores of a join the two with this ending have its rows, each once."""
+"""A join has four stores; the two with this ending have each of its rows once."""
 
 _ASK_SPARK: Final = "`python -m pyspark_timestream explain --state` counts them, with a Spark"
 
@@ -76,13 +77,13 @@ class _StateUnreadable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class StateFound:
+class QueryState:
     """The state of a query.
 
     Attributes:
         operators: the state of each operator that could be read.
-        batch: the batch after which it is so; None: none was looked for yet.
-        note: why something is not known; empty if all is.
+        batch: the batch after which the state was so; None: it was not read yet.
+        note: why something is not known; empty if all is known.
     """
 
     operators: tuple[OperatorState, ...] = ()
@@ -96,24 +97,24 @@ class _Store(NamedTuple):
     name: str
     partitions: int
     has_prefix: bool
-    """Whether RocksDB has a part of its keys in front, by which Spark finds the others."""
+    """Whether its keys in RocksDB begin with a prefix, by which Spark looks them up."""
 
-    def place(self, partition: int) -> Path:
+    def partition_folder(self, partition: int) -> Path:
         """Return the directory of one of its partitions."""
-        place = self.folder / str(partition)
-        return place if self.name == "default" else place / self.name
+        folder = self.folder / str(partition)
+        return folder if self.name == "default" else folder / self.name
 
 
 @dataclass(slots=True)
 class _PartitionKeys:
-    """The keys of a partition of a store, after so many batches."""
+    """The keys of a partition of a store, after `version` batches."""
 
     version: int = 0
     keys: _Keys = field(default_factory=dict)
 
 
 class StateFiles:
-    """Reads what is new in the state of a checkpoint each time it is asked; it only reads.
+    """Reads what is new in a checkpoint's state at each call of `read`; it writes nothing.
 
     Args:
         root: the checkpoint.
@@ -121,30 +122,30 @@ class StateFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._parts: dict[Path, _PartitionKeys] = {}
-        self._left = 0
+        self._partitions: dict[Path, _PartitionKeys] = {}
+        self._bytes_left = 0
         self._provider = _OWN_MAP
-        self.found = StateFound()
+        self.state = QueryState()
 
     def read(self, batch: int, settings: Mapping[str, str]) -> bool:
-        """Read the state after a batch, and return whether `found` is another one now.
+        """Read the state after a batch, and return whether `state` has changed.
 
         `settings` are those that the offset log notes for that batch.
         """
-        before = self.found
+        before = self.state
         if before.batch == batch:
             return False
-        self._left = MAX_BYTES
-        self.found = self._read(batch, settings)
-        return self.found != before
+        self._bytes_left = MAX_BYTES
+        self.state = self._read(batch, settings)
+        return self.state != before
 
-    def _read(self, batch: int, settings: Mapping[str, str]) -> StateFound:
+    def _read(self, batch: int, settings: Mapping[str, str]) -> QueryState:
         if not (self._root / "state").is_dir():
-            return StateFound((), batch)
+            return QueryState((), batch)
         self._provider = settings.get(_PROVIDER, _OWN_MAP).rpartition(".")[2]
         obstacle = _find_obstacle(self._provider, settings)
         if obstacle is not None:
-            return StateFound((), batch, f"the rows of state are not known: {obstacle}")
+            return QueryState((), batch, f"the rows of state are not known: {obstacle}")
         keys: dict[str, list[_Keys]] = {}
         is_window: dict[str, bool] = {}
         troubles: dict[str, str] = {}
@@ -155,11 +156,11 @@ class StateFiles:
                     operator = store.operator
                     is_split = store.has_prefix and self._provider == _ROCKSDB
                     due = None if is_split else _read_due_place(store)
-                    found = [
-                        self._read_part(store.place(number), batch + 1, due)
+                    partition_keys = [
+                        self._read_partition(store.partition_folder(number), batch + 1, due)
                         for number in range(store.partitions)
                     ]
-                    keys[operator] = keys.get(operator, []) + found
+                    keys[operator] = keys.get(operator, []) + partition_keys
                     is_window[operator] = due is not None and len(due) > 2
             except (IndexError, struct.error):
                 keys.pop(operator, None)
@@ -167,43 +168,50 @@ class StateFiles:
             except (OSError, ValueError) as error:
                 keys.pop(operator, None)
                 troubles[operator] = str(error) or type(error).__name__
-        counted = tuple(_count(name, parts, is_window[name]) for name, parts in keys.items())
+        counted = tuple(
+            _count(name, partition_keys, is_window[name]) for name, partition_keys in keys.items()
+        )
         notes = [f"of {name}: {why}" for name, why in troubles.items()]
         note = f"the rows of state are not known {'; '.join(notes)}" if notes else ""
-        return StateFound(counted, batch, note)
+        return QueryState(counted, batch, note)
 
-    def _read_part(self, folder: Path, version: int, due: Due | None) -> _Keys:
-        # Whatever fails leaves nothing that is half read.
-        part = self._parts.pop(folder, None)
-        if part is not None and part.version <= version <= part.version + _MAX_DELTAS:
+    def _read_partition(self, folder: Path, version: int, due: Due | None) -> _Keys:
+        # The partition is put back once it is read whole, so a failure leaves nothing half read.
+        partition = self._partitions.pop(folder, None)
+        if (
+            partition is not None
+            and partition.version <= version <= partition.version + _MAX_DELTAS
+        ):
             try:
-                self._catch_up(folder, part, version, due)
+                self._catch_up(folder, partition, version, due)
             except FileNotFoundError:
-                part = None  # Spark has removed what comes next.
+                partition = None  # Spark has removed what comes next.
         else:
-            part = None
-        if part is None:
-            part = _PartitionKeys(_find_snapshot(folder, version, _SNAPSHOTS[self._provider]))
+            partition = None
+        if partition is None:
+            partition = _PartitionKeys(_find_snapshot(folder, version, _SNAPSHOTS[self._provider]))
             try:
-                if part.version:
-                    self._read_snapshot(folder, part, due)
-                self._catch_up(folder, part, version, due)
+                if partition.version:
+                    self._read_snapshot(folder, partition, due)
+                self._catch_up(folder, partition, version, due)
             except FileNotFoundError as error:
                 lacking = Path(error.filename).relative_to(self._root)
                 raise _StateUnreadable(f"'{lacking}' is not there; {_ASK_SPARK}") from None
-        self._parts[folder] = part
-        return part.keys
+        self._partitions[folder] = partition
+        return partition.keys
 
-    def _catch_up(self, folder: Path, part: _PartitionKeys, version: int, due: Due | None) -> None:
-        while part.version < version:
-            name = f"{part.version + 1}{_BATCHES[self._provider]}"
-            self._apply(folder / name, part.keys, due)
-            part.version += 1
+    def _catch_up(
+        self, folder: Path, partition: _PartitionKeys, version: int, due: Due | None
+    ) -> None:
+        while partition.version < version:
+            name = f"{partition.version + 1}{_BATCHES[self._provider]}"
+            self._apply(folder / name, partition.keys, due)
+            partition.version += 1
 
-    def _read_snapshot(self, folder: Path, part: _PartitionKeys, due: Due | None) -> None:
-        path = folder / f"{part.version}{_SNAPSHOTS[self._provider]}"
+    def _read_snapshot(self, folder: Path, partition: _PartitionKeys, due: Due | None) -> None:
+        path = folder / f"{partition.version}{_SNAPSHOTS[self._provider]}"
         if self._provider == _OWN_MAP:
-            self._apply(path, part.keys, due)
+            self._apply(path, partition.keys, due)
             return
         self._count_bytes(path)
         tables, rows = _read_description(path)
@@ -212,14 +220,14 @@ class StateFiles:
             table = folder / "SSTs" / name
             self._count_bytes(table)
             _add_table(table.read_bytes(), newest)
-        alive = [key for key, place in newest.items() if place & 0xFF == _SET]
+        alive = [key for key, entry in newest.items() if entry & 0xFF == _SET]
         if len(alive) != rows:
             raise _StateUnreadable(
                 f"'{path.relative_to(self._root)}' has {format_count(rows, 'row')} and its tables "
                 f"{len(alive)}; {_ASK_SPARK}"
             )
         for key in alive:
-            part.keys[key] = None if due is None else _read_due(key[1:], due)
+            partition.keys[key] = None if due is None else _read_due(key[1:], due)
 
     def _apply(self, path: Path, keys: _Keys, due: Due | None) -> None:
         self._count_bytes(path)
@@ -233,8 +241,8 @@ class StateFiles:
             _change(raw, keys, due, 1 if self._provider == _ROCKSDB else 0)
 
     def _count_bytes(self, path: Path) -> None:
-        self._left -= path.stat().st_size
-        if self._left < 0:
+        self._bytes_left -= path.stat().st_size
+        if self._bytes_left < 0:
             raise _StateUnreadable(
                 f"its files have more than {MAX_BYTES // 1_000_000} MB; {_ASK_SPARK}"
             )
@@ -244,15 +252,15 @@ def _find_obstacle(provider: str, settings: Mapping[str, str]) -> str | None:
     """Return why the files of such a state cannot be read here; None if they can."""
     if provider not in _SNAPSHOTS:
         return f"a {provider} keeps them in files that Spark alone reads; {_ASK_SPARK}"
-    for name, wanted in _NEEDED.items():
-        if (given := settings.get(name, wanted)) != wanted:
-            return f"'{name}' is '{given}', and only '{wanted}' is read here; {_ASK_SPARK}"
+    for name, required in _NEEDED.items():
+        if (value := settings.get(name, required)) != required:
+            return f"'{name}' is '{value}', and only '{required}' is read here; {_ASK_SPARK}"
     return None
 
 
 def _list_operators(root: Path) -> list[Path]:
     with os.scandir(root / "state") as entries:
-        numbers = sorted(int(each.name) for each in entries if each.name.isdecimal())
+        numbers = sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
     return [root / "state" / str(number) for number in numbers]
 
 
@@ -260,12 +268,12 @@ def _list_stores(folder: Path) -> Iterator[_Store]:
     """Yield the stores of an operator whose rows count."""
     try:
         text = (folder / "_metadata" / "metadata").read_text(encoding="utf-8")
-        described = json.loads(text.partition("\n")[2])
-        kind = described["operatorInfo"]["operatorName"]
-        stores = {each["storeName"]: int(each["numPartitions"])
-                  for each in described["stateStoreInfo"]}  # fmt: skip
-        split = {each["storeName"] for each in described["stateStoreInfo"]
-                 if each["numColsPrefixKey"]}  # fmt: skip
+        metadata = json.loads(text.partition("\n")[2])
+        kind = metadata["operatorInfo"]["operatorName"]
+        stores = {store["storeName"]: int(store["numPartitions"])
+                  for store in metadata["stateStoreInfo"]}  # fmt: skip
+        split = {store["storeName"] for store in metadata["stateStoreInfo"]
+                 if store["numColsPrefixKey"]}  # fmt: skip
     except (OSError, KeyError, RecursionError, TypeError, ValueError):
         raise _StateUnreadable(f"its layout is not one that is read here; {_ASK_SPARK}") from None
     counted = [name for name in stores if name == "default" or name.endswith(_OF_A_JOIN)]
@@ -276,36 +284,36 @@ def _list_stores(folder: Path) -> Iterator[_Store]:
 
 
 def _read_due_place(store: _Store) -> Due | None:
-    """Return where the keys of a store have the time that they wait for; None: nowhere known."""
+    """Return where the keys of a store have the time that they wait for; None if unknown."""
     if store.name != "default":
         return None  # A join keeps what it compares in values, too.
     try:
-        content = (store.place(0) / "_metadata" / "schema").read_bytes()
+        content = (store.partition_folder(0) / "_metadata" / "schema").read_bytes()
         return find_due_place(json.loads(_read_key_schema(content)))
     except (OSError, KeyError, RecursionError, TypeError, ValueError, AttributeError, struct.error):
         return None
 
 
 def _read_key_schema(content: bytes) -> str:
-    """Return the schema of keys from a file of version 2: a version, then texts in pieces."""
+    """Return the schema of the keys from a file of version 2: a version, then a text in pieces."""
     (length,) = struct.unpack_from(">H", content)
     if content[2 : 2 + length] != b"v2":
         raise _StateUnreadable("its schema is of another version")
-    (pieces,) = _SIZE.unpack_from(content, at := 2 + length)
-    at, text = at + 4, b""
+    (pieces,) = _SIZE.unpack_from(content, position := 2 + length)
+    position, text = position + 4, b""
     for _ in range(pieces):
-        (length,) = struct.unpack_from(">H", content, at)
-        text += content[at + 2 : at + 2 + length]
-        at += 2 + length
+        (length,) = struct.unpack_from(">H", content, position)
+        text += content[position + 2 : position + 2 + length]
+        position += 2 + length
     return text.decode("utf-8")
 
 
 def _find_snapshot(folder: Path, version: int, ending: str) -> int:
     """Return the newest snapshot up to a version; 0 if there is none."""
     with os.scandir(folder) as entries:
-        names = [each.name.partition(ending) for each in entries]
+        names = [entry.name.partition(ending) for entry in entries]
     numbers = [
-        int(number) for number, end, rest in names if end and not rest and number.isdecimal()
+        int(number) for number, end, tail in names if end and not tail and number.isdecimal()
     ]
     return max((number for number in numbers if number <= version), default=0)
 
@@ -318,62 +326,64 @@ _LATER_CHANGELOG: Final = b"\0\2v"
 """Changelogs from version 2 on begin with their version; here that would be a key of 160 kB."""
 
 _NO_CHANGE: Final = _HEADER.pack(_MAGIC, 0x15, 4, 4, 0x084D80DB) + _SIZE.pack(-1) + _END
-"""A delta of a batch that changed nothing in its partition, as most are."""
+"""The delta of a batch that changed nothing in its partition; most deltas are such."""
 
 
 def _unpack(content: bytes) -> bytes:
-    """Return what Java's `LZ4BlockOutputStream` was given.
+    """Unpack what Java's `LZ4BlockOutputStream` wrote.
 
     Raises:
         _StateUnreadable: it is something else.
         ValueError, OSError, struct.error: a block is damaged.
     """
-    codec, blocks, at = pa.Codec("lz4_raw"), [], 0
-    while at < len(content):
-        magic, token, size, length, _ = _HEADER.unpack_from(content, at)
-        at += _HEADER.size
+    codec, blocks, position = pa.Codec("lz4_raw"), [], 0
+    while position < len(content):
+        magic, token, size, length, _ = _HEADER.unpack_from(content, position)
+        position += _HEADER.size
         if magic != _MAGIC or length > _MAX_BLOCK:
             raise _StateUnreadable(f"a file of it is no map of rows; {_ASK_SPARK}")
         if token & 0xF0 == _STORED:
-            blocks.append(content[at : at + size])
+            blocks.append(content[position : position + size])
         elif token & 0xF0 == _LZ4:
-            blocks.append(codec.decompress(content[at : at + size], length, asbytes=True))
+            blocks.append(
+                codec.decompress(content[position : position + size], length, asbytes=True)
+            )
         else:
             raise _StateUnreadable(f"a file of it is no map of rows; {_ASK_SPARK}")
-        at += size
+        position += size
     return b"".join(blocks)
 
 
 def _change(raw: bytes, keys: _Keys, due: Due | None, start: int) -> None:
-    """Make the changes of a file to the keys of a partition; the row of a key begins at `start`."""
-    at = 0
+    """Apply the changes in a file to a partition's keys; the row in a key begins at `start`."""
+    position = 0
     while True:
-        (size,) = _SIZE.unpack_from(raw, at)
+        (size,) = _SIZE.unpack_from(raw, position)
         if size < 0:
             return
-        key = raw[at + 4 : at + 4 + size]
-        at += 4 + size
-        (size,) = _SIZE.unpack_from(raw, at)
-        at += 4
+        key = raw[position + 4 : position + 4 + size]
+        position += 4 + size
+        (size,) = _SIZE.unpack_from(raw, position)
+        position += 4
         if size < 0:
             keys.pop(key, None)
         else:
-            at += size
+            position += size
             keys[key] = None if due is None else _read_due(key[start:], due)
 
 
 def _read_due(key: bytes, due: Due) -> int | None:
     """Return the time that a key waits for; None if that is null.
 
-    A row is a bit for each field, set for nulls, in words of eight bytes; then a word for each
-    field. That of a struct is its place and its size, and it is a row again.
+    A row begins with a bit for each field, set for nulls, in words of eight bytes; then follows a
+    word for each field. The word of a struct has its offset and size, and there it is a row again.
     """
     start = 0
     word: int | None = None
-    for fields, place in zip(due[::2], due[1::2], strict=True):
-        if key[start + place // 8] >> place % 8 & 1:
+    for fields, index in zip(due[::2], due[1::2], strict=True):
+        if key[start + index // 8] >> index % 8 & 1:
             return None
-        (word,) = _WORD.unpack_from(key, start + (fields + 63) // 64 * 8 + 8 * place)
+        (word,) = _WORD.unpack_from(key, start + (fields + 63) // 64 * 8 + 8 * index)
         assert word is not None
         start = word >> 32
         if start < 0 or start >= len(key):
@@ -408,10 +418,10 @@ def _read_description(path: Path) -> tuple[list[str], int]:
             text = member.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise ValueError("its description is too large")
-        told = json.loads(text.partition(b"\n")[2])
-        tables = [each["dfsSstFileName"] for each in told["sstFiles"]]
-        rows = told["numKeys"]
-        is_known = not told.get("columnFamilyMapping") and not told.get("logFiles")
+        description = json.loads(text.partition(b"\n")[2])
+        tables = [table["dfsSstFileName"] for table in description["sstFiles"]]
+        rows = description["numKeys"]
+        is_known = not description.get("columnFamilyMapping") and not description.get("logFiles")
         is_known = is_known and all(Path(name).name == name for name in tables)
     except _DAMAGED_ARCHIVE as error:
         raise _StateUnreadable(f"a snapshot of it is damaged ({error}); {_ASK_SPARK}") from None
@@ -423,62 +433,62 @@ def _read_description(path: Path) -> tuple[list[str], int]:
 def _add_table(content: bytes, newest: dict[bytes, int]) -> None:
     """Note the newest entry of each key of a table: its sequence number and its operation.
 
-    Blocks have keys in order; each begins with as many bytes of the one before as its first number
-    says. The footer says where the index is, which says the same of all blocks.
+    A block has its keys in order; the first number of an entry says how many bytes its key shares
+    with the key before. The footer says where the index is, and the index where all blocks are.
     """
     if content[-8:] != _TABLE_MAGIC or content[-12] not in _TABLE_VERSIONS:
         raise _StateUnreadable(f"its tables are not ones that are read here; {_ASK_SPARK}")
-    at = len(content) - _FOOTER + 1
-    for _ in range(2):  # Where the other index is comes first.
-        _, at = _read_number(content, at)
-    offset, at = _read_number(content, at)
-    size, _ = _read_number(content, at)
-    left = _MAX_TABLE
-    for place in _list_blocks(_read_block(content, offset, size)):
-        block = _read_block(content, *place)
-        left -= len(block) + 1
+    position = len(content) - _FOOTER + 1
+    for _ in range(2):  # The handle of the metaindex comes first.
+        _, position = _read_number(content, position)
+    offset, position = _read_number(content, position)
+    size, _ = _read_number(content, position)
+    bytes_left = _MAX_TABLE
+    for handle in _list_blocks(_read_block(content, offset, size)):
+        block = _read_block(content, *handle)
+        bytes_left -= len(block) + 1
         for key in _list_keys(block):
-            left -= len(key)
-            if left < 0:
+            bytes_left -= len(key)
+            if bytes_left < 0:
                 break
             (entry,) = _ENTRY.unpack_from(key, len(key) - 8)
             if entry & 0xFF not in (_REMOVED, _SET, _REMOVED_ONCE):
                 raise _StateUnreadable(f"its tables have entries that are merged; {_ASK_SPARK}")
             if entry > newest.get(key[:-8], -1):
                 newest[key[:-8]] = entry
-        if left < 0:
+        if bytes_left < 0:
             raise _StateUnreadable(f"its tables are too large; {_ASK_SPARK}")
 
 
 _ENTRY: Final = struct.Struct("<Q")
 
 
-def _read_number(content: bytes, at: int) -> tuple[int, int]:
+def _read_number(content: bytes, position: int) -> tuple[int, int]:
     """Return a number of seven bits a byte, lowest first, and where it ends."""
     number = shift = 0
     while True:
-        byte = content[at]
+        byte = content[position]
         number |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 0x80:
-            return number, at
+            return number, position
         if shift > 63:
             raise _StateUnreadable(f"a table of it is damaged; {_ASK_SPARK}")
 
 
 def _read_block(content: bytes, offset: int, size: int) -> bytes:
-    """Return the entries of a block, without the places of some that stand behind them."""
+    """Return the entries of a block, without the restart points behind them."""
     kind, block = content[offset + size], content[offset : offset + size]
     if kind in _LZ4_BLOCKS:
-        length, at = _read_number(block, 0)
+        length, position = _read_number(block, 0)
         if length > _MAX_BLOCK:
             raise _StateUnreadable(f"a block of its tables is too large; {_ASK_SPARK}")
-        block = pa.Codec("lz4_raw").decompress(block[at:], length, asbytes=True)
+        block = pa.Codec("lz4_raw").decompress(block[position:], length, asbytes=True)
     elif kind != _PLAIN_BLOCK:
         raise _StateUnreadable(f"its tables are compressed otherwise than with LZ4; {_ASK_SPARK}")
-    (places,) = _COUNT.unpack_from(block, len(block) - 4)
-    end = len(block) - 4 - 4 * places
-    if places >= _SPLIT_BLOCK or end < 0:
+    (restarts,) = _COUNT.unpack_from(block, len(block) - 4)
+    end = len(block) - 4 - 4 * restarts
+    if restarts >= _SPLIT_BLOCK or end < 0:
         raise _StateUnreadable(f"its tables are not ones that are read here; {_ASK_SPARK}")
     return block[:end]
 
@@ -487,41 +497,41 @@ _COUNT: Final = struct.Struct("<I")
 
 
 def _list_keys(block: bytes) -> Iterator[bytes]:
-    key, at = b"", 0
-    while at < len(block):
-        shared, at = _read_number(block, at)
-        size, at = _read_number(block, at)
-        value, at = _read_number(block, at)
-        key = key[:shared] + block[at : at + size]
-        at += size + value
+    key, position = b"", 0
+    while position < len(block):
+        shared, position = _read_number(block, position)
+        size, position = _read_number(block, position)
+        value, position = _read_number(block, position)
+        key = key[:shared] + block[position : position + size]
+        position += size + value
         yield key
 
 
 def _list_blocks(index: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where blocks are, and their sizes; after a whole entry some hold only a difference."""
-    at = offset = size = 0
-    while at < len(index):
-        shared, at = _read_number(index, at)
-        added, at = _read_number(index, at)
-        at += added
+    """Yield each block's offset and size; an entry may hold only the change from the one before."""
+    position = offset = size = 0
+    while position < len(index):
+        shared, position = _read_number(index, position)
+        unshared, position = _read_number(index, position)
+        position += unshared
         if shared:
-            change, at = _read_number(index, at)
+            change, position = _read_number(index, position)
             offset += size + _BLOCK_TRAILER
             size += change >> 1 ^ -(change & 1)
         else:
-            offset, at = _read_number(index, at)
-            size, at = _read_number(index, at)
+            offset, position = _read_number(index, position)
+            size, position = _read_number(index, position)
         yield offset, size
 
 
 _BLOCK_TRAILER: Final = 5
 
 
-def _count(operator: str, parts: Sequence[_Keys], is_window: bool) -> OperatorState:
-    times = Counter(us for keys in parts for us in keys.values() if us is not None)
+def _count(operator: str, partitions: Sequence[_Keys], is_window: bool) -> OperatorState:
+    times = Counter(us for keys in partitions for us in keys.values() if us is not None)
     return OperatorState(
         operator,
-        sum(map(len, parts)),
+        sum(map(len, partitions)),
         due=tuple(sorted(times.items())[:MAX_TIMES]),
         is_window=is_window,
         times=len(times),

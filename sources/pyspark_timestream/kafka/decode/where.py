@@ -1,7 +1,7 @@
-"""Types the condition of option `where` for a schema, and finds the rows that it is true for.
+"""Types the condition of option `where` for a schema, and finds the rows for which it is true.
 
-The types that a comparison compares in are Spark's (semantics 13.15). Where they depend on the
-session's settings, or digits would be lost, the condition is refused.
+A comparison casts both sides to the type that Spark casts them to (semantics 13.15). A condition is
+refused if that type depends on the session's settings, or if the cast would lose digits.
 """
 
 import re
@@ -39,13 +39,13 @@ class _Step(Protocol):
     def type(self) -> pa.DataType:
         """Return the type of its values."""
 
-    def compute(self, read: ReadColumn) -> Any:
-        """Return its n values, or one scalar that stands for all; `read` returns a column."""
+    def compute(self, read_column: ReadColumn) -> Any:
+        """Return its n values, or one scalar for all; `read_column` returns a column by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition over columns of known types; it pickles, and evaluating it fails for no value.
+    """A condition over columns of known types; it pickles, and no value makes it fail.
 
     Attributes:
         root: its tree.
@@ -55,14 +55,14 @@ class Condition:
     root: _Step
     columns: tuple[str, ...]
 
-    def find(self, read: ReadColumn, rows: int) -> Mask:
-        """Find the rows, of `rows`, for which it is true; neither false nor null."""
-        found = self.root.compute(read)
-        if isinstance(found, pa.Scalar):
-            return np.full(rows, found.as_py() is True)
-        if found.null_count:
-            found = pc.fill_null(found, False)
-        return np.array(found.to_numpy(zero_copy_only=False), dtype=np.bool_)
+    def find(self, read_column: ReadColumn, rows: int) -> Mask:
+        """Return a mask of the `rows` rows: those for which it is true, neither false nor null."""
+        truth = self.root.compute(read_column)
+        if isinstance(truth, pa.Scalar):
+            return np.full(rows, truth.as_py() is True)
+        if truth.null_count:
+            truth = pc.fill_null(truth, False)
+        return np.array(truth.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 # -- the steps -------------------------------------------------------------------------------------
@@ -74,11 +74,11 @@ class _Column:
     path: tuple[int, ...]
     type: pa.DataType
 
-    def compute(self, read: ReadColumn) -> Any:
-        column = read(self.name)
-        for place in self.path:
+    def compute(self, read_column: ReadColumn) -> Any:
+        column = read_column(self.name)
+        for index in self.path:
             # Unlike `struct_field`, flatten makes the fields of a null struct null.
-            column = column.flatten()[place]
+            column = column.flatten()[index]
         return column
 
 
@@ -87,7 +87,7 @@ class _Value:
     value: Any
     type: pa.DataType
 
-    def compute(self, read: ReadColumn) -> Any:
+    def compute(self, read_column: ReadColumn) -> Any:
         return pa.scalar(self.value, self.type)
 
 
@@ -101,9 +101,9 @@ class _Compare:
     common: pa.DataType
     type: pa.DataType = _BOOLEAN
 
-    def compute(self, read: ReadColumn) -> Any:
-        left = _cast(self.left.compute(read), self.common)
-        right = _cast(self.right.compute(read), self.common)
+    def compute(self, read_column: ReadColumn) -> Any:
+        left = _cast(self.left.compute(read_column), self.common)
+        right = _cast(self.right.compute(read_column), self.common)
         match self.name:
             case "=":
                 return _equal(left, right)
@@ -127,15 +127,15 @@ class _In:
     common: pa.DataType
     type: pa.DataType = _BOOLEAN
 
-    def compute(self, read: ReadColumn) -> Any:
-        operand = _cast(self.operand.compute(read), self.common)
+    def compute(self, read_column: ReadColumn) -> Any:
+        operand = _cast(self.operand.compute(read_column), self.common)
         if pa.types.is_floating(self.common):
             # Arrow finds -0.0 only where the set has -0.0, and the sum is 0.0.
             operand = pc.add(operand, pa.scalar(0.0, self.common))
-        found = pc.is_in(operand, value_set=pa.array(self.values, self.common))
-        known = pc.is_valid(operand)
-        is_known = pc.and_(known, found) if self.has_null else known
-        return pc.if_else(is_known, found, pa.scalar(None, _BOOLEAN))
+        is_member = pc.is_in(operand, value_set=pa.array(self.values, self.common))
+        has_value = pc.is_valid(operand)
+        is_known = pc.and_(has_value, is_member) if self.has_null else has_value
+        return pc.if_else(is_known, is_member, pa.scalar(None, _BOOLEAN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ class _Like:
     text: str
     type: pa.DataType = _BOOLEAN
 
-    def compute(self, read: ReadColumn) -> Any:
-        operand = self.operand.compute(read)
+    def compute(self, read_column: ReadColumn) -> Any:
+        operand = self.operand.compute(read_column)
         if self.how == "any":
             return pc.if_else(pc.is_valid(operand), True, pa.scalar(None, _BOOLEAN))
         if self.how == "equal":
@@ -161,8 +161,8 @@ class _IsNull:
     operand: _Step
     type: pa.DataType = _BOOLEAN
 
-    def compute(self, read: ReadColumn) -> Any:
-        return pc.is_null(self.operand.compute(read))
+    def compute(self, read_column: ReadColumn) -> Any:
+        return pc.is_null(self.operand.compute(read_column))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ class _Is:
     value: bool
     type: pa.DataType = _BOOLEAN
 
-    def compute(self, read: ReadColumn) -> Any:
-        truth = self.operand.compute(read)
+    def compute(self, read_column: ReadColumn) -> Any:
+        truth = self.operand.compute(read_column)
         return pc.fill_null(truth if self.value else pc.invert(truth), False)
 
 
@@ -181,8 +181,8 @@ class _Not:
     operand: _Step
     type: pa.DataType = _BOOLEAN
 
-    def compute(self, read: ReadColumn) -> Any:
-        return pc.invert(self.operand.compute(read))
+    def compute(self, read_column: ReadColumn) -> Any:
+        return pc.invert(self.operand.compute(read_column))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,36 +193,36 @@ class _Chain:
     is_and: bool
     type: pa.DataType = _BOOLEAN
 
-    def compute(self, read: ReadColumn) -> Any:
+    def compute(self, read_column: ReadColumn) -> Any:
         join = pc.and_kleene if self.is_and else pc.or_kleene
-        found = self.inputs[0].compute(read)
-        for each in self.inputs[1:]:
-            found = join(found, each.compute(read))
-        return found
+        truth = self.inputs[0].compute(read_column)
+        for step in self.inputs[1:]:
+            truth = join(truth, step.compute(read_column))
+        return truth
 
 
 def _cast(values: Any, kind: pa.DataType) -> Any:
     if values.type == kind:
         return values
     if pa.types.is_decimal(values.type) and kind == _DOUBLE:
-        # Arrow's own cast is not always the nearest double, which reading the text is.
+        # Arrow's own cast does not always give the nearest double; reading the text does.
         return values.cast(pa.string()).cast(kind)
     return pc.cast(values, kind, safe=False)
 
 
 def _equal(left: Any, right: Any) -> Any:
-    found = pc.equal(left, right)
+    result = pc.equal(left, right)
     if not pa.types.is_floating(left.type):
-        return found
-    return pc.or_(found, pc.and_(pc.is_nan(left), pc.is_nan(right)))
+        return result
+    return pc.or_(result, pc.and_(pc.is_nan(left), pc.is_nan(right)))
 
 
 def _greater(left: Any, right: Any) -> Any:
-    """Compare as Spark does, for which NaN is greater than every other number."""
-    found = pc.greater(left, right)
+    """Compare as Spark does: to it NaN is greater than every other number."""
+    result = pc.greater(left, right)
     if not pa.types.is_floating(left.type):
-        return found
-    return pc.or_(found, pc.and_not(pc.is_nan(left), pc.is_nan(right)))
+        return result
+    return pc.or_(result, pc.and_not(pc.is_nan(left), pc.is_nan(right)))
 
 
 # -- types -----------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ _LITERALS: Final = {
     "null": pa.null(),
 }
 _SAME: Final = (_BOOLEAN, pa.string(), pa.binary(), pa.date32(), INSTANT, pa.timestamp("us"))
-"""Types, other than numbers, whose values are compared with those of the same type."""
+"""Types other than numbers; their values are compared with values of the same type only."""
 
 
 class _Typing:
@@ -287,13 +287,13 @@ class _Typing:
         self.used: dict[str, None] = {}
 
     def condition(self, node: Node) -> _Step:
-        """Type what must be true or false."""
-        found = self._operand(node)
-        if found.type not in (_BOOLEAN, pa.null()):
+        """Type a node that must be true or false."""
+        step = self._operand(node)
+        if step.type not in (_BOOLEAN, pa.null()):
             raise _Wrong(
-                f"{_show(node)} is {_name(found.type)}, and no condition", "compare it with a value"
+                f"{_show(node)} is {_name(step.type)}, and no condition", "compare it with a value"
             )
-        return _Value(None, _BOOLEAN) if found.type == pa.null() else found
+        return _Value(None, _BOOLEAN) if step.type == pa.null() else step
 
     def _operand(self, node: Node) -> _Step:
         if isinstance(node, Name):
@@ -315,10 +315,10 @@ class _Typing:
                 return self._like(node)
         return self._compare(node)
 
-    def _column(self, parts: tuple[str, ...]) -> _Column:
-        name = _find(parts[0], self._columns) or _find(parts[0], self._others)
+    def _column(self, names: tuple[str, ...]) -> _Column:
+        name = _find(names[0], self._columns) or _find(names[0], self._others)
         if name is None:
-            raise self._unknown(parts)
+            raise self._unknown(names)
         kind = self._columns.get(name, self._others.get(name))
         if kind is None:
             raise _Wrong(
@@ -327,22 +327,22 @@ class _Typing:
             )
         self.used[name] = None
         path = []
-        for part in parts[1:]:
-            place = _find_field(kind, part)
-            if place is None:
-                raise self._unknown(parts)
-            path.append(place)
-            kind = kind.field(place).type
+        for field_name in names[1:]:
+            index = _find_field(kind, field_name)
+            if index is None:
+                raise self._unknown(names)
+            path.append(index)
+            kind = kind.field(index).type
         return _Column(name, tuple(path), kind)
 
-    def _unknown(self, parts: tuple[str, ...]) -> _Wrong:
-        whole = ".".join(parts)
-        if len(parts) > 1 and _find(whole, self._columns):
-            step = f"write `{whole}` in backquotes, as Spark asks for"
+    def _unknown(self, names: tuple[str, ...]) -> _Wrong:
+        dotted = ".".join(names)
+        if len(names) > 1 and _find(dotted, self._columns):
+            step = f"write `{dotted}` in backquotes, as Spark asks for"
         else:
             step = "name a column of .schema(...), or add it there"
         have = ", ".join(name for name, kind in self._columns.items() if kind is not None)
-        return _Wrong(f"there is no column '{format_path(parts)}' among {have}", step)
+        return _Wrong(f"there is no column '{format_path(names)}' among {have}", step)
 
     def _compare(self, node: Operation) -> _Step:
         left, right = map(self._operand, node.inputs)
@@ -363,19 +363,23 @@ class _Typing:
         operand = self._operand(node.inputs[0])
         if not isinstance(operand, _Column):
             raise _Wrong("'in' is not behind a column", "write the column first")
-        every = [_make_value(each) for each in node.inputs[1:] if isinstance(each, Constant)]
-        values = [each for each in every if each.type != pa.null()]
+        every = [
+            _make_value(constant) for constant in node.inputs[1:] if isinstance(constant, Constant)
+        ]
+        values = [value for value in every if value.type != pa.null()]
         common = _find_common(operand, values)
         cast = tuple(_cast_value(value, common).value for value in values)
         if pa.types.is_floating(common):
-            cast = tuple(each + 0.0 for each in cast)
+            cast = tuple(value + 0.0 for value in cast)
         return _In(operand, cast, len(values) < len(every), common)
 
     def _like(self, node: Operation) -> _Step:
         operand = self._operand(node.inputs[0])
         if not isinstance(operand, _Column) or operand.type != pa.string():
             raise _Wrong(f"'like' is behind {_show(node.inputs[0])}, which is no column of strings")
-        pattern, escape = (each.value for each in node.inputs[1:] if isinstance(each, Constant))
+        pattern, escape = (
+            constant.value for constant in node.inputs[1:] if isinstance(constant, Constant)
+        )
         how, text = _read_pattern(pattern, escape)
         return _Like(operand, how, text)
 
@@ -391,7 +395,7 @@ def _cast_value(step: _Step, kind: pa.DataType) -> Any:
 
 
 def _find(name: str, columns: Mapping[str, Any]) -> str | None:
-    """Find a column by its name, in any case if only one has it so."""
+    """Find a column by its name; in any case, if only one column matches."""
     if name in columns:
         return name
     alike = [column for column in columns if column.lower() == name.lower()]
@@ -403,9 +407,9 @@ def _find(name: str, columns: Mapping[str, Any]) -> str | None:
 def _find_field(kind: pa.DataType, name: str) -> int | None:
     if not pa.types.is_struct(kind) or any(child.metadata for child in kind):
         return None
-    places = {child.name: place for place, child in enumerate(kind)}
-    found = _find(name, places)
-    return None if found is None else places[found]
+    indexes = {child.name: index for index, child in enumerate(kind)}
+    field_name = _find(name, indexes)
+    return None if field_name is None else indexes[field_name]
 
 
 def _make_value(node: Constant) -> _Value:
@@ -431,7 +435,7 @@ _TIME_FORMS: Final = {
     INSTANT: (f"{_DATE}{_CLOCK}{_ZONE}", "2024-05-01T08:30:00Z"),
     pa.timestamp("us"): (f"{_DATE}(?:{_CLOCK})?", "2024-05-01T08:30:00"),
 }
-"""Type -> the texts that mean the same in every session, as a pattern, and an example."""
+"""Type -> a pattern of the texts that mean the same in every session, and an example."""
 
 
 def _read_time(text: str, kind: pa.DataType) -> _Value:
@@ -450,7 +454,7 @@ def _read_time(text: str, kind: pa.DataType) -> _Value:
 
 
 def _fit_text(step: _Step, other: _Step) -> _Step:
-    """Read a text beside a date or time as one, which Spark does in every session."""
+    """Read a text that is compared with a date or time as one, as Spark does in every session."""
     is_time = pa.types.is_date(other.type) or pa.types.is_timestamp(other.type)
     if is_time and isinstance(step, _Value) and step.type == pa.string():
         return _read_time(step.value, other.type)
@@ -503,7 +507,7 @@ def _advise(left: _Step, right: _Step) -> str:
 
 
 def _refuse_rounding(left: _Step, right: _Step) -> None:
-    """Refuse a float beside a whole number that it cannot hold: sessions compare it differently."""
+    """Refuse to compare a float with a whole number that it cannot hold: sessions differ there."""
     for step, other in ((left, right), (right, left)):
         if step.type != pa.float32() or other.type not in (pa.int32(), pa.int64()):
             continue
@@ -541,7 +545,7 @@ def _find_common(operand: _Column, values: list[_Value]) -> pa.DataType:
     common: _Step = operand
     for value in values:
         kind = _unify(common, value, in_list=True)
-        # The list's own values have been judged; what follows is judged beside the operand's type.
+        # This value has been checked; the next ones are checked against the common type so far.
         common = _Column(operand.name, operand.path, kind)
     if not _is_comparable(common.type):
         raise _Wrong(f"{_name(common.type)} is not compared")
@@ -604,7 +608,7 @@ def _split_pattern(pattern: str, escape: str) -> Iterator[str | int]:
 
 def _quote(text: str) -> str:
     """Quote a text for RE2."""
-    return re.sub(r"[^\w]", lambda found: f"\\x{{{ord(found[0]):x}}}", text, flags=re.ASCII)
+    return re.sub(r"[^\w]", lambda match: f"\\x{{{ord(match[0]):x}}}", text, flags=re.ASCII)
 
 
 def _name(kind: pa.DataType) -> str:

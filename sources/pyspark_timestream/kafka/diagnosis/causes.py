@@ -62,42 +62,51 @@ _KIND_ORDER: Final = tuple(Kind)
 
 
 def diagnose(
-    history: History, failed: bool = False, known: Sequence[Diagnosis] = ()
+    history: History, failed: bool = False, outside: Sequence[Diagnosis] = ()
 ) -> tuple[Diagnosis, ...]:
     """Return the diagnoses, never none, most important first.
 
     First come those that hold results back or are about most events, then those about fewer events,
-    then the rest; each of these groups begins with earlier warnings, in the order of kinds.
-    Diagnoses `known` from other sources count as warned of; `failed`: the query has failed after
-    its last batch was planned.
+    then all others; each of these groups begins with earlier warnings, in the order of kinds.
+    `outside` are diagnoses from other sources, which count as earlier warnings; `failed`: the query
+    failed after it had planned its last batch.
     """
-    last = history[-1]
-    far = _find_far(last)
+    last_batch = history[-1]
+    far = _find_far(last_batch)
     rules = [
-        *known,
+        *outside,
         *find_mistakes(history),
         *report_far_future(history, far),
         *_find_lost_rows(history, far),
     ]
-    if not last.offset.final:
+    if not last_batch.offset.final:
         rules += _find_blockers(history, far)
-    warnings, seen = recall_warnings(last.offset.warnings), {each.kind for each in rules}
-    rules += [warning for warning in warnings if seen.isdisjoint(_list_refined(warning))]
-    unread = {part for part, size in count_remaining(history).items() if size}
-    if last.offset.final:
+    warnings, kinds = (
+        recall_warnings(last_batch.offset.warnings),
+        {diagnosis.kind for diagnosis in rules},
+    )
+    rules += [warning for warning in warnings if kinds.isdisjoint(_list_refined(warning))]
+    unread = {partition for partition, size in count_remaining(history).items() if size}
+    if last_batch.offset.final:
         rules.append(_report_end(history, failed or bool(rules)))
-    elif unread and all(each.kind is not Kind.BACKLOG for each in rules):
+    elif unread and all(diagnosis.kind is not Kind.BACKLOG for diagnosis in rules):
         rules.append(_report_backlog(history, sorted(unread)))
-    warned = {kind for each in (*known, *warnings) for kind in _list_refined(each)}
+    warned = {kind for diagnosis in (*outside, *warnings) for kind in _list_refined(diagnosis)}
     diagnoses = sorted(
         rules,
-        key=lambda each: (_rank(each), each.kind not in warned, _KIND_ORDER.index(each.kind)),
+        key=lambda diagnosis: (
+            _rank(diagnosis),
+            diagnosis.kind not in warned,
+            _KIND_ORDER.index(diagnosis.kind),
+        ),
     )
-    return tuple(add_details(diagnoses, last.offset.warnings)) or (_report_caught_up(last),)
+    return tuple(add_details(diagnoses, last_batch.offset.warnings)) or (
+        _report_caught_up(last_batch),
+    )
 
 
 def _list_refined(warning: Diagnosis) -> tuple[Kind, ...]:
-    """Return the kinds that a warning may turn into once all of the history is known."""
+    """Return the kinds that a warning may turn into once the whole history is known."""
     if warning.kind is Kind.LATE_ROWS:
         return Kind.LATE_ROWS, Kind.EVERYTHING_DROPPED, Kind.FAR_FUTURE
     return (warning.kind,)
@@ -122,7 +131,9 @@ def find_warnings(history: History, now_us: int) -> list[Diagnosis]:
 
 
 def _find_far(moment: BatchRecord) -> frozenset[Partition]:
-    return frozenset(part for part in moment.offset.partitions if is_far(moment, part))
+    return frozenset(
+        partition for partition in moment.offset.partitions if is_far(moment, partition)
+    )
 
 
 def _find_quiet_partitions(history: History, now_us: int) -> list[Diagnosis]:
@@ -130,24 +141,24 @@ def _find_quiet_partitions(history: History, now_us: int) -> list[Diagnosis]:
 
     A bounded run reports them once everything is read, and partitions without any record at once.
     """
-    last, unread = history[-1], count_remaining(history)
-    partition_offsets = last.offset.partitions
-    if not makes_ctis(last) or (last.offset.bounded and any(unread.values())):
+    last_batch, unread = history[-1], count_remaining(history)
+    partition_offsets = last_batch.offset.partitions
+    if not makes_ctis(last_batch) or (last_batch.offset.bounded and any(unread.values())):
         return []
-    ahead_us = max_known(*(state.cti_us for state in last.states.values()))
-    parts = {
-        part
-        for part in find_blocking_partitions(last)
-        if partition_offsets[part].state.cti_us != ahead_us
-        and not unread.get(part)
-        and not partition_offsets[part].pending
-        and _is_quiet(last.offset, part, now_us)
+    ahead_us = max_known(*(state.cti_us for state in last_batch.states.values()))
+    partitions = {
+        partition
+        for partition in find_blocking_partitions(last_batch)
+        if partition_offsets[partition].state.cti_us != ahead_us
+        and not unread.get(partition)
+        and not partition_offsets[partition].pending
+        and _is_quiet(last_batch.offset, partition, now_us)
     }
-    return [_report_idle_partition(history, sorted(parts))] if parts else []
+    return [_report_idle_partition(history, sorted(partitions))] if partitions else []
 
 
-def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
-    partition_offset = offset.partitions[part]
+def _is_quiet(offset: StreamOffset, partition: Partition, now_us: int) -> bool:
+    partition_offset = offset.partitions[partition]
     if offset.bounded and not partition_offset.state.events:
         return True
     return (
@@ -159,7 +170,7 @@ def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
 def _find_lost_rows(history: History, far: frozenset[Partition]) -> list[Diagnosis]:
     """Diagnose rows lost as late, except in the partitions in `far`, where the cause is known."""
     states = history[-1].states
-    malformed = {part for part, state in states.items() if has_malformed(state, MOST)}
+    malformed = {partition for partition, state in states.items() if has_malformed(state, MOST)}
     lossy = list(find_lossy_partitions(history, far | malformed))
     return lossy or list(find_late_rows(history, far))
 
@@ -174,8 +185,8 @@ def _report_end(history: History, is_wrong: bool) -> Diagnosis:
     return Diagnosis(Kind.FINAL_CTI, "option 'finalCti' of a bounded run", text, since_us=began_us)
 
 
-def _report_caught_up(last: BatchRecord) -> Diagnosis:
-    offset = last.offset
+def _report_caught_up(last_batch: BatchRecord) -> Diagnosis:
+    offset = last_batch.offset
     partition_offsets = offset.partitions.values()
     size = sum(partition_offset.size for partition_offset in partition_offsets)
     if not partition_offsets:
@@ -188,7 +199,7 @@ def _report_caught_up(last: BatchRecord) -> Diagnosis:
             text += "; the CTI follows the wall clock by 'idleAdvance'"
     elif offset.end_of_run:
         text = _describe_end(offset)
-    elif last.readable_ends:
+    elif last_batch.readable_ends:
         text = "everything is read, and no partition is behind another"
     else:
         text = "what was there then is read, and no partition is behind another"
@@ -208,58 +219,58 @@ def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diag
     """Yield a diagnosis for each reason why partitions at the minimum do not advance."""
     unread, reasons = count_remaining(history), dict[Kind, set[Partition]]()
     states = history[-1].states
-    whole = _AllPartitions(
+    totals = _AllPartitions(
         sum(state.events for state in states.values()),
-        max_known(*(state.cti_us for part, state in states.items() if part not in far)),
+        max_known(*(state.cti_us for partition, state in states.items() if partition not in far)),
     )
-    for part in sorted(find_blocking_partitions(history[-1])):
-        kind = _find_reason(history, part, whole, unread)
+    for partition in sorted(find_blocking_partitions(history[-1])):
+        kind = _find_reason(history, partition, totals, unread)
         if kind is not None:
-            reasons.setdefault(kind, set()).add(part)
-    for kind, parts in reasons.items():
-        yield _REPORTS[kind](history, sorted(parts))
+            reasons.setdefault(kind, set()).add(partition)
+    for kind, partitions in reasons.items():
+        yield _REPORTS[kind](history, sorted(partitions))
 
 
 class _AllPartitions(NamedTuple):
-    """All partitions: the number of events, and the greatest CTI that no clock ahead has driven."""
+    """Over all partitions: the number of events, and the greatest CTI without clocks ahead."""
 
     events: int
     cti_us: int | None
 
 
 def _find_reason(
-    history: History, part: Partition, whole: _AllPartitions, unread: Mapping[Partition, int]
+    history: History, partition: Partition, totals: _AllPartitions, unread: Mapping[Partition, int]
 ) -> Kind | None:
-    """Return why `part`, at the minimum or without a CTI, does not advance; None if it does."""
+    """Return why a partition at the minimum or without a CTI does not advance; None if it does."""
     offset = history[-1].offset
-    partition_offset = offset.partitions[part]
+    partition_offset = offset.partitions[partition]
     state, size = partition_offset.state, partition_offset.size
     if partition_offset.pending or _import_is_late(offset, state):
         return Kind.LATE_IMPORT
-    if unread.get(part, size):
+    if unread.get(partition, size):
         return Kind.BACKLOG
     generated = "ctiFrequency" in offset.settings and "writerFrom" not in offset.settings
-    waits = not generated and _stands_still(history, part) and find_silent_writers(state)
-    if waits and not _lags_as_a_whole(state, whole):
+    waits = not generated and _stands_still(history, partition) and find_silent_writers(state)
+    if waits and not _lags_as_a_whole(state, totals):
         return Kind.SILENT_WRITER
     if state.cti_us is None:
-        others_have_events = whole.events > state.events and makes_ctis(history[-1])
+        others_have_events = totals.events > state.events and makes_ctis(history[-1])
         return _explain_missing_cti(state, size, others_have_events)
-    is_behind = whole.cti_us is not None and whole.cti_us > state.cti_us
+    is_behind = totals.cti_us is not None and totals.cti_us > state.cti_us
     return Kind.IDLE_PARTITION if is_behind and not size else None
 
 
-def _lags_as_a_whole(state: PartitionState, whole: _AllPartitions) -> bool:
+def _lags_as_a_whole(state: PartitionState, totals: _AllPartitions) -> bool:
     """True if a partition's writers are closer to each other than to the other partitions."""
     marks_us = [writer.mark_us for _, writer in state.writers]
     known_us = [mark_us for mark_us in marks_us if mark_us is not None]
     own_us = state.cti_us
-    if whole.cti_us is None or own_us is None or whole.cti_us <= own_us:
+    if totals.cti_us is None or own_us is None or totals.cti_us <= own_us:
         return False
     if len(known_us) < len(marks_us):
         return False
     newest_us = max(*known_us, own_us if state.last_us is None else state.last_us)
-    return whole.cti_us - newest_us > newest_us - min(known_us)
+    return totals.cti_us - newest_us > newest_us - min(known_us)
 
 
 def _explain_missing_cti(state: PartitionState, size: int, others_have_events: bool) -> Kind | None:
@@ -284,33 +295,33 @@ def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:
     return alone and waits and imported.cti_us <= state.cti_us
 
 
-def _stands_still(history: History, part: Partition) -> bool:
-    """True if the batch before the last did not move the clock of `part`."""
-    partition_offset = history[-1].offset.partitions[part]
-    before = history[-2].offset.partitions.get(part) if len(history) > 1 else None
+def _stands_still(history: History, partition: Partition) -> bool:
+    """True if the batch before the last did not move the clock of `partition`."""
+    partition_offset = history[-1].offset.partitions[partition]
+    before = history[-2].offset.partitions.get(partition) if len(history) > 1 else None
     is_caught_up = partition_offset.start_inclusive == partition_offset.end_exclusive
     return is_caught_up or before is None or before.state.cti_us == partition_offset.state.cti_us
 
 
-def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
+def _report_backlog(history: History, partitions: Sequence[Partition]) -> Diagnosis:
     unread, partition_offsets = count_remaining(history), history[-1].offset.partitions
-    count = sum(unread[part] for part in parts if part in unread)
-    size = sum(partition_offsets[part].size for part in parts)
+    count = sum(unread[partition] for partition in partitions if partition in unread)
+    size = sum(partition_offsets[partition].size for partition in partitions)
     text = (
         f"{count} records or more are left to read after the last batch, which read up to {size}"
         if count
         else f"the last batch was to read {size} records; how many are left is not known here"
     )
-    waiting = [part for part, p in partition_offsets.items() if p.waits]
+    waiting = [partition for partition, p in partition_offsets.items() if p.waits]
     if waiting:
         verb = "waits" if len(waiting) == 1 else "wait"
         text += f"; by 'maxSkew' {name_partitions(waiting)} {verb} for the slowest partition"
     return Diagnosis(
         Kind.BACKLOG,
-        name_partitions(parts),
+        name_partitions(partitions),
         text,
-        since_us=find_since(history, parts, lambda p: p.size > 0),
-        partitions=frozenset(parts),
+        since_us=find_since(history, partitions, lambda p: p.size > 0),
+        partitions=frozenset(partitions),
         advice=""
         if "maxOffsetsPerTrigger" in history[-1].offset.unpinned
         else "wait, or give it more partitions and cores, which read faster",
@@ -318,24 +329,29 @@ def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
 
 
 def _report_blocked(
-    kind: Kind, history: History, parts: Sequence[Partition], text: str, **more: Any
+    kind: Kind, history: History, partitions: Sequence[Partition], text: str, **more: Any
 ) -> Diagnosis:
     """Report partitions that have held the stream's CTI since it reached its present value."""
-    cti_us, held = history[-1].offset.cti_us, frozenset(parts)
+    cti_us, blocking = history[-1].offset.cti_us, frozenset(partitions)
     since_us = find_unchanged_since(
-        history, lambda m: m.offset.cti_us == cti_us and held <= find_blocking_partitions(m)
+        history, lambda m: m.offset.cti_us == cti_us and blocking <= find_blocking_partitions(m)
     )
-    fields = {"cause": name_partitions(parts), "since_us": since_us, "partitions": held, **more}
+    fields = {
+        "cause": name_partitions(partitions),
+        "since_us": since_us,
+        "partitions": blocking,
+        **more,
+    }
     return Diagnosis(kind, text=text, **fields)
 
 
-def _report_idle_partition(history: History, parts: Sequence[Partition]) -> Diagnosis:
+def _report_idle_partition(history: History, partitions: Sequence[Partition]) -> Diagnosis:
     states = history[-1].states
     ahead_us, own_us = (
         max_known(*(state.cti_us for state in states.values())),
-        states[parts[0]].cti_us,
+        states[partitions[0]].cti_us,
     )
-    stand = "its clock" if len(parts) == 1 else "each one's clock"
+    stand = "its clock" if len(partitions) == 1 else "each one's clock"
     stand += " has no CTI" if own_us is None else f" stands at {format_instant(own_us)}"
     others = f"others are up to {format_instant(ahead_us)}" if ahead_us else "others have records"
     if own_us is not None and ahead_us is not None:
@@ -343,14 +359,14 @@ def _report_idle_partition(history: History, parts: Sequence[Partition]) -> Diag
     return _report_blocked(
         Kind.IDLE_PARTITION,
         history,
-        parts,
+        partitions,
         f"no records are left to read there, and {stand}, while {others}",
         advice=_advise_idle(history[-1].offset),
     )
 
 
 def _advise_idle(offset: StreamOffset) -> str:
-    """Advise what to do, without an option that is already set so."""
+    """Advise what to do; leave out an option that is already set so."""
     timeout = offset.unpinned.get("idleTimeout")
     if offset.bounded:
         return BOUNDED_RUN_ADVICE if timeout is None else REPEATED_RUN_ADVICE
@@ -362,36 +378,45 @@ def _advise_idle(offset: StreamOffset) -> str:
     )
 
 
-def _report_silent_writers(history: History, parts: Sequence[Partition]) -> Diagnosis:
+def _report_silent_writers(history: History, partitions: Sequence[Partition]) -> Diagnosis:
     """Report all of them in one diagnosis, since the same writer is often silent everywhere."""
-    states = {part: history[-1].states[part] for part in parts}
-    pairs = [(part, name) for part, state in states.items() for name in find_silent_writers(state)]
-    marks_us = {name: dict(states[part].writers)[name].mark_us for part, name in reversed(pairs)}
+    states = {partition: history[-1].states[partition] for partition in partitions}
+    pairs = [
+        (partition, name)
+        for partition, state in states.items()
+        for name in find_silent_writers(state)
+    ]
+    marks_us = {
+        name: dict(states[partition].writers)[name].mark_us for partition, name in reversed(pairs)
+    }
     # Writers without marks first, then those furthest behind.
     names = sorted(
         marks_us, key=lambda name: (marks_us[name] is not None, marks_us[name] or 0, name)
     )
-    where = sorted({part for part, _ in pairs})
+    where = sorted({partition for partition, _ in pairs})
     kind, rows, advice = "mark", "marks", ""
     if "writerFrom" in history[-1].settings:
         kind, rows, advice = "CTI", "records", WRITER_CLOCK_ADVICE
-    first, who = names[0], [f"writer '{n}'" if n else f"the {rows} without a writer" for n in names]
-    mark_us = marks_us[first]
+    first_name, labels = (
+        names[0],
+        [f"writer '{n}'" if n else f"the {rows} without a writer" for n in names],
+    )
+    mark_us = marks_us[first_name]
     mark = f"no {kind} yet" if mark_us is None else f"{format_instant(mark_us)} as its last {kind}"
-    text = f"{who[0]} has {mark}, while other marks or events have gone on"
+    text = f"{labels[0]} has {mark}, while other marks or events have gone on"
     if mark_us is not None:
-        newest_us = max(_find_newest(states[part]) for part in where)
+        newest_us = max(_find_newest(states[partition]) for partition in where)
         text += f" by {round_duration(newest_us - mark_us)}"
-    shown = ", ".join(who[:_MAX_WRITERS])
-    if len(who) > _MAX_WRITERS:
-        shown += f" and {len(who) - _MAX_WRITERS} more"
-        text += f"; {len(who) - 1} more writers hold back as well"
+    listing = ", ".join(labels[:_MAX_WRITERS])
+    if len(labels) > _MAX_WRITERS:
+        listing += f" and {len(labels) - _MAX_WRITERS} more"
+        text += f"; {len(labels) - 1} more writers hold back as well"
     return _report_blocked(
         Kind.SILENT_WRITER,
         history,
         where,
         text,
-        cause=f"{shown} of {name_partitions(where)}",
+        cause=f"{listing} of {name_partitions(where)}",
         writers=frozenset(pairs),
         advice=advice,
     )
@@ -403,16 +428,16 @@ def _find_newest(state: PartitionState) -> int:
     return max(us for us in (*marks_us, state.last_us, state.cti_us) if us is not None)
 
 
-def _report_no_cti(history: History, parts: Sequence[Partition]) -> Diagnosis:
-    last = history[-1]
-    settings, state = last.settings, last.states[parts[0]]
+def _report_no_cti(history: History, partitions: Sequence[Partition]) -> Diagnosis:
+    last_batch = history[-1]
+    settings, state = last_batch.settings, last_batch.states[partitions[0]]
     text = _describe_missing_cti(settings, state)
-    if len(parts) > 1:
-        text += f"; so it is in {len(parts)} partitions"
-    # More records help nothing if no event has a time, whatever the counters say of them.
+    if len(partitions) > 1:
+        text += f"; so it is in {len(partitions)} partitions"
+    # If no event has a time, more records do not help, whatever the counters say.
     is_timeless = "ctiFrequency" in settings and state.events > 0 and _has_read_no_time(state)
     advice = Kind.MALFORMED.fix if is_timeless else ""
-    return _report_blocked(Kind.NO_CTI, history, parts, text, advice=advice)
+    return _report_blocked(Kind.NO_CTI, history, partitions, text, advice=advice)
 
 
 def _has_read_no_time(state: PartitionState) -> bool:
@@ -444,26 +469,28 @@ def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) ->
     return " and ".join(reasons) or "the events read so far have made none"
 
 
-def _report_late_import(history: History, parts: Sequence[Partition]) -> Diagnosis:
+def _report_late_import(history: History, partitions: Sequence[Partition]) -> Diagnosis:
     offset = history[-1].offset
     imported = offset.imported or ImportedTopic()
     holding = {
-        part: each.cti_us
-        for part, each in imported.partitions.items()
-        if not (each.ended or each.idle)
+        partition: progress.cti_us
+        for partition, progress in imported.partitions.items()
+        if not (progress.ended or progress.idle)
     }
     least = min_cti(holding.values())
-    slow = sorted(part for part, cti_us in holding.items() if cti_us == least)
+    slow = sorted(partition for partition, cti_us in holding.items() if cti_us == least)
     cti = "no CTI yet" if imported.cti_us is None else format_instant(imported.cti_us)
     text = f"the imported CTI is {cti}"
-    waiting = [pair for part in parts for pair in offset.partitions[part].pending[:1]]
+    waiting = [
+        pair for partition in partitions for pair in offset.partitions[partition].pending[:1]
+    ]
     if waiting:
         until, cti_us = waiting[0]
         text += f"; {format_instant(cti_us)} takes effect once offset {until} has been read"
     else:
-        text += f", and {name_partitions(parts)} waits for more"
+        text += f", and {name_partitions(partitions)} waits for more"
     cause = f"the import of {name_partitions(slow)}" if slow else "option 'ctiImport'"
-    return _report_blocked(Kind.LATE_IMPORT, history, parts, text, cause=cause)
+    return _report_blocked(Kind.LATE_IMPORT, history, partitions, text, cause=cause)
 
 
 _REPORTS: Final = {

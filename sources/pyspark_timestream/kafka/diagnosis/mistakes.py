@@ -97,10 +97,10 @@ def _needs_times(moment: BatchRecord) -> bool:
     return makes_ctis(moment) or moment.settings.get("startTime", "timestamp") != "timestamp"
 
 
-def _count(moment: BatchRecord, counted: Count) -> dict[Partition, int]:
+def _count(moment: BatchRecord, counter: Count) -> dict[Partition, int]:
     """Return the counts of the partitions, without zeros."""
     partition_offsets = moment.offset.partitions.items()
-    return {part: count for part, p in partition_offsets if (count := counted(p))}
+    return {partition: count for partition, p in partition_offsets if (count := counter(p))}
 
 
 def _report_counts(
@@ -109,38 +109,42 @@ def _report_counts(
     counts: Mapping[Partition, int],
     text: str,
     *,
-    counted: Count | None = None,
+    counter: Count | None = None,
     advice: str = "",
     holds_back: bool = False,
 ) -> Diagnosis:
     """Report the counted events; the level rises each time that their number doubles.
 
-    With `holds_back` they are many for the stream, whatever their fraction.
+    With `holds_back` they count as most of the stream's events, whatever their fraction is.
     """
-    parts, states, total = sort_by_count(counts), history[-1].states, sum(counts.values())
-    events = sum(states[part].events for part in parts)
+    partitions, states, total = sort_by_count(counts), history[-1].states, sum(counts.values())
+    events = sum(states[partition].events for partition in partitions)
     return Diagnosis(
         kind,
-        name_partitions(parts),
+        name_partitions(partitions),
         text,
-        since_us=counted and find_since(history, parts, lambda p: counted(p) > 0),
-        partitions=frozenset(parts),
+        since_us=counter and find_since(history, partitions, lambda p: counter(p) > 0),
+        partitions=frozenset(partitions),
         level=total.bit_length(),
         advice=advice,
         share=1.0 if holds_back else min(total / max(events, 1), 1.0),
-        well=frozenset(part for part in parts if counts[part] < _FEW * states[part].events),
+        well=frozenset(
+            partition
+            for partition in partitions
+            if counts[partition] < _FEW * states[partition].events
+        ),
     )
 
 
 def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions with at least the fraction `least` of malformed events."""
-    last, states = history[-1], history[-1].states
+    last_batch, states = history[-1], history[-1].states
     counts = {p: state.malformed for p, state in states.items() if has_malformed(state, least)}
-    if not counts or not _needs_times(last):
+    if not counts or not _needs_times(last_batch):
         return
-    malformed, events = sum(counts.values()), sum(states[part].events for part in counts)
+    malformed, events = sum(counts.values()), sum(states[partition].events for partition in counts)
     advice = "correct the producers that write such events"
-    if not keeps_late(last.settings):
+    if not keeps_late(last_batch.settings):
         advice += (
             f"; 'violationPolicy' = '{KEEP_ALL}', beside 'changeFrom' or with a new checkpoint, "
             "keeps them as rows"
@@ -150,8 +154,8 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
         history,
         counts,
         f"{malformed} of {events} events have no time that can be read "
-        f"({describe_time_options(last.settings)})",
-        counted=lambda p: p.state.malformed,
+        f"({describe_time_options(last_batch.settings)})",
+        counter=lambda p: p.state.malformed,
         # If most events are malformed, the options are wrong, which the kind's own fix is about.
         advice="" if 2 * malformed >= events else advice,
     )
@@ -165,39 +169,39 @@ def has_malformed(state: PartitionState, least: float = 0.0) -> bool:
 def _report_unusable(
     kind: Kind,
     history: History,
-    counted: Count,
-    what: str,
+    counter: Count,
+    subject: str,
     advise: Callable[[bool], str],
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis of events that drive no clock.
 
-    `what` says what they are; `advise` gets True if they are most events, or all of a partition.
+    `subject` names them; `advise` gets True if they are most events, or all of a partition.
     """
-    counts, states = _count(history[-1], counted), history[-1].states
+    counts, states = _count(history[-1], counter), history[-1].states
     if not counts:
         return
     total, events = sum(counts.values()), sum(state.events for state in states.values())
-    text = f"{total} of {events} {what}: {list_counts(counts)}"
-    mute = [part for part in sort_by_count(counts) if _has_no_time(states[part])]
+    text = f"{total} of {events} {subject}: {list_counts(counts)}"
+    mute = [partition for partition in sort_by_count(counts) if _has_no_time(states[partition])]
     if mute:
         text += f"; without any other event there is no CTI in {name_partitions(mute)}"
     advice = advise(bool(mute) or 2 * total >= events)
     yield _report_counts(
-        kind, history, counts, text, counted=counted, advice=advice, holds_back=bool(mute)
+        kind, history, counts, text, counter=counter, advice=advice, holds_back=bool(mute)
     )
 
 
 def _find_tombstones(history: History) -> Iterator[Diagnosis]:
-    last = history[-1]
-    is_kept = keeps_late(last.settings) or not makes_ctis(last)
+    last_batch = history[-1]
+    is_kept = keeps_late(last_batch.settings) or not makes_ctis(last_batch)
     fate = "are passed on" if is_kept else "become no rows"
-    kept = "nothing to fix: they are rows without a time, which no window or join has"
+    advice = "nothing to fix: they are rows without a time, which no window or join has"
     return _report_unusable(
         Kind.TOMBSTONES,
         history,
         lambda p: p.state.tombstones,
-        f"records have no value, where {describe_time_options(last.settings)}, and {fate}",
-        lambda _: kept if is_kept else "",
+        f"records have no value, where {describe_time_options(last_batch.settings)}, and {fate}",
+        lambda _: advice if is_kept else "",
     )
 
 
@@ -208,18 +212,22 @@ def _has_no_time(state: PartitionState) -> bool:
 
 def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions with events of early 1970, or a last one of 2100 or later."""
-    last, states = history[-1], history[-1].states
-    if not _needs_times(last):
+    last_batch, states = history[-1], history[-1].states
+    if not _needs_times(last_batch):
         return
     source = (
-        f"option 'timeUnit' is '{last.settings.get('timeUnit', 'ms')}', and the time comes from "
-        f"{describe_time_options(last.settings)}"
+        f"option 'timeUnit' is '{last_batch.settings.get('timeUnit', 'ms')}', and the time comes "
+        f"from {describe_time_options(last_batch.settings)}"
     )
     early = {
-        part: state.clues.early for part, state in states.items() if state.clues.has_other_unit
+        partition: state.clues.early
+        for partition, state in states.items()
+        if state.clues.has_other_unit
     }
-    parts = sorted(part for part, state in states.items() if _is_improbable(state.last_us))
-    total, events = sum(early.values()), sum(states[part].events for part in early)
+    partitions = sorted(
+        partition for partition, state in states.items() if _is_improbable(state.last_us)
+    )
+    total, events = sum(early.values()), sum(states[partition].events for partition in early)
     if early and total < events:
         yield _report_counts(
             Kind.IMPROBABLE_TIMES,
@@ -229,12 +237,13 @@ def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
             f"others are, and times of clocks that were never set: {list_counts(early)}; {source}",
             advice="correct the producers of such events: a query reads all of them in one unit",
         )
-    elif parts:
+    elif partitions:
         yield Diagnosis(
             Kind.IMPROBABLE_TIMES,
-            name_partitions(parts),
-            f"the last event there is of {format_instant(states[parts[0]].last_us or 0)}; {source}",
-            partitions=frozenset(parts),
+            name_partitions(partitions),
+            f"the last event there is of {format_instant(states[partitions[0]].last_us or 0)}; "
+            f"{source}",
+            partitions=frozenset(partitions),
         )
 
 
@@ -253,26 +262,26 @@ def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diag
     """Yield a diagnosis of partitions with at least the fraction `least` of bad values or keys."""
     partition_offsets = history[-1].offset.partitions
     counts = {
-        part: count
-        for part, count in _count(history[-1], _count_malformed_values).items()
-        if count >= least * partition_offsets[part].state.events
+        partition: count
+        for partition, count in _count(history[-1], _count_malformed_values).items()
+        if count >= least * partition_offsets[partition].state.events
     }
     if not counts:
         return
     malformed = sum(
-        (partition_offsets[part].malformed_values for part in counts), NO_MALFORMED_VALUES
+        (partition_offsets[partition].malformed_values for partition in counts), NO_MALFORMED_VALUES
     )
-    events = sum(partition_offsets[part].state.events for part in counts)
+    events = sum(partition_offsets[partition].state.events for partition in counts)
     reasons = ", ".join(f"{count} {reason}" for reason, count in malformed.by_reason)
-    most, _ = max(malformed.by_reason, key=lambda pair: pair[1], default=("", 0))
+    top_reason, _ = max(malformed.by_reason, key=lambda pair: pair[1], default=("", 0))
     yield _report_counts(
         Kind.MALFORMED_VALUES,
         history,
         counts,
         f"{malformed.total} of {events} records have a malformed value or key"
         + (f" (reasons: {reasons})" if reasons else ""),
-        counted=_count_malformed_values,
-        advice=NEXT_STEPS.get(most, ""),
+        counter=_count_malformed_values,
+        advice=NEXT_STEPS.get(top_reason, ""),
     )
 
 
@@ -300,17 +309,17 @@ class MalformedReason:
         return sum(self.partitions.values())
 
 
-def count_malformed_reasons(last: BatchRecord) -> tuple[MalformedReason, ...]:
+def count_malformed_reasons(last_batch: BatchRecord) -> tuple[MalformedReason, ...]:
     """Count the malformed values and keys by reason, the most frequent first."""
     counts: dict[str, dict[Partition, int]] = {}
-    for part, partition_offset in sorted(last.offset.partitions.items()):
+    for partition, partition_offset in sorted(last_batch.offset.partitions.items()):
         for reason, count in partition_offset.malformed_values.by_reason:
-            counts.setdefault(reason, {})[part] = count
+            counts.setdefault(reason, {})[partition] = count
     reasons = [
-        MalformedReason(reason, parts, NEXT_STEPS.get(reason, Kind.MALFORMED_VALUES.fix))
-        for reason, parts in counts.items()
+        MalformedReason(reason, partitions, NEXT_STEPS.get(reason, Kind.MALFORMED_VALUES.fix))
+        for reason, partitions in counts.items()
     ]
-    return tuple(sorted(reasons, key=lambda each: (-each.total, each.reason)))
+    return tuple(sorted(reasons, key=lambda malformed: (-malformed.total, malformed.reason)))
 
 
 def _find_future_events(history: History) -> Iterator[Diagnosis]:
@@ -327,7 +336,7 @@ def _find_future_events(history: History) -> Iterator[Diagnosis]:
 
 
 def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
-    """Advise what to do about events in the future, without an option that is already set so."""
+    """Advise what to do about events in the future; leave out an option that is already set so."""
     if are_most:
         return (
             "most events of a partition are so: correct 'timeUnit' or 'startTime', or raise "
@@ -346,9 +355,9 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
 # -- a clock ahead ---------------------------------------------------------------------------------
 
 
-def is_far(moment: BatchRecord, part: Partition) -> bool:
-    """True if a clock ahead has driven the CTI of `part`."""
-    state = moment.states[part]
+def is_far(moment: BatchRecord, partition: Partition) -> bool:
+    """True if a clock ahead has driven the CTI of `partition`."""
+    state = moment.states[partition]
     if state.cti_us is None:
         return False
     ahead_us, late = _measure_ahead(moment, state), count_late(state)
@@ -393,31 +402,33 @@ def _is_majority_late(state: PartitionState) -> bool:
 
 def report_far_future(history: History, far: Set[Partition]) -> Iterator[Diagnosis]:
     """Yield a diagnosis of the partitions in `far`, for which `is_far` is true."""
-    last = history[-1]
+    last_batch = history[-1]
     # A last event of 2100 or later that made no event late is reported as an improbable time.
     states = {
-        part: state
-        for part, state in last.states.items()
-        if part in far and (count_late(state) or (state.last_us or 0) < FAR_US)
+        partition: state
+        for partition, state in last_batch.states.items()
+        if partition in far and (count_late(state) or (state.last_us or 0) < FAR_US)
     }
     if not states:
         return
-    counts = {part: count_late(state) for part, state in states.items()}
-    parts = sort_by_count(counts)
-    worst = states[parts[0]]
+    counts = {partition: count_late(state) for partition, state in states.items()}
+    partitions = sort_by_count(counts)
+    worst = states[partitions[0]]
     late, events = sum(counts.values()), sum(state.events for state in states.values())
-    text = f"{_describe_ahead(last, worst)}; {late} of {events} events came late"
-    if len(parts) > 1 and late:
-        text += f": {list_counts({part: count for part, count in counts.items() if count})}"
+    text = f"{_describe_ahead(last_batch, worst)}; {late} of {events} events came late"
+    if len(partitions) > 1 and late:
+        text += (
+            f": {list_counts({partition: count for partition, count in counts.items() if count})}"
+        )
     by_record = any(state.clues.ahead or state.clues.lead_us for state in states.values())
     yield Diagnosis(
         Kind.FAR_FUTURE,
-        name_partitions(parts),
+        name_partitions(partitions),
         text,
-        since_us=find_since(history, parts[:1], lambda p: p.state.cti_us == worst.cti_us),
-        partitions=frozenset(parts),
+        since_us=find_since(history, partitions[:1], lambda p: p.state.cti_us == worst.cti_us),
+        partitions=frozenset(partitions),
         level=late.bit_length(),
-        advice=_advise_right_clock(last.settings, by_record),
+        advice=_advise_right_clock(last_batch.settings, by_record),
     )
 
 
@@ -472,9 +483,9 @@ def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
 
 def find_late_rows(history: History, settled: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions that dropped late events and are not `settled`."""
-    last, states = history[-1], history[-1].states
-    dropped = _count(last, lambda p: min(p.state.dropped, count_late(p.state)))
-    dropped = {part: count for part, count in dropped.items() if part not in settled}
+    last_batch, states = history[-1], history[-1].states
+    dropped = _count(last_batch, lambda p: min(p.state.dropped, count_late(p.state)))
+    dropped = {partition: count for partition, count in dropped.items() if partition not in settled}
     if not dropped:
         return
     total, events = sum(dropped.values()), sum(state.events for state in states.values())
@@ -484,9 +495,11 @@ def find_late_rows(history: History, settled: Set[Partition] = frozenset()) -> I
         dropped,
         f"{total} of {events} events came after a CTI that they precede and were dropped: "
         + list_counts(dropped),
-        counted=lambda p: p.state.dropped,
+        counter=lambda p: p.state.dropped,
         advice=_advise_delay(
-            last.settings, [states[part] for part in dropped], "if too many are late"
+            last_batch.settings,
+            [states[partition] for partition in dropped],
+            "if too many are late",
         ),
     )
 
@@ -518,15 +531,15 @@ def _advise_delay(
 
 def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions that lose half of their events and are not `settled`."""
-    last, before = history[-1], history[0].states
-    parts = sorted(
-        part
-        for part, state in last.states.items()
-        if part not in settled and _loses_rows(state, before.get(part, _START))
+    last_batch, before = history[-1], history[0].states
+    partitions = sorted(
+        partition
+        for partition, state in last_batch.states.items()
+        if partition not in settled and _loses_rows(state, before.get(partition, _START))
     )
-    if not parts:
+    if not partitions:
         return
-    states = [last.states[part] for part in parts]
+    states = [last_batch.states[partition] for partition in partitions]
     events, malformed = sum(s.events for s in states), sum(s.malformed for s in states)
     dropped, flagged = sum(s.dropped for s in states), sum(s.flagged for s in states)
     text = (
@@ -538,13 +551,13 @@ def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator
         behind_us = worst.cti_us - worst.last_us
         text += f"; the last event is {round_duration(behind_us)} before the CTI"
     has_late = 2 * malformed < dropped + flagged + malformed
-    advice = _advise_delay(last.settings, states, "if they are not meant to be late")
+    advice = _advise_delay(last_batch.settings, states, "if they are not meant to be late")
     yield Diagnosis(
         Kind.EVERYTHING_DROPPED,
-        name_partitions(parts),
+        name_partitions(partitions),
         text,
-        since_us=find_since(history, parts, lambda p: _count_lost(p.state) > 0),
-        partitions=frozenset(parts),
+        since_us=find_since(history, partitions, lambda p: _count_lost(p.state) > 0),
+        partitions=frozenset(partitions),
         advice=advice if has_late else "",
     )
 
@@ -574,7 +587,7 @@ def find_short_replays(history: History) -> Iterator[Diagnosis]:
     begin, end = (offset.settings.get(name) for name in ("startingCti", "endingCti"))
     if not offset.bounded or any(count_remaining(history).values()):
         return
-    ctis_us = {part: state.cti_us for part, state in history[-1].states.items()}
+    ctis_us = {partition: state.cti_us for partition, state in history[-1].states.items()}
     ours_us = [cti_us for cti_us in ctis_us.values() if cti_us is not None]
     if begin is not None and max(ours_us, default=parse_instant(begin) - 1) < parse_instant(begin):
         text = f"no partition's CTI reaches {begin}: {_name_cti(max(ours_us, default=None))}"
@@ -583,10 +596,12 @@ def find_short_replays(history: History) -> Iterator[Diagnosis]:
     if end is None or has_stream_ended(offset, parse_instant(end)):
         return
     short = sorted(
-        part for part, cti_us in ctis_us.items() if not has_reached(cti_us, parse_instant(end))
+        partition
+        for partition, cti_us in ctis_us.items()
+        if not has_reached(cti_us, parse_instant(end))
     )
     if short:
-        clocks = [ctis_us[part] for part in short]
+        clocks = [ctis_us[partition] for partition in short]
         least = None if None in clocks else min(us for us in clocks if us is not None)
         text = f"everything is read, and its CTI has not reached option 'endingCti' ({end}): "
         yield Diagnosis(

@@ -1,8 +1,8 @@
 """Describes sample records, so that a warning has a field's name and an example value.
 
 A description quotes the beginning of one value, and also the end if it cannot be parsed: at most
-half of it and at most twelve characters, and nothing if a field's name suggests a secret, because
-logs have more readers than topics.
+half of it and at most twelve characters. It quotes nothing if a field's name suggests a secret,
+because logs have more readers than topics.
 """
 
 import itertools
@@ -107,7 +107,7 @@ def name_value_form(value: bytes | None) -> ValueForm:
 
 def _name_json(value: Any) -> ValueForm:
     if isinstance(value, list):
-        are_objects = bool(value) and all(isinstance(each, dict) for each in value)
+        are_objects = bool(value) and all(isinstance(item, dict) for item in value)
         inside = " of objects: several events in one record" if are_objects else ""
         return ValueForm(f"a JSON array{inside}", is_near=True)
     if isinstance(value, str):
@@ -122,17 +122,17 @@ def _name_json(value: Any) -> ValueForm:
 
 def _name_broken(text: str, error: ValueError) -> ValueForm:
     """Name the form of a text that is not JSON."""
-    place = error.pos if isinstance(error, json.JSONDecodeError) else 0
-    if place == 0 or text.lstrip()[:1] not in ("{", "["):
+    position = error.pos if isinstance(error, json.JSONDecodeError) else 0
+    if position == 0 or text.lstrip()[:1] not in ("{", "["):
         is_xml = text.lstrip().startswith("<")
         return ValueForm("XML" if is_xml else "no JSON", is_xml)
     if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
         return ValueForm("several JSON texts in one record", is_near=True)
-    if place >= len(text.rstrip()) - 1 or error.args[0].startswith("Unterminated string"):
+    if position >= len(text.rstrip()) - 1 or error.args[0].startswith("Unterminated string"):
         return ValueForm("JSON that is cut off", is_near=True)
-    if "'" in text[place : place + 1]:
+    if "'" in text[position : position + 1]:
         return ValueForm("JSON with single quotes", is_near=True)
-    return ValueForm(f"no JSON from character {place + 1} on")
+    return ValueForm(f"no JSON from character {position + 1} on")
 
 
 def name_time_form(value: Any) -> str:
@@ -146,7 +146,7 @@ def name_time_form(value: Any) -> str:
                 return name
         return ""
     if isinstance(value, list):
-        is_jackson = 3 <= len(value) <= 7 and all(isinstance(each, int) for each in value)
+        is_jackson = 3 <= len(value) <= 7 and all(isinstance(item, int) for item in value)
         return (
             "year, month, day and so on in an array, as Jackson writes times" if is_jackson else ""
         )
@@ -248,7 +248,7 @@ def describe_values(
     # A null value has no fields.
     objects = [{} if v is None else parse_object(v) for v in values.to_pylist()]
     misfits = "; ".join(_describe_misfits(projection.fields, values, objects))
-    broken = [row for row, read in enumerate(objects) if read is None]
+    broken = [row for row, parsed in enumerate(objects) if parsed is None]
     if broken and (not misfits or 2 * len(broken) >= len(objects)):
         return _describe_non_object(values[broken[-1]].as_py())
     return misfits
@@ -258,9 +258,9 @@ def _describe_misfits(
     fields: pa.Schema, values: pa.Array, objects: Sequence[dict[str, Any] | None]
 ) -> Iterator[str]:
     """Describe each of `fields` that does not fit one of the values that are objects."""
-    whole = np.array([read is not None for read in objects])
+    are_objects = np.array([parsed is not None for parsed in objects])
     for field in fields:
-        wrong = parse_json(RequestedFields(pa.schema([field])), values).malformed & whole
+        wrong = parse_json(RequestedFields(pa.schema([field])), values).malformed & are_objects
         if not wrong.any():
             continue
         row = int(np.flatnonzero(wrong)[-1])
@@ -292,7 +292,7 @@ def _describe(
 
 
 def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, Any]:
-    """Return why there is nothing at `source`, empty if there is something, and the value."""
+    """Return why `source` has no value, which is empty if it has one, and the value."""
     if source.kind == "timestamp":
         return "the record has no timestamp", None
     if source.kind == "header":
@@ -307,48 +307,52 @@ def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, An
     value = block.values[row].as_py() if block.values is not None else None
     if value is None:
         return "the record has no value", None
-    read = parse_object(value)
-    if read is None:
+    parsed = parse_object(value)
+    if parsed is None:
         return _describe_non_object(value), None
-    path, lookup = source.path, descend(read, source.path)
+    path, lookup = source.path, descend(parsed, source.path)
     if lookup.depth == len(path):
         return "", lookup.value
-    parent = descend(read, path[: lookup.depth]).value
+    parent = descend(parsed, path[: lookup.depth]).value
     if isinstance(parent, dict):
-        return _describe_absence(read, path, lookup.depth) + _compare(source, block), None
-    return _describe_parent(read, path[: lookup.depth]), None
+        return _describe_absence(parsed, path, lookup.depth) + _compare(source, block), None
+    return _describe_parent(parsed, path[: lookup.depth]), None
 
 
 def _compare(source: TimeFrom, block: RecordBlock) -> str:
     """Say whether other records have the field that this one lacks."""
     values = [] if block.values is None else block.values.to_pylist()
-    read = [parse_object(value) for value in values]
-    has = sum(descend(each, source.path).depth == len(source.path) for each in read if each)
+    objects = [parse_object(value) for value in values]
+    has = sum(
+        descend(parsed, source.path).depth == len(source.path) for parsed in objects if parsed
+    )
     return f"; {has} of {len(values)} records have it: events of another type" if has else ""
 
 
-def _describe_parent(read: dict[str, Any] | None, path: Path) -> str:
+def _describe_parent(parsed: dict[str, Any] | None, path: Path) -> str:
     """Describe the value at `path`, which should be an object."""
     name = format_path(path)
-    return f"one value in '{name}' is {_summarize(name, descend(read, path).value)}, not an object"
+    return (
+        f"one value in '{name}' is {_summarize(name, descend(parsed, path).value)}, not an object"
+    )
 
 
-def _describe_absence(read: dict[str, Any], path: Path, depth: int) -> str:
+def _describe_absence(parsed: dict[str, Any], path: Path, depth: int) -> str:
     """Describe that the object at the first `depth` names of `path` lacks the next name."""
     absent = f"there is no field '{format_path(path)}'"
-    elsewhere = _find_elsewhere(read, path)
+    elsewhere = _find_elsewhere(parsed, path)
     if elsewhere is not None:
         option = TimeFrom("field", elsewhere)
         return f"{absent}, but '{elsewhere}' is there: name it '{option}'"
-    siblings = descend(read, path[:depth]).value
+    siblings = descend(parsed, path[:depth]).value
     fields = [{"name": format_path((*path[:depth], name))} for name in siblings]
     return f"{absent}{_list_names('field', fields, 'name')}"
 
 
-def _find_elsewhere(read: dict[str, Any], path: Path) -> str | None:
+def _find_elsewhere(parsed: dict[str, Any], path: Path) -> str | None:
     """Find the path of a field named like the last name of `path`, or like all of it."""
     names = {path[-1], ".".join(path)}
-    level: list[tuple[Path, dict[str, Any]]] = [((), read)]
+    level: list[tuple[Path, dict[str, Any]]] = [((), parsed)]
     for _ in range(_MAX_DEPTH):
         for parent, inner in level:
             for name in inner:
@@ -356,10 +360,10 @@ def _find_elsewhere(read: dict[str, Any], path: Path) -> str | None:
                 if name in names and len(text) <= _MAX_PATH_CHARS and _is_printable(text):
                     return text
         level = [
-            ((*parent, name), each)
+            ((*parent, name), value)
             for parent, inner in level
-            for name, each in inner.items()
-            if isinstance(each, dict)
+            for name, value in inner.items()
+            if isinstance(value, dict)
         ]
     return None
 
@@ -367,10 +371,10 @@ def _find_elsewhere(read: dict[str, Any], path: Path) -> str | None:
 def parse_object(value: bytes | None) -> dict[str, Any] | None:
     """Parse a value as a JSON object; None if it is not one."""
     try:
-        read = None if value is None else json.loads(value.decode())
+        parsed = None if value is None else json.loads(value.decode())
     except (ValueError, RecursionError):
         return None
-    return read if isinstance(read, dict) else None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def _describe_non_object(value: bytes) -> str:
@@ -379,20 +383,20 @@ def _describe_non_object(value: bytes) -> str:
     text = value.decode(errors="replace")
     # Both ends of the text may show any field, so one name that suggests a secret hides them.
     secret = next(filter(suggests_secret, _WORD.findall(text)), "")
-    shown = _summarize(secret, text, has_end=True)
-    return f"one value is not a JSON object, but {shown}: {name_value_form(value).name}"
+    summary = _summarize(secret, text, has_end=True)
+    return f"one value is not a JSON object, but {summary}: {name_value_form(value).name}"
 
 
-def _list_names(what: str, things: Sequence[dict[str, Any]], key: str) -> str:
-    names = [f"'{_mask_unprintable(str(thing[key])[:40])}'" for thing in things[:_MAX_NAMES]]
+def _list_names(noun: str, entries: Sequence[dict[str, Any]], key: str) -> str:
+    names = [f"'{_mask_unprintable(str(entry[key])[:40])}'" for entry in entries[:_MAX_NAMES]]
     if not names:
-        return f", nor any {what}"
-    more = f" and {len(things) - _MAX_NAMES} more" if len(things) > _MAX_NAMES else ""
+        return f", nor any {noun}"
+    more = f" and {len(entries) - _MAX_NAMES} more" if len(entries) > _MAX_NAMES else ""
     return f", but {', '.join(names)}{more}"
 
 
 def _summarize(name: str, value: Any, has_end: bool = False) -> str:
-    """Describe a value by its type and beginning; a possible secret only by its type.
+    """Describe a value by its type and beginning, a possible secret only by its type.
 
     With `has_end` show the end too, if both together are at most half of the value.
     """
@@ -405,16 +409,16 @@ def _summarize(name: str, value: Any, has_end: bool = False) -> str:
     if isinstance(value, dict):
         return "an object"
     text = value if isinstance(value, str) else json.dumps(value)
-    what = "a text" if isinstance(value, str) else "a number"
+    kind = "a text" if isinstance(value, str) else "a number"
     if not text:
         return "an empty text"
     if suggests_secret(name) or len(text) == 1:
-        return what
-    shown = min(len(text) // 2, _MAX_SHOWN_CHARS)
-    at_end = shown // 2 if has_end and shown >= _MIN_SHOWN_CHARS else 0
-    beginning = _mask_unprintable(text[: shown - at_end])
-    told = f"{what} of {len(text)} characters that begins '{beginning}'"
-    return f"{told} and ends '{_mask_unprintable(text[-at_end:])}'" if at_end else told
+        return kind
+    length = min(len(text) // 2, _MAX_SHOWN_CHARS)
+    at_end = length // 2 if has_end and length >= _MIN_SHOWN_CHARS else 0
+    beginning = _mask_unprintable(text[: length - at_end])
+    summary = f"{kind} of {len(text)} characters that begins '{beginning}'"
+    return f"{summary} and ends '{_mask_unprintable(text[-at_end:])}'" if at_end else summary
 
 
 def _mask_unprintable(text: str) -> str:
@@ -462,7 +466,7 @@ def _suggest_unit(unit: str, value: Any) -> str:
 def _describe_payloads(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> str:
-    """Describe why most malformed values, or else keys, of `block` are so; empty if none is."""
+    """Describe why most malformed values, or else keys, of `block` are malformed; empty if none."""
     payload = read_payload(options, projection, block)
     for rules, payloads, decoded in (
         (options.value_rules, block.values, payload.values),
@@ -476,24 +480,24 @@ def _describe_payloads(
 def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBlock) -> str:
     counts = np.bincount(decoded.reasons, minlength=len(REASONS))
     reason = int(np.argmax(counts[1:])) + 1
-    part, these = rules.side, f"{counts[reason]} of {len(payloads)} {rules.side}s"
+    side, counted = rules.side, f"{counts[reason]} of {len(payloads)} {rules.side}s"
     if reason == FRAMING:
         framing = rules.option_name("framing")
-        first = payloads[int(np.argmax(decoded.reasons == FRAMING))].as_py()
+        example = payloads[int(np.argmax(decoded.reasons == FRAMING))].as_py()
         where = "one has no such header"
         if rules.framing != "header":
-            shown = first[:_SHOWN_BYTES].hex(" ") or "nothing"
-            where = f"one begins with the bytes {shown}"
-        return f"{these} lack the schema id of '{framing}' = '{rules.framing}' ({where})"
+            beginning = example[:_SHOWN_BYTES].hex(" ") or "nothing"
+            where = f"one begins with the bytes {beginning}"
+        return f"{counted} lack the schema id of '{framing}' = '{rules.framing}' ({where})"
     if reason == NAME:
         return (
-            f"{these} are of other records or messages than '{rules.option_name('message')}' says, "
-            "or than is read"
+            f"{counted} are of other records or messages than '{rules.option_name('message')}' "
+            "says, or than is read"
         )
     if reason == SYNTAX:
-        return f"{these} are not {rules.format} of the schema that wrote them"
+        return f"{counted} are not {rules.format} of the schema that wrote them"
     return (
-        f"{these} have a field that does not fit its column in .schema(...), or the {part}'s type"
+        f"{counted} have a field that does not fit its column in .schema(...), or the {side}'s type"
     )
 
 
@@ -542,9 +546,9 @@ def suggests_secret(name: str) -> bool:
     joined = [word.removesuffix("key") for word in words if word.endswith("key")]
     return (
         "pin" in words
-        or any(each in _SECRET_KEY for each in joined)
+        or any(beginning in _SECRET_KEY for beginning in joined)
         or any(
-            last in ("key", "keys") and first in _SECRET_KEY
-            for first, last in itertools.pairwise(words)
+            word in ("key", "keys") and before in _SECRET_KEY
+            for before, word in itertools.pairwise(words)
         )
     )

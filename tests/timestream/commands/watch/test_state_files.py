@@ -173,7 +173,7 @@ ROCKS = {"spark.sql.streaming.stateStore.providerClass": "org.x.RocksDBStateStor
 
 def rows_of(files, batch, **given):
     files.read(batch, given)
-    return [(each.operator, each.rows) for each in files.found.operators]
+    return [(each.operator, each.rows) for each in files.state.operators]
 
 
 CHANGES = st.dictionaries(
@@ -216,7 +216,7 @@ def test_whatever_was_written_and_whenever_it_is_read_the_rows_are_those_of_the_
         if number not in looks and number < len(batches) - 1:
             continue
         files.read(number, {})
-        (found,) = files.found.operators
+        (found,) = files.state.operators
         seconds = [second for each in alive for second in each.values()]
         assert found.rows == len(seconds)
         assert found.times == len(set(seconds))
@@ -224,7 +224,7 @@ def test_whatever_was_written_and_whenever_it_is_read_the_rows_are_those_of_the_
         assert found.due == tuple(
             (NOON + second * SECOND, seconds.count(second)) for second in sorted(set(seconds))
         )
-        assert files.found.note == ""
+        assert files.state.note == ""
 
 
 def test_a_batch_is_read_once_and_a_new_one_takes_its_changes_alone(tmp_path, monkeypatch):
@@ -253,7 +253,7 @@ def test_of_a_join_each_row_counts_once_and_no_time_is_guessed(tmp_path):
     operator.write(1, rows, {}, rows, {}, {}, {}, {key_of("c", NOON): 1}, {})
     files = StateFiles(tmp_path)
     assert rows_of(files, 0) == [("0 symmetricHashJoin", 3)]
-    assert files.found.operators[0].due == ()
+    assert files.state.operators[0].due == ()
 
 
 def test_a_key_without_a_time_has_rows_alone(tmp_path):
@@ -261,8 +261,8 @@ def test_a_key_without_a_time_has_rows_alone(tmp_path):
     operator.write(1, {b"x" * 24: 1}, {})
     files = StateFiles(tmp_path)
     files.read(0, {})
-    assert files.found.operators[0].times == 0
-    assert files.found.note == ""
+    assert files.state.operators[0].times == 0
+    assert files.state.note == ""
 
 
 SETTING = "spark.sql.streaming.stateStore."
@@ -281,8 +281,8 @@ def test_state_in_another_form_is_said_to_be_unknown(tmp_path, given_, told):
     Operator(tmp_path).write(1, {}, {})
     files = StateFiles(tmp_path)
     assert rows_of(files, 0, **given_) == []
-    assert told in files.found.note
-    assert "explain --state" in files.found.note
+    assert told in files.state.note
+    assert "explain --state" in files.state.note
 
 
 def test_one_operator_that_cannot_be_read_hides_no_other(tmp_path):
@@ -290,7 +290,7 @@ def test_one_operator_that_cannot_be_read_hides_no_other(tmp_path):
     (Operator(tmp_path, number=2).folder / "_metadata" / "metadata").unlink()
     files = StateFiles(tmp_path)
     assert rows_of(files, 0) == [("10 stateStoreSave", 1)]
-    assert files.found.note.startswith("the rows of state are not known of 2: its layout")
+    assert files.state.note.startswith("the rows of state are not known of 2: its layout")
 
 
 def test_what_spark_has_removed_or_a_copy_lacks_is_named(tmp_path):
@@ -299,7 +299,7 @@ def test_what_spark_has_removed_or_a_copy_lacks_is_named(tmp_path):
     operator.write(2, {}, {})
     (operator.places()[1] / "2.delta").unlink()
     assert rows_of(files, 1) == []
-    assert "'state/0/1/2.delta' is not there" in files.found.note
+    assert "'state/0/1/2.delta' is not there" in files.state.note
     operator.write(2, {}, {key_of("a", NOON): 1})
     operator.write(3, {}, {})
     assert rows_of(files, 2) == [("0 stateStoreSave", 1)]
@@ -311,7 +311,7 @@ def test_too_much_is_not_read(tmp_path, monkeypatch):
     operator, files = Operator(tmp_path), StateFiles(tmp_path)
     operator.write(1, {key_of("a", NOON + n * SECOND): 1 for n in range(90)}, {}, how="stored")
     assert rows_of(files, 0) == []
-    assert "more than 0 MB" in files.found.note
+    assert "more than 0 MB" in files.state.note
 
 
 def test_random_garbage_is_a_note_or_another_count_and_never_an_end(tmp_path):
@@ -329,7 +329,7 @@ def test_random_garbage_is_a_note_or_another_count_and_never_an_end(tmp_path):
                          else bytes(data))  # fmt: skip
         files = StateFiles(tmp_path)
         files.read(0, {})
-        assert files.found.note or files.found.operators
+        assert files.state.note or files.state.operators
         path.write_bytes(whole)
 
 
@@ -364,9 +364,9 @@ def test_with_rocksdb_the_rows_are_those_of_the_map_from_changelogs_and_snapshot
                 operator.snapshot(batch + 1, place, sum(known.values()), *own, how=how)
         if batch in looks or batch == len(batches) - 1:
             files.read(batch, ROCKS)
-            (found,) = files.found.operators
+            (found,) = files.state.operators
             alive = [key for known in maps for key, is_set in known.items() if is_set]
-            assert (found.rows, files.found.note) == (len(alive), "")
+            assert (found.rows, files.state.note) == (len(alive), "")
             assert found.times == len({key[-8:] for key in alive})
             assert found.is_window
 
@@ -374,7 +374,7 @@ def test_with_rocksdb_the_rows_are_those_of_the_map_from_changelogs_and_snapshot
 def read_rocks(root):
     files = StateFiles(root)
     files.read(0, ROCKS)
-    return [each.rows for each in files.found.operators], files.found.note
+    return [each.rows for each in files.state.operators], files.state.note
 
 
 def test_rows_that_spark_counts_otherwise_are_not_shown(tmp_path):
@@ -431,7 +431,7 @@ def test_keys_that_rocksdb_splits_are_counted_and_have_no_times(tmp_path):
     operator.log(1, {key_of("a", NOON): 1}, {key_of("b", NOON): 1})
     files = StateFiles(tmp_path)
     files.read(0, ROCKS)
-    (found,) = files.found.operators
+    (found,) = files.state.operators
     assert (found.rows, found.times, found.due) == (2, 0, ())
 
 

@@ -1,9 +1,9 @@
 """Plans of reading Avro payloads: their steps, and how two schemas are resolved into them.
 
 Steps follow the bytes: one per type of the writer's schema, in its order. A step with a `type`
-reads values as that type, one without only skips the bytes. `by_block` and `by_row` differ in how
-they take *wire values* (numbers, indices, bytes) from payloads. Here these become columns, by the
-rule for bad values of all formats (semantics 13.13).
+reads values as that type, one without only skips the bytes. `by_block` and `by_row` take *wire
+values* (numbers, indices, bytes) from payloads in different ways; the steps turn these into
+columns, by the rule for bad values of all formats (semantics 13.13).
 
 `resolve` makes the steps from a writer's schema and the requested part of the reader's. Fields
 match by name or by the reader's aliases; a field that the writer lacks gets the reader's default.
@@ -75,8 +75,8 @@ class Scalar:
         kind: the writer's type.
         type: the type to read it as; None: skip it.
         size: the size of a fixed value in bytes.
-        symbols: for each symbol of the writer's enum the reader's, None if it lacks it; without a
-            type, the writer's symbols.
+        symbols: the reader's symbol for each symbol of the writer's enum, None if the reader lacks
+            it; without a type, the writer's symbols.
         scale: (multiply by, then divide by) for a timestamp in microseconds.
     """
 
@@ -123,10 +123,10 @@ class Scalar:
 
 
 class RecordField(NamedTuple):
-    """A field of the writer's record: its step, and its place in the struct that is read."""
+    """A field of the writer's record: its step, and its index in the struct; None: skip it."""
 
     step: "Step"
-    place: int | None
+    child: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,8 +136,8 @@ class Record:
     Attributes:
         fields: the writer's fields.
         type: the struct to read them as.
-        defaults: the defaults of fields that the writer lacks, by place.
-        missing: the places of fields that the writer lacks and that have no default.
+        defaults: the defaults of fields that the writer lacks, by their index in the struct.
+        missing: the indexes of fields that the writer lacks and that have no default.
     """
 
     fields: tuple[RecordField, ...]
@@ -145,22 +145,22 @@ class Record:
     defaults: Mapping[int, pa.Array] = field(default_factory=dict)
     missing: tuple[int, ...] = ()
 
-    def build(self, rows: int, read: Mapping[int, Converted]) -> Converted:
-        """Build structs of the fields that were read, by their places in the struct."""
+    def build(self, rows: int, columns: Mapping[int, Converted]) -> Converted:
+        """Build structs from `columns`, by the fields' indexes in the struct."""
         assert self.type is not None, "a record that is read has a type"
-        children = dict(read)
-        for place, default in self.defaults.items():
-            children[place] = keep(default.take(pa.array(np.zeros(rows, np.int64))))
-        for place in self.missing:
+        children = dict(columns)
+        for index, default in self.defaults.items():
+            children[index] = keep(default.take(pa.array(np.zeros(rows, np.int64))))
+        for index in self.missing:
             # A field that the writer lacks is bad if it has no default (semantics 13.9).
-            children[place] = all_bad(rows, self.type.field(place).type)
-        ordered = [children[place] for place in range(self.type.num_fields)]
+            children[index] = all_bad(rows, self.type.field(index).type)
+        ordered = [children[index] for index in range(self.type.num_fields)]
         return build_struct(self.type, ordered, np.zeros(rows, np.bool_))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Union:
-    """Reads the branch that the value names; `Bad` stands for one that the reader cannot hold."""
+    """Reads the branch that the value names; a branch that the reader cannot hold is a `Bad`."""
 
     branches: tuple["Step", ...]
     type: pa.DataType | None = None
@@ -269,27 +269,29 @@ def _read_long_decimal(data: bytes, target: pa.DataType) -> Decimal | None:
 
 def _format_uuids(values: pa.Array) -> pa.Array:
     """Format 16 bytes each; broken payloads have fewer."""
-    read = [str(UUID(bytes=value.ljust(16, b"\0"))) for value in values.to_pylist()]
-    return pa.array(read, pa.string())
+    texts = [str(UUID(bytes=value.ljust(16, b"\0"))) for value in values.to_pylist()]
+    return pa.array(texts, pa.string())
 
 
 def _drop_repeated_keys(
-    built: Converted, target: pa.DataType, parts: Sequence[Converted], lengths: Longs
+    built: Converted, target: pa.DataType, entries: Sequence[Converted], lengths: Longs
 ) -> Converted:
-    """Keep the last of a map's entries with equal keys, at the place of the first (13.9)."""
+    """Keep the last of a map's entries with equal keys, in the position of the first (13.9)."""
     # Only broken payloads have keys that are null.
-    codes = parts[0].column.dictionary_encode().indices.fill_null(-1)
+    codes = entries[0].column.dictionary_encode().indices.fill_null(-1)
     owners = np.repeat(np.arange(len(lengths)), lengths)
     pairs = owners * (len(owners) + 1) + codes.to_numpy(zero_copy_only=False)
     if len(np.unique(pairs)) == len(pairs):
         return built
     first = np.unique(pairs, return_index=True)[1]
     last = len(pairs) - 1 - np.unique(pairs[::-1], return_index=True)[1]
-    kept = last[np.argsort(first)]
-    rest = [keep(part.column.take(pa.array(kept))) for part in parts]
-    lengths_kept = np.bincount(owners[kept], minlength=len(lengths))
+    chosen = last[np.argsort(first)]
+    chosen_entries = [keep(entry.column.take(pa.array(chosen))) for entry in entries]
+    chosen_lengths = np.bincount(owners[chosen], minlength=len(lengths))
     absent = to_mask(built.column.is_null())
-    return Converted(build_repeated(target, rest, lengths_kept, absent).column, built.bad)
+    return Converted(
+        build_repeated(target, chosen_entries, chosen_lengths, absent).column, built.bad
+    )
 
 
 _PROMOTIONS: Final = {
@@ -377,17 +379,17 @@ class _Resolver:
             return Scalar(kind, size=schema["size"])
         return Scalar(kind, symbols=tuple(schema["symbols"]) if kind == "enum" else ())
 
-    def read(self, what: str, schema: Schema, requested: RequestedType) -> TypedStep:
+    def read(self, subject: str, schema: Schema, requested: RequestedType) -> TypedStep:
         """Build the step that reads values of `schema` as `requested`, or as a wider number."""
         defined = self._writer.look_up(schema)
         if kind_of(defined) == "union":
             self._count()
             return self._read_union(
-                what, defined, _widen(requested, map(self._writer.look_up, defined))
+                subject, defined, _widen(requested, map(self._writer.look_up, defined))
             )
-        return self._read_one(what, defined, _widen(requested, [defined]))
+        return self._read_one(subject, defined, _widen(requested, [defined]))
 
-    def _read_one(self, what: str, defined: Schema, requested: RequestedType) -> TypedStep:
+    def _read_one(self, subject: str, defined: Schema, requested: RequestedType) -> TypedStep:
         """Build the step for a schema that is not a union."""
         self._count()
         kind = kind_of(defined)
@@ -395,21 +397,21 @@ class _Resolver:
             return Scalar(kind, requested.type)
         if kind_of(requested.schema) not in _PROMOTIONS.get(kind, (kind,)):
             if kind in _NUMBERS and kind_of(requested.schema) in _NUMBERS:
-                # To the reader a narrower number is a time, but the writer may mean another unit.
+                # The reader takes a narrower number for a time; the writer may mean another unit.
                 return Bad(self.skip(defined), requested.type)
-            raise _unresolved(what, defined, requested)
+            raise _unresolved(subject, defined, requested)
         if kind == "record":
             return self._read_record(defined, requested)
         if kind in ("array", "map") and requested.item is not None:
             item = self.read(
-                what, defined["items" if kind == "array" else "values"], requested.item
+                subject, defined["items" if kind == "array" else "values"], requested.item
             )
             assert item.type is not None, "an item that is read has a type"
             inner = pa.list_(item.type) if kind == "array" else pa.map_(pa.string(), item.type)
             return Repeated(item, kind == "map", inner)
-        return _read_scalar(what, kind, defined, requested)
+        return _read_scalar(subject, kind, defined, requested)
 
-    def _read_union(self, what: str, schemas: list[Schema], requested: RequestedType) -> Union:
+    def _read_union(self, subject: str, schemas: list[Schema], requested: RequestedType) -> Union:
         steps: dict[int, TypedStep] = {}
         nulls = [
             number
@@ -419,21 +421,22 @@ class _Resolver:
         for number, branch in enumerate(schemas):
             try:
                 if self._is_other(branch, schemas, requested):
-                    raise _unresolved(what, branch, requested)
+                    raise _unresolved(subject, branch, requested)
                 if number not in nulls:
-                    step = self._read_one(what, self._writer.look_up(branch), requested)
-                    first = next(iter(steps.values()), step)
-                    if not isinstance(step, Bad) and step.type == first.type:
+                    step = self._read_one(subject, self._writer.look_up(branch), requested)
+                    earlier = next(iter(steps.values()), step)
+                    if not isinstance(step, Bad) and step.type == earlier.type:
                         steps[number] = step
             except _Unresolved:
                 continue
         if not steps and not nulls:
-            raise _unresolved(what, schemas, requested)
+            raise _unresolved(subject, schemas, requested)
         # At most one array, map or record of a union fits, and scalars get the requested type.
         kind = next((step.type for step in steps.values()), requested.type)
         steps |= {number: Scalar("null", kind) for number in nulls}
         branches = tuple(
-            steps.get(number) or Bad(self.skip(each), kind) for number, each in enumerate(schemas)
+            steps.get(number) or Bad(self.skip(branch), kind)
+            for number, branch in enumerate(schemas)
         )
         return Union(branches, kind)
 
@@ -441,7 +444,11 @@ class _Resolver:
         """Return whether a union has several named types and this one is not the requested one."""
         defined = self._writer.look_up(branch)
         kind = kind_of(defined)
-        alike = [each for each in map(self._writer.look_up, schemas) if kind_of(each) == kind]
+        alike = [
+            candidate
+            for candidate in map(self._writer.look_up, schemas)
+            if kind_of(candidate) == kind
+        ]
         if kind not in ("record", "enum", "fixed") or len(alike) == 1:
             return False
         if kind_of(requested.schema) != kind:
@@ -450,35 +457,37 @@ class _Resolver:
         return defined["name"].split(".")[-1] not in {name.split(".")[-1] for name in names}
 
     def _read_record(self, schema: Schema, requested: RequestedType) -> Record:
-        written = {each["name"] for each in schema["fields"]}
+        writer_names = {writer_field["name"] for writer_field in schema["fields"]}
         aliases = _list_aliases(requested.schema)
-        types = {each.name: each.inner.type for each in requested.fields}
-        places: dict[str, int] = {}
+        types = {field_.name: field_.inner.type for field_ in requested.fields}
+        indexes: dict[str, int] = {}
         defaults: dict[int, pa.Array] = {}
         missing: list[int] = []
-        for place, field_ in enumerate(requested.fields):
+        for index, field_ in enumerate(requested.fields):
             names = [field_.name, *(name for name, of in aliases.items() if of == field_.name)]
-            shared = [name for name in names if name in written]
+            shared = [name for name in names if name in writer_names]
             if shared:
-                places[shared[0]] = place
+                indexes[shared[0]] = index
             elif (default := _read_default(field_)) is not None:
-                defaults[place] = default
+                defaults[index] = default
             else:
-                missing.append(place)
+                missing.append(index)
         fields = []
-        for each in schema["fields"]:
-            number = places.get(each["name"])
+        for writer_field in schema["fields"]:
+            number = indexes.get(writer_field["name"])
             if number is None:
-                fields.append(RecordField(self.skip(each["type"]), None))
+                fields.append(RecordField(self.skip(writer_field["type"]), None))
                 continue
             read_as_ = requested.fields[number]
-            step = self.read(f"field '{each['name']}'", each["type"], read_as_.inner)
+            step = self.read(
+                f"field '{writer_field['name']}'", writer_field["type"], read_as_.inner
+            )
             types[read_as_.name] = step.type
             fields.append(RecordField(step, number))
         return Record(tuple(fields), pa.struct(list(types.items())), defaults, tuple(missing))
 
 
-def _widen(requested: RequestedType, written: Iterable[Schema]) -> RequestedType:
+def _widen(requested: RequestedType, writer_schemas: Iterable[Schema]) -> RequestedType:
     """Return `requested` as the writer's type if that is a wider number or another decimal.
 
     In a union, whole numbers take precedence over fractions, and the reader's scale over others,
@@ -486,14 +495,16 @@ def _widen(requested: RequestedType, written: Iterable[Schema]) -> RequestedType
     """
     reader = kind_of(requested.schema)
     if pa.types.is_decimal(requested.type):
-        types = {read_as(each) for each in written if kind_of(each) in ("bytes", "fixed")}
-        others = [each for each in types if pa.types.is_decimal(each)]
+        types = {
+            read_as(schema) for schema in writer_schemas if kind_of(schema) in ("bytes", "fixed")
+        }
+        others = [decimal for decimal in types if pa.types.is_decimal(decimal)]
         if len(others) != 1 or others[0].scale == requested.type.scale:
             return requested
         return replace(requested, type=others[0])
     if requested.type != _NUMBERS.get(reader):
         return requested
-    kinds = [kind for kind in map(kind_of, written) if kind in _NUMBERS]
+    kinds = [kind for kind in map(kind_of, writer_schemas) if kind in _NUMBERS]
     narrow = [kind for kind in kinds if reader in _WHOLE and kind in _WHOLE]
     widest = max(narrow or kinds, key=list(_NUMBERS).index, default=reader)
     if reader in _PROMOTIONS.get(widest, (widest,)):
@@ -501,10 +512,10 @@ def _widen(requested: RequestedType, written: Iterable[Schema]) -> RequestedType
     return replace(requested, schema=widest, type=_NUMBERS[widest])
 
 
-def _unresolved(what: str, writer: Schema, requested: RequestedType) -> _Unresolved:
+def _unresolved(subject: str, writer: Schema, requested: RequestedType) -> _Unresolved:
     null = "null or " if requested.nullable else ""
     return _Unresolved(
-        f"{what} was written as Avro type {describe(writer)}, and the reader's schema has "
+        f"{subject} was written as Avro type {describe(writer)}, and the reader's schema has "
         f"{null}{describe(requested.schema)}",
         "a reader's schema that is compatible with the writer's",
         "correct the reader's schema, or leave the column out",
@@ -512,7 +523,7 @@ def _unresolved(what: str, writer: Schema, requested: RequestedType) -> _Unresol
 
 
 def _list_aliases(record: Schema) -> dict[str, str]:
-    """Map the aliases of a record's fields to the fields; an alias that is also a name is out."""
+    """Map the aliases of a record's fields to the fields, without aliases that are also names."""
     names = {field["name"] for field in record["fields"]}
     aliases: dict[str, str] = {}
     for field_ in record["fields"]:
@@ -522,20 +533,20 @@ def _list_aliases(record: Schema) -> dict[str, str]:
     return aliases
 
 
-def _read_scalar(what: str, kind: str, schema: Schema, requested: RequestedType) -> Scalar:
+def _read_scalar(subject: str, kind: str, schema: Schema, requested: RequestedType) -> Scalar:
     if kind == "enum":
         accepted = set(requested.schema["symbols"])
-        other = requested.schema.get(DEFAULT)
-        other = other if other in accepted else None
-        symbols = tuple(each if each in accepted else other for each in schema["symbols"])
+        fallback = requested.schema.get(DEFAULT)
+        fallback = fallback if fallback in accepted else None
+        symbols = tuple(symbol if symbol in accepted else fallback for symbol in schema["symbols"])
         return Scalar(kind, requested.type, symbols=symbols)
     if kind == "fixed" and schema["size"] != requested.schema["size"]:
-        raise _unresolved(what, schema, requested)
+        raise _unresolved(subject, schema, requested)
     if pa.types.is_decimal(requested.type) and kind in ("bytes", "fixed"):
-        written = read_as(schema)
-        if pa.types.is_decimal(written) and written.scale != requested.type.scale:
+        writer_type = read_as(schema)
+        if pa.types.is_decimal(writer_type) and writer_type.scale != requested.type.scale:
             # One of several decimals of a union.
-            raise _unresolved(what, schema, requested)
+            raise _unresolved(subject, schema, requested)
     size = schema["size"] if kind == "fixed" else 0
     scale = (time_unit(schema) or time_unit(requested.schema)) if kind in ("int", "long") else None
     if not pa.types.is_timestamp(requested.type):
@@ -546,7 +557,7 @@ def _read_scalar(what: str, kind: str, schema: Schema, requested: RequestedType)
 def _read_default(requested: RequestedField) -> pa.Array | None:
     """Return the default of a field that the writer lacks, as an array of one value.
 
-    None if the field has no default, or one of another type: such schemas are in use.
+    None if the field has no default, or one of another type, as some schemas in use have.
     """
     if requested.default is NO_DEFAULT:
         return None
@@ -583,13 +594,15 @@ def _convert_default(requested: RequestedType, default: Any) -> Any:
         raise ValueError(f"{default!r} is not a symbol")
     if kind == "record":
         return {
-            each.name: _convert_default(each.inner, default.get(each.name, each.default))
-            for each in requested.fields
+            field_.name: _convert_default(field_.inner, default.get(field_.name, field_.default))
+            for field_ in requested.fields
         }
     if requested.item is not None and kind == "array":
-        return [_convert_default(requested.item, each) for each in default]
+        return [_convert_default(requested.item, element) for element in default]
     if requested.item is not None:
-        return [(key, _convert_default(requested.item, each)) for key, each in default.items()]
+        return [
+            (key, _convert_default(requested.item, element)) for key, element in default.items()
+        ]
     if kind in ("bytes", "fixed"):
         data = default.encode("latin-1")
         if kind == "fixed" and len(data) != requested.schema["size"]:
