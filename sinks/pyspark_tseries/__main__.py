@@ -72,17 +72,17 @@ def main(arguments: list[str] | None = None) -> int:
             )
         for argument, settings in ARGUMENTS.get(name, {}).items():
             command.add_argument(argument, **settings)
-    asked, more = parser.parse_known_args(arguments)
-    if asked.command == "show" and not any(text.startswith("-") for text in more):
-        asked.series += more  # argparse takes no names after an option.
+    arguments_given, more = parser.parse_known_args(arguments)
+    if arguments_given.command == "show" and not any(text.startswith("-") for text in more):
+        arguments_given.series += more  # argparse takes no names after an option.
     elif more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     try:
-        options = _parse_storage_options(asked.storage_option)
-        parse = parse_end if asked.command == "backup" else parse_location
-        location = parse(asked.path, options)
+        options = _parse_storage_options(arguments_given.storage_option)
+        parse = parse_end if arguments_given.command == "backup" else parse_location
+        location = parse(arguments_given.path, options)
         with named_failures(location):
-            return COMMANDS[asked.command][1](location, asked)
+            return COMMANDS[arguments_given.command][1](location, arguments_given)
     except (TseriesError, ValueError, OSError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -91,11 +91,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _list_damages() -> str:
     """List what can be damaged, what `repair` does about it, and what that costs."""
     mended = [
-        f"  {kind}: {known.mended}; lost: {known.costs}"
-        for kind, known in DAMAGES.items()
-        if known.mended is not None
+        f"  {kind}: {damage.mended}; lost: {damage.costs}"
+        for kind, damage in DAMAGES.items()
+        if damage.mended is not None
     ]
-    named_only = [kind for kind, known in DAMAGES.items() if known.mended is None]
+    named_only = [kind for kind, damage in DAMAGES.items() if damage.mended is None]
     return "\n".join(
         ["what repair mends:", *mended, f"what it names only: {', '.join(named_only)}"]
     )
@@ -115,14 +115,14 @@ def _parse_storage_options(texts: list[str] | None) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _describe(path: Location, asked: argparse.Namespace) -> int:
+def _describe(path: Location, arguments: argparse.Namespace) -> int:
     for name, value in describe(path).items():
-        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        print(f"{name:17} {shown}")
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        print(f"{name:17} {text}")
     return 0
 
 
-def _verify(path: Location, asked: argparse.Namespace) -> int:
+def _verify(path: Location, arguments: argparse.Namespace) -> int:
     findings = verify(path)
     for finding in findings[:MAX_FINDINGS]:
         print(finding)
@@ -133,33 +133,35 @@ def _verify(path: Location, asked: argparse.Namespace) -> int:
     return 1 if findings else 0
 
 
-def _repair(path: Location, asked: argparse.Namespace) -> int:
-    done = repair(path, dry_run=asked.dry_run, give_up=asked.give_up, principal=asked.principal)
+def _repair(path: Location, arguments: argparse.Namespace) -> int:
+    done = repair(
+        path, dry_run=arguments.dry_run, give_up=arguments.give_up, principal=arguments.principal
+    )
     if done == RepairResult():
         print("nothing to repair")
     for field in dataclasses.fields(done):
         for line in getattr(done, field.name):
             print(f"{field.name}: {line}")
-    return 1 if done.left or (asked.dry_run and done.mended) else 0
+    return 1 if done.left or (arguments.dry_run and done.mended) else 0
 
 
-def _rebuild(path: Location, asked: argparse.Namespace) -> int:
-    print(f"{rebuild(path, principal=asked.principal)} series")
+def _rebuild(path: Location, arguments: argparse.Namespace) -> int:
+    print(f"{rebuild(path, principal=arguments.principal)} series")
     return 0
 
 
-def _compact(path: Location, asked: argparse.Namespace) -> int:
-    for name, value in dataclasses.asdict(compact(path, principal=asked.principal)).items():
+def _compact(path: Location, arguments: argparse.Namespace) -> int:
+    for name, value in dataclasses.asdict(compact(path, principal=arguments.principal)).items():
         print(f"{name:17} {value}")
     return 0
 
 
-def _maintain(path: Location, asked: argparse.Namespace) -> int:
+def _maintain(path: Location, arguments: argparse.Namespace) -> int:
     os.nice(10)  # Leave the processor to the writers.
     if LOCK_VARIABLE in os.environ:
         maintain_while_busy(path)
         return 0
-    done = maintain(path, principal=asked.principal)
+    done = maintain(path, principal=arguments.principal)
     if done is None:
         print("another process of this machine maintains the store already", file=sys.stderr)
         return 2
@@ -175,8 +177,10 @@ def _maintain(path: Location, asked: argparse.Namespace) -> int:
     return 0
 
 
-def _erase(path: Location, asked: argparse.Namespace) -> int:
-    act = erase(path, asked.series, asked.sequence, asked.reason, principal=asked.principal)
+def _erase(path: Location, arguments: argparse.Namespace) -> int:
+    act = erase(
+        path, arguments.series, arguments.sequence, arguments.reason, principal=arguments.principal
+    )
     if act is None:
         print("all of them were erased before")
         return 0
@@ -189,7 +193,7 @@ def _erase(path: Location, asked: argparse.Namespace) -> int:
     return 0
 
 
-def _erasures(path: Location, asked: argparse.Namespace) -> int:
+def _erasures(path: Location, arguments: argparse.Namespace) -> int:
     for act in list_erasures(Store.open(path)):
         _print_act(act)
     return 0
@@ -199,34 +203,34 @@ def _print_act(act: Erasure) -> None:
     print(json.dumps(dataclasses.asdict(act), ensure_ascii=False))
 
 
-def _backup(path: Location, asked: argparse.Namespace) -> int:
-    done = backup(path, asked.target, _parse_storage_options(asked.storage_option))
-    what = "no commit" if done.commit is None else str(done.commit)
-    print(f"{what} of '{path.root}': {done.files} files, {done.size} bytes")
+def _backup(path: Location, arguments: argparse.Namespace) -> int:
+    done = backup(path, arguments.target, _parse_storage_options(arguments.storage_option))
+    commit = "no commit" if done.commit is None else str(done.commit)
+    print(f"{commit} of '{path.root}': {done.files} files, {done.size} bytes")
     return 0
 
 
-def _rollup(path: Location, asked: argparse.Namespace) -> int:
-    into = parse_location(asked.into, _parse_storage_options(asked.storage_option))
-    aggregates = [parse_aggregate_argument(text) for text in asked.aggregate]
+def _rollup(path: Location, arguments: argparse.Namespace) -> int:
+    into = parse_location(arguments.into, _parse_storage_options(arguments.storage_option))
+    aggregates = [parse_aggregate_argument(text) for text in arguments.aggregate]
     if len(dict(aggregates)) < len(aggregates):
         raise ValueError(
             "--aggregate: two have one name; accepted: a name each; next step: write "
             "NAME='COLUMN FUNCTION' for one of them"
         )
     options = RollupOptions(
-        asked.every,
+        arguments.every,
         dict(aggregates) or None,
-        asked.timezone,
-        None if asked.origin is None else to_datetime(parse_instant(asked.origin)),
+        arguments.timezone,
+        None if arguments.origin is None else to_datetime(parse_instant(arguments.origin)),
         None
-        if asked.retained_range is None
-        else parse_argument("retained_range", asked.retained_range),
+        if arguments.retained_range is None
+        else parse_argument("retained_range", arguments.retained_range),
     )
-    author = author_or_user(asked.author)
+    author = author_or_user(arguments.author)
     done = rollup(Store.open(path), into, options, author, progress=_tell_progress)
-    what = "no commit" if done.covered < 0 else f"commit {done.covered}"
-    print(f"buckets: {done.added} added, {done.edited} edited, up to {what} of '{path.root}'")
+    commit = "no commit" if done.covered < 0 else f"commit {done.covered}"
+    print(f"buckets: {done.added} added, {done.edited} edited, up to {commit} of '{path.root}'")
     if done.left:
         print(
             f"changed buckets that stay as they are: {done.left}, because the rollup does not have "
@@ -239,8 +243,8 @@ def _tell_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _forget_writer(path: Location, asked: argparse.Namespace) -> int:
-    forget_writer(Store.open(path), asked.writer, now_us(), author_or_user(asked.principal))
+def _forget_writer(path: Location, arguments: argparse.Namespace) -> int:
+    forget_writer(Store.open(path), arguments.writer, now_us(), author_or_user(arguments.principal))
     return 0
 
 

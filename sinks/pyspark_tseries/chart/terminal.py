@@ -1,7 +1,7 @@
-"""Draw a figure as text: dots of Braille, or ASCII where a terminal has no more.
+"""Draw a figure as text: in Braille dots, or in ASCII if a terminal has nothing else.
 
-A cell of Braille has two dots beside each other and four below each other, one of ASCII has two
-below each other. Colours tell series apart; without them each series has a panel of its own.
+A cell of Braille has two columns and four rows of dots, a cell of ASCII one column and two rows.
+Colours tell series apart; without colours each series has its own panel.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,12 +32,12 @@ _DOTS: Final = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]]
 """The bit of each dot of a cell, by row and column."""
 
 _COLOURS: Final = (33, 208, 36, 170, 141, 78, 203, 175)
-"""Of 256, near those of a picture."""
+"""Codes of the 256 colours, similar to those of a picture."""
 
 _ToFraction = Callable[[np.ndarray], np.ndarray]
 """Returns where values are on an axis, from 0 to 1."""
 
-_MOST_LABEL: Final = 18
+_MAX_LABEL: Final = 18
 _MIN_COLUMNS: Final = 10
 
 
@@ -67,13 +67,13 @@ def draw_text(figure: Figure, style: Style) -> str:
     if not figure.panels:
         return "\n".join([*title, "no events", *_wrap(notes, style)])
     panels = list(figure.panels if style.has_colours else _divide(figure))
-    left = min(max(_label_width(panel, style) for panel in panels), style.width // 3)
-    columns = max(style.width - left - 2, _MIN_COLUMNS)
+    label_width = min(max(_label_width(panel, style) for panel in panels), style.width // 3)
+    columns = max(style.width - label_width - 2, _MIN_COLUMNS)
     times = fit_time_axis(figure.low, figure.high, figure.zone, columns, len)
     lines = title
     for panel in panels:
-        lines += _draw_panel(panel, times, style, left, columns)
-    lines += _draw_times(times, style, left, columns)
+        lines += _draw_panel(panel, times, style, label_width, columns)
+    lines += _draw_times(times, style, label_width, columns)
     lines += ["", *_wrap([f"times in {figure.zone or 'UTC'}", *notes], style)]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -97,10 +97,10 @@ def _divide(figure: Figure) -> Iterator[Panel]:
             yield replace(panel, title=f"{panel.title}, {line.name}", lines=(line,))
 
 
-def _colour(text: str, place: int, style: Style) -> str:
+def _colour(text: str, position: int, style: Style) -> str:
     if not style.has_colours:
         return text
-    return f"\x1b[38;5;{_COLOURS[place % len(_COLOURS)]}m{text}\x1b[0m"
+    return f"\x1b[38;5;{_COLOURS[position % len(_COLOURS)]}m{text}\x1b[0m"
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -112,13 +112,13 @@ def _axis_rows(style: Style) -> int:
 
 def _label_width(panel: Panel, style: Style) -> int:
     if panel.rows:
-        return max(min(cell_width(style.text(row.name)), _MOST_LABEL) for row in panel.rows)
+        return max(min(cell_width(style.text(row.name)), _MAX_LABEL) for row in panel.rows)
     axis = number_axis(panel.low, panel.high, _axis_rows(style), is_whole=panel.is_whole)
     return max(map(len, axis.labels), default=0)
 
 
 def _draw_panel(
-    panel: Panel, times: TimeAxis, style: Style, left: int, columns: int
+    panel: Panel, times: TimeAxis, style: Style, label_width: int, columns: int
 ) -> Iterator[str]:
     axis = number_axis(panel.low, panel.high, _axis_rows(style), is_whole=panel.is_whole)
     unit = f" ({panel.unit})" if panel.unit else ""
@@ -126,10 +126,10 @@ def _draw_panel(
     hint += f" x10^{axis.exponent}" if axis.exponent and not panel.rows else ""
     yield cut_text(style.text(f"{panel.title}{unit}{hint}"), style.width)
     if panel.rows:
-        yield from _draw_states(panel, times, style, left, columns)
+        yield from _draw_states(panel, times, style, label_width, columns)
         return
     if panel.is_empty:
-        yield f"{' ' * left}  no values"
+        yield f"{' ' * label_width}  no values"
         return
     yield from _draw_legend(panel.lines, style)
     canvas = _Canvas(columns, style)
@@ -137,39 +137,39 @@ def _draw_panel(
         if len(line.us):
             canvas.draw(line, times.fraction, axis.fraction)
     labels = {}
-    for place, label in zip(axis.tick_fractions, axis.labels, strict=True):
-        labels[round((1 - place) * (style.height - 1))] = label
+    for fraction, label in zip(axis.tick_fractions, axis.labels, strict=True):
+        labels[round((1 - fraction) * (style.height - 1))] = label
     bar, tick_bar = ("|", "+") if style.is_ascii else ("\N{BOX DRAWINGS LIGHT VERTICAL}", "┤")
     for row, text in enumerate(canvas.lines()):
         label = labels.get(row, "")
-        yield f"{pad(label, left, to_right=True)} {tick_bar if label else bar}{text}"
+        yield f"{pad(label, label_width, to_right=True)} {tick_bar if label else bar}{text}"
 
 
 def _draw_legend(lines: Sequence[Line], style: Style) -> Iterator[str]:
     """Draw the names of several series in their colours, with their last values."""
     if not style.has_colours or len(lines) < 2:
         return
-    width, shown = 0, ""
+    width, legend = 0, ""
     for line in lines:
-        last = "no values" if line.last is None else show_number(line.last)
-        name = cut_text(style.text(line.name), min(30, style.width - len(last) - 1))
-        text = f"{name} {last}"
-        if shown and width + cell_width(text) + 2 > style.width:
-            yield shown
-            width, shown = 0, ""
-        shown += ("  " if shown else "") + _colour(text, line.position, style)
+        last_value = "no values" if line.last is None else show_number(line.last)
+        name = cut_text(style.text(line.name), min(30, style.width - len(last_value) - 1))
+        text = f"{name} {last_value}"
+        if legend and width + cell_width(text) + 2 > style.width:
+            yield legend
+            width, legend = 0, ""
+        legend += ("  " if legend else "") + _colour(text, line.position, style)
         width += cell_width(text) + 2
-    yield shown
+    yield legend
 
 
 class _Canvas:
-    """Dots, and marks over them; the last line that has a dot in a cell gives it its colour."""
+    """Dots, and marks over them; a cell has the colour of the last line with a dot in it."""
 
     def __init__(self, columns: int, style: Style) -> None:
         self._style = style
         self._across, self._down = (1, 2) if style.is_ascii else (2, 4)
         self._dots = np.zeros((style.height * self._down, columns * self._across), bool)
-        self._places = np.full((style.height, columns), -1)
+        self._positions = np.full((style.height, columns), -1)
         self._marks: dict[tuple[int, int], str] = {}
 
     def draw(self, line: Line, to_x: _ToFraction, to_y: _ToFraction) -> None:
@@ -177,12 +177,12 @@ class _Canvas:
         height, width = self._dots.shape
 
         def columns(us: Int64Array) -> list[int]:
-            places = np.rint(to_x(us) * (width - 1))
-            return [int(x) for x in np.clip(places, 0, width - 1)]
+            positions = np.rint(to_x(us) * (width - 1))
+            return [int(x) for x in np.clip(positions, 0, width - 1)]
 
         def rows(values: FloatArray) -> list[int]:
-            places = np.rint((1 - to_y(values)) * (height - 1))
-            return [int(y) for y in np.clip(places, 0, height - 1)]
+            positions = np.rint((1 - to_y(values)) * (height - 1))
+            return [int(y) for y in np.clip(positions, 0, height - 1)]
 
         xs, ys, firsts = columns(line.us), rows(line.values), line.is_first.tolist()
         ends = None if line.ends is None else columns(line.ends)
@@ -199,26 +199,27 @@ class _Canvas:
         marks = zip(rows(line.edited.values), columns(line.edited.us), strict=True)
         for y, x in marks:
             cell = y // self._down, x // self._across
-            self._marks[cell], self._places[cell] = mark, line.position
+            self._marks[cell], self._positions[cell] = mark, line.position
 
-    def _join(self, x: int, y: int, to_x: int, to_y: int, place: int) -> None:
+    def _join(self, x: int, y: int, to_x: int, to_y: int, position: int) -> None:
         steps = max(abs(to_x - x), abs(to_y - y))
         xs = np.rint(np.linspace(x, to_x, steps + 1)).astype(int)
         ys = np.rint(np.linspace(y, to_y, steps + 1)).astype(int)
         self._dots[ys, xs] = True
-        self._places[ys // self._down, xs // self._across] = place
+        self._positions[ys // self._down, xs // self._across] = position
 
     def lines(self) -> Iterator[str]:
         """Yield the rows as text."""
-        rows, columns = self._places.shape
+        rows, columns = self._positions.shape
         cells = self._dots.reshape(rows, self._down, columns, self._across).transpose(0, 2, 1, 3)
         for row in range(rows):
             chars = [self._cell(row, column, cells[row, column]) for column in range(columns)]
-            # One pair of codes for neighbours of a colour.
-            runs = groupby(zip(self._places[row].tolist(), chars, strict=True), lambda c: c[0])
-            parts = ((place, "".join(char for _, char in run)) for place, run in runs)
+            # Neighbours of one colour share a pair of codes.
+            runs = groupby(zip(self._positions[row].tolist(), chars, strict=True), lambda c: c[0])
+            runs_of_text = ((position, "".join(char for _, char in run)) for position, run in runs)
             yield "".join(
-                text if place < 0 else _colour(text, place, self._style) for place, text in parts
+                text if position < 0 else _colour(text, position, self._style)
+                for position, text in runs_of_text
             )
 
     def _cell(self, row: int, column: int, dots: np.ndarray) -> str:
@@ -236,13 +237,13 @@ class _Canvas:
 
 
 def _draw_states(
-    panel: Panel, times: TimeAxis, style: Style, left: int, columns: int
+    panel: Panel, times: TimeAxis, style: Style, label_width: int, columns: int
 ) -> Iterator[str]:
     bar = "|" if style.is_ascii else "\N{BOX DRAWINGS LIGHT VERTICAL}"
     for row in panel.rows:
-        name = cut_text(style.text(row.name), min(left, _MOST_LABEL))
+        name = cut_text(style.text(row.name), min(label_width, _MAX_LABEL))
         cells = _state_cells(row, times, style, columns, panel.is_boolean)
-        yield f"{pad(name, left, to_right=True)} {bar}{_colour(cells, row.position, style)}"
+        yield f"{pad(name, label_width, to_right=True)} {bar}{_colour(cells, row.position, style)}"
 
 
 def _state_cells(row: Row, times: TimeAxis, style: Style, columns: int, is_boolean: bool) -> str:
@@ -250,50 +251,50 @@ def _state_cells(row: Row, times: TimeAxis, style: Style, columns: int, is_boole
     cells = [" "] * columns
     for span in row.spans:
         ends = times.fraction(np.array([span.start, span.end], np.int64)) * columns
-        first = min(int(ends[0]), columns - 1)
-        size = max(min(round(float(ends[1])), columns) - first, 1)
+        begin = min(int(ends[0]), columns - 1)
+        size = max(min(round(float(ends[1])), columns) - begin, 1)
         if span.state == SEVERAL:
             drawn = [several] * size
         elif is_boolean:
             drawn = [true if span.state == "true" else false] * size
         else:
-            # The last column stays free for the next state, which may begin within it.
+            # Leave the last column to the next state, because it may begin there.
             text = style.text(span.state)
             fits = cell_width(text) <= size - 2
             name = text if fits else cut_text(text, size - 2) if size > 6 else ""
-            rest = size - 1 - cell_width(name)
-            drawn = [f"|{name}", *[""] * cell_width(name), *[dash] * rest]
-        cells[first : first + size] = drawn
+            dash_count = size - 1 - cell_width(name)
+            drawn = [f"|{name}", *[""] * cell_width(name), *[dash] * dash_count]
+        cells[begin : begin + size] = drawn
     return "".join(cells)
 
 
 # -- times -----------------------------------------------------------------------------------------
 
 
-def _draw_times(times: TimeAxis, style: Style, left: int, columns: int) -> Iterator[str]:
+def _draw_times(times: TimeAxis, style: Style, label_width: int, columns: int) -> Iterator[str]:
     corner, line, mark = "+-+" if style.is_ascii else "└─┬"
-    places = times.fraction(np.array([tick.us for tick in times.ticks], np.int64))
-    marked = [min(round(place * (columns - 1)), columns - 1) for place in places.tolist()]
+    fractions = times.fraction(np.array([tick.us for tick in times.ticks], np.int64))
+    marked = [min(round(fraction * (columns - 1)), columns - 1) for fraction in fractions.tolist()]
     ruler = [line] * columns
     for column in marked:
         ruler[column] = mark
-    yield f"{' ' * left} {corner}{''.join(ruler)}"
-    margin = " " * (left + 2)
+    yield f"{' ' * label_width} {corner}{''.join(ruler)}"
+    margin = " " * (label_width + 2)
     yield margin + _place([tick.label for tick in times.ticks], marked, columns)
     contexts = [
         (tick.context, x) for tick, x in zip(times.ticks, marked, strict=True) if tick.context
     ]
-    # The first context yields to the next one, where a day or a year begins.
+    # The first context yields to the next one, with the beginning of a day or a year.
     if len(contexts) > 1 and contexts[1][1] - contexts[0][1] < len(contexts[0][0]) + 2:
         contexts = contexts[1:]
     if contexts:
         yield margin + _place([text for text, _ in contexts], [x for _, x in contexts], columns)
 
 
-def _place(texts: Sequence[str], at: Sequence[int], columns: int) -> str:
-    """Write texts around their columns, one after the other; leave out what has no room."""
+def _place(texts: Sequence[str], positions: Sequence[int], columns: int) -> str:
+    """Write texts centred at their columns, from left to right; leave out those without room."""
     line = ""
-    for text, column in zip(texts, at, strict=True):
+    for text, column in zip(texts, positions, strict=True):
         start = max(min(column - len(text) // 2, columns - len(text)), 0)
         if start >= len(line) + (1 if line else 0):
             line = line.ljust(start) + text

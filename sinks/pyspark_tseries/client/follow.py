@@ -5,10 +5,10 @@
             handle(event)
             save(events.position)
 
-A follower is a subscription that one process reads. It takes what is new in batches, at most
-`MAX_EVENTS` events after the initial ones, and gives these one by one. Between them its position is
-a point of the batch, so whoever begins there gets exactly the rest. While nothing is new it only
-looks whether the log has another entry.
+A follower is a subscription that one process reads. It reads new events in batches, at most
+`MAX_EVENTS` after the initial ones, and gives them one by one. Between two events its position is a
+point in the batch, so a follower that begins there gets exactly the remaining events. While nothing
+is new, it only looks whether the log has another entry.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from pyspark_tseries.model.ranges import (
 from pyspark_tseries.read.delivery import (
     InitialEvents,
     Position,
-    find_places,
+    find_positions,
     read_in_order,
 )
 from pyspark_tseries.read.subscription import Subscription, Wording
@@ -53,21 +53,21 @@ from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.store import Store
 
 MAX_EVENTS: Final = 50_000
-"""The most events that a follower holds; the initial events of one series may be more."""
+"""A follower holds at most this many events, or the initial events of one series."""
 
 CATCH_UP_BYTES: Final = 32 * 1024 * 1024
 CATCH_UP_BATCHES: Final = 20
-"""A follower that catches up holds this much, or `MAX_EVENTS` this many times if that is less.
+"""A follower that catches up holds this many bytes, or, if less, this many times `MAX_EVENTS`.
 
-It reads the files of all that it lacks once for each batch, so small batches would take it long.
+Each batch reads all files with missing events once, so small batches would take long.
 """
 
 ROWS_AT_ONCE: Final = 1000
-"""Make this many rows of a batch Python objects at once."""
+"""Convert this many rows of a batch to Python objects at once."""
 
 LOCAL_POLL_S: Final = 0.05
 REMOTE_POLL_S: Final = 1.0
-"""How long to wait between two looks at the log; in an object store each look is a request."""
+"""The time between two looks at the log; in an object store each look is a request."""
 
 _VERSION: Final = 1
 
@@ -82,11 +82,11 @@ _WORDING: Final = Wording(
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The batch that a follower gives, and how to find the position inside it."""
+    """The batch that a follower gives; `position_after` finds the position inside it."""
 
     end: Position
     table: pa.Table
-    place: Callable[[int], Position]
+    position_after: Callable[[int], Position]
 
 
 class Follower:
@@ -137,7 +137,7 @@ class Follower:
             elif saved.initial:
                 saved = self._subscription.count_due(saved)
         else:
-            self._subscription.find_end(saved, 1)  # Refuse now what is of another store.
+            self._subscription.find_end(saved, 1)  # Refuse a position of another store now.
         self._timeout_s = timeout_s
         local_s, remote_s = LOCAL_POLL_S, REMOTE_POLL_S
         self._poll_s = poll_s or (local_s if store.location.is_local else remote_s)
@@ -145,7 +145,8 @@ class Follower:
         self._closed = threading.Event()
         self._ready: deque[Event] = deque()
         self._read = 0  # Rows of the batch that are or were in `_ready`.
-        # Replaced as a whole, so that `position` needs no lock: the batch, and what was given.
+        # The batch, and the number of events given. Always replaced together, so that `position`
+        # needs no lock.
         self._at = _empty_batch(saved), 0
         self._is_drained = False
         begin_in_forks(self)
@@ -161,17 +162,17 @@ class Follower:
     @property
     def position(self) -> str:
         """The position after the last event, as JSON; `follow(position=...)` goes on there."""
-        batch, given = self._at
+        batch, count = self._at
         with named_failures(self._location):
-            place = self._subscription.find_commit_of(batch.place(given), batch.end)
-        saved = {"version": _VERSION, **self._about, "position": place.to_json()}
+            offset = self._subscription.find_commit_of(batch.position_after(count), batch.end)
+        saved = {"version": _VERSION, **self._about, "position": offset.to_json()}
         return json.dumps(saved, ensure_ascii=False)
 
     @property
     def missed(self) -> int:
-        """How many events compaction removed before they were given (semantics 23.4)."""
-        batch, given = self._at
-        return batch.place(given).missed
+        """The number of events that compaction removed before they were given (semantics 23.4)."""
+        batch, count = self._at
+        return batch.position_after(count).missed
 
     def close(self) -> None:
         """End the iteration, also one that waits in another thread; events come no more."""
@@ -209,7 +210,7 @@ class Follower:
         """Return the next event; wait for it, and let other tasks run. It may be cancelled."""
         until = self._find_deadline()
         while not self._closed.is_set():
-            # A task that is cancelled here loses nothing: what was read stays ready.
+            # A task that is cancelled here loses nothing: events that were read stay ready.
             if not self._ready:
                 await asyncio.to_thread(self._look)
             if self._ready:
@@ -221,9 +222,9 @@ class Follower:
         raise StopAsyncIteration
 
     def __repr__(self) -> str:
-        """Name the store and the last commit of which all was given."""
-        batch, given = self._at
-        return f"Follower('{self._location.root}', commit {batch.place(given).commit})"
+        """Name the store and the last commit of which all events were given."""
+        batch, count = self._at
+        return f"Follower('{self._location.root}', commit {batch.position_after(count).commit})"
 
     def _find_deadline(self) -> float | None:
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
@@ -234,17 +235,17 @@ class Follower:
 
     def _take(self) -> Any:
         event = self._ready.popleft()
-        batch, given = self._at
-        self._at = batch, given + 1
+        batch, count = self._at
+        self._at = batch, count + 1
         return (event.series, event.value) if self._gives_values else event
 
     def _look(self) -> bool:
-        """Make events ready if the store has new ones; return whether there are some."""
+        """Make new events of the store ready; return whether there are any."""
         with self._lock, named_failures(self._location):
             while not self._ready and not self._closed.is_set():
-                batch, given = self._at
-                if given < batch.table.num_rows:
-                    self._ready.extend(self._decode(batch.table.slice(given, ROWS_AT_ONCE)))
+                batch, count = self._at
+                if count < batch.table.num_rows:
+                    self._ready.extend(self._decode(batch.table.slice(count, ROWS_AT_ONCE)))
                     break
                 if self._is_drained and self._subscription.is_current():
                     break
@@ -253,8 +254,8 @@ class Follower:
                 if not self._is_drained:
                     tasks = self._subscription.plan_tasks(batch.end, end)
                     table = read_in_order(tasks, self._values)
-                    place = find_places(batch.end, end, table)
-                    self._at = _Batch(end, table, place), 0
+                    position_of = find_positions(batch.end, end, table)
+                    self._at = _Batch(end, table, position_of), 0
         return bool(self._ready)
 
     def _decode(self, rows: pa.Table) -> tuple[Event, ...]:
@@ -265,7 +266,7 @@ class Follower:
 def follow_store(
     store: Store,
     author: str,
-    named: tuple[Any, str | None, str | None],
+    choice_arguments: tuple[Any, str | None, str | None],
     start: str | None,
     *,
     values: bool,
@@ -276,9 +277,9 @@ def follow_store(
 ) -> Follower:
     """Check the arguments of `TimeSeries.follow` and return its follower.
 
-    `named` is series, prefix and pattern.
+    `choice_arguments` are series, prefix and pattern.
     """
-    choice, starts = parse_choice(*named), _parse_starts(starting_sequence)
+    choice, starts = parse_choice(*choice_arguments), _parse_starts(starting_sequence)
     timeout_s, poll_s = _parse_seconds("timeout", timeout, 0), _parse_seconds("poll", poll, 0.001)
     with named_failures(store.location):
         return Follower(
@@ -295,7 +296,7 @@ def follow_store(
 
 
 def _limit_after(batch: pa.Table) -> int:
-    """Return how many events may follow a batch at once."""
+    """Return the number of events that the batch after `batch` may have."""
     if batch.num_rows < MAX_EVENTS:
         return MAX_EVENTS
     fitting = CATCH_UP_BYTES * batch.num_rows // max(int(batch.nbytes), 1)
@@ -304,7 +305,7 @@ def _limit_after(batch: pa.Table) -> int:
 
 def _empty_batch(position: Position) -> _Batch:
     table = read_in_order([], [])
-    return _Batch(position, table, find_places(position, position, table))
+    return _Batch(position, table, find_positions(position, position, table))
 
 
 def _check_store(values: list[pa.Field], author: str, snapshot: Snapshot) -> None:
@@ -313,10 +314,10 @@ def _check_store(values: list[pa.Field], author: str, snapshot: Snapshot) -> Non
     if snapshot.values == values:
         return
     changed = [field for field in snapshot.values if field not in values]
-    shown = ", ".join(f"'{field.name}' {type_name(field.type)}" for field in changed)
+    columns = ", ".join(f"'{field.name}' {type_name(field.type)}" for field in changed)
     raise IncompatibleValue(
         f"columns of the store '{snapshot.root}' were added or changed after this follower began, "
-        f"and it would not give them: {shown}",
+        f"and it would not give them: {columns}",
         "a follower that has begun since",
         "follow again with position=..., from the position of this one: it then gives the columns "
         "from the first event that has them",
@@ -339,19 +340,19 @@ def _parse_start(
         ) from None
 
 
-def _parse_starts(given: Mapping[str, int] | None) -> dict[str, int] | None:
-    if given is None:
+def _parse_starts(starts: Mapping[str, int] | None) -> dict[str, int] | None:
+    if starts is None:
         return None
-    if not isinstance(given, Mapping):
+    if not isinstance(starts, Mapping):
         raise InvalidQuery(
-            f"starting_sequence {show_value(given)} is not a mapping",
+            f"starting_sequence {show_value(starts)} is not a mapping",
             "series -> sequence, such as {'kitchen': 17}",
             "correct it",
         )
     # A `Point` has the bounds of a sequence.
     return {
         parse_name(name): Point("sequence", to_whole(number)).value
-        for name, number in given.items()
+        for name, number in starts.items()
     }
 
 
@@ -371,18 +372,18 @@ def _check_starts(
         )
 
 
-def _parse_seconds(name: str, given: float | timedelta | None, least: float) -> float | None:
-    if given is None:
+def _parse_seconds(name: str, wait: float | timedelta | None, minimum: float) -> float | None:
+    if wait is None:
         return None
-    if isinstance(given, timedelta):
-        given = given.total_seconds()
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not is_number or not least <= given <= threading.TIMEOUT_MAX:
-        raise ValueError(
-            f"{name} {given!r} is not a time to wait; accepted: seconds or a timedelta, at least "
-            f"{least:g}; next step: correct it, or leave it out"
+    seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not minimum <= seconds <= threading.TIMEOUT_MAX:
+        raise InvalidQuery(
+            f"{name} {show_value(wait)} is not a time to wait",
+            f"seconds or a timedelta, at least {minimum:g}",
+            "correct it, or leave it out",
         )
-    return float(given)
+    return float(seconds)
 
 
 def _describe_choice(choice: SeriesChoice) -> dict[str, Any]:
@@ -392,7 +393,7 @@ def _describe_choice(choice: SeriesChoice) -> dict[str, Any]:
 
 
 def _parse_position(text: str) -> tuple[Position, SeriesChoice, InitialEvents]:
-    """Return what `Follower.position` gave: the position, its series and its initial events."""
+    """Parse the text of `Follower.position`: the position, its series and its initial events."""
     try:
         saved = json.loads(text)
         version, start = saved["version"], saved["start"]
@@ -402,9 +403,9 @@ def _parse_position(text: str) -> tuple[Position, SeriesChoice, InitialEvents]:
         if version == _VERSION:
             return Position.from_json(position), chosen, initial
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, UnusableStore):
-        shown = show_value(text)
+        quoted = show_value(text)
         raise InvalidQuery(
-            f"position {shown if len(shown) < 200 else shown[:200] + '...'} is not one",
+            f"position {quoted if len(quoted) < 200 else quoted[:200] + '...'} is not one",
             "a text that Follower.position gave",
             "give such a text as it was, or None to begin with the initial events",
         ) from None
@@ -415,10 +416,10 @@ def _parse_position(text: str) -> tuple[Position, SeriesChoice, InitialEvents]:
     )
 
 
-def _refuse_choice(asked: SeriesChoice, saved: SeriesChoice) -> NoReturn:
+def _refuse_choice(requested: SeriesChoice, saved: SeriesChoice) -> NoReturn:
     raise InvalidQuery(
         f"the position belongs to a follower of {_describe_choice(saved) or 'all series'}, and "
-        f"{_describe_choice(asked)} is asked for",
+        f"{_describe_choice(requested)} is asked for",
         "the same series",
         "name the same series or none; to follow others, begin without a position",
     )

@@ -1,9 +1,9 @@
-"""The results of the client: events and receipts, also as data frames, as a page, and as a chart.
+"""Define the client's results: events and receipts, also as data frames, HTML and charts.
 
     chart = store.range_query().select_from(["kitchen", "hall"]).chart("celsius")
     chart.save("rooms.svg")
 
-What a `Chart` shows is decided in `chart/figure.py`, and drawn in `chart/svg.py`.
+`chart/figure.py` decides what a `Chart` shows, and `chart/svg.py` draws it.
 """
 
 import os
@@ -54,7 +54,7 @@ from pyspark_tseries.model.ranges import to_whole
 from pyspark_tseries.write.numbering import NumberedRows
 
 MAX_SERIES: Final = 8
-"""As many lines still have colours of their own."""
+"""Up to this many lines have different colours."""
 
 _WIDTHS: Final = 240, 4000
 _HEIGHTS: Final = 40, 2000
@@ -112,7 +112,7 @@ class Chart:
         target.write_bytes(content)
 
     def _repr_html_(self) -> str:
-        # An SVG inside the page takes on its colours, which are those of a notebook's theme.
+        # An inline SVG takes the colours of the page, and so of a notebook's theme.
         theme = None if self.theme == "auto" else self.theme
         return draw_svg(self.figure, self.width, self.height, theme)
 
@@ -140,12 +140,12 @@ def make_chart(
     """Return a chart of a result; the arguments are those of `QueryResult.chart`."""
     if theme not in _THEMES:
         raise InvalidQuery(f"{theme!r} is not a theme", ", ".join(_THEMES), "name one of these")
-    most = to_whole(max_series)
-    if most < 1:
-        raise InvalidQuery(f"max_series {most} is below 1", "1 or more", "correct it")
-    wanted = ChartRequest(
+    series_count = to_whole(max_series)
+    if series_count < 1:
+        raise InvalidQuery(f"max_series {series_count} is below 1", "1 or more", "correct it")
+    request = ChartRequest(
         columns=_parse_columns(columns),
-        most_series=most,
+        most_series=series_count,
         zone=shape.zone if timezone is None else find_zone(timezone),
         units=_check_units(units or {}, shape),
         longest_gap=_parse_gap(longest_gap),
@@ -153,20 +153,20 @@ def make_chart(
         pixels=_check_size("width", width, _WIDTHS),
     )
     high = _check_size("height", height, _HEIGHTS)
-    return Chart(build_figure(table, shape, wanted), wanted.pixels, high, theme)
+    return Chart(build_figure(table, shape, request), request.pixels, high, theme)
 
 
-def _parse_columns(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    if given is None:
+def _parse_columns(columns: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    if columns is None:
         return None
-    named = (given,) if isinstance(given, str) else tuple(given)
-    if not named or not all(isinstance(name, str) for name in named):
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names or not all(isinstance(name, str) for name in names):
         raise InvalidQuery(
-            f"columns {show_value(given)} are no names of columns",
+            f"columns {show_value(columns)} are no names of columns",
             "a name, several, or None for those that can be drawn",
             "correct it",
         )
-    return tuple(dict.fromkeys(named))
+    return tuple(dict.fromkeys(names))
 
 
 def _check_units(units: Mapping[str, str], shape: Shape) -> dict[str, str]:
@@ -180,8 +180,8 @@ def _check_units(units: Mapping[str, str], shape: Shape) -> dict[str, str]:
     return dict(units)
 
 
-def _check_size(name: str, given: int, ends: tuple[int, int]) -> int:
-    pixels = to_whole(given)
+def _check_size(name: str, size: int, ends: tuple[int, int]) -> int:
+    pixels = to_whole(size)
     if not ends[0] <= pixels <= ends[1]:
         raise InvalidQuery(
             f"{name} {pixels} is no {name} of a chart",
@@ -191,20 +191,20 @@ def _check_size(name: str, given: int, ends: tuple[int, int]) -> int:
     return pixels
 
 
-def _parse_gap(given: str | timedelta | None) -> int | str | None:
-    if given is None or given == USUAL:
-        return given  # type: ignore[return-value]
+def _parse_gap(gap: str | timedelta | None) -> int | str | None:
+    if gap is None or gap == USUAL:
+        return gap  # type: ignore[return-value]
     try:
         us = (
-            timedelta_to_us(given, InvalidQuery)
-            if isinstance(given, timedelta)
-            else parse_duration(given)
+            timedelta_to_us(gap, InvalidQuery)
+            if isinstance(gap, timedelta)
+            else parse_duration(gap)
         )
     except (ValueError, AttributeError):
         us = -1
     if us < 0:
         raise InvalidQuery(
-            f"longest_gap {show_value(given)} is not the length of a gap",
+            f"longest_gap {show_value(gap)} is not the length of a gap",
             f"a duration such as '5 minutes', a timedelta, '{USUAL}', or None for lines without "
             "gaps",
             "correct it",
@@ -219,7 +219,7 @@ LOCAL: Final = "local"
 
 
 def find_zone(name: str | None) -> str | None:
-    """Return what `parse_zone` does; the name may also stand for this machine's zone."""
+    """Return what `parse_zone` returns; `LOCAL` stands for this machine's zone."""
     if name == LOCAL:
         return _find_local_zone()
     return parse_zone(
@@ -228,7 +228,7 @@ def find_zone(name: str | None) -> str | None:
 
 
 def _find_local_zone() -> str | None:
-    """Return the IANA name of this machine's zone, None if it is UTC or cannot be told."""
+    """Return the IANA name of this machine's zone; None if it is UTC or unknown."""
     name = os.environ.get("TZ", "").removeprefix(":")
     if not name:
         name = os.path.realpath("/etc/localtime").partition("zoneinfo/")[2]
@@ -242,7 +242,7 @@ _FAMILIES: Final = (
     *("Arial", "Liberation Sans", "DejaVu Sans", "Noto Sans", "Helvetica", "Nimbus Sans"),
     *("FreeSans", "Ubuntu", "Cantarell", "Open Sans", "Roboto", "Segoe UI", "Verdana"),
 )
-"""Fonts that systems bring, in the order of our choice; resvg asks no system for its default."""
+"""Fonts of common systems, best first; resvg does not ask the system for its default."""
 
 _LETTER: Final = '<text y="15" font-family="sans-serif">M</text>'
 _PROBE: Final = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">{}</svg>'
@@ -263,12 +263,12 @@ def _render_png(picture: str, scale: float) -> bytes:
         ) from None
 
     def render(text: str, zoom: float, family: str) -> bytes:
-        found: Any = resvg_py.svg_to_bytes(
+        png: Any = resvg_py.svg_to_bytes(
             svg_string=text, zoom=zoom, font_family=family, sans_serif_family=family
         )
-        return bytes(found)
+        return bytes(png)
 
-    # resvg leaves out all text whose family is not installed, and says nothing.
+    # resvg silently leaves out text in a family that is not installed.
     empty = render(_PROBE.format(""), 1, _FAMILIES[0])
     for family in _FAMILIES:
         if (
@@ -301,7 +301,7 @@ def render_html(table: pa.Table, selected: int, shape: Shape, noun: str = "event
         chart = make_chart(table, replace(shape, left_out=0))
         zone, picture = chart.figure.zone, chart._repr_html_()
     elif INSTANT in table.schema.types:
-        head += f", times in {zone or 'UTC'}"  # A chart says it itself.
+        head += f", times in {zone or 'UTC'}"  # A chart has this in its notes.
     return f"<div><p>{head}</p>{picture}{_render_rows(table, zone)}</div>"
 
 
@@ -315,14 +315,14 @@ def _has_chart(table: pa.Table, shape: Shape) -> bool:
 
 
 def _render_rows(table: pa.Table, zone: str | None) -> str:
-    shown = table.slice(max(0, table.num_rows - MAX_ROWS_SHOWN))
+    newest = table.slice(max(0, table.num_rows - MAX_ROWS_SHOWN))
     hidden = {name for name in _EDITED if _is_null(table, name)}
     if "series" in table.column_names and len(table["series"].unique()) < 2:
         hidden.add("series")
-    names = [name for name in shown.column_names if name not in hidden]
+    names = [name for name in newest.column_names if name not in hidden]
     units = [find_unit(table.schema.field(name)) for name in names]
     heads = [f"{name} ({unit})" if unit else name for name, unit in zip(names, units, strict=True)]
-    columns = ([format_cell(cell, zone) for cell in shown[name]] for name in names)
+    columns = ([format_cell(cell, zone) for cell in newest[name]] for name in names)
     return html_table(heads, list(zip(*columns, strict=True)))
 
 
@@ -353,7 +353,7 @@ _NULLABLE: Final = {
     pa.int64(): "Int64",
     pa.bool_(): "boolean",
 }
-"""The pandas types that can hold a null beside whole numbers and Booleans."""
+"""The pandas types of whole numbers and Booleans that can also hold a null."""
 
 
 RECEIPT_SCHEMA: Final = pa.schema([field.with_nullable(True) for field in EVENT_FIELDS])
@@ -582,9 +582,9 @@ class QueryResult(TableResult):
             name for result in (self, other) for name in result.table["series"].unique().to_pylist()
         }
         if len(names) > 1:
-            shown = ", ".join(sorted(f"'{name}'" for name in names))
+            series = ", ".join(sorted(f"'{name}'" for name in names))
             raise InvalidQuery(
-                f"the results are of different series, {shown}",
+                f"the results are of different series, {series}",
                 "results of one series",
                 "merge those of each series by themselves",
             )
@@ -594,12 +594,14 @@ class QueryResult(TableResult):
         tables = [widen_rows(table, list(tables[0].schema)) for table in tables]
         both = pa.concat_tables(tables, promote_options="default")
         sequence = to_int64(both["sequence"])
-        _, first = np.unique(sequence, return_index=True)
-        original = to_int64(pc.coalesce(both["original_sequence"], both["sequence"]))[first]
+        _, rows_by_sequence = np.unique(sequence, return_index=True)
+        original = to_int64(pc.coalesce(both["original_sequence"], both["sequence"]))[
+            rows_by_sequence
+        ]
         # The last row of each original has the highest sequence.
         _, from_end = np.unique(original[::-1], return_index=True)
-        rows = first[len(first) - 1 - from_end]
-        return QueryResult(both.take(pa.array(rows)), len(rows))
+        newest_rows = rows_by_sequence[len(rows_by_sequence) - 1 - from_end]
+        return QueryResult(both.take(pa.array(newest_rows)), len(newest_rows))
 
     def __eq__(self, other: object) -> bool:
         """Return True if kind, columns, events and counts are equal; a NaN equals a NaN."""
@@ -631,23 +633,27 @@ class QueryResult(TableResult):
     def _repr_html_(self) -> str:
         return render_html(self.table, self.selected_count, self._shape)
 
-    def _need(self, columns: Sequence[str], what: str) -> None:
+    def _need(self, columns: Sequence[str], user: str) -> None:
         lacking = [name for name in columns if name not in self.table.column_names]
         if lacking:
             raise InvalidQuery(
-                f"{what} needs the columns {', '.join(lacking)}, which the query left out",
+                f"{user} needs the columns {', '.join(lacking)}, which the query left out",
                 "a result with them",
                 "name them in columns(), or use to_arrow(), to_pandas() or to_polars()",
             )
 
 
-def is_same_column(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
+def is_same_column(column: pa.ChunkedArray, other_column: pa.ChunkedArray) -> bool:
     """Return whether two columns are equal; a NaN equals a NaN."""
-    if one.equals(other):
+    if column.equals(other_column):
         return True
-    # In Arrow no NaN equals another, and these columns may have some.
-    has_floats = any(name in str(one.type) for name in ("float", "double"))
-    return has_floats and len(one) == len(other) and is_same(one.to_pylist(), other.to_pylist())
+    # In Arrow a NaN equals nothing, and these columns may have some.
+    has_floats = any(name in str(column.type) for name in ("float", "double"))
+    return (
+        has_floats
+        and len(column) == len(other_column)
+        and is_same(column.to_pylist(), other_column.to_pylist())
+    )
 
 
 def _show_originals(result: QueryResult) -> pa.Table:
@@ -656,8 +662,8 @@ def _show_originals(result: QueryResult) -> pa.Table:
     if result.kind == "values" or "timestamp" not in table.column_names:
         return table
     result._need(["original_timestamp"], "merge")
-    place = table.column_names.index("timestamp")
-    return table.set_column(place, EVENT_FIELDS[2], shown_times(table))
+    column_index = table.column_names.index("timestamp")
+    return table.set_column(column_index, EVENT_FIELDS[2], shown_times(table))
 
 
 def format_events(count: int) -> str:
@@ -689,8 +695,8 @@ def _build_event(row: Mapping[str, Any], values: list[str]) -> Event:
         original = EventMetadata(*(row[field.name] for field in ORIGINAL_FIELDS))
     value = row[values[0]] if len(values) == 1 else {name: row[name] for name in values}
     edited = row[EDIT_TIME.name]
-    found = row["sequence"], row["timestamp"], row["author"], value, original, edited
-    return Event(*found, row.get("series"))
+    fields = row["sequence"], row["timestamp"], row["author"], value, original, edited
+    return Event(*fields, row.get("series"))
 
 
 def build_receipt(rows: pa.Table, numbered: Sequence[NumberedRows], author: str) -> pa.Table:
@@ -698,10 +704,10 @@ def build_receipt(rows: pa.Table, numbered: Sequence[NumberedRows], author: str)
     edit = rows["original_sequence"].is_valid().to_numpy()
     sequence = np.zeros(len(rows), np.int64)
     stamp, is_stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
-    # Each part's events refer to its own rows: the appends, or the edits.
+    # The events of each kind, appends or edits, refer to the rows of that kind.
     kinds = [np.flatnonzero(~edit), np.flatnonzero(edit)] if edit.any() else [np.arange(len(rows))]
-    for mine, events in zip(kinds, numbered, strict=True):
-        rows_of_batch = mine[events.order]
+    for rows_of_kind, events in zip(kinds, numbered, strict=True):
+        rows_of_batch = rows_of_kind[events.order]
         sequence[rows_of_batch], stamp[rows_of_batch], is_stored[rows_of_batch] = (
             events.sequence,
             events.timestamp_us,

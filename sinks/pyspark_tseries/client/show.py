@@ -1,6 +1,6 @@
 """The command `show`: charts of series in a terminal, or a table of the newest values.
 
-It asks the client, so its answers and refusals are those of `TimeSeries`.
+It uses the client, so it gives the answers and errors of `TimeSeries`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ _PIPED_WIDTH: Final = 100
 _WIDTHS: Final = 30, 1000
 _HEIGHTS: Final = 3, 200
 _PROBE: Final = "⠿◆│┤└─┬█▁▒"
-"""What a terminal must have for more than ASCII."""
+"""A terminal that cannot show these letters gets ASCII."""
 
 ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "series": {"nargs": "*", "help": "names; without any, a table of the newest values"},
@@ -89,34 +89,39 @@ ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
 }
 """The arguments of the command."""
 
-_MOST_ROWS: Final = 40
+_MAX_ROWS: Final = 40
 
 
-def show(location: Location, asked: argparse.Namespace) -> int:
-    """Print what the command asks for.
+def show(location: Location, arguments: argparse.Namespace) -> int:
+    """Print the chart or the table.
 
     Raises:
         InvalidQuery, PermissionDenied: as `TimeSeries` does.
         ValueError: an argument cannot be read.
     """
-    style = _choose_style(asked, sys.stdout)
-    store: Questions = TimeSeries(Store.open(location), author_or_user(asked.principal))
-    if asked.as_of is not None:
-        store = store.as_of(_parse_moment(asked.as_of))
-    zone = find_zone(asked.timezone)
-    if not asked.series and asked.prefix is None and asked.pattern is None:
-        _refuse_without_series(asked)
-        print(_list_newest(store, asked, zone, style))
+    style = _choose_style(arguments, sys.stdout)
+    store: Questions = TimeSeries(Store.open(location), author_or_user(arguments.principal))
+    if arguments.as_of is not None:
+        store = store.as_of(_parse_moment(arguments.as_of))
+    zone = find_zone(arguments.timezone)
+    if not arguments.series and arguments.prefix is None and arguments.pattern is None:
+        _refuse_without_series(arguments)
+        print(_list_newest(store, arguments, zone, style))
         return 0
-    result = _ask(store, asked, zone)
-    most = MAX_SERIES if asked.max_series is None else asked.max_series
-    if asked.save is not None:
-        _save(result.chart(asked.column, max_series=most, timezone=zone or "UTC"), asked.save)
-        print(f"wrote {asked.save}")
+    result = _ask(store, arguments, zone)
+    max_series = MAX_SERIES if arguments.max_series is None else arguments.max_series
+    if arguments.save is not None:
+        _save(
+            result.chart(arguments.column, max_series=max_series, timezone=zone or "UTC"),
+            arguments.save,
+        )
+        print(f"wrote {arguments.save}")
         return 0
     pixels = min(max(style.pixels, 240), 4000)
-    chart = result.chart(asked.column, max_series=most, timezone=zone or "UTC", width=pixels)
-    silent = _find_silent(asked.series, result.table)
+    chart = result.chart(
+        arguments.column, max_series=max_series, timezone=zone or "UTC", width=pixels
+    )
+    silent = _find_silent(arguments.series, result.table)
     print(draw_text(chart.figure, style))
     if silent:
         print(style.text(f"no events of {', '.join(map(escape_controls, silent))}"))
@@ -127,7 +132,7 @@ def _save(chart: Chart, path: str) -> None:
     try:
         chart.save(path)
     except OSError as error:
-        # It is not the store that fails.
+        # The store has not failed.
         raise InvalidQuery(
             f"the chart cannot be written to '{path}': {error.strerror or error}",
             "a file in a directory that is there, and may be written",
@@ -135,22 +140,26 @@ def _save(chart: Chart, path: str) -> None:
         ) from error
 
 
-def _choose_style(asked: argparse.Namespace, out: TextIO) -> Style:
-    """Return how to draw for the terminal or the pipe that `out` is."""
+def _choose_style(arguments: argparse.Namespace, out: TextIO) -> Style:
+    """Return how to draw for `out`, a terminal or a pipe."""
     in_terminal = out.isatty()
-    width = asked.width
+    width = arguments.width
     if width is None:
         width = shutil.get_terminal_size((_PIPED_WIDTH, 24)).columns if in_terminal else 0
         width = min(max(width or _PIPED_WIDTH, _WIDTHS[0]), _WIDTHS[1])
-    for name, given, (low, high) in (
+    for name, value, (low, high) in (
         ("--width", width, _WIDTHS),
-        ("--height", asked.height, _HEIGHTS),
+        ("--height", arguments.height, _HEIGHTS),
     ):
-        if not low <= given <= high:
-            raise InvalidQuery(f"{name} {given} has no room", f"{low} to {high}", "correct it")
+        if not low <= value <= high:
+            raise InvalidQuery(f"{name} {value} has no room", f"{low} to {high}", "correct it")
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    wanted = asked.color == "always" or (asked.color == "auto" and in_terminal and not plain)
-    return Style(width, asked.height, wanted, asked.ascii or not _can_write(_PROBE, out))
+    has_colours = arguments.color == "always" or (
+        arguments.color == "auto" and in_terminal and not plain
+    )
+    return Style(
+        width, arguments.height, has_colours, arguments.ascii or not _can_write(_PROBE, out)
+    )
 
 
 def _can_write(text: str, out: TextIO) -> bool:
@@ -161,13 +170,15 @@ def _can_write(text: str, out: TextIO) -> bool:
     return True
 
 
-def _refuse_without_series(asked: argparse.Namespace) -> None:
-    given = [f"--{name}" for name in ("last", "every", "aggregate", "save") if getattr(asked, name)]
-    if given:
+def _refuse_without_series(arguments: argparse.Namespace) -> None:
+    options = [
+        f"--{name}" for name in ("last", "every", "aggregate", "save") if getattr(arguments, name)
+    ]
+    if options:
         raise InvalidQuery(
-            f"{given[0]} is about a chart, and no series is named",
+            f"{options[0]} is about a chart, and no series is named",
             "names of series, --prefix or --pattern",
-            f"name them, or --pattern '*' for all; leave {given[0]} out for the newest values",
+            f"name them, or --pattern '*' for all; leave {options[0]} out for the newest values",
         )
 
 
@@ -175,23 +186,27 @@ def _refuse_without_series(asked: argparse.Namespace) -> None:
 
 
 def _ask(
-    store: Questions, asked: argparse.Namespace, zone: str | None
+    store: Questions, arguments: argparse.Namespace, zone: str | None
 ) -> QueryResult | BucketResult:
     query = store.range_query()
-    if asked.last is not None:
-        query = query.from_last(_parse_last(asked.last))
-    series: dict[str, Any] = {"prefix": asked.prefix, "pattern": asked.pattern}
-    names = asked.series or None
-    if asked.every is None:
-        if asked.aggregate is not None:
+    if arguments.last is not None:
+        query = query.from_last(_parse_last(arguments.last))
+    series: dict[str, Any] = {"prefix": arguments.prefix, "pattern": arguments.pattern}
+    names = arguments.series or None
+    if arguments.every is None:
+        if arguments.aggregate is not None:
             raise InvalidQuery(
                 "--aggregate is about buckets, and --every is missing",
                 "--every with the width of the buckets",
                 "add --every, or leave --aggregate out",
             )
         return query.select_from(names, **series)
-    named = _choose_aggregates(store, asked)
-    return query.every(asked.every, timezone=zone).aggregate(**named).select_from(names, **series)
+    aggregates = _choose_aggregates(store, arguments)
+    return (
+        query.every(arguments.every, timezone=zone)
+        .aggregate(**aggregates)
+        .select_from(names, **series)
+    )
 
 
 def _parse_last(text: str) -> int | timedelta:
@@ -220,23 +235,23 @@ def _parse_moment(text: str) -> datetime | int:
         ) from None
 
 
-def _choose_aggregates(store: Questions, asked: argparse.Namespace) -> dict[str, Any]:
-    """Return what of each bucket: of a number the mean, in a file from minimum to maximum."""
-    function = _parse_function(asked.aggregate)
+def _choose_aggregates(store: Questions, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the aggregates of buckets: of numbers the mean, and in a file minimum and maximum."""
+    function = _parse_function(arguments.aggregate)
     # An answer without rows tells the columns and their types.
     fields = [f for f in store.latest([]).table.schema if f.name not in RESERVED_NAMES]
     by_name = {field.name: field for field in fields}
-    columns = asked.column or [f.name for f in fields if is_line(f.type)]
+    columns = arguments.column or [f.name for f in fields if is_line(f.type)]
     if not columns:
         columns = [f.name for f in fields if pa.types.is_boolean(f.type)][:4]
-    named: dict[str, Any] = {}
-    for name in columns[:4] if asked.column is None else columns:
+    aggregates: dict[str, Any] = {}
+    for name in columns[:4] if arguments.column is None else columns:
         is_number = name not in by_name or is_line(by_name[name].type)
-        named[name] = function or ("mean" if is_number else "last")
+        aggregates[name] = function or ("mean" if is_number else "last")
         # A terminal draws no areas.
-        if asked.save and is_number and named[name] not in ("min", "max", "sum", "count"):
-            named |= {f"{name} min": (name, "min"), f"{name} max": (name, "max")}
-    return named or {"count": ("*", "count")}
+        if arguments.save and is_number and aggregates[name] not in ("min", "max", "sum", "count"):
+            aggregates |= {f"{name} min": (name, "min"), f"{name} max": (name, "max")}
+    return aggregates or {"count": ("*", "count")}
 
 
 def _parse_function(text: str | None) -> str | float | None:
@@ -245,39 +260,41 @@ def _parse_function(text: str | None) -> str | float | None:
     try:
         return float(text)
     except ValueError:
-        return text  # The query refuses it, and names those that there are.
+        return text  # The query refuses it, and names the functions.
 
 
 def _find_silent(names: Sequence[str], table: pa.Table) -> list[str]:
-    seen = set(table["series"].unique().to_pylist())
-    return [name for name in dict.fromkeys(names) if name not in seen]
+    with_events = set(table["series"].unique().to_pylist())
+    return [name for name in dict.fromkeys(names) if name not in with_events]
 
 
 # -- the newest values -----------------------------------------------------------------------------
 
 
 def _list_newest(
-    store: Questions, asked: argparse.Namespace, zone: str | None, style: Style
+    store: Questions, arguments: argparse.Namespace, zone: str | None, style: Style
 ) -> str:
-    most = _MOST_ROWS if asked.max_series is None else asked.max_series
-    if most < 1:
-        raise InvalidQuery(f"--max-series {most} is below 1", "1 or more", "correct it")
-    names = store.series()["series"].to_pylist()
-    if not names:
+    max_series = _MAX_ROWS if arguments.max_series is None else arguments.max_series
+    if max_series < 1:
+        raise InvalidQuery(f"--max-series {max_series} is below 1", "1 or more", "correct it")
+    all_names = store.series()["series"].to_pylist()
+    if not all_names:
         return "the store has no events"
     columns = None
-    if asked.column is not None:
-        columns = ["series", "timestamp", *asked.column]
-    table = store.latest(names[:most], columns=columns).table
-    wanted = [name for name in table.column_names if name not in _HIDDEN]
-    units = [find_unit(table.schema.field(name)) for name in wanted]
-    heads = [f"{name} ({unit})" if unit else name for name, unit in zip(wanted, units, strict=True)]
-    columns = [[_show_cell(cell, zone) for cell in table[name]] for name in wanted]
+    if arguments.column is not None:
+        columns = ["series", "timestamp", *arguments.column]
+    table = store.latest(all_names[:max_series], columns=columns).table
+    names = [name for name in table.column_names if name not in _HIDDEN]
+    units = [find_unit(table.schema.field(name)) for name in names]
+    heads = [f"{name} ({unit})" if unit else name for name, unit in zip(names, units, strict=True)]
+    columns = [[_show_cell(cell, zone) for cell in table[name]] for name in names]
     rows = [[style.text(cell) for cell in row] for row in (heads, *zip(*columns, strict=True))]
     lines = align_within(rows, style.width)
-    if len(names) > most:
-        lines.append(f"and {len(names) - most:,} more series; name them, or use --max-series")
-    silent = min(most, len(names)) - len(table)
+    if len(all_names) > max_series:
+        lines.append(
+            f"and {len(all_names) - max_series:,} more series; name them, or use --max-series"
+        )
+    silent = min(max_series, len(all_names)) - len(table)
     if silent:
         lines.append(f"{silent:,} of them without an event in the retained range")
     lines += ["", f"times in {zone or 'UTC'}"]

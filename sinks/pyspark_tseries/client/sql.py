@@ -1,12 +1,12 @@
 """Ask a store in SQL: DuckDB sees one commit as the views `events`, `all_events` and `series`.
 
-DuckDB reads the data files itself, so it skips columns, files and row groups by what a statement
-asks for. It reads a file in which nothing is hidden and nothing is edited as it is. It compares the
-rows of the other files with what each series retains, and with the keys of edited originals. The
+DuckDB reads the data files itself, so it skips the columns, files and row groups that a statement
+does not need. It reads a file without hidden and edited events unchanged. It compares the rows of
+other files with the retained ranges of their series, and with the keys of edited originals. The
 edits in force are few, and are a table in memory (semantics 33.1).
 
-A process has one DuckDB for all its stores. Each thread asks through a cursor of its own, which
-keeps the views of a commit until it has asked later ones.
+A process has one DuckDB for all its stores. Each thread has its own cursor, which keeps the views
+of a commit until the thread has asked later commits.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import duckdb
 
 VIEWS: Final = ("events", "all_events", "series")
-"""What a statement can name."""
+"""The views that a statement can name."""
 
 _AUDIT: Final = Query("allEdits")
 """The query whose permission the view `all_events` needs."""
@@ -61,7 +61,7 @@ _FLOORS: Final = "__tseries_floors"
 _SERIES: Final = "__tseries_series"
 
 _ANSWERING: Final = frozenset(["SELECT", "EXPLAIN", "MULTI"])
-"""DuckDB's types of statements that only ask; PIVOT is a MULTI."""
+"""DuckDB's types of statements that only read; PIVOT is a MULTI."""
 
 _MAX_STORES: Final = 16
 """Keep cached facts about this many stores."""
@@ -70,10 +70,10 @@ _MAX_COMMITS: Final = 4
 """A thread keeps the views of this many commits."""
 
 _MAX_FILES: Final = 20_000
-"""After this many files begin a new DuckDB: it may keep the footer of each as long as it lives."""
+"""Begin a new DuckDB after this many files, because it may keep all their footers."""
 
 _NAMES_PER_BLOCK: Final = 1024
-"""Bounds of what series retain are kept for blocks of this many series."""
+"""Keep bounds of retained ranges for blocks of this many series."""
 
 
 def ask(view: View, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyRelation":
@@ -91,18 +91,18 @@ def ask(view: View, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyR
         duckdb.Error: DuckDB refuses the statement.
     """
     view.access.require_query(Query())
-    named = _find_named(_ENGINE.start(), statement)
-    if "all_events" in named:
+    view_names = _find_names(_ENGINE.start(), statement)
+    if "all_events" in view_names:
         view.access.require_query(_AUDIT)
     with named_failures(view.snapshot.location):
-        cursor = _ENGINE.cursor(view, named)
+        cursor = _ENGINE.cursor(view, view_names)
     if isinstance(parameters, str | bytes) or not isinstance(parameters, Iterable | None):
         raise InvalidQuery(
             f"parameters {show_value(parameters)} are not those of a statement",
             "a sequence for ? and $1, or a mapping for $name",
             f"write [{show_value(parameters)}]",
         )
-    # Without parameters the relation is lazy: a filter that is put on it prunes, too.
+    # Without parameters the relation is lazy, so a later filter on it prunes as well.
     named_values: dict[str, Any] = {} if parameters is None else {"params": parameters}
     relation = cursor.sql(statement, **named_values)
     # DuckDB before version 2 closes a cursor that only relations need.
@@ -139,13 +139,13 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
             "give that",
         )
     with named_failures(view.snapshot.location):
-        shown = _show_commit(view.snapshot)
-        definitions = {name: shown.define(name) for name in VIEWS}
+        commit = _show_commit(view.snapshot)
+        definitions = {name: commit.define(name) for name in VIEWS}
     try:
         view.access.require_query(_AUDIT)
     except PermissionDenied as denied:
-        definitions["all_events"] = {}, shown.refuse(denied)
-    # Cursors of a connection have its views and tables, but not what is registered in it.
+        definitions["all_events"] = {}, commit.refuse(denied)
+    # Cursors of a connection see its views and tables, but nothing registered in it.
     is_shared = view.snapshot.location.is_local
     connection.execute("BEGIN")
     try:
@@ -187,18 +187,20 @@ def _open_duckdb() -> "duckdb.DuckDBPyConnection":
     return connection
 
 
-def _find_named(engine: "duckdb.DuckDBPyConnection", statement: str) -> Sequence[str]:
-    """Return which views `statement` may name; raise InvalidQuery if it does more than ask."""
+def _find_names(engine: "duckdb.DuckDBPyConnection", statement: str) -> Sequence[str]:
+    """Return the views that `statement` may name; raise InvalidQuery if it does more than read."""
     import duckdb
 
     if not is_valid_text(statement):
         raise InvalidQuery(f"{show_value(statement)} is not a statement", "a text", "write SQL")
     cursor = engine.cursor()
-    types = [found.type.name for found in cursor.extract_statements(statement)]
+    types = [parsed.type.name for parsed in cursor.extract_statements(statement)]
     if len(types) != 1 or types[0] not in _ANSWERING:
-        given = f"a statement of type {types[0]}" if len(types) == 1 else f"{len(types)} statements"
+        problem = (
+            f"a statement of type {types[0]}" if len(types) == 1 else f"{len(types)} statements"
+        )
         raise InvalidQuery(
-            f"sql() got {given}: {show_value(statement)}",
+            f"sql() got {problem}: {show_value(statement)}",
             "one statement that asks, such as SELECT, FROM, PIVOT, SUMMARIZE or EXPLAIN",
             "ask one question at a time; connect() gives a connection for anything else",
         )
@@ -206,7 +208,7 @@ def _find_named(engine: "duckdb.DuckDBPyConnection", statement: str) -> Sequence
     likely = [name for name in VIEWS if name in text]
     if types[0] == "SELECT":
         try:
-            # The engine itself has no views, so all names are of tables that it lacks.
+            # The engine itself has no views, so it returns the names of all tables.
             tables = {name.lower() for name in cursor.get_table_names(statement)}
         except duckdb.Error:  # It has parameters, or is refused later.
             return likely
@@ -229,33 +231,33 @@ class _Engine:
         with self._lock:
             if self._connection is None or self._files > _MAX_FILES:
                 self._connection, self._files = _open_duckdb(), 0
-                # A statement may name a frame or a table of its caller, some stack frames up.
+                # A statement may name a frame or a table of a caller further up the stack.
                 self._connection.execute("SET GLOBAL python_scan_all_frames = true")
             return self._connection
 
     def count_files(self, files: int) -> None:
-        """Take note of new files, which DuckDB may keep the footers of."""
+        """Count new files, because DuckDB may keep their footers."""
         self._files += files
 
-    def cursor(self, view: View, named: Iterable[str]) -> "duckdb.DuckDBPyConnection":
-        """Return this thread's cursor of a commit, with at least the views `named`."""
-        kept: OrderedDict[int, _Cursor] = self._local.__dict__.setdefault("kept", OrderedDict())
+    def cursor(self, view: View, names: Iterable[str]) -> "duckdb.DuckDBPyConnection":
+        """Return this thread's cursor of a commit, with at least the views `names`."""
+        cursors: OrderedDict[int, _Cursor] = self._local.__dict__.setdefault("kept", OrderedDict())
         key, connection = id(view.snapshot), self.start()
-        found = kept.get(key)
-        if found is None:
-            found = _Cursor(view.snapshot, connection.cursor())
-            kept[key] = found
-            while len(kept) > _MAX_COMMITS:
-                kept.popitem(last=False)
-        kept.move_to_end(key)
-        for name in named:
-            if name not in found.shown:
-                found.show(name)
-        return found.cursor
+        of_commit = cursors.get(key)
+        if of_commit is None:
+            of_commit = _Cursor(view.snapshot, connection.cursor())
+            cursors[key] = of_commit
+            while len(cursors) > _MAX_COMMITS:
+                cursors.popitem(last=False)
+        cursors.move_to_end(key)
+        for name in names:
+            if name not in of_commit.shown:
+                of_commit.show(name)
+        return of_commit.cursor
 
     def begin_child(self) -> None:
         """Begin anew in a forked process, which has none of DuckDB's threads."""
-        # Closing what was inherited would wait for these threads.
+        # Closing the inherited connection would wait for these threads.
         self._inherited.append((self._connection, self._local))
         self._lock, self._connection, self._local = threading.Lock(), None, threading.local()
 
@@ -280,8 +282,8 @@ class _Cursor:
 _ENGINE: Final = _Engine()
 
 
-class _KnownStore:
-    """What remains valid for a store from commit to commit; safe for threads."""
+class _StoreCache:
+    """Facts about a store that stay valid from commit to commit; safe for threads."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -314,14 +316,18 @@ class _KnownStore:
         return self._types
 
     def layout(self, file: DataFile) -> int:
-        """Return a number that all files with the same columns and types have."""
+        """Return the number of the file's layout: files with equal columns and types share one."""
         number = self._layout_of.get(file.path)
         if number is None:
             with explain_read_errors(self._location, file):
                 schema = FOOTER_CACHE.get(self._location, file).metadata.schema
-            known = [n for n, (other, _) in enumerate(self._layouts) if schema.equals(other)]
-            number = known[0] if known else len(self._layouts)
-            if not known:
+            numbers = [
+                n
+                for n, (known_schema, _) in enumerate(self._layouts)
+                if schema.equals(known_schema)
+            ]
+            number = numbers[0] if numbers else len(self._layouts)
+            if not numbers:
                 self._layouts.append((schema, self._stored_types(file)))
             self._layout_of[file.path] = number
             _ENGINE.count_files(1)
@@ -340,7 +346,7 @@ class _KnownStore:
         return {str(row[0]).lower(): str(row[1]) for row in rows}
 
     def read_edits(self, snapshot: Snapshot) -> pa.Table:
-        """Return all edits up to the commit of `snapshot`, of files not seen before alone."""
+        """Return all edits up to the commit of `snapshot`; read only files not read before."""
         schema = query_schema(snapshot.values)
         files = [file for file in snapshot.files if file.kind == "edit"]
         if snapshot.as_of is not None:
@@ -362,7 +368,7 @@ class _KnownStore:
         return self._sorted[1:]
 
 
-_STORES: Final[OrderedDict[Location, _KnownStore]] = OrderedDict()
+_STORES: Final[OrderedDict[Location, _StoreCache]] = OrderedDict()
 _stores_lock = threading.Lock()
 
 
@@ -381,43 +387,43 @@ def _show_commit(snapshot: Snapshot) -> "_Commit":
     """Return the views of a commit, which threads share."""
     location = snapshot.location
     with _stores_lock:
-        known = _STORES.setdefault(location, _KnownStore(location))
+        store = _STORES.setdefault(location, _StoreCache(location))
         _STORES.move_to_end(location)
         while len(_STORES) > _MAX_STORES:
             _STORES.popitem(last=False)
-    with known.lock:
-        for commit in known.commits:
+    with store.lock:
+        for commit in store.commits:
             if commit.snapshot is snapshot:
                 return commit
-        known.update(snapshot)
-        known.commits = [*known.commits[1 - _MAX_COMMITS :], _Commit(snapshot, known)]
-        return known.commits[-1]
+        store.update(snapshot)
+        store.commits = [*store.commits[1 - _MAX_COMMITS :], _Commit(snapshot, store)]
+        return store.commits[-1]
 
 
 Definition = tuple[Mapping[str, Any], str]
-"""Tables of Arrow by the names that the text of a view has for them, and the text."""
+"""The text of a view, after its Arrow tables by their names in the text."""
 
 
 class _Commit:
-    """The views of one commit, each made when it is first asked for."""
+    """The views of one commit, each made at its first use."""
 
-    def __init__(self, snapshot: Snapshot, known: _KnownStore) -> None:
+    def __init__(self, snapshot: Snapshot, store: _StoreCache) -> None:
         self.snapshot = snapshot
-        self._known, self._values = known, list(snapshot.values)
-        self._types = dict(known.types)
-        self._made: dict[str, Definition] = {}
+        self._store, self._values = store, list(snapshot.values)
+        self._types = dict(store.types)
+        self._definitions: dict[str, Definition] = {}
 
     def define(self, name: str) -> Definition:
         """Return the definition of the view `name`."""
-        with self._known.lock:
-            if name not in self._made:
+        with self._store.lock:
+            if name not in self._definitions:
                 make = {
                     "events": self._make_events,
                     "all_events": self._make_all_events,
                     "series": self._make_series,
                 }
-                self._made[name] = make[name]()
-            return self._made[name]
+                self._definitions[name] = make[name]()
+            return self._definitions[name]
 
     def refuse(self, denied: PermissionDenied) -> str:
         """Return the text of a view `all_events` that refuses to be read."""
@@ -434,19 +440,23 @@ class _Commit:
 
     def _make_events(self) -> Definition:
         snapshot, index = self.snapshot, self.snapshot.index()
-        edits = _find_edits_in_force(self._known.read_edits(snapshot), snapshot, index)
-        retained, edited = _Retained(snapshot, index, self._known), _EditedKeys(edits)
-        whole: list[DataFile] = []
-        compared: list[DataFile] = []
+        edits = _find_edits_in_force(self._store.read_edits(snapshot), snapshot, index)
+        retained, edited = _Retained(snapshot, index, self._store), _EditedKeys(edits)
+        whole_files: list[DataFile] = []
+        compared_files: list[DataFile] = []
         for file in snapshot.files:
             if file.kind != "edit":
                 is_whole = not retained.may_hide(file) and not edited.may_touch(file)
-                (whole if is_whole else compared).append(file)
+                (whole_files if is_whole else compared_files).append(file)
         tables: dict[str, Any] = {}
-        shown = result_schema(self._values)
-        texts = [self._select(whole, shown, tables, "whole")] if whole or not compared else []
-        if compared:
-            stored = self._select(compared, shown, tables, "compared")
+        schema = result_schema(self._values)
+        texts = (
+            [self._select(whole_files, schema, tables, "whole")]
+            if whole_files or not compared_files
+            else []
+        )
+        if compared_files:
+            stored = self._select(compared_files, schema, tables, "compared")
             text = f"SELECT * FROM ({stored}) AS stored"
             if retained.hides:
                 tables[_FLOORS] = retained.floors()
@@ -463,11 +473,11 @@ class _Commit:
             texts.append(text)
         if edits.num_rows:
             tables[_EDITS] = edits
-            columns = self._select_columns(shown, {name.lower(): "" for name in shown.names})
+            columns = self._select_columns(schema, {name.lower(): "" for name in schema.names})
             text = f"SELECT {columns} FROM {_EDITS} AS edits"
             if self._may_lack_originals(index):
-                touched = [file for file in compared if edited.may_touch(file)]
-                keys = pa.schema([shown.field("series"), shown.field("sequence")])
+                touched = [file for file in compared_files if edited.may_touch(file)]
+                keys = pa.schema([schema.field("series"), schema.field("sequence")])
                 text += (
                     f" SEMI JOIN ({self._select(touched, keys, tables, 'originals')}) AS originals"
                     " ON originals.series = edits.series"
@@ -477,27 +487,27 @@ class _Commit:
         return tables, " UNION ALL ".join(texts)
 
     def _may_lack_originals(self, index: SeriesIndex) -> bool:
-        """Return whether an original may be gone; its edits must then be hidden too."""
+        """Return whether an original may be gone; then its edits must be hidden too."""
         if self.snapshot.as_of is not None or (index.columns["first_us"] == NEVER_US).any():
             return True
-        last, edits = index.columns["last_sequence"], index.columns["edits"]
+        last_sequence, edits = index.columns["last_sequence"], index.columns["edits"]
         stored = sum(file.rows for file in self.snapshot.files if file.kind != "edit")
-        return stored != int((last + 1 - edits).sum())
+        return stored != int((last_sequence + 1 - edits).sum())
 
     def _select(
         self, files: Sequence[DataFile], schema: pa.Schema, tables: dict[str, Any], name: str
     ) -> str:
-        """Return a SELECT of the columns of `schema` from `files`, of any order."""
+        """Return a SELECT of the columns of `schema` from `files`, in any order."""
         as_of = self.snapshot.as_of
         groups: dict[tuple[bool, int], list[DataFile]] = {}
         for file in files:
             is_late = as_of is not None and file.last_commit > as_of
-            groups.setdefault((is_late, self._known.layout(file)), []).append(file)
+            groups.setdefault((is_late, self._store.layout(file)), []).append(file)
         texts: list[str] = []
         for (is_late, layout), group in groups.items():
             if self.snapshot.location.is_local:
                 paths = [self.snapshot.location.file(file.path) for file in group]
-                columns = self._select_columns(schema, self._known.stored_types(layout))
+                columns = self._select_columns(schema, self._store.stored_types(layout))
                 source = _parquet(paths)
             else:
                 source = f"__tseries_{name}_{len(texts)}"
@@ -509,33 +519,36 @@ class _Commit:
         return " UNION ALL ".join(texts) or f"SELECT {self._select_columns(schema, {})} WHERE false"
 
     def _select_columns(self, schema: pa.Schema, stored: Mapping[str, str]) -> str:
-        """Return the columns of `schema`, in the types that a store has, if others are `stored`."""
+        """Return the columns of `schema`, converted from the `stored` types to the store's."""
         return ", ".join(
             f"{_convert(name, stored.get(name.lower()), self._types[name])} AS {_quote(name)}"
             for name in schema.names
         )
 
 
-def _convert(name: str, stored: str | None, wanted: str) -> str:
-    """Return a column that is stored in a type ("": in the wanted one; None: not at all)."""
+def _convert(name: str, stored: str | None, needed: str) -> str:
+    """Return a column converted to the type `needed`.
+
+    `stored` is its type in the file; "" if that is the same, None if the file lacks the column.
+    """
     if stored is None:
-        return f"CAST(NULL AS {wanted})"
-    if stored in ("", wanted):
+        return f"CAST(NULL AS {needed})"
+    if stored in ("", needed):
         return _quote(name)
-    kinds = stored, wanted
+    kinds = stored, needed
     if all(kind.startswith("TIMESTAMP") for kind in kinds):
         zoned = [kind == "TIMESTAMP WITH TIME ZONE" for kind in kinds]
         if zoned == [False, True]:
             return f"(CAST({_quote(name)} AS TIMESTAMP) AT TIME ZONE 'UTC')"
         if zoned == [True, False]:
             return f"({_quote(name)} AT TIME ZONE 'UTC')"
-    return f"CAST({_quote(name)} AS {wanted})"
+    return f"CAST({_quote(name)} AS {needed})"
 
 
 def _open_dataset(snapshot: Snapshot, files: Sequence[DataFile]) -> Any:
-    """Return files of an object store, which Arrow reads and prunes by what the log says of them.
+    """Return files of an object store as a dataset that Arrow prunes by their bounds in the log.
 
-    Arrow reads from there, as everything else here does: DuckDB would need an extension.
+    Arrow reads from object stores, as everywhere in this package: DuckDB would need an extension.
     """
     import pyarrow.dataset as ds
 
@@ -567,24 +580,24 @@ def _bounds_of(file: DataFile) -> pc.Expression:
 class _Retained:
     """The lowest sequence and timestamp that each series retains."""
 
-    def __init__(self, snapshot: Snapshot, index: SeriesIndex, known: _KnownStore) -> None:
+    def __init__(self, snapshot: Snapshot, index: SeriesIndex, store: _StoreCache) -> None:
         self.hides = may_hide(snapshot.settings.retained, index)
         if not self.hides:
             return
-        order, self._names = known.sort_names(index)
+        order, self._names = store.sort_names(index)
         floors = index.columns.take(order, MIN_RETAINED_DEFAULTS)
-        last, newest_us = index.columns["last_sequence"], index.columns["original_us"]
+        last_sequence, newest_us = index.columns["last_sequence"], index.columns["original_us"]
         self._sequence, self._us = min_retained(
-            snapshot.settings.retained, last[order], newest_us[order], floors
+            snapshot.settings.retained, last_sequence[order], newest_us[order], floors
         )
-        # A series that began after this commit has no events, and hides none.
-        has_edit = last[order] >= 0
+        # A series that began after this commit has no events to hide.
+        has_edit = last_sequence[order] >= 0
         self._blocks = [
             _block_maxima(values, has_edit) for values in (self._sequence, self._us) if len(order)
         ]
 
     def may_hide(self, file: DataFile) -> bool:
-        """Return whether an event of `file` may be outside of what its series retains."""
+        """Return whether an event of `file` may be outside its series' retained range."""
         if not self.hides or not self._blocks:
             return False
         start, end = bisect_left(self._names, file.first), bisect_right(self._names, file.last)
@@ -593,7 +606,7 @@ class _Retained:
         return bool((lowest > file.min_sequence).any() or (earliest > file.min_us).any())
 
     def floors(self) -> pa.Table:
-        """Return what each series retains as a table."""
+        """Return the lowest sequences and timestamps as a table."""
         columns = [
             pa.array(self._names, pa.string()),
             pa.array(self._sequence),
@@ -619,15 +632,15 @@ class _EditedKeys:
 
     def may_touch(self, file: DataFile) -> bool:
         """Return whether `file` may have an edited original."""
-        first, end = bisect_left(self._names, file.first), bisect_right(self._names, file.last)
-        if first >= end:
+        begin, end = bisect_left(self._names, file.first), bisect_right(self._names, file.last)
+        if begin >= end:
             return False
-        some = self._sequence[self._ends[first] : self._ends[end]]
-        return bool(((some >= file.min_sequence) & (some <= file.max_sequence)).any())
+        originals = self._sequence[self._ends[begin] : self._ends[end]]
+        return bool(((originals >= file.min_sequence) & (originals <= file.max_sequence)).any())
 
 
 def _find_edits_in_force(rows: pa.Table, snapshot: Snapshot, index: SeriesIndex) -> pa.Table:
-    """Return the latest edit of each original that is shown, as a `values` query shows it.
+    """Return the latest edit of each visible original, as a `values` query shows it.
 
     Rows are sorted by series and by the sequence of the original.
     """
@@ -658,5 +671,5 @@ def _quote_text(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _escape_glob(path: str) -> str:
-    """Return a pattern that matches `path` alone."""
+    """Return a pattern that matches only `path`."""
     return re.sub(r"[*?[]", r"[\g<0>]", path)

@@ -441,13 +441,13 @@ class TimeSeries(Questions):
             poll: seconds between looks for new commits; None: 0.05, in an object store 1.
 
         Raises:
-            InvalidQuery: series are chosen in two ways, `start` or `position` is not valid, or
-                `starting_sequence` has a series that is not followed.
+            InvalidQuery: series are chosen in two ways, `start` or `position` is not valid,
+                `starting_sequence` has a series that is not followed, or `timeout` or `poll` is not
+                a time to wait.
             UnusableStore: the position is of another store.
             HistoryChanged: the store lacks the commit of the position: it was put back.
             PermissionDenied: the author may not read, or may not ask for the past
                 (`query_obsolete`) with `starting_sequence`.
-            ValueError: `timeout` or `poll` is no time to wait.
         """
         return follow_store(
             self._store,

@@ -1,15 +1,15 @@
-"""A subscriber's position, and what it is given next; no log, no Delta and no Spark (semantics 23).
+"""A subscriber's position, and the events to deliver next (semantics 23).
 
 A new subscription begins at the store's last commit. It first delivers the initial events of the
 commits up to it, series by series, then every event of later commits in the order (commit, series,
 sequence). A position is a point in this order; it is the Spark offset, as JSON.
 
 Rows keep the number of their commit for ever, so a position stays valid across compaction and
-needs no log. A position also records how many events had ever been committed up to it. So the later
-events that compaction removed before they were delivered can be counted: they were missed.
+needs no log. A position also records how many events had ever been committed up to it, so events
+that compaction removed before their delivery can be counted: they were missed.
 
-Tasks find the rows between two positions in data files. A task has whole series, so one task
-delivers all events of a series, in the order of sequences.
+Tasks find the rows between two positions in data files, without the log, Delta or Spark. A task has
+whole series, so one task delivers all events of a series, in the order of sequences.
 """
 
 import bisect
@@ -74,10 +74,10 @@ class Position:
             first.
         initial: True while initial events are still due.
         commit: all events up to this commit were delivered.
-        after: the last delivered key of the next commit, or while `initial` of the series after
-            `upto`, inclusive; None for none of it.
+        after: the last delivered key of the next commit or, while `initial`, of the series after
+            `upto`; None if none of it is delivered.
         seen: the number of events ever committed up to here, delivered or not.
-        missed: how many of these were removed before they were delivered, or were gone when
+        missed: the number of these that were removed before their delivery, or were gone when
             `startingSequence` asked for them.
         retained: the retained range at `began`, which selects the initial events.
         retained_since: the commit that had last changed that range by then; None if none had.
@@ -108,7 +108,7 @@ class Position:
         return dict(sorted({**fields, "version": POSITION_VERSION}.items()))
 
     def with_cti(self, ctis: CtiRecord) -> "Position":
-        """Return the position with the CTI that its store had by then; a CTI never goes back.
+        """Return the position with the store's CTI as of its commit; a CTI never goes back.
 
         A position gets no CTI while initial events are due.
         """
@@ -173,11 +173,11 @@ def find_initial_end(
 ) -> Position:
     """Return the end of a batch of whole series: at most `max_events` events, or one series.
 
-    Events that were due at `start` and are gone count as missed. `delivered` is how many of the
-    events of the series of `start.after` are there and were delivered.
+    Events that were due at `start` and are gone count as missed. `delivered` is the number of
+    events in the series of `start.after` that are still stored and were delivered.
     """
-    first = 0 if start.upto is None else bisect.bisect_right(series, start.upto)
-    remaining = counts[first:].copy()
+    begin = 0 if start.upto is None else bisect.bisect_right(series, start.upto)
+    remaining = counts[begin:].copy()
     remaining[:1] -= delivered
     within = np.cumsum(remaining)
     stored = int(within[-1]) if len(within) else 0
@@ -188,21 +188,21 @@ def find_initial_end(
     if size >= len(within):
         return replace(start, initial=False, upto=None, after=None, missed=missed, due=None)
     due = stored - int(within[size - 1])
-    return replace(start, upto=series[first + size - 1], after=None, missed=missed, due=due)
+    return replace(start, upto=series[begin + size - 1], after=None, missed=missed, due=due)
 
 
-def find_places(start: Position, end: Position, events: pa.Table) -> Callable[[int], Position]:
-    """Return a function from a number of events, at most all of a batch, to the position then.
+def find_positions(start: Position, end: Position, events: pa.Table) -> Callable[[int], Position]:
+    """Return a function that returns the position after a number of events of a batch.
 
     Args:
         start: the position before the batch.
-        end: that after it.
+        end: the position after it.
         events: the batch in the order of positions, with `series`, `sequence` and `commit`.
     """
     total = events.num_rows
     series, sequence, commit = (events[name] for name in ("series", "sequence", "commit"))
 
-    def place(number: int) -> Position:
+    def position_after(number: int) -> Position:
         if number == total:
             return end
         if not number:
@@ -211,20 +211,20 @@ def find_places(start: Position, end: Position, events: pa.Table) -> Callable[[i
         key = series[number - 1].as_py(), sequence[number - 1].as_py()
         if start.initial:
             due = remaining + (end.due or 0)
-            here = replace(start, missed=end.missed, due=due)
+            position = replace(start, missed=end.missed, due=due)
             if series[number].as_py() != key[0]:
-                return replace(here, upto=key[0], after=None)
-            # Series before this one are delivered, so those up to the last one of the rows are.
-            first = pc.index(series, key[0]).as_py()
-            upto = series[first - 1].as_py() if first else start.upto
-            return replace(here, upto=upto, after=key)
-        here = replace(start, seen=end.seen - remaining, missed=end.missed)
-        last = commit[number - 1].as_py()
-        if commit[number].as_py() != last:
-            return replace(here, commit=last, after=None)
-        return replace(here, commit=last - 1, after=key)
+                return replace(position, upto=key[0], after=None)
+            # All series before this one are delivered.
+            begin = pc.index(series, key[0]).as_py()
+            upto = series[begin - 1].as_py() if begin else start.upto
+            return replace(position, upto=upto, after=key)
+        position = replace(start, seen=end.seen - remaining, missed=end.missed)
+        last_commit = commit[number - 1].as_py()
+        if commit[number].as_py() != last_commit:
+            return replace(position, commit=last_commit, after=None)
+        return replace(position, commit=last_commit - 1, after=key)
 
-    return place
+    return position_after
 
 
 MAX_ROWS_PER_BATCH = 64 * 1024
@@ -238,12 +238,12 @@ class Delivery:
         files: the files that may contain these events.
         values: the value columns.
         key_range: the series.
-        start: the position before; its `initial` says whether to deliver initial or later events.
+        start: the position before; its `initial` decides between initial and later events.
         end: the position after.
-        initial: the initial events that the subscriber asked for.
+        initial: the initial events for which the subscriber asked.
         head_id: the head when the task was planned, for the minimum retained sequences and times.
         retained: the retained range, which selects the initial events.
-        choice: the series to deliver; others that `files` have are left out.
+        choice: the series to deliver; other series in `files` are left out.
     """
 
     location: Location
@@ -261,10 +261,10 @@ class Delivery:
 def filter_up_to(position: Position) -> pc.Expression:
     """Return a filter for the events delivered up to `position`."""
     commit = pc.field("commit")
-    whole = commit <= position.commit
+    in_commits = commit <= position.commit
     if position.after is None:
-        return whole
-    return whole | (
+        return in_commits
+    return in_commits | (
         (commit == position.commit + 1) & KeyRange(None, _next_key(position.after)).expression()
     )
 
@@ -274,8 +274,10 @@ def filter_after(position: Position) -> pc.Expression:
     commit = pc.field("commit")
     if position.after is None:
         return commit > position.commit
-    rest = (commit == position.commit + 1) & KeyRange(_next_key(position.after)).expression()
-    return (commit > position.commit + 1) | rest
+    in_next_commit = (commit == position.commit + 1) & KeyRange(
+        _next_key(position.after)
+    ).expression()
+    return (commit > position.commit + 1) | in_next_commit
 
 
 def _next_key(key: tuple[str, int]) -> tuple[str, int]:
@@ -289,9 +291,9 @@ def read_delivery(task: Delivery) -> Iterator[pa.RecordBatch]:
         return
     _, codes = encode_runs(chosen["series"])
     rows = chosen.take(pa.array(sort_keys(codes, to_int64(chosen["sequence"]))))
-    wanted = result_schema(task.values)
-    shown = show_columns(rows, wanted.names, at_originals=False)
-    yield from shown.cast(wanted).combine_chunks().to_batches(MAX_ROWS_PER_BATCH)
+    schema = result_schema(task.values)
+    result = show_columns(rows, schema.names, at_originals=False)
+    yield from result.cast(schema).combine_chunks().to_batches(MAX_ROWS_PER_BATCH)
 
 
 def read_in_order(tasks: Sequence[Delivery], values: Sequence[pa.Field]) -> pa.Table:
@@ -299,14 +301,14 @@ def read_in_order(tasks: Sequence[Delivery], values: Sequence[pa.Field]) -> pa.T
 
     The columns are those of a query, and `commit`.
     """
-    wanted = result_schema(values).append(pa.field("commit", pa.int64()))
+    schema = result_schema(values).append(pa.field("commit", pa.int64()))
     tables = []
     for task in tasks:
         rows = _read_initial(task) if task.start.initial else _read_live(task)
         if rows.num_rows:
-            tables.append(show_columns(rows, wanted.names, at_originals=False).cast(wanted))
+            tables.append(show_columns(rows, schema.names, at_originals=False).cast(schema))
     if not tables:
-        return wanted.empty_table()
+        return schema.empty_table()
     rows = pa.concat_tables(tables)
     _, codes = encode_runs(rows["series"])
     keys = [to_int64(rows["sequence"]), codes]
@@ -318,26 +320,26 @@ def read_in_order(tasks: Sequence[Delivery], values: Sequence[pa.Field]) -> pa.T
 def _read_live(task: Delivery) -> pa.Table:
     # The range may end within the next commit.
     commits = task.start.commit + 1, task.end.commit + 1
-    wanted = filter_after(task.start) & filter_up_to(task.end)
+    expression = filter_after(task.start) & filter_up_to(task.end)
     row_filter = RowFilter(task.choice.names, _find_live_keys(task), commits=commits)
-    return keep_chosen(_read_rows(task, task.files, row_filter, wanted), task.choice)
+    return keep_chosen(_read_rows(task, task.files, row_filter, expression), task.choice)
 
 
 def _find_live_keys(task: Delivery) -> KeyRange:
-    """Return the keys that a task may have: of a part of one large commit, those of that part."""
+    """Return the keys that a task may have; between two keys of one commit, only those."""
     start, end, keys = task.start, task.end, task.key_range
     if end.after is None or start.commit != end.commit:
         return keys
-    last = _next_key(end.after)
-    last = last if keys.end is None else min(last, keys.end)
+    end_key = _next_key(end.after)
+    end_key = end_key if keys.end is None else min(end_key, keys.end)
     if start.after is None:
-        return KeyRange(keys.first, last)
-    first = _next_key(start.after)
-    return KeyRange(first if keys.first is None else max(first, keys.first), last)
+        return KeyRange(keys.first, end_key)
+    start_key = _next_key(start.after)
+    return KeyRange(start_key if keys.first is None else max(start_key, keys.first), end_key)
 
 
 def keep_chosen(rows: pa.Table, choice: SeriesChoice) -> pa.Table:
-    """Return the rows of the chosen series; those that are chosen by name were read alone."""
+    """Return the rows of the chosen series; if chosen by name, no others were read."""
     if choice.is_all or choice.names is not None:
         return rows
     names = rows["series"].unique().to_pylist()
@@ -350,9 +352,9 @@ def keep_chosen(rows: pa.Table, choice: SeriesChoice) -> pa.Table:
 def _read_initial(task: Delivery) -> pa.Table:
     commits = MIN_NUMBER, task.start.began
     row_filter = RowFilter(task.choice.names, task.key_range, commits=commits)
-    wanted = _filter_series(task.start, task.end)
+    expression = _filter_series(task.start, task.end)
     keys = [
-        read_rows(task.location, [file], BASE_SCHEMA, STATE_COLUMNS, row_filter, wanted)
+        read_rows(task.location, [file], BASE_SCHEMA, STATE_COLUMNS, row_filter, expression)
         for file in task.files
     ]
     if not sum(table.num_rows for table in keys):
@@ -362,12 +364,14 @@ def _read_initial(task: Delivery) -> pa.Table:
     chosen = select_initial_events(events, task.retained, head, task.initial)
     if task.start.after is not None:
         chosen &= ~flag_delivered(events, task.start.after)
-    rows, first = [], 0
+    rows, begin = [], 0
     for file, table in zip(task.files, keys, strict=True):
-        mine, first = chosen[first : first + table.num_rows], first + table.num_rows
-        if mine.any():
+        is_chosen, begin = chosen[begin : begin + table.num_rows], begin + table.num_rows
+        if is_chosen.any():
             # The same conditions on the same file give the same rows in the same order.
-            rows.append(_read_rows(task, [file], row_filter, wanted).filter(pa.array(mine)))
+            rows.append(
+                _read_rows(task, [file], row_filter, expression).filter(pa.array(is_chosen))
+            )
     return pa.concat_tables(rows) if rows else _read_rows(task, [], row_filter)
 
 
@@ -392,12 +396,12 @@ def _read_rows(
     task: Delivery,
     data: Sequence[DataFile],
     row_filter: RowFilter,
-    wanted: pc.Expression | None = None,
+    expression: pc.Expression | None = None,
 ) -> pa.Table:
     """Read the columns of a query, and the commit."""
     schema = event_schema(task.values)
     columns = [*query_schema(task.values).names, "commit"]
-    return read_rows(task.location, data, schema, columns, row_filter, wanted)
+    return read_rows(task.location, data, schema, columns, row_filter, expression)
 
 
 def count_initial_events(keys: pa.Table, chosen: BoolArray) -> tuple[list[str], Int64Array]:
@@ -420,21 +424,21 @@ def select_initial_events(
     edited = to_int64(keys["original_sequence"].fill_null(NO_ORIGINAL))
     original = edited == NO_ORIGINAL
     counts = original & keys["erasure"].is_null().to_numpy()
-    known = names.to_pylist()
-    first = np.array([initial.starts.get(name, -1) for name in known], np.int64)[codes]
-    chosen: BoolArray = (first >= 0) & (sequence >= first)
-    last = np.full(len(known), -1, np.int64)
-    newest_us = np.full(len(known), NEVER_US, np.int64)
-    np.maximum.at(last, codes, sequence)
+    series = names.to_pylist()
+    first_sequence = np.array([initial.starts.get(name, -1) for name in series], np.int64)[codes]
+    chosen: BoolArray = (first_sequence >= 0) & (sequence >= first_sequence)
+    last_sequence = np.full(len(series), -1, np.int64)
+    newest_us = np.full(len(series), NEVER_US, np.int64)
+    np.maximum.at(last_sequence, codes, sequence)
     np.maximum.at(newest_us, codes[counts], us[counts])
-    low, low_us = min_retained(retained, last, newest_us, head.min_retained(known))
+    low, low_us = min_retained(retained, last_sequence, newest_us, head.min_retained(series))
     entry = original & (sequence >= low[codes]) & (us >= low_us[codes])
     entry |= _select_latest_edits(codes, sequence, edited, entry)
     if initial.retained.last_us is not None:
         entry &= us >= (newest_us[codes] - initial.retained.last_us)
     if initial.retained.limit is not None:
         entry &= _rank_from_end(codes, sequence, entry) < initial.retained.limit
-    chosen |= entry & (first < 0)
+    chosen |= entry & (first_sequence < 0)
     return chosen
 
 
@@ -449,9 +453,9 @@ def _select_latest_edits(
     same = (np.diff(codes[order]) == 0) & (np.diff(edited[order]) == 0)
     latest = order[np.append(~same, True)]
     rows = np.flatnonzero(originals)
-    edit_rows = pa.table({"series": codes[rows], "edited": sequence[rows]})
-    wanted = pa.table({"series": codes[latest], "edited": edited[latest], "row": latest})
-    joined = wanted.join(edit_rows, ["series", "edited"], join_type="left semi")
+    original_keys = pa.table({"series": codes[rows], "edited": sequence[rows]})
+    latest_keys = pa.table({"series": codes[latest], "edited": edited[latest], "row": latest})
+    joined = latest_keys.join(original_keys, ["series", "edited"], join_type="left semi")
     flags[joined["row"].to_numpy()] = True
     return flags
 

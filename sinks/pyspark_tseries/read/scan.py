@@ -5,10 +5,10 @@ retained range are hidden, and `select` picks the result. A task needs no Delta:
 on the planned snapshot, for one key range.
 
 A result is streamed in bounded memory: some series at a time, or a *part* of a large one, which is
-a range of keys whose rows fit into the budget. Whether an original belongs to a result is decided
-by itself and its edits where the ends of the ranges are times or sequences, and the index turns
-most other ends into such. Then a series may be cut between originals; a query that counts from
-elsewhere reads each series as a whole. The edits of a part are always held.
+a range of keys with rows that fit into the budget. If the ends of the query's ranges are times or
+sequences, an original and its edits alone decide whether it is in the result; the index turns most
+other ends into such ends. Then a series may be cut between originals. A query that counts events
+reads each series as a whole. Memory always holds all edits of a part.
 """
 
 import dataclasses
@@ -119,7 +119,7 @@ def run_query(
         head: the snapshot's head.
         query: the query.
         series: the requested series; None for all. Unknown ones have no rows.
-        key_range: what to answer for; it splits no series.
+        key_range: the range to answer for; it splits no series.
         columns: names of the result's columns; None for all of `result_schema`.
         sequences: answer for originals between these, inclusive; the ends of the view range must be
             fixed.
@@ -156,11 +156,11 @@ def run_query(
 
 
 def _show(rows: pa.Table, names: Sequence[str], query: Query) -> pa.Table:
-    shown = show_columns(rows, names, at_originals=query.kind == "values")
+    result = show_columns(rows, names, at_originals=query.kind == "values")
     if "series" not in names:
-        return shown
-    place = shown.column_names.index("series")
-    return shown.set_column(place, "series", shown["series"].cast(pa.string()))
+        return result
+    column_index = result.column_names.index("series")
+    return result.set_column(column_index, "series", result["series"].cast(pa.string()))
 
 
 def sort_rows(rows: pa.Table) -> pa.Table:
@@ -192,11 +192,11 @@ def _find_erased(rows: pa.Table, order: Int64Array) -> BoolArray | None:
     return flags
 
 
-def _take_rows(rows: pa.Table, wanted: Int64Array) -> pa.Table:
-    """Return `rows` at the positions `wanted`; do not copy if these are all rows in their order."""
-    if len(wanted) == rows.num_rows and np.array_equal(wanted, np.arange(len(wanted))):
+def _take_rows(rows: pa.Table, positions: Int64Array) -> pa.Table:
+    """Return `rows` at `positions`; do not copy if these are all rows in their order."""
+    if len(positions) == rows.num_rows and np.array_equal(positions, np.arange(len(positions))):
         return rows
-    return rows.take(pa.array(wanted))
+    return rows.take(pa.array(positions))
 
 
 def may_hide(retained: RetainedRange, head: SeriesIndex) -> bool:
@@ -234,7 +234,7 @@ class Scan:
         query: the query.
         edits: the files of edits.
         originals: the files of originals.
-        bounds: those of the originals: of each known series that was named, or of all.
+        bounds: the bounds of the originals: of each known series that was named, or of all.
     """
 
     def __init__(
@@ -289,18 +289,18 @@ class Scan:
             }
         edits = sum(file.rows for file in self.edits)
         bounds = compute_bounds(query, snapshot.settings.retained, states, floors, edits)
-        first, last = self._sequences
+        lowest, highest = self._sequences
         return dataclasses.replace(
             bounds,
-            min_sequence=np.maximum(bounds.min_sequence, first),
-            max_sequence=np.minimum(bounds.max_sequence, last),
+            min_sequence=np.maximum(bounds.min_sequence, lowest),
+            max_sequence=np.minimum(bounds.max_sequence, highest),
         )
 
     def _may_be_needed(self, file: DataFile) -> bool:
-        places = (0, len(self.bounds.min_sequence))
+        positions = (0, len(self.bounds.min_sequence))
         if self._names is not None:
-            places = self._range_of_series(file.first, file.last)
-        bounds = self.bounds.over(*places)
+            positions = self._range_of_series(file.first, file.last)
+        bounds = self.bounds.over(*positions)
         if bounds is None:
             return False
         min_sequence, max_sequence, min_us, max_us = bounds
@@ -330,7 +330,8 @@ class Scan:
     ) -> None:
         """Call `fold` with the originals that may be needed, a piece at a time, in threads.
 
-        `series` is a dictionary, or may be encoded with `by_runs`; times may be out of `bounds`.
+        `series` is a dictionary, or with `by_runs` may be encoded by runs; times may be out of
+        `bounds`.
         """
         schema = encode_series(self._pick_fields(columns))
         series = self._find_long_series() if by_runs else []
@@ -353,9 +354,9 @@ class Scan:
     def _pick_edits(self, edits: pa.Table) -> pa.Table:
         if self._sequences == ALL_SEQUENCES:
             return edits
-        first, last = self._sequences
-        place = pc.field("original_sequence")
-        return edits.filter((place >= first) & (place <= last))
+        lowest, highest = self._sequences
+        original = pc.field("original_sequence")
+        return edits.filter((original >= lowest) & (original <= highest))
 
     def stream(self, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the rows of one file of originals that may be needed, some row groups at a time."""
@@ -387,10 +388,10 @@ class Scan:
 
 
 def encode_series(schema: pa.Schema) -> pa.Schema:
-    """Return `schema` with `series` as a dictionary, which is read in a third of the time."""
-    place = schema.get_field_index("series")
+    """Return `schema` with `series` as a dictionary, because that takes a third of the time."""
+    column_index = schema.get_field_index("series")
     names = pa.field("series", pa.dictionary(pa.int32(), pa.string()))
-    return schema if place < 0 else schema.set(place, names)
+    return schema if column_index < 0 else schema.set(column_index, names)
 
 
 class Ranges:
@@ -399,7 +400,7 @@ class Ranges:
     def __init__(self, scan: Scan, retained: RetainedRange, head: SeriesIndex) -> None:
         self._query, self._retained, self._head = scan.query, retained, head
         bounds = scan.bounds
-        # A scan reads no originals whose sequences are outside of the bounds of all series.
+        # A scan reads no originals with sequences outside the bounds of all series.
         is_joint = all((ends == ends[:1]).all() for ends in dataclasses.astuple(bounds))
         self._joint = bounds if is_joint and len(bounds.min_us) else None
         low, high = bounds.min_sequence.max(initial=0), bounds.max_sequence.min(initial=MAX_NUMBER)
@@ -411,17 +412,17 @@ class Ranges:
         return compute_bounds(self._query, self._retained, states, floors, edits=0)
 
     def filter(self, rows: pa.Table) -> pa.Table:
-        """Return the rows that are shown."""
+        """Return the rows inside the ranges."""
         if self._joint is not None:
             return rows
         names, codes = encode_runs(rows["series"])
         bounds, us = self.of(names.to_pylist()), to_int64(rows["timestamp"])
-        shown = self.flag_sequences(rows)
-        shown &= (us >= bounds.min_us[codes]) & (us <= bounds.max_us[codes])
-        return rows if shown.all() else rows.filter(pa.array(shown))
+        is_shown = self.flag_sequences(rows)
+        is_shown &= (us >= bounds.min_us[codes]) & (us <= bounds.max_us[codes])
+        return rows if is_shown.all() else rows.filter(pa.array(is_shown))
 
     def times(self, names: pa.Array) -> tuple[Int64Array, Int64Array]:
-        """Return the first and last time that is shown of each series, both inclusive."""
+        """Return the first and last time of each series, both inclusive."""
         if self._joint is None:
             bounds = self.of(names.to_pylist())
             return bounds.min_us, bounds.max_us
@@ -429,7 +430,7 @@ class Ranges:
         return np.full(len(names), low), np.full(len(names), high)
 
     def flag_sequences(self, rows: pa.Table) -> BoolArray:
-        """Flag the rows whose sequence is shown."""
+        """Flag the rows with a sequence inside the range."""
         if not self.has_sequences:
             return np.ones(rows.num_rows, bool)
         names, codes = encode_runs(rows["series"])
@@ -447,35 +448,35 @@ def sample_series(
     if series is None:
         rows = np.flatnonzero(head.columns["last_sequence"] != NO_SEQUENCE)
         names = head.ids.names()
-        some = [names[i] for i in rows[:: max(1, len(rows) // MAX_SAMPLES)].tolist()]
+        sampled = [names[i] for i in rows[:: max(1, len(rows) // MAX_SAMPLES)].tolist()]
     else:
-        some = sorted(set(series))
-    return [(name, 0, max(1, size // len(some))) for name in some]
+        sampled = sorted(set(series))
+    return [(name, 0, max(1, size // len(sampled))) for name in sampled]
 
 
 def _find_known(series: Sequence[str], head: SeriesIndex) -> list[str]:
     """Return the requested series that have events, sorted."""
     names = sorted(set(series))
     is_known = head.lookup(names)["last_sequence"] != NO_SEQUENCE
-    return [name for name, known in zip(names, is_known.tolist(), strict=True) if known]
+    return [name for name, has_events in zip(names, is_known.tolist(), strict=True) if has_events]
 
 
 PART_BYTES: Final = 32 * 1024 * 1024
-"""The rows of a part take about this much memory; evaluating them takes a few times as much."""
+"""The rows of a part take about this much memory; evaluating them takes a few times more."""
 
 BATCH_ROWS: Final = 64 * 1024
 
 _CELL_BYTES: Final = 16
 _COMPRESSION: Final = 8
-"""Assume that a file's rows take this many times its size in memory, or so much a cell."""
+"""Assume that rows take this many times their file's size in memory, or this many bytes a cell."""
 
 _FIRST_ROWS: Final = 16 * 1024
-"""The first part shows how much a row takes; compression may hide a multiple of that."""
+"""Measure the size of a row with a first part of this many rows, because files are compressed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ScanPart:
-    """Some series, or the originals of one between two sequences, both inclusive."""
+    """Some series, or the originals of one series between two sequences, both inclusive."""
 
     names: list[str]
     keys: KeyRange = ALL_KEYS
@@ -483,7 +484,7 @@ class _ScanPart:
 
 
 class _Budget:
-    """How many rows the next part may have."""
+    """The number of rows that the next part may have."""
 
     def __init__(self, row_bytes: float) -> None:
         self._row_bytes = row_bytes
@@ -494,13 +495,13 @@ class _Budget:
         return max(1, min(self._most, int(PART_BYTES / self._row_bytes)))
 
     def expect(self, row_bytes: float) -> None:
-        """Take note of what a row may need."""
+        """Note how much memory a row may need."""
         self._row_bytes = max(self._row_bytes, row_bytes)
 
     def learn(self, rows: pa.Table) -> None:
-        """Take note of what the rows of a part have needed; the next may have eight times as many.
+        """Note how much memory the rows of a part needed; the next may have eight times as many.
 
-        Series of long rows may follow those of short ones.
+        Series with long rows may follow series with short ones.
         """
         self._most = min(8 * self._most, PART_BYTES)
         if rows.num_rows:
@@ -517,20 +518,20 @@ def stream_query(
     """Yield what `run_query` returns, in batches of at most BATCH_ROWS; raise what it raises."""
     schema = stream_schema(snapshot, columns)
     budget = _Budget(_CELL_BYTES * len(schema))
-    for part in _plan_parts(snapshot, index, query, names, budget):
-        asked = query
-        if part.sequences != ALL_SEQUENCES:
-            view = _fix_view(query, index, part.names[0])
+    for scan_part in _plan_parts(snapshot, index, query, names, budget):
+        part_query = query
+        if scan_part.sequences != ALL_SEQUENCES:
+            view = _fix_view(query, index, scan_part.names[0])
             assert view is not None
-            asked = dataclasses.replace(query, view=view)
+            part_query = dataclasses.replace(query, view=view)
         answer = run_query(
             snapshot,
             index,
-            asked,
-            part.names if names is not None or part.sequences != ALL_SEQUENCES else None,
-            part.keys,
+            part_query,
+            scan_part.names if names is not None or scan_part.sequences != ALL_SEQUENCES else None,
+            scan_part.keys,
             columns=schema.names,
-            sequences=part.sequences,
+            sequences=scan_part.sequences,
         )
         budget.learn(answer.table)
         yield from answer.table.cast(schema).to_batches(BATCH_ROWS)
@@ -560,28 +561,28 @@ def _plan_parts(
     budget.expect(_COMPRESSION * sum(file.size for file in files) / max(stored, 1))
     low, high = _sequence_ends(snapshot, index, query, chosen, scan)
     rows = np.maximum(high - low + 1, 1)
-    asked = rows if rows.sum() <= stored else np.ceil(rows * (stored / rows.sum()))
-    first = 0
-    held = 0.0
-    for place, name in enumerate(chosen):
-        if held and held + asked[place] > budget.rows:
-            yield _join(chosen, first, place)
-            first, held = place, 0.0
-        held += float(asked[place])
-        if held > budget.rows and _fix_view(query, index, name) is not None:
-            start, last = int(low[place]), int(high[place])
-            while start <= last:
-                step = max(1, int(budget.rows * rows[place] / asked[place]))
-                yield _ScanPart([name], sequences=(start, min(start + step - 1, last)))
-                start += step
-            first, held = place + 1, 0.0
-    if first < len(chosen):
-        yield _join(chosen, first, len(chosen))
+    estimates = rows if rows.sum() <= stored else np.ceil(rows * (stored / rows.sum()))
+    begin = 0
+    pending_rows = 0.0
+    for position, name in enumerate(chosen):
+        if pending_rows and pending_rows + estimates[position] > budget.rows:
+            yield _join(chosen, begin, position)
+            begin, pending_rows = position, 0.0
+        pending_rows += float(estimates[position])
+        if pending_rows > budget.rows and _fix_view(query, index, name) is not None:
+            low_sequence, end = int(low[position]), int(high[position])
+            while low_sequence <= end:
+                step = max(1, int(budget.rows * rows[position] / estimates[position]))
+                yield _ScanPart([name], sequences=(low_sequence, min(low_sequence + step - 1, end)))
+                low_sequence += step
+            begin, pending_rows = position + 1, 0.0
+    if begin < len(chosen):
+        yield _join(chosen, begin, len(chosen))
 
 
-def _join(chosen: Sequence[str], first: int, end: int) -> _ScanPart:
+def _join(chosen: Sequence[str], begin: int, end: int) -> _ScanPart:
     beyond = (chosen[end], 0) if end < len(chosen) else None
-    return _ScanPart(list(chosen[first:end]), KeyRange((chosen[first], 0), beyond))
+    return _ScanPart(list(chosen[begin:end]), KeyRange((chosen[begin], 0), beyond))
 
 
 def _sequence_ends(
@@ -599,7 +600,7 @@ def _sequence_ends(
 
 
 def _fix_view(query: Query, index: SeriesIndex, name: str) -> Range | None:
-    """Return the view range with fixed ends of one kind; None if rows elsewhere decide them."""
+    """Return the view range with fixed ends of one kind; None if its ends depend on other rows."""
     if query.kind != "values" or query.limit != NO_LIMIT:
         return None
     ends = query.edits.anchor.kind, query.edits.span.kind

@@ -2,15 +2,15 @@
 
 *Bounds*: the ranges of the query, the retained range and the floors each bound the originals by
 sequence, by timestamp, or not at all. Their intersection may be too wide but never too narrow; a
-range by count, for example, is widened by the number of edits, which count as well. Files, row
-groups and rows of originals outside are not read. Edits are few, and always read.
+range by count, for example, is widened by the number of edits, because edits count as well. Files,
+row groups and rows of originals outside are not read. Edits are few, and always read.
 
 *Selection*: each end of a range becomes a bound per series, a timestamp or a doubled sequence;
-doubling puts an odd number between any two events, for ends that lie between them (21.4). An end
-given by a count is first located among the *slots*, the events that counts include (21.5). With
-both bounds, two comparisons decide whether an event is inside. The view range selects originals,
-the edit range selects their edits, and the query's kind decides which of these stay. No step loops
-over rows or series.
+doubling leaves an odd number between any two events, for ends between them (21.4). An end that is a
+count is first located among the *slots*, the events that counts include (21.5). With both bounds,
+two comparisons decide whether an event is inside. The view range selects originals, the edit range
+selects their edits, and the query's kind decides which of these stay. No step loops over rows or
+series.
 """
 
 from dataclasses import dataclass
@@ -55,11 +55,11 @@ class Bounds:
     min_us: Int64Array
     max_us: Int64Array
 
-    def over(self, first: int, end: int) -> tuple[int, int, int, int] | None:
+    def over(self, begin: int, end: int) -> tuple[int, int, int, int] | None:
         """Return joint bounds of the series from `first` to `end` (exclusive); None for none."""
-        if first >= end:
+        if begin >= end:
             return None
-        cut = slice(first, end)
+        cut = slice(begin, end)
         min_sequence, min_us = int(self.min_sequence[cut].min()), int(self.min_us[cut].min())
         return min_sequence, int(self.max_sequence[cut].max()), min_us, int(self.max_us[cut].max())
 
@@ -72,15 +72,17 @@ def compute_bounds(
     edits: int,
 ) -> Bounds:
     """Return the bounds of the originals that `query` may need."""
-    last, newest_us = states["last_sequence"], states["original_us"]
-    size = len(last)
-    oldest, oldest_us = min_retained(retained, last, newest_us, floors)
+    last_sequence, newest_us = states["last_sequence"], states["original_us"]
+    size = len(last_sequence)
+    oldest, oldest_us = min_retained(retained, last_sequence, newest_us, floors)
     min_sequence = max_sequence = min_us = max_us = None
     if _is_absolute(query.edits):
-        # The first visible event depends on times, too, where these are bounded.
+        # If times are bounded, the first visible event depends on them as well.
         is_timed = retained.last_us is not None or (floors["floor_us"] > NEVER_US).any()
-        first = None if is_timed else oldest
-        min_sequence, max_sequence = _sequence_bounds(query.view, last, edits, first)
+        first_visible = None if is_timed else oldest
+        min_sequence, max_sequence = _sequence_bounds(
+            query.view, last_sequence, edits, first_visible
+        )
         min_us, max_us = _time_bounds(query, newest_us)
     return Bounds(
         np.broadcast_to(_raise_bound(min_sequence, oldest), size),
@@ -90,8 +92,8 @@ def compute_bounds(
     )
 
 
-def _raise_bound(bound: Int64Array | None, other: Int64Array) -> Int64Array:
-    return other if bound is None else np.maximum(bound, other)
+def _raise_bound(bound: Int64Array | None, minimum: Int64Array) -> Int64Array:
+    return minimum if bound is None else np.maximum(bound, minimum)
 
 
 _BEYOND: Final = 2**61 - 1
@@ -99,9 +101,9 @@ _BEYOND: Final = 2**61 - 1
 
 
 def fix_view(view: Range) -> Range | None:
-    """Return a view range with the same ends, in numbers that hold for each series.
+    """Return a view range with the same ends, as numbers that are the same for each series.
 
-    None if they do not: then other events of a series decide whether one is in the range.
+    Return None if there are none: then an event's place in the range depends on other events.
     """
     anchor, span = view.anchor, view.span
     if view == FULL_RANGE:
@@ -122,13 +124,13 @@ _FIXED: Final = ("time", "sequence")
 
 
 def make_plain(query: Query, *, has_erasures: bool) -> Query | None:
-    """Return the same query if each original decides for itself whether it is in the result.
+    """Return an equal query that tests each original by itself.
 
-    Return None if other events of its series decide, too, or if the query is not one of values.
+    Return None if the result depends on other events of a series, or is not one of values.
     """
     view = fix_view(query.view)
     if query.view.anchor.kind == "last_us" and query.view.span == Point("last_count"):
-        # Where all originals are erased, the time counts from one of them.
+        # If all originals are erased, the time counts from one of them.
         view = None if has_erasures else query.view
     if view is None or query != Query(view=query.view):
         return None
@@ -139,38 +141,42 @@ LowHigh = tuple[Int64Array | None, Int64Array | None]
 
 
 def _is_absolute(edits: Range) -> bool:
-    """Return whether an event's own time or sequence decides if it is in an edit range."""
+    """Return whether an edit range tests each event by its own time or sequence."""
     ends = edits.anchor.kind, edits.span.kind
     return edits == FULL_RANGE or ends in (("sequence", "sequence"), ("time", "time"))
 
 
 def _sequence_bounds(
-    view: Range, last: Int64Array, edits: int, first: Int64Array | None
+    view: Range, last_sequence: Int64Array, edits: int, first_visible: Int64Array | None
 ) -> LowHigh:
     """Return the bounds by sequence; None for an open end."""
-    anchor = _point_sequences(view.anchor, last, edits)
+    anchor = _point_sequences(view.anchor, last_sequence, edits)
     word, _, unit = view.span.kind.partition("_")
     if word not in ("next", "previous"):
-        return _join(anchor, _point_sequences(view.span, last, edits))
+        return _join(anchor, _point_sequences(view.span, last_sequence, edits))
     if unit == "us" or view.anchor.kind not in ("sequence", "last_count"):
         return None, None
     reach = view.span.value + edits
     low, high = anchor
     if word == "next":
         # From an anchor before the first visible event, the span counts from that event.
-        beyond = None if high is None or first is None else np.maximum(high, first) + reach
+        beyond = (
+            None
+            if high is None or first_visible is None
+            else np.maximum(high, first_visible) + reach
+        )
         return low, beyond
     # From an anchor beyond the end, the span counts from the last event.
-    return None if low is None else np.minimum(low, last) - reach, high
+    return None if low is None else np.minimum(low, last_sequence) - reach, high
 
 
-def _point_sequences(point: Point, last: Int64Array, edits: int) -> LowHigh:
+def _point_sequences(point: Point, last_sequence: Int64Array, edits: int) -> LowHigh:
     if point.kind == "sequence":
-        return np.full_like(last, point.value), np.full_like(last, point.value)
+        return np.full_like(last_sequence, point.value), np.full_like(last_sequence, point.value)
     if point.kind == "last_count":
-        return last - point.value - edits, None
+        return last_sequence - point.value - edits, None
     if point.kind == "start":
-        return None, np.full_like(last, MIN_NUMBER)
+        return None, np.full_like(last_sequence, MIN_NUMBER)
     return None, None
 
 
@@ -207,9 +213,9 @@ def _point_times(point: Point, newest_us: Int64Array) -> LowHigh:
     return None, None
 
 
-def _join(one: LowHigh, other: LowHigh) -> LowHigh:
-    low = None if one[0] is None or other[0] is None else np.minimum(one[0], other[0])
-    high = None if one[1] is None or other[1] is None else np.maximum(one[1], other[1])
+def _join(ends: LowHigh, other_ends: LowHigh) -> LowHigh:
+    low = None if ends[0] is None or other_ends[0] is None else np.minimum(ends[0], other_ends[0])
+    high = None if ends[1] is None or other_ends[1] is None else np.maximum(ends[1], other_ends[1])
     return low, high
 
 
@@ -224,7 +230,7 @@ class Events:
     Attributes:
         names: the series, in the order of the rows; each has at least one row.
         codes: each row's position in `names`.
-        sequence: each row's.
+        sequence: each row's sequence.
         us: each row's timestamp.
         original: the sequence that each row overrides, NO_SEQUENCE for an original.
         erased: a flag for each row; None if no row is erased.
@@ -240,7 +246,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The rows of a result, in its order, and how many there were before the limit."""
+    """The rows of a result, in its order, and their number before the limit."""
 
     rows: Int64Array
     selected: int
@@ -274,8 +280,8 @@ def _find_last_of_each(group: Int64Array) -> Int64Array:
     if (group[1:] > group[:-1]).all():
         return np.arange(len(group))  # Usually there are no edits.
     _, from_end = np.unique(group[::-1], return_index=True)
-    last: Int64Array = len(group) - 1 - from_end
-    return last
+    positions: Int64Array = len(group) - 1 - from_end
+    return positions
 
 
 def _within_limit(events: Events, rows: Int64Array, limit: int) -> BoolArray:
@@ -283,8 +289,8 @@ def _within_limit(events: Events, rows: Int64Array, limit: int) -> BoolArray:
     if limit >= len(rows):
         return np.ones(len(rows), bool)
     codes = events.codes[rows]
-    kept: BoolArray = np.searchsorted(codes, codes, "right") - np.arange(len(rows)) <= limit
-    return kept
+    flags: BoolArray = np.searchsorted(codes, codes, "right") - np.arange(len(rows)) <= limit
+    return flags
 
 
 def _find_originals(events: Events) -> Int64Array:
@@ -377,17 +383,17 @@ class _Slots:
     def last_us(self) -> Int64Array:
         """The time of each series' last event: flagged by `last_among`, not erased; else any."""
         codes, series = self.events.codes, np.arange(len(self.events.names))
-        last = np.searchsorted(codes, series, "right") - 1
+        last_rows = np.searchsorted(codes, series, "right") - 1
         among, erased = self._last_among, self.events.erased
-        wanted = [among] if among is not None else []
+        flags_to_try = [among] if among is not None else []
         if erased is not None:
-            wanted.append(~erased if among is None else among & ~erased)
-        for flags in wanted:
+            flags_to_try.append(~erased if among is None else among & ~erased)
+        for flags in flags_to_try:
             flagged = np.flatnonzero(flags)
             if len(flagged):
                 ends = np.maximum(np.searchsorted(codes[flagged], series, "right") - 1, 0)
-                last = np.where(codes[flagged][ends] == series, flagged[ends], last)
-        return self.events.us[last]
+                last_rows = np.where(codes[flagged][ends] == series, flagged[ends], last_rows)
+        return self.events.us[last_rows]
 
     def event_at(self, index: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return sequence and timestamp of each series' slot `index`, clipped to existing slots."""
@@ -410,11 +416,11 @@ class _Slots:
             selected = self._select_timed(self._us >= us[self._codes])
             np.minimum.at(index, self._codes[selected], self._index[selected])
             return _SlotPosition(index, (index < self.size) & (self.event_at(index)[1] == us))
-        last = np.full(len(self.size), -1)
+        last_index = np.full(len(self.size), -1)
         selected = self._select_timed(self._us <= us[self._codes])
-        np.maximum.at(last, self._codes[selected], self._index[selected])
-        on = (last >= 0) & (self.event_at(last)[1] == us)
-        return _SlotPosition(np.where(on, last, last + 1), on)
+        np.maximum.at(last_index, self._codes[selected], self._index[selected])
+        on = (last_index >= 0) & (self.event_at(last_index)[1] == us)
+        return _SlotPosition(np.where(on, last_index, last_index + 1), on)
 
     def _select_timed(self, slots: BoolArray) -> BoolArray:
         return slots if self._timed is None else slots & self._timed
@@ -428,33 +434,33 @@ class _Slots:
         return _Bound(False, np.where(before, _BEFORE_ALL, doubled))
 
 
-def _select_inside(wanted: Range, slots: _Slots) -> BoolArray:
+def _select_inside(range_: Range, slots: _Slots) -> BoolArray:
     """Flag the events inside `wanted`."""
     codes = slots.events.codes
-    if wanted == FULL_RANGE:
+    if range_ == FULL_RANGE:
         return np.ones(len(codes), bool)
-    if (ends := _find_fixed_ends(wanted)) is not None:
+    if (ends := _find_fixed_ends(range_)) is not None:
         by_time, low, high = ends
         values = slots.events.us if by_time else slots.events.sequence
         inside: BoolArray = (values >= low) & (values <= high)
         return inside
-    anchor = _absolute_bound(wanted.anchor, slots)
-    if wanted.span.kind.startswith(("next", "previous")):
-        forward = wanted.span.kind.startswith("next")
-        end = _relative_bound(wanted, slots, forward=forward)
+    anchor = _absolute_bound(range_.anchor, slots)
+    if range_.span.kind.startswith(("next", "previous")):
+        forward = range_.span.kind.startswith("next")
+        end = _relative_bound(range_, slots, forward=forward)
         return (
             _select_between(anchor, end, slots) if forward else _select_between(end, anchor, slots)
         )
-    end = _absolute_bound(wanted.span, slots)
-    # The ends may come in either order, and in each series in another one.
+    end = _absolute_bound(range_.span, slots)
+    # The ends may come in either order, which may differ between series.
     upwards, back = _select_between(anchor, end, slots), _select_between(end, anchor, slots)
     ahead = np.bincount(codes[upwards], minlength=len(slots.size)) > 0
     return np.where(ahead[codes], upwards, back)
 
 
-def _find_fixed_ends(wanted: Range) -> tuple[bool, int, int] | None:
+def _find_fixed_ends(range_: Range) -> tuple[bool, int, int] | None:
     """Return the ends of a range if they are the same in every series: times, or sequences."""
-    anchor, span = wanted.anchor, wanted.span
+    anchor, span = range_.anchor, range_.span
     if anchor.kind != span.kind or anchor.kind not in ("time", "sequence"):
         return None
     return anchor.kind == "time", min(anchor.value, span.value), max(anchor.value, span.value)
@@ -466,8 +472,8 @@ def _select_between(low: _Bound, high: _Bound, slots: _Slots) -> BoolArray:
     def of(bound: _Bound) -> tuple[Int64Array, Int64Array]:
         return (events.us if bound.by_time else 2 * events.sequence), bound.at[events.codes]
 
-    (value, least), (other, most) = of(low), of(high)
-    inside: BoolArray = (value >= least) & (other <= most)
+    (value_for_low, lowest), (value_for_high, highest) = of(low), of(high)
+    inside: BoolArray = (value_for_low >= lowest) & (value_for_high <= highest)
     return inside
 
 
@@ -493,20 +499,20 @@ def _locate(point: Point, slots: _Slots, *, forward: bool) -> _SlotPosition:
     return slots.locate_time(_absolute_bound(point, slots).at, forward=forward)
 
 
-def _relative_bound(wanted: Range, slots: _Slots, *, forward: bool) -> _Bound:
-    """Return the bound of the span of `wanted`, which counts from its anchor."""
-    amount = wanted.span.value if forward else -wanted.span.value
-    by_time = wanted.anchor.kind in ("time", "last_us")
-    if wanted.span.kind.endswith("_us") and by_time:
-        return _Bound(True, _absolute_bound(wanted.anchor, slots).at + amount)
-    position = _locate(wanted.anchor, slots, forward=forward)
-    if wanted.span.kind.endswith("_us"):
-        return _Bound(True, _anchor_time(position, slots, wanted, forward=forward) + amount)
+def _relative_bound(range_: Range, slots: _Slots, *, forward: bool) -> _Bound:
+    """Return the bound of a span that counts from its anchor."""
+    amount = range_.span.value if forward else -range_.span.value
+    by_time = range_.anchor.kind in ("time", "last_us")
+    if range_.span.kind.endswith("_us") and by_time:
+        return _Bound(True, _absolute_bound(range_.anchor, slots).at + amount)
+    position = _locate(range_.anchor, slots, forward=forward)
+    if range_.span.kind.endswith("_us"):
+        return _Bound(True, _anchor_time(position, slots, range_, forward=forward) + amount)
     return slots.to_bound(_SlotPosition(position.index + amount, position.on))
 
 
 def _anchor_time(
-    position: _SlotPosition, slots: _Slots, wanted: Range, *, forward: bool
+    position: _SlotPosition, slots: _Slots, range_: Range, *, forward: bool
 ) -> Int64Array:
     """Return an anchor's timestamp: of its event, or of the next one in the span's direction."""
     index = position.index if forward else np.where(position.on, position.index, position.index - 1)
@@ -514,7 +520,7 @@ def _anchor_time(
     if len(nowhere):
         series = slots.events.names[int(nowhere[0])].as_py()
         raise InvalidQuery(
-            f"series '{series}': the anchor '{wanted.anchor.kind} {wanted.anchor.value}' has no "
+            f"series '{series}': the anchor '{range_.anchor.kind} {range_.anchor.value}' has no "
             "timestamp that a duration could count from",
             "an anchor on an event, or a time",
             "use a count, a time, or an anchor inside the series",

@@ -68,13 +68,13 @@ _QUERY: Final = Wording(
 
 
 class Subscription:
-    """What one subscriber gets of one store.
+    """Finds the events that one subscriber gets from one store.
 
     Args:
         location: the store.
         initial: the events that a new subscriber gets first.
         check: called with each new snapshot; an error that it raises ends the subscription.
-        choice: the series that it gets; the counts of its positions are of these alone.
+        choice: the series that it gets; its positions count only these.
         wording: how errors name the subscriber's position.
     """
 
@@ -91,8 +91,8 @@ class Subscription:
         self._check = check
         self._choice = choice
         self._wording = wording
-        self._known: tuple[tuple[int, int | None], Snapshot] | None = None
-        self._first: tuple[Any, list[str], Int64Array] | None = None
+        self._last_snapshot: tuple[tuple[int, int | None], Snapshot] | None = None
+        self._initial_counts: tuple[Any, list[str], Int64Array] | None = None
 
     def ctis(self) -> CtiRecord:
         """Return the store's record of CTIs."""
@@ -117,7 +117,7 @@ class Subscription:
     def count_due(self, start: Position) -> Position:
         """Return the position of a new subscriber with the number of its initial events.
 
-        So those that are removed before its first batch are missed.
+        So initial events that are removed before its first batch count as missed.
         """
         _, counts = self._count_initial(start, *self._read_store(start))
         return replace(start, due=int(counts.sum()))
@@ -125,9 +125,9 @@ class Subscription:
     def is_current(self) -> bool:
         """Return whether the store has nothing new since its last snapshot; this costs little."""
         return (
-            self._known is not None
+            self._last_snapshot is not None
             and self._store.refresh()
-            and self._known[0] == (self._store.version(), self._store.head_id())
+            and self._last_snapshot[0] == (self._store.version(), self._store.head_id())
         )
 
     def find_commit_of(self, position: Position, later: Position) -> Position:
@@ -138,13 +138,13 @@ class Subscription:
             later: the end of its batch, as `find_end` returned it.
         """
         newest = position.commit + (not position.initial and position.after is not None)
-        known = later.commit_id
-        if known is not None and newest < known.number and not position.initial:
-            found = find_commit_id(self._store, newest)
-            # If the store was put back in the meantime, `known` lets the next look refuse it.
-            if describe_change(self._store, known) is None:
-                return replace(position, commit_id=found)
-        return replace(position, commit_id=known)
+        later_id = later.commit_id
+        if later_id is not None and newest < later_id.number and not position.initial:
+            commit_id = find_commit_id(self._store, newest)
+            # If the store was put back in the meantime, `later_id` makes the next read refuse it.
+            if describe_change(self._store, later_id) is None:
+                return replace(position, commit_id=commit_id)
+        return replace(position, commit_id=later_id)
 
     def last_commit(self) -> int:
         """Return the store's last commit."""
@@ -157,7 +157,7 @@ class Subscription:
 
         Args:
             start: a position of this store.
-            max_events: at most this many events; None for all. Initial events come in whole series.
+            max_events: the most events; None for all. Initial events come in whole series.
             upto: the last commit of the batch, not before `start`; None for the store's last one.
         """
         snapshot, head = self._read_store(start)
@@ -177,20 +177,20 @@ class Subscription:
         return replace(end, commit_id=find_commit_id(self._store, newest))
 
     def _count_up_to(self, snapshot: Snapshot, head: SeriesIndex, commit: int) -> int:
-        """Return how many events of the chosen series there were by `commit`."""
-        seen, newest = self._count_events(head), head.metadata.commit
+        """Return the number of events of the chosen series up to `commit`."""
+        count, newest = self._count_events(head), head.metadata.commit
         if commit >= newest:
-            return seen
+            return count
         later = self._read_commits(snapshot, ("commit",), (commit + 1, newest))
-        return seen - int(later.num_rows)
+        return count - int(later.num_rows)
 
     def _count_events(self, head: SeriesIndex) -> int:
-        """Return how many events of the chosen series were ever committed."""
+        """Return the number of events of the chosen series that were ever committed."""
         names = self._name_chosen(head) if self._choice.names is None else self._choice.names
-        last = head.columns["last_sequence"]
+        last_sequences = head.columns["last_sequence"]
         if names is not None:
-            last = head.lookup(list(names))["last_sequence"]
-        return int((last + 1).sum())
+            last_sequences = head.lookup(list(names))["last_sequence"]
+        return int((last_sequences + 1).sum())
 
     def _name_chosen(self, head: SeriesIndex) -> list[str] | None:
         """Return the names of the chosen series; None for all."""
@@ -214,41 +214,41 @@ class Subscription:
         is_whole = self._store.horizon() <= start.commit
         later = None
         if is_whole and not self._choice.is_all and self._choice.names is None:
-            # Counting the chosen series among many takes longer than reading what is new.
+            # Counting the chosen series among many takes longer than reading the new events.
             later = self._read_due(snapshot, start, due)
             count = committed = later.num_rows
-            seen = start.seen + committed
+            seen_count = start.seen + committed
         else:
-            seen = self._count_up_to(snapshot, head, commit)
-            count = committed = seen - start.seen
+            seen_count = self._count_up_to(snapshot, head, commit)
+            count = committed = seen_count - start.seen
         if later is None and (not is_whole or committed > (max_events or committed)):
             later = self._read_due(snapshot, start, due)
             count = later.num_rows
         missed = start.missed + committed - count
-        end = replace(start, commit=commit, after=None, seen=seen, missed=missed)
+        end = replace(start, commit=commit, after=None, seen=seen_count, missed=missed)
         if max_events is None or later is None or count <= max_events:
             return end
         commits, rows = np.unique(to_int64(later["commit"]), return_counts=True)
         within = np.cumsum(rows)
-        whole = int(np.searchsorted(within, max_events, "right"))
-        if whole:
-            end = replace(end, seen=seen - count + int(within[whole - 1]))
-            return replace(end, commit=int(commits[whole - 1]))
+        whole_commits = int(np.searchsorted(within, max_events, "right"))
+        if whole_commits:
+            end = replace(end, seen=seen_count - count + int(within[whole_commits - 1]))
+            return replace(end, commit=int(commits[whole_commits - 1]))
         # Not even one commit fits, so the batch ends within it.
         commit = int(commits[0])
         after = start.after if commit == start.commit + 1 else None
         key = self._find_key(snapshot, commit, after, max_events)
-        return replace(end, commit=commit - 1, after=key, seen=seen - count + max_events)
+        return replace(end, commit=commit - 1, after=key, seen=seen_count - count + max_events)
 
     def plan_tasks(self, start: Position, end: Position) -> list[Delivery]:
         """Divide the events between two positions among tasks, by series."""
         snapshot, head = self._read_store(end)
         # The batch may end within the commit after `end.commit`.
-        last = end.commit + (end.after is not None)
+        last_commit = end.commit + (end.after is not None)
         data = [
             file
             for file in snapshot.files
-            if file.first_commit <= (start.began if start.initial else last)
+            if file.first_commit <= (start.began if start.initial else last_commit)
             and (start.initial or file.last_commit > start.commit)
         ]
         if not data or (start == end):
@@ -289,11 +289,11 @@ class Subscription:
             self._check_store(position)
         # Compare the head, too: an older log that was put back may have grown to the same version.
         state = self._store.version(), self._store.head_id()
-        if self._known is None or self._known[0] != state:
+        if self._last_snapshot is None or self._last_snapshot[0] != state:
             snapshot = self._store.snapshot()
             self._check(snapshot)
-            self._known = state, snapshot
-        return self._known[1], self._known[1].index()
+            self._last_snapshot = state, snapshot
+        return self._last_snapshot[1], self._last_snapshot[1].index()
 
     def _check_store(self, position: Position) -> None:
         words = self._wording
@@ -321,7 +321,7 @@ class Subscription:
         snapshot: Snapshot,
         columns: Sequence[str],
         commits: tuple[int, int],
-        wanted: pc.Expression | None = None,
+        expression: pc.Expression | None = None,
     ) -> pa.Table:
         """Read `columns` of the events of `commits`, first and last inclusive."""
         data = [
@@ -333,7 +333,7 @@ class Subscription:
         if not choice.is_all and choice.names is None:
             columns = list(dict.fromkeys([*columns, "series"]))
         row_filter = RowFilter(choice.names, commits=commits)
-        rows = read_rows(self._store.location, data, BASE_SCHEMA, columns, row_filter, wanted)
+        rows = read_rows(self._store.location, data, BASE_SCHEMA, columns, row_filter, expression)
         return keep_chosen(rows, choice)
 
     def _read_due(self, snapshot: Snapshot, start: Position, due: tuple[int, int]) -> pa.Table:
@@ -341,8 +341,8 @@ class Subscription:
         return self._read_commits(snapshot, columns, due, filter_after(start))
 
     def _find_key(self, snapshot: Snapshot, commit: int, key: Key | None, number: int) -> Key:
-        wanted = None if key is None else KeyRange((key[0], key[1] + 1)).expression()
-        rows = self._read_commits(snapshot, ("series", "sequence"), (commit, commit), wanted)
+        expression = None if key is None else KeyRange((key[0], key[1] + 1)).expression()
+        rows = self._read_commits(snapshot, ("series", "sequence"), (commit, commit), expression)
         names, codes = encode_runs(rows["series"])
         sequence = to_int64(rows["sequence"])
         row = int(sort_keys(codes, sequence)[number - 1])
@@ -351,28 +351,28 @@ class Subscription:
     def _count_initial(
         self, start: Position, snapshot: Snapshot, head: SeriesIndex
     ) -> tuple[list[str], Int64Array]:
-        """Count the initial events of each series, again whenever some may have been removed."""
+        """Count the initial events of each series; count again when some may have been removed."""
         changes = snapshot.metadata.retained_since, snapshot.metadata.erasure
         now = start.began, self._store.horizon(), *changes
-        if self._first is None or self._first[0] != now:
+        if self._initial_counts is None or self._initial_counts[0] != now:
             retained = parse_range(start.retained)
             before = SeriesIndex() if _began_without_floors(start, snapshot) else head
             names: list[str] = []
             counts: list[Int64Array] = []
             data = [file for file in snapshot.files if file.first_commit <= start.began]
-            wanted = self._name_chosen(head)
-            if wanted == []:
-                data, wanted = [], None
-            samples = sample_series(head, sum(file.rows for file in data), wanted)
+            requested = self._name_chosen(head)
+            if requested == []:
+                data, requested = [], None
+            samples = sample_series(head, sum(file.rows for file in data), requested)
             for key_range in split_keys(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
-                row_filter = RowFilter(wanted, key_range, commits=(MIN_NUMBER, start.began))
+                row_filter = RowFilter(requested, key_range, commits=(MIN_NUMBER, start.began))
                 keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
                 chosen = select_initial_events(keys, retained, before, self._initial)
-                some = count_initial_events(keys, chosen)
-                names += some[0]
-                counts.append(some[1])
-            self._first = now, names, np.concatenate(counts)
-        return self._first[1], self._first[2]
+                counted = count_initial_events(keys, chosen)
+                names += counted[0]
+                counts.append(counted[1])
+            self._initial_counts = now, names, np.concatenate(counts)
+        return self._initial_counts[1], self._initial_counts[2]
 
     def _count_delivered(
         self, start: Position, after: Key, snapshot: Snapshot, head: SeriesIndex
@@ -396,18 +396,20 @@ class Subscription:
         if self._choice.is_all:
             return None
         names, _ = self._count_initial(start, snapshot, head)
-        first = 0 if start.upto is None else bisect.bisect_right(names, start.upto)
-        last = bisect.bisect_right(names, end.upto) if end.upto is not None else len(names)
-        return names[first:last]
+        begin = 0 if start.upto is None else bisect.bisect_right(names, start.upto)
+        end_position = bisect.bisect_right(names, end.upto) if end.upto is not None else len(names)
+        return names[begin:end_position]
 
     def _count_missed_starts(self, snapshot: Snapshot, head: SeriesIndex) -> int:
-        """Count the events that `startingSequence` asks for and that are gone."""
+        """Count the events that `startingSequence` asks for but that are gone."""
         starts = self._initial.starts
         if not starts:
             return 0
         names = list(starts)
-        last = head.lookup(names)["last_sequence"]
-        asked = np.maximum(last + 1 - np.array([starts[name] for name in names]), 0).sum()
+        last_sequences = head.lookup(names)["last_sequence"]
+        requested_count = np.maximum(
+            last_sequences + 1 - np.array([starts[name] for name in names]), 0
+        ).sum()
         stored = 0
         for name in names:
             data = [file for file in snapshot.files if file.first <= name <= file.last]
@@ -415,7 +417,7 @@ class Subscription:
             stored += read_rows(
                 snapshot.location, data, BASE_SCHEMA, ("sequence",), row_filter
             ).num_rows
-        return int(asked - stored)
+        return int(requested_count - stored)
 
 
 def _began_without_floors(start: Position, snapshot: Snapshot) -> bool:

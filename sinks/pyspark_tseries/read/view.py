@@ -1,8 +1,8 @@
-"""Ask one commit of a store: every question is asked of such a view (semantics 31).
+"""Answer questions about one commit of a store: its view (semantics 31).
 
-A view never changes, so all that is asked of it belongs together. The client, rollups and followers
-open views; what they ask are pure functions of the snapshot, its index and the chosen series. Two
-short answers are here: the list of series, from the index alone, and the versions of an event.
+A view never changes, so all its answers are consistent. The client, rollups and followers open
+views; the answers are pure functions of the snapshot, its index and the chosen series. Two short
+ones are in this module: the list of series, from the index, and the versions of an event.
 """
 
 import dataclasses
@@ -53,14 +53,14 @@ SERIES_SCHEMA: Final = pa.schema(
         pa.field("newest", INSTANT),
     ]
 )
-"""Null stands for what the head of an old store does not say, and for no newest original."""
+"""A null means that the head of an old store has no number, or that no original is visible."""
 
 ERASED_FIELDS: Final = (
     pa.field("erased_by", pa.string()),
     pa.field("erased_at", INSTANT),
     pa.field("erased_because", pa.string()),
 )
-"""Who erased an event, when and why; null where nobody has."""
+"""Who erased an event, when and why; null for an event that is not erased."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class View:
 
     Attributes:
         snapshot: the store as of the commit.
-        principal: whose rights count where the store has a policy.
+        principal: whose rights count if the store has a policy.
     """
 
     snapshot: Snapshot
@@ -109,7 +109,7 @@ class View:
     def stream(
         self, query: Query, choice: SeriesChoice, columns: Sequence[str] | None = None
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Return the schema of what `select` returns, and its rows in batches, read as they go.
+        """Return the schema and the rows of `select`, in batches that are read one by one.
 
         Raise what `select` raises, now or with the batches.
         """
@@ -127,14 +127,14 @@ class View:
     ) -> Answer:
         """Return the `count` newest originals of each chosen series, with their latest edits.
 
-        With `at_us` only originals at or before that time are asked for. Raise as `select` does.
+        With `at_us`, only originals at or before that time count. Raise as `select` does.
         """
         self.access.require_query(Query(view=Range(Point("last_count", count))))
         index, names = self.choose(choice)
         return ask_newest(self.snapshot, index, names, count, at_us, columns)
 
     def newest(self, series: str) -> tuple[pa.Table, SeriesIndex]:
-        """Return what `latest` has of a series, without keeping it, and the index, at least of it.
+        """Return the newest original of a series, not cached, and the index, at least of it.
 
         Raise as `latest` does.
         """
@@ -164,9 +164,11 @@ class View:
             InvalidQuery: there is no such commit, or events of that time may be gone.
         """
         self._require_past("ask for the past of the store")
-        last = self.snapshot.metadata.commit
-        if not 0 <= number <= last:
-            accepted = f"0 to {last}" if last >= 0 else "none, the store has no commits"
+        last_commit = self.snapshot.metadata.commit
+        if not 0 <= number <= last_commit:
+            accepted = (
+                f"0 to {last_commit}" if last_commit >= 0 else "none, the store has no commits"
+            )
             raise InvalidQuery(
                 f"there is no commit {number}",
                 accepted,
@@ -192,10 +194,10 @@ class View:
         check_values(query, "buckets")
         self.access.require_query(query)
         schema = pa.schema(self.snapshot.values)
-        wanted = plan(schema)
+        downsampling = plan(schema)
         index, names = self.choose(choice)
-        rows = downsample(self.snapshot, index, query, wanted, names)
-        return result_fields(schema, wanted), self._name_failures(rows)
+        rows = downsample(self.snapshot, index, query, downsampling, names)
+        return result_fields(schema, downsampling), self._name_failures(rows)
 
     def gaps(self, query: Query, choice: SeriesChoice, longer_than_us: int) -> pa.Table:
         """Return the gaps between the originals of a `values` query; see `read.downsample`.
@@ -217,11 +219,11 @@ class View:
 def known_series(index: SeriesIndex) -> list[str]:
     """Return the names of all series that have events, in the order of the index."""
     names = index.ids.names()
-    known = np.flatnonzero(index.columns["last_sequence"] != NO_SEQUENCE)
+    rows = np.flatnonzero(index.columns["last_sequence"] != NO_SEQUENCE)
     return (
-        names[: len(known)]
-        if len(known) == index.columns.rows
-        else [names[row] for row in known.tolist()]
+        names[: len(rows)]
+        if len(rows) == index.columns.rows
+        else [names[row] for row in rows.tolist()]
     )
 
 
@@ -231,7 +233,7 @@ def read_versions(snapshot: Snapshot, series: str, sequence: int) -> pa.Table:
     Args:
         snapshot: the store.
         series: the name of the series.
-        sequence: that of the original or of one of its edits.
+        sequence: the sequence of the original or of one of its edits.
 
     Returns:
         The event's own metadata, the values, the original's metadata, commit and commit time, and
@@ -244,19 +246,19 @@ def read_versions(snapshot: Snapshot, series: str, sequence: int) -> pa.Table:
     schema = _stored_schema(snapshot)
     if not MIN_NUMBER <= sequence <= MAX_NUMBER:
         raise _unknown_error(snapshot, series, sequence)
-    named = _read_place(snapshot, schema, series, sequence)
-    if not named.num_rows:
+    event = _read_place(snapshot, schema, series, sequence)
+    if not event.num_rows:
         raise _unknown_error(snapshot, series, sequence)
-    original = named["original_sequence"][0].as_py()
-    place = sequence if original is None else int(original)
+    overridden = event["original_sequence"][0].as_py()
+    original_place = sequence if overridden is None else int(overridden)
     rows = pa.concat_tables(
         [
-            _read_place(snapshot, schema, series, place, "event"),
-            _read_edits(snapshot, schema, series, place),
+            _read_place(snapshot, schema, series, original_place, "event"),
+            _read_edits(snapshot, schema, series, original_place),
         ]
     )
     order = np.argsort(to_int64(rows["sequence"]), kind="stable")
-    return _tell_erasures(snapshot, rows.take(pa.array(order)))
+    return _show_erasures(snapshot, rows.take(pa.array(order)))
 
 
 def _stored_schema(snapshot: Snapshot) -> pa.Schema:
@@ -278,36 +280,38 @@ def _read_place(
     return read_rows(snapshot.location, files, schema, schema.names, row_filter)
 
 
-def _read_edits(snapshot: Snapshot, schema: pa.Schema, series: str, place: int) -> pa.Table:
+def _read_edits(snapshot: Snapshot, schema: pa.Schema, series: str, original: int) -> pa.Table:
     files = [
         file
         for file in snapshot.files
-        if file.kind == "edit" and file.first <= series <= file.last and file.max_sequence > place
+        if file.kind == "edit"
+        and file.first <= series <= file.last
+        and file.max_sequence > original
     ]
     row_filter = RowFilter([series], commits=_commits(snapshot))
-    of_place = pc.field("original_sequence") == place
-    return read_rows(snapshot.location, files, schema, schema.names, row_filter, of_place)
+    is_its_edit = pc.field("original_sequence") == original
+    return read_rows(snapshot.location, files, schema, schema.names, row_filter, is_its_edit)
 
 
 def _commits(snapshot: Snapshot) -> tuple[int, int]:
     return ANY_VALUE if snapshot.as_of is None else (ANY_VALUE[0], snapshot.as_of)
 
 
-def _tell_erasures(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
-    """Return rows with who erased them in place of the act's id."""
-    acts = rows[ERASURE_FIELD.name].to_pylist()
-    known = {}
-    wanted = {act for act in acts if act is not None}
-    if wanted:
+def _show_erasures(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
+    """Return rows with `ERASED_FIELDS` in place of the act's id."""
+    ids_of_rows = rows[ERASURE_FIELD.name].to_pylist()
+    acts_by_id = {}
+    ids = {act for act in ids_of_rows if act is not None}
+    if ids:
         for record in read_records(snapshot.location, snapshot.metadata.erasure):
-            known[record.act.id] = record.act
-            if wanted <= known.keys():
+            acts_by_id[record.act.id] = record.act
+            if ids <= acts_by_id.keys():
                 break
-    told = [known.get(act) for act in acts]
+    acts_of_rows = [acts_by_id.get(act) for act in ids_of_rows]
     columns = [
-        pa.array([act and act.principal for act in told], pa.string()),
-        pa.array([act and act.time_us for act in told], pa.int64()).cast(INSTANT),
-        pa.array([act and act.reason for act in told], pa.string()),
+        pa.array([act and act.principal for act in acts_of_rows], pa.string()),
+        pa.array([act and act.time_us for act in acts_of_rows], pa.int64()).cast(INSTANT),
+        pa.array([act and act.reason for act in acts_of_rows], pa.string()),
     ]
     rows = rows.select(event_schema(snapshot.values).names)
     for field, column in zip(ERASED_FIELDS, columns, strict=True):
@@ -317,10 +321,10 @@ def _tell_erasures(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
 
 def _unknown_error(snapshot: Snapshot, series: str, sequence: int) -> NoSuchEvent:
     last = int(snapshot.index([series]).lookup([series])["last_sequence"][0])
-    stands = "the series has no events" if last < 0 else f"its newest event is sequence {last}"
-    gone = ", compaction has removed it" if 0 <= sequence <= last else ""
+    newest = "the series has no events" if last < 0 else f"its newest event is sequence {last}"
+    reason = ", compaction has removed it" if 0 <= sequence <= last else ""
     return NoSuchEvent(
-        f"series '{series}': event {sequence} is not stored{gone}; {stands}",
+        f"series '{series}': event {sequence} is not stored{reason}; {newest}",
         "the sequence of a stored event",
         "ask for one in the result of a query",
     )
@@ -366,7 +370,7 @@ def _show_times(us: Int64Array) -> pa.Array:
 
 
 def _count_as_of(snapshot: Snapshot, names: pa.Array) -> dict[str, Int64Array]:
-    """Return first time and edits as of an earlier commit: those of now without the later ones.
+    """Return first time and number of edits as of an earlier commit, from the current ones.
 
     Compaction may have removed rows of that time, but none of later commits.
     """
@@ -376,7 +380,7 @@ def _count_as_of(snapshot: Snapshot, names: pa.Array) -> dict[str, Int64Array]:
     files = [file for file in snapshot.files if file.kind == "edit"]
     later = RowFilter(commits=(snapshot.as_of + 1, MAX_NUMBER))
     rows = read_rows(snapshot.location, files, BASE_SCHEMA, ("series", "commit"), later)
-    places = pc.index_in(rows["series"].cast(pa.string()), names).fill_null(-1)
-    codes = to_int64(places)
+    positions = pc.index_in(rows["series"].cast(pa.string()), names).fill_null(-1)
+    codes = to_int64(positions)
     edits -= np.bincount(codes[codes >= 0], minlength=len(names))
     return {"edits": edits, "first_us": now["first_us"]}

@@ -361,10 +361,25 @@ def test_a_position_of_other_series_or_another_store_is_refused(store, tmp_path)
         other.follow("a", position=saved)
 
 
-@pytest.mark.parametrize("named", [{"timeout": -1}, {"poll": 0}, {"timeout": "1"}, {"poll": True}])
-def test_a_wrong_time_to_wait_is_refused(store, named):
-    with pytest.raises(ValueError, match="is not a time to wait; accepted: seconds"):
-        store.follow(**named)
+@pytest.mark.parametrize(
+    ("argument", "value", "least"),
+    [
+        *(
+            ("timeout", value, "0")
+            for value in (-1, "1", True, timedelta(seconds=-1), float("nan"))
+        ),
+        *(("poll", value, "0.001") for value in (0, "1", True, [])),
+    ],
+)
+def test_a_wrong_time_to_wait_is_refused_with_its_name_value_and_what_is_accepted(
+    store, argument, value, least
+):
+    with pytest.raises(InvalidQuery) as caught:
+        store.follow(**{argument: value})
+    error = caught.value
+    assert error.problem == f"{argument} {value!r} is not a time to wait"
+    assert error.accepts == f"seconds or a timedelta, at least {least}"
+    assert error.next_step == "correct it, or leave it out"
 
 
 def test_a_wrong_start_is_refused(store):
