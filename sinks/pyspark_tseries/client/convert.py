@@ -1,4 +1,4 @@
-"""Convert a program's values and rows for a store without loss, or refuse them (semantics 15.6).
+"""Convert a program's columns, values and rows for a store without loss, or refuse them (15.6).
 
 Arrow columns are converted and checked as a whole. Python values of one class become an Arrow
 array, which is then converted in the same way.
@@ -22,7 +22,7 @@ from pyspark_timestream.core.nested import build_nested, list_lengths
 from pyspark_timestream.errors import compose_message, show_value
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.arrays import Int64Array, find_first
-from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, type_name
+from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, new_value_field, type_name
 from pyspark_tseries.options import NO_MAX_US
 from pyspark_tseries.write.rows import RowPlan, stage_rows, staged_schema
 
@@ -539,6 +539,48 @@ def _as_seconds(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _wrong_class(value: object, kind: pa.DataType, reason: str, path: str) -> _Misfit:
     have = type(value).__name__
     return _Misfit(have, kind, f"it is of type {have}, and {reason}", value=(value,), path=path)
+
+
+# -- value columns -------------------------------------------------------------------------------
+
+
+def parse_schema(schema: Any) -> pa.Schema:
+    """Return the given value columns as a schema; raise IncompatibleValue for anything else."""
+    try:
+        if schema is None:
+            raise TypeError
+        return pa.schema(schema)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        reason = f": {error}" if str(error) else ""
+        raise IncompatibleValue(
+            f"{show_value(schema)} does not name value columns{reason}",
+            "a pyarrow.Schema, or a mapping of names to types, {} for events without a value",
+            "name the columns, such as {'celsius': pa.float64()}",
+        ) from None
+
+
+def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
+    """Return the value columns of a new store; raise IncompatibleValue for a wrong name."""
+    names = [column.name.lower() for column in schema]
+    for column in schema:
+        name = column.name.lower()
+        is_cti = name == "cti" and pa.types.is_timestamp(column.type)
+        if name in (*RESERVED_NAMES, "edit_of") or is_cti:
+            raise IncompatibleValue(
+                f"value column '{column.name}' is named like what an event has anyway",
+                "any other name",
+                "rename it, or leave it out",
+            )
+        if names.count(name) > 1:
+            raise IncompatibleValue(
+                f"two value columns have the name '{column.name}'",
+                "names that differ in more than case",
+                "rename one of them",
+            )
+    return [new_value_field(column) for column in schema]
+
+
+# -- rows ----------------------------------------------------------------------------------------
 
 
 ROWS: Final = (

@@ -1,4 +1,4 @@
-"""Ask a store: all questions of its last commit or of an earlier one, and queries step by step.
+"""Ask a store questions, about its last commit or an earlier one, and build queries step by step.
 
 Queries are built as in Diffusion; each method checks its arguments.
 
@@ -37,10 +37,9 @@ from pyspark_tseries.client.results import (
     make_chart,
     render_html,
 )
-from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
+from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.buckets import Buckets, parse_buckets
-from pyspark_tseries.model.columns import RESERVED_NAMES, new_value_field
 from pyspark_tseries.model.downsampling import Downsampling, find_bands, plan_downsampling
 from pyspark_tseries.model.ranges import (
     FULL_RANGE,
@@ -83,18 +82,18 @@ class BucketQuery:
     is_filled: bool = False
     open_view: Callable[[], View] = field(kw_only=True, compare=False, repr=False)
 
-    def aggregate(self, **named: Any) -> "BucketQuery":
-        """Name the columns of the result and what each of them is.
+    def aggregate(self, **aggregates: Any) -> "BucketQuery":
+        """Name the columns of the result and their aggregates.
 
         Later calls add columns. Nulls are not counted, and an aggregate of no values is null.
 
         Args:
-            named: `celsius="mean"` is the mean of column `celsius`; `hottest=("celsius", "max")`
-                has another name; `p95=("celsius", 0.95)` is a quantile; `n=("*", "count")` is the
-                number of events. The aggregates are `mean`, `min`, `max`, `sum`, `count`, `first`,
-                `last`, `median` and `time_weighted_mean`.
+            aggregates: `celsius="mean"` is the mean of column `celsius`; `hottest=("celsius",
+                "max")` has another name; `p95=("celsius", 0.95)` is a quantile; `n=("*", "count")`
+                is the number of events. The functions are `mean`, `min`, `max`, `sum`, `count`,
+                `first`, `last`, `median` and `time_weighted_mean`.
         """
-        return dataclasses.replace(self, named={**self.named, **named})
+        return dataclasses.replace(self, named={**self.named, **aggregates})
 
     def by(self, tag: str) -> "BucketQuery":
         """Group by the values of a column in place of the series; a null is a value, too.
@@ -106,12 +105,12 @@ class BucketQuery:
     def fill(self, value: Any = "null") -> "BucketQuery":
         """Add a row for each bucket without an event, from the first to the last with one.
 
-        Where the range begins or ends at a time, the rows do, too. A series without an event in
-        the range has no row. The count of a new row is 0.
+        If the range begins or ends at a time, so do the rows. A series without an event in the
+        range has no row. The count of a new row is 0.
 
         Args:
-            value: what the aggregates of a new row are: `null`; `previous`, those of the row
-                before; `linear`, on the line between the nearest rows with a value; or a value.
+            value: the aggregates of a new row: `null`; `previous`, those of the row before;
+                `linear`, on the line between the nearest rows with a value; or a value.
         """
         return dataclasses.replace(self, filling=value, is_filled=True)
 
@@ -172,26 +171,26 @@ class BucketQuery:
 
 
 def begin_buckets(
-    asked: Query,
+    query: Query,
     columns: tuple[str, ...] | None,
     open_view: Callable[[], View],
     width: str | timedelta,
     timezone: str | None,
     origin: datetime | None,
 ) -> BucketQuery:
-    """Return a query by buckets of the events of `asked`.
+    """Return a query by buckets of the events of `query`.
 
     Raises:
         InvalidQuery: as `parse_buckets`; the query is not one of values, or has chosen columns.
     """
-    check_values(asked, "buckets")
+    check_values(query, "buckets")
     if columns is not None:
         raise InvalidQuery(
             f"columns{columns!r} belongs to queries of events",
             "aggregate(), which names the columns of buckets",
             "leave columns() out",
         )
-    return BucketQuery(asked, parse_buckets(width, timezone, origin), open_view=open_view)
+    return BucketQuery(query, parse_buckets(width, timezone, origin), open_view=open_view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,20 +228,20 @@ class GapQuery:
 
 
 def begin_gaps(
-    asked: Query, open_view: Callable[[], View], longer_than: str | timedelta
+    query: Query, open_view: Callable[[], View], longer_than: str | timedelta
 ) -> GapQuery:
-    """Return a query for the gaps between the events of `asked`.
+    """Return a query for the gaps between the events of `query`.
 
     Raises:
         InvalidQuery: `longer_than` is not a duration, or negative, or the query is not of values.
     """
-    check_values(asked, "gaps")
+    check_values(query, "gaps")
     try:
         if isinstance(longer_than, timedelta):
             us = timedelta_to_us(longer_than, InvalidQuery)
         else:
             us = parse_duration(longer_than)
-    except (ValueError, AttributeError):  # What has no `strip` is not a text.
+    except (ValueError, AttributeError):  # An object without `strip` is not a text.
         us = -1
     if us < 0:
         raise InvalidQuery(
@@ -250,7 +249,7 @@ def begin_gaps(
             "a duration of 0 or more, such as '5 minutes' or a timedelta",
             "correct it",
         )
-    return GapQuery(asked, us, open_view)
+    return GapQuery(query, us, open_view)
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,8 +296,8 @@ class BucketResult(TableResult):
     ) -> Chart:
         """Return a chart, in which a value lasts as long as its bucket; a missing bucket is a gap.
 
-        Where both `min` and `max` of a column are there, they are an area around its `mean`, or
-        another aggregate of the column.
+        If the query has both `min` and `max` of a column, they are drawn as an area around its
+        `mean`, or another aggregate of the column.
 
         Args:
             columns: the aggregates; None: the first four that can be drawn.
@@ -336,42 +335,6 @@ class BucketResult(TableResult):
 
     def _repr_html_(self) -> str:
         return render_html(self.table, len(self), self._shape, "bucket")
-
-
-def parse_schema(schema: Any) -> pa.Schema:
-    """Return the given value columns as a schema; raise IncompatibleValue for anything else."""
-    try:
-        if schema is None:
-            raise TypeError
-        return pa.schema(schema)
-    except (TypeError, ValueError, pa.ArrowException) as error:
-        said = f": {error}" if str(error) else ""
-        raise IncompatibleValue(
-            f"{show_value(schema)} does not name value columns{said}",
-            "a pyarrow.Schema, or a mapping of names to types, {} for events without a value",
-            "name the columns, such as {'celsius': pa.float64()}",
-        ) from None
-
-
-def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
-    """Return the value columns of a new store; raise IncompatibleValue for a wrong name."""
-    names = [column.name.lower() for column in schema]
-    for column in schema:
-        name = column.name.lower()
-        is_cti = name == "cti" and pa.types.is_timestamp(column.type)
-        if name in (*RESERVED_NAMES, "edit_of") or is_cti:
-            raise IncompatibleValue(
-                f"value column '{column.name}' is named like what an event has anyway",
-                "any other name",
-                "rename it, or leave it out",
-            )
-        if names.count(name) > 1:
-            raise IncompatibleValue(
-                f"two value columns have the name '{column.name}'",
-                "names that differ in more than case",
-                "rename one of them",
-            )
-    return [new_value_field(column) for column in schema]
 
 
 def _refuse_unbound() -> View:
@@ -464,8 +427,8 @@ class RangeQuery:
 
     def limit(self, count: int) -> "RangeQuery":
         """Keep at most `count` events: the last ones of the query's order."""
-        asked = dataclasses.replace(self.asked, limit=min(to_whole(count), NO_LIMIT))
-        return dataclasses.replace(self, asked=asked)
+        query = dataclasses.replace(self.asked, limit=min(to_whole(count), NO_LIMIT))
+        return dataclasses.replace(self, asked=query)
 
     def columns(self, *names: str) -> "RangeQuery":
         """Read only these columns, in this order; without names all of them.
@@ -506,8 +469,8 @@ class RangeQuery:
             PermissionDenied: the author may not ask this.
         """
         choice = parse_choice(series, prefix, pattern)
-        found = self.open_view().select(self.asked, choice, self.wanted)
-        return QueryResult(found.table, found.selected, self.asked.kind)
+        answer = self.open_view().select(self.asked, choice, self.wanted)
+        return QueryResult(answer.table, answer.selected, self.asked.kind)
 
     def stream_from(
         self,
@@ -541,7 +504,7 @@ class RangeQuery:
         timezone: str | None = None,
         origin: datetime | None = None,
     ) -> BucketQuery:
-        """Ask for buckets of time instead of events; `aggregate` says what of each.
+        """Ask for buckets of time instead of events; `aggregate` names the columns.
 
         Args:
             width: a duration such as `15 minutes` or `1 day`, whole months, quarters or years such
@@ -568,11 +531,11 @@ class RangeQuery:
     def _begin_edit_range(self, name: str, kind: str) -> "RangeQuery":
         if self.asked.kind == "values":
             raise _misplaced_error(name, "for_edits", "edit_range()")
-        asked = dataclasses.replace(self.asked, kind=kind, edits=FULL_RANGE)
-        return self._with_query(asked, on_edits=True)
+        query = dataclasses.replace(self.asked, kind=kind, edits=FULL_RANGE)
+        return self._with_query(query, on_edits=True)
 
-    def _with_query(self, asked: Query, *, on_edits: bool = False) -> "RangeQuery":
-        return dataclasses.replace(self, asked=asked, on_edits=on_edits)
+    def _with_query(self, query: Query, *, on_edits: bool = False) -> "RangeQuery":
+        return dataclasses.replace(self, asked=query, on_edits=on_edits)
 
     def _with_anchor(self, anchor: Point) -> "RangeQuery":
         return self._with_range(dataclasses.replace(self._range, anchor=anchor))
@@ -584,10 +547,10 @@ class RangeQuery:
     def _range(self) -> Range:
         return self.asked.edits if self.on_edits else self.asked.view
 
-    def _with_range(self, wanted: Range) -> "RangeQuery":
+    def _with_range(self, range_: Range) -> "RangeQuery":
         if self.on_edits:
-            return dataclasses.replace(self, asked=dataclasses.replace(self.asked, edits=wanted))
-        return dataclasses.replace(self, asked=dataclasses.replace(self.asked, view=wanted))
+            return dataclasses.replace(self, asked=dataclasses.replace(self.asked, edits=range_))
+        return dataclasses.replace(self, asked=dataclasses.replace(self.asked, view=range_))
 
 
 def _misplaced_error(step: str, after: str, instead: str) -> InvalidQuery:
@@ -602,7 +565,7 @@ class Questions(ABC):
 
     @abstractmethod
     def _view(self) -> View:
-        """Return the commit that a question asked now is about."""
+        """Return the commit that answers a question asked now."""
 
     def range_query(self) -> RangeQuery:
         """Begin a query for all values; its methods narrow it step by step."""
@@ -644,8 +607,8 @@ class Questions(ABC):
         at_us = None if at is None else datetime_to_us(at, InvalidQuery, "at")
         names = () if columns is None else columns
         is_one = isinstance(names, str) or not isinstance(names, Iterable)
-        wanted = RangeQuery().columns(*([names] if is_one else names)).wanted
-        answer = self._view().latest(choice, number, at_us, wanted)
+        result_columns = RangeQuery().columns(*([names] if is_one else names)).wanted
+        answer = self._view().latest(choice, number, at_us, result_columns)
         return QueryResult(answer.table, answer.selected)
 
     def series(self, *, prefix: str | None = None, pattern: str | None = None) -> pa.Table:

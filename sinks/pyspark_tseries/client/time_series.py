@@ -22,13 +22,15 @@ from pyspark_timestream.core.policies import LEAVE_OUT_POLICIES, STORE_POLICIES,
 from pyspark_timestream.errors import show_value, wrap_methods
 from pyspark_tseries.client.convert import (
     convert_value,
+    new_value_fields,
     parse_duration_argument,
     parse_max_future,
+    parse_schema,
     parse_values,
     stage_given_rows,
 )
 from pyspark_tseries.client.follow import Follower, follow_store
-from pyspark_tseries.client.questions import Questions, new_value_fields, parse_schema
+from pyspark_tseries.client.questions import Questions
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
     Event,
@@ -181,7 +183,7 @@ class TimeSeries(Questions):
         """
         synced = parse_argument("durability", durability) == "fsync"
         location = parse_location(path, storage_options)
-        asked = (
+        arguments = (
             None if retained_range is None else parse_argument("retained_range", retained_range),
             parse_duration_argument("min_retention_age", min_retention_age),
             None
@@ -189,18 +191,18 @@ class TimeSeries(Questions):
             else parse_argument("subscription_range", subscription_range),
         )
         values = new_value_fields(parse_schema(schema))
-        who = _parse_author(author)
-        allowed = None if policy is None else ensure_owner(parse_policy(policy), who)
+        principal = _parse_author(author)
+        allowed = None if policy is None else ensure_owner(parse_policy(policy), principal)
         with named_failures(location, is_new=True):
             if Store.find(location) is not None:
                 raise _exists_error(path)
-            store = Store.create(location, values, *asked, policy=allowed)
+            store = Store.create(location, values, *arguments, policy=allowed)
         # Another process may have created it a moment before.
-        fixed = new_properties(*asked, allowed)
-        there = tseries_properties(store.properties())
-        if store.values != values or there != tseries_properties(fixed):
+        fixed = new_properties(*arguments, allowed)
+        properties = tseries_properties(store.properties())
+        if store.values != values or properties != tseries_properties(fixed):
             raise _exists_error(path)
-        return TimeSeries(store, who, auto_compact, synced=synced)
+        return TimeSeries(store, principal, auto_compact, synced=synced)
 
     @staticmethod
     def open_or_create(
@@ -224,8 +226,8 @@ class TimeSeries(Questions):
             raise TypeError(f"open_or_create() has no argument {min(unknown)!r}, nor has create()")
         location = parse_location(path, settings.get("storage_options"))
         with named_failures(location, is_new=True):
-            known = Store.find(location)
-        if known is None:
+            store = Store.find(location)
+        if store is None:
             try:
                 return TimeSeries.create(path, schema, retained_range, author, **settings)
             except UnusableStore:
@@ -259,11 +261,14 @@ class TimeSeries(Questions):
             UnusableStore: it has a newer version, is not a store, or is damaged: see `repair`.
             ValueError: an empty path, an unknown durability or storage option.
         """
-        who, synced = _parse_author(author), parse_argument("durability", durability) == "fsync"
+        principal, synced = (
+            _parse_author(author),
+            parse_argument("durability", durability) == "fsync",
+        )
         location = parse_location(path, storage_options)
         with named_failures(location):
             store = Store.open(location)
-        return TimeSeries(store, who, auto_compact, synced=synced)
+        return TimeSeries(store, principal, auto_compact, synced=synced)
 
     def append(
         self,
@@ -507,11 +512,11 @@ class TimeSeries(Questions):
         retained = None
         if retained_range is not None:
             retained = parse_argument("retained_range", retained_range)
-        asked = RollupOptions(every, aggregates, timezone, origin, retained)
+        rollup_options = RollupOptions(every, aggregates, timezone, origin, retained)
         return rollup(
             self._store,
             location,
-            asked,
+            rollup_options,
             self._author,
             synced=self._synced,
             auto_compact=self._auto_compact,
@@ -598,12 +603,12 @@ class TimeSeries(Questions):
             PermissionDenied: the store has a policy, and the author is not an owner.
             StoreBusy: other writers won every attempt.
         """
-        wanted = new_value_fields(parse_schema(columns))
+        new_columns = new_value_fields(parse_schema(columns))
         self._store.refresh()
         require_owner(self._store, self._author, "add columns")
-        known = {field.name.lower(): field for field in self._store.values}
-        for field in wanted:
-            stored = known.get(field.name.lower(), field)
+        columns_by_name = {field.name.lower(): field for field in self._store.values}
+        for field in new_columns:
+            stored = columns_by_name.get(field.name.lower(), field)
             if not fits(field.type, stored.type):
                 raise IncompatibleValue(
                     f"column '{stored.name}' is there as {type_name(stored.type)}, and cannot be "
@@ -613,8 +618,10 @@ class TimeSeries(Questions):
                     if fits(stored.type, field.type)
                     else "take another name",
                 )
-        add_columns(self._store, wanted)
-        _check_columns(self._store, wanted)  # Another client may have added one at the same time.
+        add_columns(self._store, new_columns)
+        _check_columns(
+            self._store, new_columns
+        )  # Another client may have added one at the same time.
         self._update_columns()
 
     def set_units(self, units: Mapping[str, str]) -> None:
@@ -631,12 +638,12 @@ class TimeSeries(Questions):
         """
         self._store.refresh()
         require_owner(self._store, self._author, "set units")
-        known = [field.name for field in self._store.values]
+        names = [field.name for field in self._store.values]
         for name, unit in units.items():
-            if name not in known:
+            if name not in names:
                 raise IncompatibleValue(
                     f"the store has no value column {show_value(name)} to have a unit",
-                    ", ".join(known) or "none: its events have no values",
+                    ", ".join(names) or "none: its events have no values",
                     "name one of these, or add the column with add_columns",
                 )
             if not is_valid_text(unit):
@@ -670,9 +677,9 @@ class TimeSeries(Questions):
             PermissionDenied: the store has a policy, and the author is not an owner.
             StoreBusy: other writers won every attempt.
         """
-        wanted = new_value_fields(parse_schema(columns))
+        new_columns = new_value_fields(parse_schema(columns))
         self._store.refresh()
-        widen_columns(self._store, wanted, principal=self._author, progress=progress)
+        widen_columns(self._store, new_columns, principal=self._author, progress=progress)
         self._update_columns()
 
     def compact(self) -> CompactionResult:
@@ -746,14 +753,17 @@ class TimeSeries(Questions):
             rows, index = view.newest(series)
             if expected is not None:
                 AppendCondition(series, expected).check(index)
-            last = int(index.lookup([series])["last_sequence"][0])
+            last_sequence = int(index.lookup([series])["last_sequence"][0])
             events = QueryResult(rows, rows.num_rows).events
             if not holds(events[-1] if events else None):
                 raise condition_error(
-                    f"the condition does not hold for the newest event of series '{series}'", last
+                    f"the condition does not hold for the newest event of series '{series}'",
+                    last_sequence,
                 )
             try:
-                return add(AppendCondition(series, last, (view.snapshot.metadata.erasure,)))
+                return add(
+                    AppendCondition(series, last_sequence, (view.snapshot.metadata.erasure,))
+                )
             except ConditionFailed:
                 policy.pause(attempt)  # The event that the condition saw is no longer the newest.
         raise self._store.busy_error(
@@ -857,27 +867,27 @@ def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -
     return TimeSeries(Store.open(location), author, auto_compact, synced=synced)
 
 
-def _check_columns(store: Store, wanted: list[pa.Field]) -> None:
-    known = {field.name: field.type for field in store.values}
-    for field in wanted:
-        if field.name not in known or not fits(field.type, known[field.name]):
-            accepted = ", ".join(f"{name} {type_name(kind)}" for name, kind in known.items())
-            way = "add the column with add_columns"
-            if field.name in known and fits(known[field.name], field.type):
-                way = "make it wider with widen_columns"
+def _check_columns(store: Store, requested: list[pa.Field]) -> None:
+    types = {field.name: field.type for field in store.values}
+    for field in requested:
+        if field.name not in types or not fits(field.type, types[field.name]):
+            accepted = ", ".join(f"{name} {type_name(kind)}" for name, kind in types.items())
+            next_step = "add the column with add_columns"
+            if field.name in types and fits(types[field.name], field.type):
+                next_step = "make it wider with widen_columns"
             raise IncompatibleValue(
                 f"the store at '{store.root}' has no column '{field.name}' "
                 f"({type_name(field.type)})",
                 accepted or "no value columns",
-                f"name its columns, {way}, or take another path",
+                f"name its columns, {next_step}, or take another path",
             )
 
 
-def _check_retained(store: Store, wanted: RetainedRange) -> None:
-    if store.settings.retained != wanted:
+def _check_retained(store: Store, requested: RetainedRange) -> None:
+    if store.settings.retained != requested:
         raise UnusableStore(
             f"the store at '{store.root}' keeps '{format_range(store.settings.retained)}', not "
-            f"'{format_range(wanted)}'",
+            f"'{format_range(requested)}'",
             "its retained range, or none",
             "leave retained_range out, or open the store and call set_retained_range",
         )

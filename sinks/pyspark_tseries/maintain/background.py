@@ -1,4 +1,4 @@
-"""Automatic maintenance: merge small files and remove files that nothing refers to any more.
+"""Automatic maintenance: merge small files and remove unreferenced files.
 
 A writer starts it after a commit, in a separate process, so a commit neither waits for it nor fails
 with it. A lock of the operating system, released when its holder is killed, allows one such process
@@ -55,7 +55,7 @@ MAX_KEPT_SMALL_FILES: Final = 500
 newest stay, because each occupies a disk block."""
 
 SMALL_FILE_RETENTION_US: Final = 600_000_000
-"""Keep every one of them at least this long, for the tasks that are reading it."""
+"""Keep each of these files at least this long, for tasks that are reading it."""
 
 ORPHAN_RETENTION_HOURS: Final = 24
 """Keep files that no commit names this long if their names bear the store's tag: a writer may be
@@ -63,20 +63,20 @@ about to commit them. Files without the tag are not ours."""
 
 MIN_LOG_VERSIONS_KEPT: Final = 1000
 """Remove log entries that are more than this many versions older than the last checkpoint: every
-commit lists the log, so a long one is slow."""
+commit lists the log, so a long log is slow."""
 
 RECENT_LOG_VERSIONS_KEPT: Final = 200
-"""Remove those beyond this many versions as soon as SMALL_FILE_RETENTION_US has passed."""
+"""Remove log entries beyond this many versions as soon as SMALL_FILE_RETENTION_US has passed."""
 
 VERSIONS_PER_KEPT_CHECKPOINT: Final = 100
-"""Keep checkpoints this many versions apart, besides the newest: each names all files, even those
+"""Besides the newest, keep checkpoints this many versions apart: each names all files, even those
 that left the store within a day."""
 
 LOCAL_LOG_RETENTION_US: Final = 20_000_000
 """Keep every log entry this long: a process that has just listed the log still reads it."""
 
 REMOTE_LOG_RETENTION_US: Final = 600_000_000
-"""Keep it this long in an object store, which has its own clock and is slower to read."""
+"""Keep entries this long in an object store, because it has its own clock and is slower to read."""
 
 PAUSE_BETWEEN_ROUNDS_S: Final = 1.0
 """Wait this long between two rounds of one process, to leave the machine to the writers."""
@@ -111,13 +111,12 @@ class MaintenancePlan:
     """What a round of maintenance would do now.
 
     Attributes:
-        merged_files: the number of event files that it would merge into few; 0 if it would merge
-            none.
+        merged_files: the number of event files to merge; 0 for none.
         merged_bytes: their size.
-        single_commits: the number of groups of event files that are of single commits; merging
-            begins at `MIN_GROUPS_TO_MERGE`.
-        removed_files: the number of event, head and log files that it would remove because nothing
-            refers to them, besides those with erased values.
+        single_commits: the number of file groups of single commits; merging begins at
+            `MIN_GROUPS_TO_MERGE`.
+        removed_files: the number of unreferenced event, head and log files to remove, without those
+            with erased values.
         next_commit: the commit after which writers with `autoCompact` start the next round.
     """
 
@@ -144,8 +143,8 @@ def plan_maintenance(store: Store, now_us: int) -> MaintenancePlan:
 
 def maintain_after_commit(store: Store, commit: int | None = None) -> None:
     """Start maintenance in the background if `commit` (None: the last one) makes it due."""
-    last = store.last_commit() if commit is None else commit
-    if is_maintenance_due(last):
+    last_commit = store.last_commit() if commit is None else commit
+    if is_maintenance_due(last_commit):
         with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
             threading.Thread(
                 target=_run_once_per_process, args=(store.location,), daemon=True
@@ -205,8 +204,8 @@ def maintain(
         TseriesError: there is no such store, or it cannot be opened.
         OSError: a file could not be read or removed.
     """
-    who = author_or_user(principal)
-    store = open_as_owner(path, storage_options, who, "maintain the store")
+    author = author_or_user(principal)
+    store = open_as_owner(path, storage_options, author, "maintain the store")
     with exclusive(store.location, LOCK_FILE) as lock:
         return None if lock is None else _run_round(store)
 
@@ -235,10 +234,10 @@ def _run_round(store: Store) -> MaintenanceResult:
     except (TseriesError, OSError) as error:
         # Write nothing if the store was moved away: it could not be moved back.
         if not store.location.is_away():
-            named = name_failure(store.location, error) or error
-            said = store.location.redact(f"{type(named).__name__}: {named}")
+            named_error = name_failure(store.location, error) or error
+            text = store.location.redact(f"{type(named_error).__name__}: {named_error}")
             with contextlib.suppress(OSError), store.location.write(metadata) as file:
-                file.write(said.encode())
+                file.write(text.encode())
         raise
     store.location.remove([metadata])
     return MaintenanceResult(merged, removed)
@@ -252,7 +251,7 @@ def remove_obsolete_files(
     log_versions: int = MIN_LOG_VERSIONS_KEPT,
     dry_run: bool = False,
 ) -> int:
-    """Remove old log entries, and files that nothing can refer to any more; return how many.
+    """Remove old log entries and unreferenced files; return how many.
 
     Args:
         store: the store to clean.
@@ -267,25 +266,25 @@ def remove_obsolete_files(
     gone_files = set[str]()
 
     def remove(paths: Iterable[str]) -> None:
-        some = list(paths)
+        chosen = list(paths)
         if not dry_run:
-            location.remove(some)
-        gone_files.update(some)
+            location.remove(chosen)
+        gone_files.update(chosen)
 
     if not dry_run:
         keep_history(store)
         sync_checkpoint(location)  # Another tool may have written it.
         table.cleanup_metadata()
     # Event files that left the store an hour ago, or that no commit has named for a day.
-    gone = table.vacuum(
+    removed_events = table.vacuum(
         REMOVED_FILE_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False
     )
     unnamed = table.vacuum(
         ORPHAN_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False, full=True
     )
-    gone += (path for path in unnamed if bears_tag(path, store.id))
+    removed_events += (path for path in unnamed if bears_tag(path, store.id))
     live = store.snapshot().paths
-    events = (path for path in gone if _is_event_file(path) and path not in live)
+    events = (path for path in removed_events if _is_event_file(path) and path not in live)
     remove(location.file(path) for path in events)
     # Small files that need not wait for the hour.
     removed = _list_removed_small_files(location, store.version())
@@ -296,7 +295,7 @@ def remove_obsolete_files(
     heads = location.file("_tseries", "head")
     hour_ago_us = now_us - REMOVED_FILE_RETENTION_HOURS * _HOUR_US
     old = set(_list_files_before(location, heads, hour_ago_us))
-    # A commit's file has the id of its head; other heads may belong to commits that are to come.
+    # A commit's file has the id of its head; other heads may belong to future commits.
     early_heads = {head_path(location, int(_single_commit_id(path), 16)) for path in early}
     old |= early_heads & {path for path, _ in location.list_files(heads)}
     if old:  # Following the chain reads a file for each commit.
@@ -308,25 +307,25 @@ def remove_obsolete_files(
     if not dry_run:
         remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
         erased = remove_erased_bytes(store, now_us)
-    # Last, because Delta reads a checkpoint again where it has read it before.
+    # Remove the log last, because Delta reads a checkpoint again after its first read.
     remove(_list_obsolete_log(location, now_us, log_versions))
     return len(gone_files) + erased
 
 
-def _choose_early(removed: Mapping[str, int], now_us: int, most: int) -> list[str]:
+def _choose_early(removed: Mapping[str, int], now_us: int, max_files: int) -> list[str]:
     """Choose from `removed`, with the times of removal, the files not to keep for an hour."""
     rising = sorted(removed, key=lambda path: (removed[path], path))
-    beyond = rising[: max(len(rising) - most, 0)]
+    beyond = rising[: max(len(rising) - max_files, 0)]
     return [path for path in beyond if removed[path] < now_us - SMALL_FILE_RETENTION_US]
 
 
 def _list_removed_small_files(location: Location, newest: int) -> dict[str, int]:
-    """Return the files of single commits that the log up to `newest` removed, and when it did."""
-    last = _last_checkpoint(location)
-    if last is None:
+    """Return the files of single commits that the log up to `newest` removed, with the times."""
+    checkpoint = _last_checkpoint(location)
+    if checkpoint is None:
         return {}
-    times_ms = _read_removed(location, last)
-    for version in range(last + 1, newest + 1):
+    times_ms = _read_removed(location, checkpoint)
+    for version in range(checkpoint + 1, newest + 1):
         entry = read_plain_entry(location, version)
         if entry is not None:
             times = {path: file.get("deletionTimestamp") for path, file in entry.removed.items()}
@@ -342,7 +341,7 @@ def _read_removed(location: Location, version: int) -> dict[str, int | None]:
             names = ["remove.path", "remove.deletionTimestamp"]
             table = pq.ParquetFile(file).read(columns=names)
     except (FileNotFoundError, pa.ArrowException):
-        return {}  # Another tool's, in parts or another form: its files go after an hour.
+        return {}  # Another tool wrote it in parts or another form: its files go after an hour.
     if "remove" not in table.column_names:
         return {}
     removed = table["remove"].combine_chunks().drop_null()
@@ -364,13 +363,13 @@ def _is_event_file(path: str) -> bool:
     return _EVENT_FILE.fullmatch(path) is not None and is_inside_store(path)
 
 
-def _list_obsolete_log(location: Location, now_us: int, least: int) -> list[str]:
+def _list_obsolete_log(location: Location, now_us: int, min_versions: int) -> list[str]:
     """List log files that nothing needs to open the store.
 
     These are files far before the last checkpoint, and checkpoints that are close to another.
     """
-    last = _last_checkpoint(location)
-    if last is None:
+    checkpoint = _last_checkpoint(location)
+    if checkpoint is None:
         return []
     retention_us = LOCAL_LOG_RETENTION_US if location.is_local else REMOTE_LOG_RETENTION_US
     files = [
@@ -380,23 +379,25 @@ def _list_obsolete_log(location: Location, now_us: int, least: int) -> list[str]
     ]
     older = {file for file in files if file.modified_ns < (now_us - SMALL_FILE_RETENTION_US) * 1000}
     checkpoints = {file.version: file for file in older if not file.name.endswith(".json")}
-    dense = _find_dense(sorted(checkpoints), last)
-    first, recent = last - least, last - RECENT_LOG_VERSIONS_KEPT
+    dense = _find_dense(sorted(checkpoints), checkpoint)
+    oldest_kept, oldest_recent = checkpoint - min_versions, checkpoint - RECENT_LOG_VERSIONS_KEPT
     obsolete = {
-        file for file in files if file.version < first or (file.version < recent and file in older)
+        file
+        for file in files
+        if file.version < oldest_kept or (file.version < oldest_recent and file in older)
     }
     # Oldest first, so that a reader that still finds an entry finds all later ones, too.
     return sorted(file.full for file in obsolete | {checkpoints[version] for version in dense})
 
 
-def _find_dense(versions: Sequence[int], last: int) -> list[int]:
-    """Return those of the rising `versions` that are too close before a kept one, or `last`."""
-    dense, kept = [], last
+def _find_dense(versions: Sequence[int], newest: int) -> list[int]:
+    """Return the ascending `versions` that are too close before a kept version, or `newest`."""
+    dense, next_kept = [], newest
     for version in reversed(versions):
-        if last > version > kept - VERSIONS_PER_KEPT_CHECKPOINT:
+        if newest > version > next_kept - VERSIONS_PER_KEPT_CHECKPOINT:
             dense.append(version)
         else:
-            kept = min(kept, version)
+            next_kept = min(next_kept, version)
     return dense
 
 

@@ -1,8 +1,9 @@
 """Copy one commit of a store while writers go on (semantics 24.5).
 
-A backup reads the log of one moment into memory, copies the files that it names, which never
-change, and writes the log last, so that an interrupted backup is no store. If maintenance removes a
-file before it is copied, the backup starts again from a newer commit and keeps what it has copied.
+A backup reads the log of one moment into memory, copies the files that the log names, which never
+change, and writes the log last, so that an interrupted backup is not a store. If maintenance
+removes a file before it is copied, the backup starts again from a newer commit and keeps its
+copies.
 """
 
 import contextlib
@@ -74,7 +75,7 @@ def backup(
     copied: dict[str, int] = {}
 
     def attempt() -> BackupResult | None:
-        # Before the log: a batch of `correct_late` needs the file of the one before it.
+        # Copy these before the log: a batch of `correct_late` needs the file of its predecessor.
         _copy_files(source, to, _list_other_files(source), copied, again=True)
         # Open it anew: this process's writers may refresh an object that they share meanwhile.
         moment = _read_moment(Store.open_damaged(source))
@@ -154,7 +155,7 @@ def _read_moment(store: Store) -> _StoreAtVersion | None:
     listed = location.list_files(location.file(_LOG))
     names = {os.path.basename(path): modified for path, modified in listed}
     tail = sorted(log_tail(names, version), key=lambda name: (name[:20], name.endswith(".json")))
-    first = int(tail[0][:20]) if tail else version
+    first_version = int(tail[0][:20]) if tail else version
     with contextlib.suppress(FileNotFoundError):
         # Opening checks other tools' entries from our last one on, so keep these (semantics 27.2).
         number_before = version
@@ -164,14 +165,14 @@ def _read_moment(store: Store) -> _StoreAtVersion | None:
             and entry.own is None
         ):
             number_before -= 1
-        earlier = [f"{number:020d}.json" for number in range(max(number_before, 0), first)]
-        kept = [*(name for name in earlier if name in names), *tail]
-        log = {name: _read(location, location.file(_LOG, name)) for name in kept}
-        if read_last_checkpoint(location).version == first:
+        earlier = [f"{number:020d}.json" for number in range(max(number_before, 0), first_version)]
+        kept_names = [*(name for name in earlier if name in names), *tail]
+        log = {name: _read(location, location.file(_LOG, name)) for name in kept_names}
+        if read_last_checkpoint(location).version == first_version:
             content = _read(location, location.file(_LOG, LAST_CHECKPOINT))
             log = (
                 {LAST_CHECKPOINT: content, **log}
-                if read_last_checkpoint(location).version == first
+                if read_last_checkpoint(location).version == first_version
                 else log
             )
         heads = list(head_chain(location, store.head_id(), 2**62))
@@ -203,17 +204,17 @@ def _copy_files(
     again: bool = False,
 ) -> bool:
     """Copy files that are not in `copied`, or all if `again`; return False if one is gone."""
-    whole = True
+    is_complete = True
     for name in names:
         if again or name not in copied:
             try:
                 copied[name] = _copy(source, to, name)
             except FileNotFoundError:
                 to.remove([to.file(name)])
-                whole = False
+                is_complete = False
                 if not again:
                     return False
-    return whole
+    return is_complete
 
 
 def _copy(source: Location, to: Location, name: str) -> int:
@@ -239,9 +240,9 @@ def _write_log(to: Location, moment: _StoreAtVersion, files: list[str]) -> None:
     """
     log = moment.log
     if not to.is_local:
-        # Write its beginning last: without that it is not a log yet.
-        first = min(log, key=lambda name: (name == LAST_CHECKPOINT, name))
-        for name in [*(name for name in log if name != first), first]:
+        # Write the beginning of the log last: without it this is not a log yet.
+        beginning = min(log, key=lambda name: (name == LAST_CHECKPOINT, name))
+        for name in [*(name for name in log if name != beginning), beginning]:
             with to.write(to.file(_LOG, name)) as file:
                 file.write(log[name])
         return
@@ -251,8 +252,8 @@ def _write_log(to: Location, moment: _StoreAtVersion, files: list[str]) -> None:
             file.write(content)
         if modified := moment.modified.get(name):
             os.utime(os.path.join(draft, name), ns=(modified, modified))
-    written = [os.path.join(draft, name) for name in log]
-    sync([*files, *written, *list_directories(to.root, [*files, *written])])
+    drafts = [os.path.join(draft, name) for name in log]
+    sync([*files, *drafts, *list_directories(to.root, [*files, *drafts])])
     os.rename(draft, to.file(_LOG))
     sync([to.root])
     make_directories(to.root)

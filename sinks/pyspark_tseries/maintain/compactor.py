@@ -81,22 +81,24 @@ def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile
         return []
     gathered: list[DataFile] = []
     for group in reversed(groups):
-        held, size = (sum(file.size for file in files) for files in (gathered, group))
-        if group[0].is_compacted and size > 2 * held:
+        gathered_bytes, group_bytes = (
+            sum(file.size for file in files) for files in (gathered, group)
+        )
+        if group[0].is_compacted and group_bytes > 2 * gathered_bytes:
             break
         gathered = group + gathered
     return gathered
 
 
 def count_single_commits(data: Sequence[DataFile]) -> int:
-    """Return how many file groups are those of single commits."""
+    """Return the number of file groups of single commits."""
     return sum(not group[0].is_compacted for group in _group_files(data))
 
 
 def _group_files(data: Sequence[DataFile]) -> list[list[DataFile]]:
     """Return the file groups, in the order of commits."""
-    ordered = sorted(data, key=lambda file: (file.first_commit, file.run, file.path))
-    return [list(files) for _, files in groupby(ordered, key=lambda file: file.run)]
+    ordered = sorted(data, key=lambda file: (file.first_commit, file.file_group, file.path))
+    return [list(files) for _, files in groupby(ordered, key=lambda file: file.file_group)]
 
 
 def find_horizon(commit: Int64Array, commit_us: Int64Array, latest_us: int) -> int:
@@ -113,22 +115,22 @@ def select_kept_events(
     """
     names, codes = encode_runs(events["series"])
     rows = states.take(pc.index_in(names, states["series"].combine_chunks()))
-    at = {name: to_int64(rows[name]) for name in rows.column_names if name != "series"}
+    state = {name: to_int64(rows[name]) for name in rows.column_names if name != "series"}
     floors = head.min_retained(names.to_pylist())
-    low, low_us = min_retained(retained, at["horizon_sequence"], at["horizon_us"], floors)
+    low, low_us = min_retained(retained, state["horizon_sequence"], state["horizon_us"], floors)
     sequence, us = to_int64(events["sequence"]), to_int64(events["timestamp"])
     inside = (sequence >= low[codes]) & (us >= low_us[codes])
     for name in ("last_sequence", "original_sequence", "edit_sequence"):
-        inside |= sequence == at[name][codes]
-    kept: BoolArray = inside | (to_int64(events["commit"]) > horizon)
-    return kept
+        inside |= sequence == state[name][codes]
+    flags: BoolArray = inside | (to_int64(events["commit"]) > horizon)
+    return flags
 
 
 MAX_RANGE_BYTES: Final = 96 * 1024 * 1024
-"""The uncompressed size of a key range that becomes one file; two of them are in memory at once."""
+"""The uncompressed size of a key range that becomes one file; two are in memory at once."""
 
 MAX_HELD_BYTES: Final = 128 * 1024 * 1024
-"""The memory of decoded rows that are held for later key ranges, of all files."""
+"""The memory for decoded rows of all files that are held for later key ranges."""
 
 MAX_ROWS_PER_ROW_GROUP: Final = 20_000
 
@@ -162,8 +164,8 @@ def compact(
         WrongClock: this machine's clock is far ahead, or was when the last commit was made.
         UnusableStore: the log and the files disagree; nothing is changed.
     """
-    who = author_or_user(principal)
-    store = open_as_owner(path, storage_options, who, "compact the store")
+    author = author_or_user(principal)
+    store = open_as_owner(path, storage_options, author, "compact the store")
     now_us = store.read_clock() if now_us is None else now_us
     return merge_file_groups(store, now_us, everything=True)
 
@@ -179,21 +181,21 @@ def merge_file_groups(store: Store, now_us: int, *, everything: bool) -> Compact
         merge = Merge(store, snapshot, chosen, now_us - snapshot.settings.min_retention_us)
         if not merge.is_due():
             return CompactionResult(len(chosen), len(chosen), 0)
-        written = merge.write_all()
+        new_files = merge.write_all()
         horizon = merge.horizon if merge.removed else None
         try:
-            done = replace_files(store, chosen, written, horizon, now_us)
+            done = replace_files(store, chosen, new_files, horizon, now_us)
         except (DeltaError, OSError):
             # The commit may have succeeded, and only the checkpoint after it failed.
-            if not {file.path for file in written} & store.snapshot().paths:
+            if not {file.path for file in new_files} & store.snapshot().paths:
                 # In an object store it may still happen; if not, maintenance removes the files.
                 if store.location.is_local:
-                    _discard(store, written)
+                    _discard(store, new_files)
                 raise
             done = True
         if done:
-            return CompactionResult(len(chosen), len(written), merge.removed)
-        _discard(store, written)
+            return CompactionResult(len(chosen), len(new_files), merge.removed)
+        _discard(store, new_files)
         return None
 
     return store.retry(
@@ -212,17 +214,17 @@ def _lost_events_error(store: Store) -> UnusableStore:
     )
 
 
-def _discard(store: Store, written: Sequence[WrittenFile]) -> None:
-    store.location.discard(store.location.file(file.path) for file in written)
+def _discard(store: Store, new_files: Sequence[WrittenFile]) -> None:
+    store.location.discard(store.location.file(file.path) for file in new_files)
 
 
 class Merge:
     """One attempt to rewrite files: its input files, the state of their series, its output.
 
-    Events of commits later than `latest_us` stay, and all events unless all files of the store are
+    Events of commits later than `latest_us` stay. All events stay unless all files of the store are
     chosen. `change` converts the events of each key range; it neither drops nor adds any. `group`
-    has the id of the new files and the number of the first; None draws an id. Their footers keep
-    `notes`.
+    has the id of the new files and the number of the first; None draws an id. The footers of the
+    new files keep `notes`.
     """
 
     def __init__(
@@ -254,7 +256,7 @@ class Merge:
         }
 
     def _encode_texts(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema with values that repeat as dictionaries, which take less time to merge.
+        """Return the schema with repetitive texts as dictionaries, because these merge faster.
 
         They need not be decoded, copied and encoded again.
         """
@@ -262,8 +264,10 @@ class Merge:
             if field.type == pa.string() and all(
                 _footer(self._location, file).is_repetitive(field.name) for file in self._chosen
             ):
-                place = schema.get_field_index(field.name)
-                schema = schema.set(place, schema.field(place).with_type(_ENCODED_TEXT))
+                column_index = schema.get_field_index(field.name)
+                schema = schema.set(
+                    column_index, schema.field(column_index).with_type(_ENCODED_TEXT)
+                )
         return schema
 
     def _may_remove(self) -> bool:
@@ -284,18 +288,22 @@ class Merge:
         """Sample the keys of a file; return the state of its series if events may be removed."""
         size = _estimate_row_bytes(self._location, file, self._schema)
         columns = STATE_COLUMNS if self.horizon >= 0 else STATE_COLUMNS[:2]
-        parts = []
+        states = []
         for table in scan_file(self._location, file, self._schema, columns):
             self._found += table.num_rows
             self._samples += sample_sizes(table, size, file.path)
             if self.horizon >= 0:
-                parts.append(compute_state(table, self.horizon))
-        return combine_states(parts)
+                states.append(compute_state(table, self.horizon))
+        return combine_states(states)
 
     def is_due(self) -> bool:
         """Return whether there is anything to merge or to remove."""
         file = self._chosen[0]
-        if len({file.run for file in self._chosen}) > 1 or not file.is_compacted or file.is_foreign:
+        if (
+            len({file.file_group for file in self._chosen}) > 1
+            or not file.is_compacted
+            or file.is_foreign
+        ):
             return True
         if self.horizon < 0:
             return False
@@ -311,7 +319,7 @@ class Merge:
 
     def write_all(self) -> list[WrittenFile]:
         """Write the new files; if one cannot be written, remove the others."""
-        written: list[WrittenFile] = []
+        new_files: list[WrittenFile] = []
         begun: Future[WrittenFile] | None = None
         ranges = list(split_keys(self._samples, MAX_RANGE_BYTES, whole_series=False))
         with ThreadPoolExecutor(1, thread_name_prefix="tseries-merge") as writer:
@@ -319,30 +327,30 @@ class Merge:
                 for path, table in self._merged_ranges(ranges):
                     if len(ranges) == 1:
                         # Nothing is merged meanwhile, and many files of a few rows come here.
-                        written.append(self._write(path, table))
+                        new_files.append(self._write(path, table))
                         continue
                     if begun is not None:
-                        written.append(begun.result())
+                        new_files.append(begun.result())
                     begun = writer.submit(self._write, path, table)
                 if begun is not None:
-                    written.append(begun.result())
+                    new_files.append(begun.result())
                 if self._found != self._kept_rows + self.removed:
                     raise _lost_events_error(self._store)
             except BaseException:
                 with contextlib.suppress(Exception):
-                    # The one that was begun; if that one failed, it has removed itself.
-                    written += [] if begun is None else [begun.result()]
-                _discard(self._store, written)
+                    # If the file being written failed, it has removed itself.
+                    new_files += [] if begun is None else [begun.result()]
+                _discard(self._store, new_files)
                 raise
-        return written
+        return new_files
 
     def _write(self, path: str, table: pa.Table) -> WrittenFile:
         return files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP, self._notes)
 
     def _merged_ranges(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[str, pa.Table]]:
-        """Yield path and rows of each new file; the next key range is merged while it is written.
+        """Yield path and rows of each new file, and merge the next key range while it is written.
 
-        So two of them are in memory at once.
+        So two key ranges are in memory at once.
         """
         commits = (
             min(file.first_commit for file in self._chosen),
@@ -371,28 +379,28 @@ class Merge:
         return table if self._change is None else self._change(table)
 
     def _read_range(self, data: Sequence[DataFile], keys: KeyRange) -> pa.Table:
-        """Return the rows of a key range, which comes after those that were read before."""
+        """Return the rows of a key range; key ranges are read in ascending order."""
         width = CPU_COUNT if self._location.is_local else MAX_REMOTE_READS
         ordered = [self._sorted[file.path] for file in data if not file.is_foreign]
-        parts = map_parallel(lambda rows: rows.take(keys), ordered, width)
+        pieces = map_parallel(lambda rows: rows.take(keys), ordered, width)
         others = [file for file in data if file.is_foreign]
-        table = assemble_pieces(chain.from_iterable(parts), self._schema)
+        table = assemble_pieces(chain.from_iterable(pieces), self._schema)
         if not others:
             return table
         names = self._schema.names
-        more = read_key_range(self._location, others, keys, self._schema, names)
-        return pa.concat_tables([table, more])
+        foreign_rows = read_key_range(self._location, others, keys, self._schema, names)
+        return pa.concat_tables([table, foreign_rows])
 
 
 class MemoryBudget:
-    """The memory for rows that are held for later key ranges; several threads share it."""
+    """The memory for rows held for later key ranges; several threads share it."""
 
     def __init__(self, size: int) -> None:
         self._left = size
         self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
-        """Take so many bytes if as many are left."""
+        """Take `size` bytes if that many are left; return whether it did."""
         with self._lock:
             fits = size <= self._left
             self._left -= size if fits else 0
@@ -405,9 +413,9 @@ class MemoryBudget:
 
 
 class SortedFile:
-    """The rows of a sorted file, by rising key ranges.
+    """The rows of a sorted file, read by ascending key ranges.
 
-    A row group that reaches into the next range is decoded once: the rest of its rows is held, as
+    A row group that reaches into the next range is decoded once: its remaining rows are held, as
     long as there is room.
     """
 
@@ -421,19 +429,19 @@ class SortedFile:
         self._next = 0
 
     def take(self, keys: KeyRange) -> list[PieceRows]:
-        """Return the rows in `keys`; calls come in rising order of keys."""
-        first = self._next - len(self._held)
+        """Return the rows in `keys`; calls come in ascending order of keys."""
+        first_number = self._next - len(self._held)
         pieces = [*self._held, *self._read(keys)]
         self._room.give(sum(map(_size, self._held)))
-        self._held, taken = [], []
-        for number, rows in enumerate(pieces, first):
+        self._held, pieces_in_range = [], []
+        for number, rows in enumerate(pieces, first_number):
             end = _count_before(rows, keys.end, rows.rows)
-            some = rows.slice(0, end)
+            rows_in_range = rows.slice(0, end)
             if end < rows.rows and not self._hold(number, rows.slice(end, rows.rows)):
-                some = _copy_few(some)
+                rows_in_range = _copy_few(rows_in_range)
             if end:
-                taken.append(some)
-        return taken
+                pieces_in_range.append(rows_in_range)
+        return pieces_in_range
 
     def _hold(self, number: int, rows: PieceRows) -> bool:
         """Hold rows of a row group, if there is room, for the next range."""
@@ -444,20 +452,22 @@ class SortedFile:
         if has_room:
             self._held.append(rows)
         else:
-            self._next = number  # It is read again, and so are later ones.
+            self._next = number  # Read this and later row groups again.
         return has_room
 
     def _read(self, keys: KeyRange) -> Iterator[PieceRows]:
-        """Read the next row groups that may begin in the range, each as a piece."""
-        pieces, first, end = self._plan(), self._next, keys.end
+        """Yield the rows of the next row groups that may begin in the range."""
+        pieces, begin, end = self._plan(), self._next, keys.end
         while self._next < len(pieces):
             piece = pieces[self._next]
             bounds = piece.footer.bounds("series")[piece.groups[0]]
             if end is not None and bounds is not None and bounds[0] > end[0]:
                 break
             self._next += 1
-        some = pieces[first : self._next]
-        for rows in read_pieces(self._location, some, self._schema, ALL_ROWS) if some else ():
+        due_pieces = pieces[begin : self._next]
+        for rows in (
+            read_pieces(self._location, due_pieces, self._schema, ALL_ROWS) if due_pieces else ()
+        ):
             # An earlier call has taken the rows before this range.
             yield _copy_few(rows.slice(_count_before(rows, keys.first, 0), rows.rows))
 
@@ -469,7 +479,7 @@ class SortedFile:
 
 
 def _count_before(rows: PieceRows, key: Key | None, default: int) -> int:
-    """Return how many of sorted rows are before `key`; `default` if there is none."""
+    """Return the number of sorted rows before `key`; `default` without a key."""
     if key is None:
         return default
     series, sequence = rows.columns["series"], to_int64(rows.columns["sequence"])
@@ -481,17 +491,17 @@ def _size(rows: PieceRows) -> int:
 
 
 def _copy_few(rows: PieceRows) -> PieceRows:
-    """Copy a few rows that keep the memory of many."""
+    """Copy rows that are few, but keep the memory of many."""
     if 2 * rows.columns.nbytes > rows.columns.get_total_buffer_size():
         return rows
     return PieceRows(rows.fixed, rows.columns.take(pa.array(np.arange(rows.rows))), rows.rows)
 
 
 def _take_in_order(table: pa.Table, order: Int64Array, series: pa.Array) -> pa.Table:
-    """Return the rows of `table`, which has no series, in this order, each column in one piece.
+    """Return the rows of `table` in this order, with `series`, each column in one piece.
 
-    The columns are taken one after the other, and each is given up, so that the next one finds its
-    memory: new memory costs more time than the copies.
+    Columns are taken one after the other, and each source is given up, so that the next column
+    reuses its memory: new memory costs more time than the copies.
     """
     indices, columns = pa.array(order), {"series": series}
     for name in table.column_names:
@@ -503,11 +513,11 @@ def _take_in_order(table: pa.Table, order: Int64Array, series: pa.Array) -> pa.T
 
 def _decode_large(table: pa.Table) -> pa.Table:
     """Decode texts with many values: Parquet would write all of them into each row group."""
-    for place, field in enumerate(table.schema):
+    for i, field in enumerate(table.schema):
         if field.type == _ENCODED_TEXT and field.name != "series":
             column = table[field.name]
             if any(len(chunk.dictionary) > MAX_ENCODED_TEXTS for chunk in column.chunks):
-                table = table.set_column(place, field.name, column.cast(pa.string()))
+                table = table.set_column(i, field.name, column.cast(pa.string()))
     return table
 
 
@@ -517,14 +527,14 @@ def _footer(location: Location, file: DataFile) -> Footer:
 
 
 def _estimate_row_bytes(location: Location, file: DataFile, schema: pa.Schema) -> int:
-    about = _footer(location, file).metadata
-    stored = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-    size: int = stored // max(about.num_rows, 1)
+    metadata = _footer(location, file).metadata
+    stored = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    size: int = stored // max(metadata.num_rows, 1)
     return max(size, sum(_least_bytes(field.type) for field in schema)) + 1
 
 
 def _least_bytes(kind: pa.DataType) -> int:
-    """Return the memory of a cell at least, however small a file has made it."""
+    """Return the least memory of a cell, however small it is in a file."""
     if kind == _ENCODED_TEXT:
         return 4
     return -(-kind.bit_width // 8) if pa.types.is_primitive(kind) else 16

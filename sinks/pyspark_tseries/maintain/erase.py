@@ -1,16 +1,15 @@
-"""Take back what was written: erase values (semantics 18.6), and withdraw corrections.
+"""Take back written values: erase them (semantics 18.6), and withdraw corrections.
 
 An act replaces the files that hold a value. The old files, and the log's statistics of them, stay
 for a while, as after a compaction; maintenance finds them by their contents and removes them
 earlier than others (semantics 18.9). The commit changes the head, so it competes with appends: an
 edit of an erased original is either erased too, or refused.
 
-`withdraw_corrections` takes back, too: it restores windows that `correct_late` corrected wrongly
-(semantics 30.7). A store keeps its files of late rows in `_tseries/late/QUERY`. A withdrawn
-correction stays in the store, as every event does, and an edit brings back what others had written.
-A note in the folder then says up to which batch the query's corrections are withdrawn. It is
-written after the commit: if a kill comes between, the values are withdrawn, and a second call
-writes only the notes.
+`withdraw_corrections` restores windows that `correct_late` corrected wrongly (semantics 30.7). A
+store keeps its files of late rows in `_tseries/late/QUERY`. A withdrawn correction stays in the
+store, as every event does, and an edit restores the values of other writers. A note in the folder
+then has the last batch of the query with withdrawn corrections. It is written after the commit: if
+a kill comes between, the values are withdrawn, and a second call writes only the notes.
 """
 
 import contextlib
@@ -94,12 +93,12 @@ _UNDECIDED_US: Final = 24 * 3_600_000_000
 
 
 def open_acts(store: Store) -> list[ErasureRecord]:
-    """Return the acts with values that may still be in some file, oldest first."""
-    last = store.metadata().erasure
-    if last is None:
+    """Return the acts whose values may still be in some file, oldest first."""
+    last_act = store.metadata().erasure
+    if last_act is None:
         return []
     done, open_records = flagged_acts(store.location, "done"), []
-    for record in read_records(store.location, last):
+    for record in read_records(store.location, last_act):
         if record.act.id in done:
             break
         open_records.append(record)
@@ -108,7 +107,7 @@ def open_acts(store: Store) -> list[ErasureRecord]:
 
 def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> list[str]:
     """Find the files that may still have an erased value; paths are relative to the store."""
-    wait_for_checkpoints()  # One that was due before the act may have it, too.
+    wait_for_checkpoints()  # A checkpoint that was due before the act may have one as well.
     if not records:
         return []
     keys = _keys_of(records)
@@ -123,8 +122,8 @@ def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> li
 def remove_erased_bytes(store: Store, now_us: int) -> int:
     """Remove the files and log entries that have an erased value, ten minutes after the act.
 
-    Leave files that no commit has named to the rule for such files, since a writer may be about to
-    commit them, and files that a repair has put aside to the operator.
+    Leave out two kinds of files: those that no commit has named, because a writer may be about to
+    commit them, and those that a repair has put aside, which the operator removes.
     """
     records = open_acts(store)
     due = [open_act for open_act in records if open_act.act.time_us + KEPT_FOR_READERS_US <= now_us]
@@ -134,9 +133,9 @@ def remove_erased_bytes(store: Store, now_us: int) -> int:
     dead = _find_dead_files(store, _keys_of(due))
     if dead:
         table = load_table(location)
-        named = set(table.vacuum(0, dry_run=True, enforce_retention_duration=False))
+        obsolete = set(table.vacuum(0, dry_run=True, enforce_retention_duration=False))
         live = store.snapshot().paths
-        gone = [location.file(path) for path in dead if path in named - live]
+        gone = [location.file(path) for path in dead if path in obsolete - live]
         location.remove(gone)
         removed = len(gone)
     _remove_log_files(store, due)
@@ -179,7 +178,7 @@ def _find_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
 
 
 def _find_staged(location: Location, before_us: int) -> list[str]:
-    """Find the staged files from before an act, which a killed writer has left.
+    """Find the files that killed writers have staged before an act.
 
     Their rows have no sequences yet, so any of them may belong to an erased event.
     """
@@ -245,9 +244,9 @@ def _read_statistics(location: Location, path: str) -> Iterator[str | None]:
         content = source.read()
     for line in content.splitlines():
         if b'"add"' in line:
-            added = json.loads(line).get("add")
-            if added is not None:
-                yield added.get("stats")
+            action = json.loads(line).get("add")
+            if action is not None:
+                yield action.get("stats")
 
 
 def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
@@ -257,8 +256,8 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
     with exclusive(location, CHECKPOINT_LOCK) as lock:
         if lock is None:
             return  # A writer may be about to add an older checkpoint; the next round tries again.
-        held = _find_log_files(location, records)
-        if not held:
+        files_with_values = _find_log_files(location, records)
+        if not files_with_values:
             # The log gains nothing from before an act, so read it only once.
             for act in {record.act.id for record in records} - flagged_acts(location, "log"):
                 flag_act(location, act, "log")
@@ -269,10 +268,12 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
             else:
                 load_table(location).create_checkpoint()
         if read_last_checkpoint(location).version <= upto:
-            return  # The last one is another writer's; the next round tries again.
-        last = held[-1].version
+            return  # Another writer made the last one; the next round tries again.
+        last_version = files_with_values[-1].version
         # Oldest first, so that a reader that still finds an entry finds all later ones, too.
-        location.remove(file.full for file in list_log_files(location) if file.version <= last)
+        location.remove(
+            file.full for file in list_log_files(location) if file.version <= last_version
+        )
 
 
 def erase(
@@ -308,8 +309,8 @@ def erase(
         WrongClock: the clock is far ahead, or was when the last commit was made.
         OSError: the storage failed.
     """
-    store, who = Store.open(parse_location(path, storage_options)), author_or_user(principal)
-    return erase_events(store, series, sequences, reason, principal=who, clock=clock)
+    store, author = Store.open(parse_location(path, storage_options)), author_or_user(principal)
+    return erase_events(store, series, sequences, reason, principal=author, clock=clock)
 
 
 def erase_events(
@@ -322,9 +323,9 @@ def erase_events(
     clock: Callable[[], int] = now_us,
 ) -> Erasure | None:
     """Erase events as `erase` does, in an open store."""
-    wanted = _check_arguments(series, sequences, reason)
+    checked = _check_arguments(series, sequences, reason)
     require_owner(store, principal, "erase values")
-    act = _Erasing(store, series, wanted, reason, principal)
+    act = _Erasing(store, series, checked, reason, principal)
     act.check(store.index())
     add_columns(store, [ERASURE_FIELD])
     try:
@@ -352,22 +353,22 @@ def list_erasures(store: Store) -> list[Erasure]:
 
 
 def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -> tuple[int, ...]:
-    """Check the arguments; return the distinct sequences, rising."""
+    """Check the arguments; return the distinct sequences, ascending."""
     if not is_valid_text(series):
         raise IncompatibleValue(f"{series!r} is not the name of a series", "a text", "correct it")
     if not is_valid_text(reason) or not reason.strip():
         raise IncompatibleValue(
             f"{reason!r} is not a reason", "a text that is not empty", "say why the value is erased"
         )
-    asked = [sequences] if isinstance(sequences, int) else list(sequences)
-    for sequence in asked:
+    requested = [sequences] if isinstance(sequences, int) else list(sequences)
+    for sequence in requested:
         if isinstance(sequence, bool) or not isinstance(sequence, int | np.integer):
             raise IncompatibleValue(
                 f"{sequence!r} is not a sequence", "whole numbers", "correct it"
             )
-    if not asked:
+    if not requested:
         raise IncompatibleValue("no sequence was given", "one sequence or more", "name the events")
-    return tuple(sorted({int(sequence) for sequence in asked}))
+    return tuple(sorted({int(sequence) for sequence in requested}))
 
 
 class _AllErased(Exception):
@@ -399,10 +400,14 @@ class _Erasing:
 
     def check(self, index: SeriesIndex) -> None:
         """Raise NoSuchEvent for an event that the series has never had."""
-        last = int(index.lookup([self._series])["last_sequence"][0])
-        unknown = [sequence for sequence in self._sequences if not 0 <= sequence <= last]
+        last_sequence = int(index.lookup([self._series])["last_sequence"][0])
+        unknown = [sequence for sequence in self._sequences if not 0 <= sequence <= last_sequence]
         if unknown:
-            newest = "it is empty" if last == NO_SEQUENCE else f"its newest is sequence {last}"
+            newest = (
+                "it is empty"
+                if last_sequence == NO_SEQUENCE
+                else f"its newest is sequence {last_sequence}"
+            )
             raise NoSuchEvent(
                 f"series '{self._series}' has no event {', '.join(map(str, unknown))}; {newest}",
                 "sequences of events of the series",
@@ -420,7 +425,7 @@ class _Erasing:
         removed = self._find_removed(stored)
         if not stored.erased and not removed:
             raise _AllErased
-        replaced, written = self._rewrite(snapshot, stored)
+        replaced, new_files = self._rewrite(snapshot, stored)
         metadata = next_metadata(index, context.head_id, now_us=context.now_us, rows=1)
         record = ErasureRecord(
             Erasure(
@@ -444,7 +449,7 @@ class _Erasing:
         self.records[context.new_id] = record
         # The rewritten files serve the next attempt, too.
         return PreparedCommit(
-            context.new_id, after, written, [head], replaced=tuple(replaced), beside=beside
+            context.new_id, after, new_files, [head], replaced=tuple(replaced), beside=beside
         )
 
     def _find_removed(self, stored: "_StoredSeries") -> tuple[int, ...]:
@@ -456,31 +461,31 @@ class _Erasing:
     ) -> tuple[list[DataFile], list[WrittenFile]]:
         """Rewrite one run of files at a time; return the files to replace and the new ones."""
         replaced: list[DataFile] = []
-        written: list[WrittenFile] = []
-        for run in dict.fromkeys(file.run for file in stored.holders):
-            old = [file for file in stored.holders if file.run == run]
+        new_files: list[WrittenFile] = []
+        for file_group in dict.fromkeys(file.file_group for file in stored.holders):
+            old = [file for file in stored.holders if file.file_group == file_group]
             key = tuple(file.path for file in old)
             if key not in self._rewritten:
                 merge = Merge(self._store, snapshot, old, NEVER_US, self._erase_rows)
                 self._rewritten[key] = merge.write_all()
             replaced += old
-            written += self._rewritten[key]
-        return replaced, written
+            new_files += self._rewritten[key]
+        return replaced, new_files
 
     def _erase_rows(self, rows: pa.Table) -> pa.Table:
         """Return `rows` with nulls in place of the erased values."""
-        meant = self._keys.find_values(rows)
-        if not meant.any():
+        is_erased = self._keys.find_values(rows)
+        if not is_erased.any():
             return rows
         # Taking null positions gives nulls of any type, nested ones as well.
-        places = pa.array(np.arange(rows.num_rows), mask=meant)
-        for at, column in enumerate(rows.schema):
+        positions = pa.array(np.arange(rows.num_rows), mask=is_erased)
+        for i, column in enumerate(rows.schema):
             if column.name == ERASURE_FIELD.name:
-                ids = np.where(meant, self._id, np.array(rows[at].to_pylist(), object))
-                rows = rows.set_column(at, ERASURE_FIELD, pa.array(ids, pa.string()))
+                ids = np.where(is_erased, self._id, np.array(rows[i].to_pylist(), object))
+                rows = rows.set_column(i, ERASURE_FIELD, pa.array(ids, pa.string()))
             elif column.name not in BASE_SCHEMA.names:
-                erased = rows[at].combine_chunks().take(places)
-                rows = rows.set_column(at, column.with_nullable(True), erased)
+                erased = rows[i].combine_chunks().take(positions)
+                rows = rows.set_column(i, column.with_nullable(True), erased)
         return rows
 
     def discard_unused(self) -> None:
@@ -489,19 +494,19 @@ class _Erasing:
             return  # In an object store a request that failed may still be carried out.
         with contextlib.suppress(TseriesError, OSError):  # The first error is being raised.
             live = self._store.snapshot().paths
-            written = (file.path for files in self._rewritten.values() for file in files)
-            unused = [path for path in written if path not in live]
+            paths = (file.path for files in self._rewritten.values() for file in files)
+            unused = [path for path in paths if path not in live]
             self._location.discard(map(self._location.file, unused))
 
 
-def find_last_gap(stored: Int64Array, last: int) -> int:
-    """Return the last number from 0 to `last` that the rising `stored` lacks; -1 for none.
+def find_last_gap(stored: Int64Array, last_number: int) -> int:
+    """Return the last number from 0 to `last_number` that the ascending `stored` lacks, or -1.
 
     >>> find_last_gap(np.array([0, 2, 3]), 3), find_last_gap(np.array([0, 1]), 1)
     (1, -1)
     """
-    if not len(stored) or stored[-1] < last:
-        return last
+    if not len(stored) or stored[-1] < last_number:
+        return last_number
     steps = np.flatnonzero(np.diff(stored) > 1)
     return int(stored[steps[-1] + 1]) - 1 if len(steps) else int(stored[0]) - 1
 
@@ -512,27 +517,27 @@ class _StoredSeries:
     Attributes:
         holders: the files that hold a value to erase.
         erased: the sequences of the events to erase.
-        stored: the sequences of all stored events, rising.
+        stored: the sequences of all stored events, ascending.
     """
 
     def __init__(self, snapshot: Snapshot, series: str, keys: ErasedKeys, act: str) -> None:
         columns = tuple(dict.fromkeys([*STATE_COLUMNS, *KEY_COLUMNS]))
         self._series = series
         self.holders: list[DataFile] = []
-        parts, erased = [BASE_SCHEMA.empty_table().select(columns)], []
+        tables, erased = [BASE_SCHEMA.empty_table().select(columns)], []
         for file in snapshot.files:
             if not file.first <= series <= file.last:
                 continue
             rows = read_rows(snapshot.location, [file], BASE_SCHEMA, columns, RowFilter([series]))
-            meant = keys.find_values(rows)
-            if meant.any():
+            is_erased = keys.find_values(rows)
+            if is_erased.any():
                 self.holders.append(file)
-                erased += to_int64(rows["sequence"])[meant].tolist()
+                erased += to_int64(rows["sequence"])[is_erased].tolist()
                 column = rows.schema.get_field_index(ERASURE_FIELD.name)
-                ids = np.where(meant, act, np.array(rows[column].to_pylist(), object))
+                ids = np.where(is_erased, act, np.array(rows[column].to_pylist(), object))
                 rows = rows.set_column(column, ERASURE_FIELD, pa.array(ids, pa.string()))
-            parts.append(rows.cast(parts[0].schema))
-        self._rows = pa.concat_tables(parts)
+            tables.append(rows.cast(tables[0].schema))
+        self._rows = pa.concat_tables(tables)
         self.erased = tuple(sorted(erased))
         self.stored = np.unique(to_int64(self._rows["sequence"]))
 
@@ -544,9 +549,9 @@ class _StoredSeries:
             state = compute_state(self._rows, -1)
             for name in ("newest_us", "original_sequence", "original_us"):
                 after[name] = to_int64(state[name])
-        # Compaction leaves a gap: raise the floor above it, so that nothing before it comes back.
-        last = int(before["last_sequence"][0])
-        gap = find_last_gap(self.stored, last)
+        # Compaction leaves a gap: raise the floor above it, so that no earlier event comes back.
+        last_sequence = int(before["last_sequence"][0])
+        gap = find_last_gap(self.stored, last_sequence)
         sequence, us = (int(after[name][0]) for name in MIN_RETAINED_DEFAULTS)
         sequence, newest_us = max(sequence, gap + 1), int(after["original_us"][0])
         if us > newest_us:
@@ -611,12 +616,12 @@ def withdraw_corrections(
     reason: str = "corrections withdrawn",
     storage_options: Mapping[str, str] | None = None,
 ) -> int:
-    """Withdraw what `correct_late` wrote to a store, so that the right query may correct it.
+    """Withdraw the corrections of `correct_late`, so that the right query can correct the store.
 
     Stop the correcting queries first; they are refused if they are started again. Each corrected
-    window gets an edit with the values that others wrote last. A window made only by late rows
-    keeps its start, and its other values become null. All events stay, and `allEdits` shows them.
-    Then start the right query, with a new checkpoint.
+    window gets an edit with the last values of other writers. A window made only by late rows keeps
+    its start, and its other values become null. All events stay, and `allEdits` shows them. Then
+    start the right query, with a new checkpoint.
 
     Args:
         store: the path of the store.
@@ -654,7 +659,7 @@ def withdraw_corrections(
 
 @dataclass(frozen=True, slots=True)
 class _Withdrawal:
-    """An `Appendable`: edits that bring back, atomically, what was there without corrections.
+    """An `Appendable`: edits that atomically restore the values before the corrections.
 
     It reads the values as of the preceding commit, so it loses no edit made meanwhile.
     """
@@ -701,7 +706,7 @@ class _Withdrawal:
         return pa.Table.from_pylist(edits, schema).combine_chunks()
 
     def _bring_back(self, window: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the edit of a window, unless the window has what others wrote last."""
+        """Yield the edit of a window, unless it already has the last values of other writers."""
         theirs = [event for event in window if not event["is_own"]]
         names = [field.name for field in self.values if field.name != REASON]
         before = {

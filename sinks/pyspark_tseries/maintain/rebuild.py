@@ -72,7 +72,7 @@ def recover_head(store: Store) -> RecoveredHead:
     if not readable:
         all_readable = readable_metadata(store.location)
         readable = {head_id: _without_ctis(metadata) for head_id, metadata in all_readable.items()}
-    ids += sorted(readable.keys() - set(ids), key=lambda known: -readable[known].commit)
+    ids += sorted(readable.keys() - set(ids), key=lambda id: -readable[id].commit)
     metadata = next((readable[head_id] for head_id in ids if head_id in readable), NO_COMMIT)
     for head_id in ids:
         with contextlib.suppress(*_UNREADABLE):
@@ -95,14 +95,14 @@ def _without_ctis(metadata: CommitMetadata) -> CommitMetadata:
 
 def _list_committed_heads(store: Store) -> Iterator[int]:
     """Yield the ids of the heads in the log, newest first, each once."""
-    newest = last = store.head_id()
+    newest = previous = store.head_id()
     if newest is not None:
         yield newest
     entries = read_entries_back(store.location, store.version())
     for _, entry in itertools.islice(entries, MAX_LOG_ENTRIES):
         head_id = None if entry is None else entry.transactions.get(HEAD_TRANSACTION)
-        if head_id is not None and head_id not in (newest, last):
-            last = head_id
+        if head_id is not None and head_id not in (newest, previous):
+            previous = head_id
             yield head_id
 
 
@@ -144,10 +144,10 @@ def compare_bounds(
         "sequences": ((file.min_sequence, file.max_sequence), rows.sequence),
         "microseconds": ((file.min_us, file.max_us), rows.us),
     }
-    for what, ((low, high), (first, last)) in pairs.items():
-        if (low is not None and low > first) or (high is not None and high < last):  # type: ignore[operator]
+    for unit, ((low, high), (lowest, highest)) in pairs.items():
+        if (low is not None and low > lowest) or (high is not None and high < highest):  # type: ignore[operator]
             problem = (
-                f"file '{file.path}' has {what} {first!r} to {last!r}, the log is read as "
+                f"file '{file.path}' has {unit} {lowest!r} to {highest!r}, the log is read as "
                 f"{low!r} to {high!r}: other readers may pass over its rows"
             )
             yield Finding("bounds", problem, path=file.path)
@@ -157,23 +157,23 @@ def compare_bounds(
 def correct_bounds(store: Store, wrong: Mapping[DataFile, FileStats], now_us: int) -> None:
     """Log the files `wrong` again, with the bounds of their rows; their content stays the same.
 
-    Each gets a new name, so that this and a concurrent compaction cannot both succeed.
+    Each file gets a new name, so that this and a concurrent compaction cannot both succeed.
     """
     location = store.location
     ids: dict[str, str] = {}
-    written = []
+    copies = []
     for file, rows in wrong.items():
-        path = _new_path(file, ids.setdefault(file.run, f"{store.new_id():016x}"))
+        path = _new_path(file, ids.setdefault(file.file_group, f"{store.new_id():016x}"))
         location.copy(location.file(file.path), location.file(path))
-        written.append(WrittenFile(path, file.size, rows))
+        copies.append(WrittenFile(path, file.size, rows))
 
     def attempt() -> bool:
         try:
-            return replace_files(store, list(wrong), written, None, now_us)
+            return replace_files(store, list(wrong), copies, None, now_us)
         except DeltaError:
             # The commit may have succeeded nevertheless.
             live = store.snapshot().paths
-            if not live.issuperset(file.path for file in written):
+            if not live.issuperset(file.path for file in copies):
                 raise
             return True
 
@@ -184,28 +184,28 @@ def correct_bounds(store: Store, wrong: Mapping[DataFile, FileStats], now_us: in
                 next_step="try again",
             )
     except StoreBusy:
-        location.discard(location.file(file.path) for file in written)
+        location.discard(location.file(file.path) for file in copies)
         raise
 
 
 def _new_path(file: DataFile, new_id: str) -> str:
     """Return the path of `file` with another id after the last dash of its name."""
     directory, name = os.path.split(file.path)
-    stem, dot, rest = name.partition(".")
+    stem, dot, suffix = name.partition(".")
     commits, dash, head = stem.rpartition("-")
     _, line, number = head.partition("_")
-    return f"{directory}/{commits}{dash}{new_id}{line}{number}{dot}{rest}"
+    return f"{directory}/{commits}{dash}{new_id}{line}{number}{dot}{suffix}"
 
 
-def _find_last_act(store: Store, known: str | None) -> str | None:
-    """Return the id of the last act that erased a stored event, or `known` if that is later."""
-    ids = {known}
+def _find_last_act(store: Store, known_act: str | None) -> str | None:
+    """Return the id of the last act that erased a stored event, or `known_act` if that is later."""
+    ids = {known_act}
     for file in store.data_files():
         for rows in scan_file(store.location, file, BASE_SCHEMA, (ERASURE_FIELD.name,)):
             ids.update(rows[ERASURE_FIELD.name].unique().to_pylist())
     acts = (record.act for record in list_records(store.location) if record.act.id in ids)
-    last = max(acts, key=lambda act: act.commit, default=None)
-    return known if last is None else last.id
+    last_act = max(acts, key=lambda act: act.commit, default=None)
+    return known_act if last_act is None else last_act.id
 
 
 def rebuild(
@@ -234,8 +234,8 @@ def rebuild(
         commit_us = max(newest_us, metadata.commit_us)
         # Normally a commit's number is below the version of its log entry, but a repair may have
         # raised it. The maximum is above all earlier numbers.
-        last = max((file.last_commit for file in store.data_files()), default=-1)
-        number = max(version, last + 1, metadata.commit + 1)
+        last_commit = max((file.last_commit for file in store.data_files()), default=-1)
+        number = max(version, last_commit + 1, metadata.commit + 1)
         # An older head's record lacks the writers that began in a head that cannot be read.
         ctis = metadata.ctis
         ctis = ctis if recovered.current else ctis.advance(UNKNOWN_WRITERS, None, number)

@@ -3,8 +3,9 @@
 A verification compares each file with its checksums, its footer and the log, and the events of each
 series with the rules (semantics 15 to 19): sequences are contiguous and stored once; timestamps of
 originals that are not erased do not decrease; commit numbers do not decrease, and each commit has
-one time; an edit names an earlier original and repeats its timestamp and author; the head agrees.
-Compaction may have removed events up to its horizon that were out of the retained range there.
+one time; an edit names an earlier original and repeats its timestamp and author; the head agrees
+with the events. Compaction may have removed events up to its horizon that were out of the retained
+range there.
 
 A scan holds one key range of whole series in memory, and one row for each series.
 """
@@ -66,9 +67,10 @@ def describe(
     `id` is the Delta table's. `events` counts all events ever appended, `stored_events` those that
     compaction has kept; queries see those in `retained_range`. `dropped` and `adjusted` count late
     rows since the store was created, with the latest example of each. `cti` is the store's CTI: no
-    original before it is appended any more. `cti_writers` has the CTI of each writer, None for one
+    original before it will be appended. `cti_writers` has the CTI of each writer, None for a writer
     that has given none. `erasures` counts the acts that erased values, and `erasure_files` names
-    the files that still have some of them, until the first maintenance ten minutes after the act.
+    the files that still have some of these values, until the first maintenance ten minutes after
+    the act.
 
     Raises:
         NoSuchStore: there is none.
@@ -78,13 +80,13 @@ def describe(
     store = Store.open(parse_location(path, storage_options))
     snapshot = store.snapshot()
     head = snapshot.index()
-    metadata, last = head.metadata, head.columns["last_sequence"]
+    metadata, last_sequences = head.metadata, head.columns["last_sequence"]
     return {
         "path": snapshot.root,
         "id": store.id,
         "value_columns": {field.name: type_name(field.type) for field in snapshot.values},
-        "series": int((last >= 0).sum()),
-        "events": int((last + 1).sum()),
+        "series": int((last_sequences >= 0).sum()),
+        "events": int((last_sequences + 1).sum()),
         "retained_range": format_range(snapshot.settings.retained),
         "retained_default": snapshot.settings.retained == DEFAULT_RANGE,
         "stored_events": sum(file.rows for file in snapshot.files),
@@ -174,18 +176,18 @@ def _check_content(
     source: OpenFile, file: DataFile, values: Iterable[pa.Field], checked: FileCheck
 ) -> None:
     footer = source.footer
-    wanted = pa.schema([*BASE_SCHEMA, *values])
+    store_schema = pa.schema([*BASE_SCHEMA, *values])
     kinds = footer.metadata.schema.to_arrow_schema()
     required = [name for name in BASE_SCHEMA.names if name != ERASURE_FIELD.name]
     for name in (name for name in required if name not in footer.names):
         raise _DamagedFile(f"has no column '{name}'")
-    for name in (name for name in wanted.names if name in footer.names):
-        if not _has_type(kinds.field(name).type, wanted.field(name).type, file):
+    for name in (name for name in store_schema.names if name in footer.names):
+        if not _has_type(kinds.field(name).type, store_schema.field(name).type, file):
             raise _DamagedFile(
                 f"has a column '{name}' of type {kinds.field(name).type}, the store's is of type "
-                f"{wanted.field(name).type}"
+                f"{store_schema.field(name).type}"
             )
-    rows, last = 0, None
+    rows, last_key = 0, None
     for group in range(footer.groups):
         table = pa.table(source.columns([group], kinds.names, alone=True))
         table.validate(full=True)
@@ -196,7 +198,7 @@ def _check_content(
         _check_footer(table, footer, group)
         rows += table.num_rows
         if table.num_rows:
-            last = _check_order(table, file, last)
+            last_key = _check_order(table, file, last_key)
             _check_erased(table, values)
             stats = compute_stats(table)
             checked.stats = checked.stats.extended_with(stats) if checked.stats else stats
@@ -207,9 +209,9 @@ def _check_content(
         raise _DamagedFile(f"has {rows} rows instead of the {file.rows} in the log")
 
 
-def _has_type(kind: pa.DataType, wanted: pa.DataType, file: DataFile) -> bool:
+def _has_type(kind: pa.DataType, store_type: pa.DataType, file: DataFile) -> bool:
     # Writers name some nested fields, such as the elements of lists, differently.
-    return file.is_foreign or pa.types.is_nested(wanted) or kind == wanted
+    return file.is_foreign or pa.types.is_nested(store_type) or kind == store_type
 
 
 def _check_erased(table: pa.Table, values: Iterable[pa.Field]) -> None:
@@ -232,23 +234,23 @@ def _check_footer(table: pa.Table, footer: Footer, group: int) -> None:
             if ends["min"].as_py() < bounds[0] or ends["max"].as_py() > bounds[1]:
                 raise _DamagedFile(f"has a footer that contradicts the values of column '{name}'")
     for name in table.column_names:
-        one = footer.constant([group], name)
-        if one is not None and table[name].unique().to_pylist() not in ([one[0]], []):
+        constant = footer.constant([group], name)
+        if constant is not None and table[name].unique().to_pylist() not in ([constant[0]], []):
             raise _DamagedFile(f"has a footer that contradicts the values of column '{name}'")
 
 
 def _check_order(
-    table: pa.Table, file: DataFile, last: tuple[str, int] | None
+    table: pa.Table, file: DataFile, previous_key: tuple[str, int] | None
 ) -> tuple[str, int] | None:
     """Return the last key of the table; raise _DamagedFile if the keys do not increase."""
     if file.is_foreign:
         return None
     series, sequence = table["series"].combine_chunks(), to_int64(table["sequence"])
-    first = series[0].as_py(), int(sequence[0])
+    first_key = series[0].as_py(), int(sequence[0])
     above = pc.greater(series[1:], series[:-1]).to_numpy(zero_copy_only=False)
     same = pc.equal(series[1:], series[:-1]).to_numpy(zero_copy_only=False)
     rising = above | (same & (np.diff(sequence) > 0))
-    if not rising.all() or (last is not None and first <= last):
+    if not rising.all() or (previous_key is not None and first_key <= previous_key):
         raise _DamagedFile("is not sorted by (series, sequence)")
     return series[-1].as_py(), int(sequence[-1])
 
@@ -356,10 +358,10 @@ def _find_required_sequences(
     newest = to_int64(states["horizon_sequence"]), to_int64(states["horizon_us"])
     required, oldest_us = min_retained(compacted.retained, *newest, floors)
     inside = events.timed & (events.us >= oldest_us[events.codes])
-    first = np.full(len(required), np.iinfo(np.int64).max)
-    np.minimum.at(first, events.codes[inside], events.sequence[inside])
-    first[oldest_us <= NEVER_US] = 0
-    needed: Int64Array = np.maximum(required, first)
+    first_inside = np.full(len(required), np.iinfo(np.int64).max)
+    np.minimum.at(first_inside, events.codes[inside], events.sequence[inside])
+    first_inside[oldest_us <= NEVER_US] = 0
+    needed: Int64Array = np.maximum(required, first_inside)
     return needed
 
 
@@ -370,10 +372,10 @@ def _check_sequences(events: _Events, required: Int64Array) -> Iterator[Finding]
     before = np.where(events.same, events.sequence - step, -1)
     lowest = np.maximum(before + 1, required[events.codes])
     for row in np.flatnonzero(lowest < events.sequence)[:MAX_EXAMPLES]:
-        name, first = events.series(row), int(lowest[row])
-        last = int(events.sequence[row]) - 1
-        problem = f"series '{name}': sequences {first} to {last} are missing"
-        yield Finding("sequence", problem, series=name, sequences=(first, last))
+        name, begin = events.series(row), int(lowest[row])
+        end = int(events.sequence[row]) - 1
+        problem = f"series '{name}': sequences {begin} to {end} are missing"
+        yield Finding("sequence", problem, series=name, sequences=(begin, end))
 
 
 def _check_timestamps(events: _Events) -> Iterator[Finding]:
@@ -381,10 +383,10 @@ def _check_timestamps(events: _Events) -> Iterator[Finding]:
     back = (np.diff(events.us[rows], prepend=0) < 0) & (
         np.diff(events.codes[rows], prepend=-1) == 0
     )
-    for place in np.flatnonzero(back)[:MAX_EXAMPLES]:
-        us, before = (format_instant(int(events.us[row])) for row in (rows[place], rows[place - 1]))
-        why = f"at {us} is before the original {events.sequence[rows[place - 1]]} at {before}"
-        yield events.finding("timestamp", rows[place], why)
+    for i in np.flatnonzero(back)[:MAX_EXAMPLES]:
+        us, before = (format_instant(int(events.us[row])) for row in (rows[i], rows[i - 1]))
+        why = f"at {us} is before the original {events.sequence[rows[i - 1]]} at {before}"
+        yield events.finding("timestamp", rows[i], why)
 
 
 def _check_commits(events: _Events) -> Iterator[Finding]:
@@ -405,15 +407,15 @@ def _check_edits(events: _Events, required: Int64Array) -> Iterator[Finding]:
     rows = np.flatnonzero(events.edited != NO_ORIGINAL)
     if not len(rows):
         return
-    codes, wanted = events.codes[rows], events.edited[rows]
-    # One 64-bit number per key: beside the code, a sequence may only fit as its rank.
-    sequences, ranks = np.unique(np.concatenate([events.sequence, wanted]), return_inverse=True)
+    codes, edited = events.codes[rows], events.edited[rows]
+    # One 64-bit number per key: code and sequence may not fit together, but code and rank do.
+    sequences, ranks = np.unique(np.concatenate([events.sequence, edited]), return_inverse=True)
     stored = events.codes * len(sequences) + ranks[: len(events.sequence)]
     target = codes * len(sequences) + ranks[len(events.sequence) :]
     originals = np.minimum(np.searchsorted(stored, target), len(stored) - 1)
     exists = stored[originals] == target
-    forward = wanted >= events.sequence[rows]
-    lost = ~exists & (wanted >= required[codes]) & ~forward
+    forward = edited >= events.sequence[rows]
+    lost = ~exists & (edited >= required[codes]) & ~forward
     wrong = exists & (events.edited[originals] != NO_ORIGINAL) & ~forward
     unlike = exists & ~wrong & ~forward & _find_wrong_originals(events.table, rows, originals)
     for bad, fault in (
@@ -423,7 +425,7 @@ def _check_edits(events: _Events, required: Int64Array) -> Iterator[Finding]:
         (unlike, "whose timestamp or author differs from what the edit records"),
     ):
         for i in np.flatnonzero(bad)[:MAX_EXAMPLES]:
-            yield events.finding("edit", rows[i], f"edits {wanted[i]}, {fault}")
+            yield events.finding("edit", rows[i], f"edits {edited[i]}, {fault}")
 
 
 def _find_wrong_originals(
@@ -440,20 +442,24 @@ def _find_wrong_originals(
 
 def _check_head(events: _Events, head: SeriesIndex) -> Iterator[Finding]:
     states = compute_state(events.table, -1).sort_by("series")
-    known = head.lookup(events.names)
-    for column in known:
+    head_columns = head.lookup(events.names)
+    for column in head_columns:
         stored = to_int64(states[column])
-        wrong = known[column] != stored
+        wrong = head_columns[column] != stored
         if column in ("first_us", "edits"):
-            # They count what compaction has removed since; an old head does not know them.
-            is_counted = known["first_us"] != NEVER_US
-            whole = np.bincount(events.codes) == known["last_sequence"] + 1
-            too_few = known[column] < stored if column == "edits" else known[column] > stored
-            wrong &= is_counted & (whole | too_few)
+            # They include events that compaction has removed since; an old head lacks them.
+            is_counted = head_columns["first_us"] != NEVER_US
+            is_complete = np.bincount(events.codes) == head_columns["last_sequence"] + 1
+            too_few = (
+                head_columns[column] < stored
+                if column == "edits"
+                else head_columns[column] > stored
+            )
+            wrong &= is_counted & (is_complete | too_few)
         for code in np.flatnonzero(wrong)[:MAX_EXAMPLES]:
-            name, value = events.names[int(code)], known[column][code]
-            shown = "nothing" if value in (NO_SEQUENCE, NEVER_US) else value
-            problem = f"the head has {column} {shown}, its events have {stored[code]}"
+            name, value = events.names[int(code)], head_columns[column][code]
+            text = "nothing" if value in (NO_SEQUENCE, NEVER_US) else value
+            problem = f"the head has {column} {text}, its events have {stored[code]}"
             yield Finding("state", f"series '{name}': {problem}", series=name)
 
 
@@ -464,11 +470,11 @@ MAX_LOST_SERIES = 100
 
 
 def verify(path: str | Location, storage_options: Mapping[str, str] | None = None) -> list[Finding]:
-    """Return what is wrong with the store at `path`; an empty list if it is sound.
+    """Return the damage of the store at `path`; an empty list if it is sound.
 
     Raises:
         NoSuchStore: there is none.
-        UnusableStore: what is there cannot be opened at all.
+        UnusableStore: the store cannot be opened at all.
         ValueError: `path` is empty or a URI of another kind.
     """
     location = parse_location(path, storage_options)
@@ -526,16 +532,16 @@ def check_rows(
     data: list[DataFile],
     samples: list[Sample],
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the events in the readable files `data`, with keys as `samples`."""
-    seen = np.zeros(len(head.columns["last_sequence"]), bool)
+    """Yield the violations of the events in the readable files `data`, with keys as `samples`."""
+    has_rows = np.zeros(len(head.columns["last_sequence"]), bool)
     for keys in split_keys(samples, MAX_RANGE_BYTES, whole_series=True):
         events = read_key_range(location, data, keys, BASE_SCHEMA, CHECKED_COLUMNS)
         ids = head.ids.find(events["series"].unique().to_pylist())
-        seen[ids[(ids >= 0) & (ids < len(seen))]] = True
+        has_rows[ids[(ids >= 0) & (ids < len(has_rows))]] = True
         yield from find_violations(events, head, compacted)
     names = head.ids.names()
-    lost = np.flatnonzero(~seen & (head.columns["last_sequence"] >= 0))
+    lost = np.flatnonzero(~has_rows & (head.columns["last_sequence"] >= 0))
     for row in lost[:MAX_LOST_SERIES]:
-        name, last = names[int(row)], int(head.columns["last_sequence"][row])
-        problem = f"series '{name}': the head has last_sequence {last}, without events"
-        yield Finding("state", problem, series=name, sequences=(0, last))
+        name, last_sequence = names[int(row)], int(head.columns["last_sequence"][row])
+        problem = f"series '{name}': the head has last_sequence {last_sequence}, without events"
+        yield Finding("state", problem, series=name, sequences=(0, last_sequence))

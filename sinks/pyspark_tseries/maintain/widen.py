@@ -1,12 +1,12 @@
-"""Give value columns wider types: rewrite the files that have the narrower ones (semantics 35.4).
+"""Give value columns wider types: rewrite the files that have narrower ones (semantics 35.4).
 
-Delta has a feature with which old files keep their types, but many readers lack it. So each file is
-copied with the new types first, while writers and readers go on; a copy names its original in its
-footer, so a call that was killed leaves its copies to the next one. Then one commit sets the new
-types and replaces all files. It changes the head, so appends in between make it begin again, with
-their files; and an append that was prepared for the old types loses to it, and converts its rows.
+Delta has a feature that lets old files keep their types, but many readers lack it. So each file is
+first copied with the new types, while writers and readers go on. A copy names its original in its
+footer, so a call that was killed leaves its copies to the next call. Then one commit sets the new
+types and replaces all files. The commit changes the head, so it begins again after an append, with
+the new files; and an append prepared for the old types loses to it, and converts its rows.
 
-A new field of a struct needs no copies, except inside a map: every reader takes it as null.
+A new field of a struct needs no copies, except inside a map: every reader reads it as null.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit
 
 Progress = Callable[[int, int], None]
-"""Gets the bytes of files that are copied so far, and those of all files to copy."""
+"""Gets the bytes of files copied so far, and of all files to copy."""
 
 _TO_DO: Final = "give columns wider types"
 _COPY_OF: Final = "tseries.copy_of"
@@ -50,25 +50,25 @@ _COPY_OF: Final = "tseries.copy_of"
 _FEW_FILES: Final = 8
 _FEW_BYTES: Final = 8 * 1024 * 1024
 _MAX_ROUNDS: Final = 20
-"""The last files are copied while writers of this host wait: these many, or those that are left
-after so many rounds, or once a round leaves no fewer than the one before."""
+"""Copy the last files while writers of this host wait: when at most this many files and bytes are
+left, after this many rounds, or once a round leaves as many files as the one before."""
 
 
 def widen_columns(
     store: Store,
-    wanted: Sequence[pa.Field],
+    columns: Sequence[pa.Field],
     *,
     principal: str,
     progress: Progress | None = None,
     clock: Callable[[], int] = now_us,
 ) -> None:
-    """Give the value columns `wanted` their types; they are as wide as the present ones, or wider.
+    """Give value columns the types in `columns`, which are as wide as the present ones, or wider.
 
     Args:
         store: the store.
-        wanted: the columns, by their names in any case.
+        columns: the columns, by their names in any case.
         principal: who does it.
-        progress: is told after each file.
+        progress: called after each file.
         clock: the wall clock, in microseconds.
 
     Raises:
@@ -78,12 +78,12 @@ def widen_columns(
         WrongClock: the clock is far ahead, or was when the last commit was made.
         OSError: the storage failed.
     """
-    _change(store, _Widening(store, wanted, principal, progress), clock)
+    _change(store, _Widening(store, columns, principal, progress), clock)
 
 
-def add_struct_fields(store: Store, wanted: Sequence[pa.Field]) -> None:
-    """Do the same for a writer that may add fields of structs as it may add columns."""
-    _change(store, _Widening(store, wanted, None, None), now_us)
+def add_struct_fields(store: Store, columns: Sequence[pa.Field]) -> None:
+    """Do the same for a writer that may add fields of structs, just as it may add columns."""
+    _change(store, _Widening(store, columns, None, None), now_us)
 
 
 def _change(store: Store, act: "_Widening", clock: Callable[[], int]) -> None:
@@ -114,14 +114,14 @@ class _Widening:
     def __init__(
         self,
         store: Store,
-        wanted: Sequence[pa.Field],
+        columns: Sequence[pa.Field],
         owner: str | None,
         progress: Progress | None,
     ) -> None:
         self._store, self._location = store, store.location
-        self._wanted, self._owner, self._progress = wanted, owner, progress
+        self._columns, self._owner, self._progress = columns, owner, progress
         self._done = self._total = 0
-        self._told = -1, -1
+        self._reported = -1, -1
         self._values: list[pa.Field] = []
         self._groups: dict[str, tuple[int, int]] = {}
         self._copies: dict[str, list[WrittenFile]] = {}
@@ -129,15 +129,15 @@ class _Widening:
         self._is_narrow: dict[str, bool] = {}
 
     def check(self) -> None:
-        """Refuse what is refused before any file is copied; let the table have the types."""
+        """Refuse wrong columns before any file is copied; let the table have the types."""
         if self._owner is not None:
             require_owner(self._store, self._owner, _TO_DO)
         self._resolve(self._store.snapshot())
-        if any(_has_local_times(field.type) for field in self._wanted):
+        if any(_has_local_times(field.type) for field in self._columns):
             allow_local_times(self._store)
 
     def copy_files(self) -> None:
-        """Copy files until few are left; what commits add meanwhile comes in the next round."""
+        """Copy files until few are left; files of new commits come in the next round."""
         snapshot = self._store.snapshot()
         self._resolve(snapshot)
         narrow = self._find_narrow(snapshot)
@@ -184,9 +184,9 @@ class _Widening:
 
     def _resolve(self, snapshot: Snapshot) -> list[pa.Field]:
         """Return the value columns with their new types; raise IncompatibleValue as 35.4 says."""
-        known = {field.name.lower(): field for field in snapshot.values}
-        for field in self._wanted:
-            stored = known.get(field.name.lower())
+        fields_by_name = {field.name.lower(): field for field in snapshot.values}
+        for field in self._columns:
+            stored = fields_by_name.get(field.name.lower())
             if stored is None:
                 names = ", ".join(f"'{f.name}' {type_name(f.type)}" for f in snapshot.values)
                 raise IncompatibleValue(
@@ -194,12 +194,12 @@ class _Widening:
                     names or "no value columns",
                     "correct the name, or add the column with add_columns",
                 )
-            known[field.name.lower()] = widen_field(stored, field)
-        values = list(known.values())
+            fields_by_name[field.name.lower()] = widen_field(stored, field)
+        values = list(fields_by_name.values())
         kinds = {
             field.name: field.type
             for field in values
-            if field.name.lower() in {other.name.lower() for other in self._wanted}
+            if field.name.lower() in {column.name.lower() for column in self._columns}
         }
         if kinds != self._kinds:
             self._kinds, self._copies, self._is_narrow = kinds, {}, {}
@@ -207,7 +207,7 @@ class _Widening:
         return values
 
     def _find_narrow(self, snapshot: Snapshot) -> list[DataFile]:
-        """Return the files with a column that not every reader takes as of its new type."""
+        """Return the files with a column that not every reader reads as its new type."""
         for file in snapshot.files:
             if file.path not in self._is_narrow:
                 with explain_read_errors(self._location, file):
@@ -223,7 +223,7 @@ class _Widening:
         )
 
     def _find_due(self, narrow: Sequence[DataFile]) -> list[DataFile]:
-        """Return the files that have no copy yet, and take note of the progress."""
+        """Return the files that have no copy yet, and note the progress."""
         due = [file for file in narrow if not self._has_copy(file)]
         self._total = sum(file.size for file in narrow)
         self._done = self._total - sum(file.size for file in due)
@@ -231,13 +231,13 @@ class _Widening:
         return due
 
     def _report(self) -> None:
-        told = self._done, self._total
-        if self._progress is not None and self._total and told != self._told:
-            self._told = told
-            self._progress(*told)
+        progress = self._done, self._total
+        if self._progress is not None and self._total and progress != self._reported:
+            self._reported = progress
+            self._progress(*progress)
 
     def _has_copy(self, file: DataFile) -> bool:
-        """Return whether there is a copy; maintenance removes those that are a day old."""
+        """Return whether there is a copy; maintenance removes copies after a day."""
         copies = self._copies.get(file.path)
         if copies is None:
             return False
@@ -249,13 +249,13 @@ class _Widening:
             return False
 
     def _copy(self, snapshot: Snapshot, file: DataFile) -> None:
-        """Write the copy of a file; those of files of one group are a group, too."""
-        group, number = self._groups.get(file.run) or (self._store.new_id(), 0)
+        """Write the copy of a file; copies of one file group are a group as well."""
+        group, number = self._groups.get(file.file_group) or (self._store.new_id(), 0)
         wide = dataclasses.replace(snapshot, values=self._values)
         notes = {_COPY_OF: file.path}
         merge = Merge(self._store, wide, [file], NEVER_US, group=(group, number), notes=notes)
         self._copies[file.path] = merge.write_all()
-        self._groups[file.run] = group, number + len(self._copies[file.path])
+        self._groups[file.file_group] = group, number + len(self._copies[file.path])
         self._done += file.size
         self._report()
 
@@ -268,19 +268,19 @@ class _Widening:
     def _adopt_copies(
         self, snapshot: Snapshot, narrow: Sequence[DataFile]
     ) -> dict[str, list[WrittenFile]]:
-        """Return the copies of `narrow` files that calls before have completed."""
+        """Return the copies of `narrow` files that earlier calls have completed."""
         due, live = {file.path: file for file in narrow}, snapshot.paths
-        found: dict[tuple[str, str], list[tuple[WrittenFile, int]]] = {}
+        copies_of_files: dict[tuple[str, str], list[tuple[WrittenFile, int]]] = {}
         for stored in list_event_files(self._location):
             if stored.path in live or not bears_tag(stored.path, self._store.id):
                 continue
             copy = self._read_copy(stored.path)
             if copy is not None and copy[0] in due:
-                run = stored.path.rpartition("_")[0]
-                found.setdefault((copy[0], run), []).append(copy[1:])
+                file_group = stored.path.rpartition("_")[0]
+                copies_of_files.setdefault((copy[0], file_group), []).append(copy[1:])
         return {
             path: [copy for copy, _ in copies]
-            for (path, _), copies in found.items()
+            for (path, _), copies in copies_of_files.items()
             if sum(rows for _, rows in copies) == due[path].rows
         }
 

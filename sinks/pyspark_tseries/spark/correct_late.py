@@ -1,18 +1,18 @@
 """`correct_late` corrects windows by late rows after a query has written them (semantics 30.6).
 
-The query that writes windows leaves flagged rows out; this one takes them. In each batch it
-aggregates the late rows by series and window, and writes edits of the values in force. Windows that
-must wait are in a file of the store, `_tseries/late/QUERY/N.arrow`, with the store's CTI that batch
-N decided by. The file is written before the commit, and a repeated batch decides by it; the commit
-carries the batch's number. So a kill at any moment neither loses nor doubles anything.
+The query that writes windows leaves flagged rows out; the correcting query takes them. In each
+batch it aggregates the late rows by series and window, and writes edits of the values in force.
+Windows that must wait are in a file of the store, `_tseries/late/QUERY/N.arrow`, with the store's
+CTI on which batch N decided. The file is written before the commit, and a repeated batch decides by
+it; the commit has the batch's number. So a kill at any moment neither loses nor doubles anything.
 
 Late rows come in batches, as partial aggregates of (series, window). A window is corrected once the
-store's CTI is above its time, because all that its query writes of it is then in the store. Until
-then its partial aggregates wait. `advance_windows` is a pure fold over batches: with the same rows
-and CTIs it gives the same windows, so a repeated batch decides as it did before.
+store's CTI is above its time, because then its query has written all of it. Until then its partial
+aggregates wait. `advance_windows` is a pure fold over batches: with the same rows and CTIs it gives
+the same windows, so a repeated batch decides as it did before.
 
 Each attempt to commit reads the values in force as of the preceding commit, so a correction never
-loses an edit that another writer made between its reading and its commit.
+loses an edit that another writer made meanwhile.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ from pyspark_tseries.write.numbering import FutureLimit
 from pyspark_tseries.write.rows import EDIT_OF, digest_rows, staged_schema
 
 Merge = str | Callable[[Any, Any], Any]
-"""The rule that makes one result of two: `sum`, `min`, `max`, or a function of both."""
+"""The rule that combines two results: `sum`, `min`, `max`, or a function of both."""
 
 MERGES: Final = ("sum", "min", "max")
 
@@ -76,8 +76,8 @@ class WindowRules:
 
     Attributes:
         keys: the column of the series, and the column of the window's start.
-        merges: by column of results, how two results become one.
-        offset_us: from a window's start to the time that the store has of it.
+        merges: by column of results, the rule that combines two results.
+        offset_us: the distance from a window's start to its time in the store.
         author: the author of the corrections.
         reason: the text in the column `reason` of each.
         max_age_us: leave out windows further before the store's newest one; None: leave out none.
@@ -140,18 +140,18 @@ def merge_windows(
 ) -> pa.Table:
     """Merge the rows of each series and window into one row, sorted by both.
 
-    A null is the result of no value, and changes nothing.
+    A null is a result without values, and changes nothing.
     """
     functions = {name: how for name, how in merges.items() if not isinstance(how, str)}
-    known = {**{n: how for n, how in merges.items() if isinstance(how, str)}, ROWS: "sum"}
+    rules = {**{n: how for n, how in merges.items() if isinstance(how, str)}, ROWS: "sum"}
     lists = [(name, "list") for name in functions]
     grouped = windows.group_by(list(keys), use_threads=False).aggregate(
-        [*((name, str(how)) for name, how in known.items()), *lists]
+        [*((name, str(how)) for name, how in rules.items()), *lists]
     )
     columns = {key: grouped[key] for key in keys}
     for name in windows.column_names:
-        if name in known:
-            columns[name] = grouped[f"{name}_{known[name]}"].cast(windows[name].type)
+        if name in rules:
+            columns[name] = grouped[f"{name}_{rules[name]}"].cast(windows[name].type)
         elif name in functions:
             folded = [
                 _fold(values, functions[name]) for values in grouped[f"{name}_list"].to_pylist()
@@ -189,7 +189,7 @@ class Corrections:
     is_first: bool = False
     hidden: pa.Table | None = field(default=None)
 
-    # `prepare` reads the values in force, so it needs the store's files, and takes time.
+    # `prepare` reads the values in force, so it needs the store's files and takes time.
     has_edits = is_slow = True
 
     @property
@@ -220,14 +220,14 @@ class Corrections:
         """Return the rows to write: edits of windows in force, and originals of the others."""
         keys, columns = list(self.rules.keys), self.windows.column_names
         original = pc.coalesce(in_force["original_sequence"], in_force["sequence"])
-        known = in_force.select(["series", self.rules.keys[1], *self.rules.merges])
-        known = known.rename_columns([*keys, *self.rules.merges]).append_column(
+        originals = in_force.select(["series", self.rules.keys[1], *self.rules.merges])
+        originals = originals.rename_columns([*keys, *self.rules.merges]).append_column(
             "original", original
         )
-        places = pa.array(range(known.num_rows), pa.int64())
-        places_ = known.select([*keys, "original"]).append_column("place", places)
-        there = self.windows.join(places_, keys)
-        if there.num_rows > self.windows.num_rows:
+        row_numbers = pa.array(range(originals.num_rows), pa.int64())
+        keys_of_rows = originals.select([*keys, "original"]).append_column("place", row_numbers)
+        windows = self.windows.join(keys_of_rows, keys)
+        if windows.num_rows > self.windows.num_rows:
             raise UpdateFailed(
                 f"a series has several originals of one window ('{self.rules.keys[1]}')",
                 "one original for each series and window",
@@ -236,24 +236,26 @@ class Corrections:
             )
         self._compare_windows(in_force)
         if self.is_first:
-            _refuse_other_reasons(in_force.take(there["place"].drop_null()))
-        is_hidden = self._find_hidden(there, in_force, index)
-        self.hidden = there.filter(is_hidden).select(columns)
-        there = there.filter(pc.invert(is_hidden))
-        mine = there.select(columns)
-        none = pa.nulls(known.num_rows, mine.schema.field(ROWS).type)
-        theirs = known.append_column(ROWS, none).select(columns)
-        theirs = theirs.join(mine.select(keys), keys, join_type="left semi")
+            _refuse_other_reasons(in_force.take(windows["place"].drop_null()))
+        is_hidden = self._find_hidden(windows, in_force, index)
+        self.hidden = windows.filter(is_hidden).select(columns)
+        windows = windows.filter(pc.invert(is_hidden))
+        late_results = windows.select(columns)
+        no_late_rows = pa.nulls(originals.num_rows, late_results.schema.field(ROWS).type)
+        stored_results = originals.append_column(ROWS, no_late_rows).select(columns)
+        stored_results = stored_results.join(late_results.select(keys), keys, join_type="left semi")
         try:
-            mine = mine.cast(theirs.schema)
+            late_results = late_results.cast(stored_results.schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise IncompatibleValue(
                 f"a result does not fit the store: {error}",
                 ", ".join(f"{field.name} {field.type}" for field in self.values),
                 "cast the aggregates to the types of the store's columns",
             ) from None
-        merged = merge_windows(pa.concat_tables([theirs, mine]), self.rules.merges, self.rules.keys)
-        rows = merged.join(there.select([*keys, "original", "place"]), keys)
+        merged = merge_windows(
+            pa.concat_tables([stored_results, late_results]), self.rules.merges, self.rules.keys
+        )
+        rows = merged.join(windows.select([*keys, "original", "place"]), keys)
         rows = rows.sort_by([(key, "ascending") for key in keys])
         # If only late rows make an original, its other columns are null.
         return self._stage(rows, in_force.take(rows["place"]))
@@ -275,14 +277,14 @@ class Corrections:
         )
 
     def _find_hidden(
-        self, there: pa.Table, in_force: pa.Table, index: SeriesIndex
+        self, windows: pa.Table, in_force: pa.Table, index: SeriesIndex
     ) -> pa.ChunkedArray:
-        """Flag the windows of `there` that may have been written and are hidden by now.
+        """Flag the windows that may have been written and are hidden now.
 
-        Their series has hidden events, and they do not come after everything visible. Timestamps
-        of originals rise, and none is before its window's time, so the time of a hidden original's
-        window is not above any visible timestamp. The window of a visible original says nothing,
-        since an earlier correction may have written it late.
+        Their series has hidden events, and they do not come after all visible ones. Timestamps of
+        originals do not decrease, and none is before its window's time, so the time of a hidden
+        original's window is not above any visible timestamp. The window of a visible original does
+        not count, because an earlier correction may have written it late.
         """
         series, window = self.rules.keys
         visible = pa.table(
@@ -297,18 +299,18 @@ class Corrections:
         )
         # A join does not keep the order of rows.
         names = oldest[series].combine_chunks()
-        rows_of_names = pc.index_in(there[series], value_set=names)
+        rows_of_names = pc.index_in(windows[series], value_set=names)
         first_original, first_us = (
             oldest[name].take(rows_of_names) for name in ("original_min", "us_min")
         )
-        time_us = pc.add(there[window].cast(pa.int64()), self.rules.offset_us)
+        time_us = pc.add(windows[window].cast(pa.int64()), self.rules.offset_us)
         is_older = pc.and_(pc.greater(first_original, 0), pc.less_equal(time_us, first_us))
-        last = index.lookup(there[series].to_pylist())["last_sequence"]
+        last_sequence = index.lookup(windows[series].to_pylist())["last_sequence"]
         all_hidden = pc.and_(
-            pc.is_null(rows_of_names), pa.chunked_array([pa.array(last != NO_SEQUENCE)])
+            pc.is_null(rows_of_names), pa.chunked_array([pa.array(last_sequence != NO_SEQUENCE)])
         )
         may_be_hidden = pc.or_(pc.fill_null(is_older, False), all_hidden)
-        return pc.and_(there["original"].is_null(), may_be_hidden)
+        return pc.and_(windows["original"].is_null(), may_be_hidden)
 
     def _stage(self, rows: pa.Table, in_force: pa.Table) -> pa.Table:
         series, window = self.rules.keys
@@ -332,7 +334,7 @@ class Corrections:
 
 
 def refuse_limit(retained: RetainedRange, root: str) -> None:
-    """Refuse a store in which a correction hides what it corrects."""
+    """Refuse a store in which a correction hides the window that it corrects."""
     if retained.limit is not None:
         raise UpdateFailed(
             f"the store '{root}' has the retained range '{format_range(retained)}', which counts "
@@ -387,13 +389,14 @@ def correct_late(
     Args:
         late: a stream with a column `violation`; the query takes its rows that are `late`.
         store: the path of the store.
-        aggregates: by value column, the aggregate and how two results of it become one: `sum`
-            (counts too), `min`, `max`, or a function of both. An average is a sum and a count.
+        aggregates: by value column, the aggregate and the rule that combines two of its results:
+            `sum` (also of counts), `min`, `max`, or a function of both. An average is a sum and a
+            count.
         series: the column with the series' name, without nulls.
         window: the length of a window, such as `1 hour`, as the writing query has it.
         event_time: the column of event times.
         start: the store's value column with the start of the window, a timestamp.
-        timestamp: which end of a window its `timestamp` in the store is.
+        timestamp: the end of a window that is its `timestamp` in the store.
         max_age: leave out windows further before the store's newest window, count and report them;
             None: leave out none.
         author: the author of the corrections.
@@ -449,17 +452,19 @@ def correct_late(
     identity = QueryIdentity.of(rows)
 
     def correct(batch: DataFrame, number: int) -> None:
-        opened = batch.groupBy(F.col(series), windows).agg(*results, F.count("*").alias(ROWS))
-        taken = opened.select(series, F.col("_window.start").alias(start), *aggregates, ROWS)
+        grouped = batch.groupBy(F.col(series), windows).agg(*results, F.count("*").alias(ROWS))
+        late_windows = grouped.select(
+            series, F.col("_window.start").alias(start), *aggregates, ROWS
+        )
         query = identity.find_id(batch)
         streams = partial(identity.find_streams, query, number)
-        plan.correct(taken.toArrow(), query, number, streams)
+        plan.correct(late_windows.toArrow(), query, number, streams)
 
     return identity.mark(rows.writeStream.foreachBatch(correct))
 
 
 def _check_violation(late: DataFrame) -> None:
-    """Refuse a stream that does not say which rows are late: rows in time would count twice."""
+    """Refuse a stream that does not flag late rows, because rows in time would count twice."""
     if "violation" in late.columns:
         return
     raise IncompatibleValue(
@@ -471,20 +476,20 @@ def _check_violation(late: DataFrame) -> None:
 
 
 def _check_columns(store: Store, start: str, results: list[str]) -> None:
-    known = {field.name: field.type for field in store.values}
-    missing = [name for name in (start, *results) if name not in known]
-    if missing or known[start] != INSTANT:
+    types = {field.name: field.type for field in store.values}
+    missing = [name for name in (start, *results) if name not in types]
+    if missing or types[start] != INSTANT:
         name = missing[0] if missing else start
         raise IncompatibleValue(
             f"the store '{store.root}' has no value column '{name}'"
             + ("" if missing else " of timestamps"),
-            ", ".join(f"'{field}' {kind}" for field, kind in known.items()) or "none",
+            ", ".join(f"'{field}' {kind}" for field, kind in types.items()) or "none",
             "let the query that writes the windows select it, such as "
             "F.col('window.start').alias('window_start')",
         )
-    if known.get(REASON, pa.string()) != pa.string():
+    if types.get(REASON, pa.string()) != pa.string():
         raise IncompatibleValue(
-            f"the store '{store.root}' has a column '{REASON}' of type {known[REASON]}",
+            f"the store '{store.root}' has a column '{REASON}' of type {types[REASON]}",
             f"a store whose '{REASON}' is a text, and null in what others write",
             "let the query that writes the windows give that column another name",
         )
@@ -512,7 +517,7 @@ class _Plan:
 
     location: Location
     rules: WindowRules
-    told: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
 
     def correct(
         self,
@@ -545,7 +550,7 @@ class _Plan:
         decided, digest = self._read(query, number), digest_rows(new)
         if decided is not None:
             bounds = decided[1]
-            # A batch without windows to correct makes no commit that would know its rows.
+            # A batch without windows to correct has no commit with a digest of its rows.
             is_replay(store.root, (f"{LATE_TOKEN}{query}", number), digest, number, bounds.rows)
         else:
             bounds = self._find_bounds(store)
@@ -560,22 +565,22 @@ class _Plan:
         )
         if decided is None:
             self._write(query, number, step.waiting, dataclasses.replace(bounds, rows=digest))
-        self._tell_left_out(
+        self._warn_left_out(
             step.too_old, "is further before the store's newest window than max_age"
         )
         if step.ready.num_rows:
             self._commit(store, step, query, number)
         if not store.metadata().ctis.writers or store.metadata().ctis.without_cti():
-            self._tell_no_cti(store)
-        # A repeated batch needs the file of the batch before it, and nobody needs older ones.
+            self._warn_no_cti(store)
+        # A repeated batch needs the file of the batch before it; older files are unused.
         self.location.remove([self._path(query, number - 2)])
 
     def _find_bounds(self, store: Store) -> "_Bounds":
         """Return the bounds that a batch gets from the store as it is now."""
         index = store.index()
         newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
-        known = self.rules.max_age_us is not None and newest_us != NEVER_US
-        oldest_us = newest_us - (self.rules.max_age_us or 0) if known else None
+        is_limited = self.rules.max_age_us is not None and newest_us != NEVER_US
+        oldest_us = newest_us - (self.rules.max_age_us or 0) if is_limited else None
         return _Bounds(index.metadata.ctis.store_us, oldest_us, self.rules.author)
 
     def _commit(self, store: Store, step: WindowStep, query: str, number: int) -> None:
@@ -595,7 +600,7 @@ class _Plan:
         corrections = Corrections(step.ready, self.rules, store.values, token, is_first=is_first)
         store.append(corrections)
         if corrections.hidden is not None:
-            self._tell_left_out(corrections.hidden, "is out of the store's retained range")
+            self._warn_left_out(corrections.hidden, "is out of the store's retained range")
         maintain_after_commit(store)
 
     def _find_others(self, store: Store, query: str) -> list[str]:
@@ -642,9 +647,9 @@ class _Plan:
         if self.location.is_local:
             sync([path, *list_directories(self.location.root, [path])])
 
-    def _tell_left_out(self, windows: pa.Table, why: str) -> None:
+    def _warn_left_out(self, windows: pa.Table, why: str) -> None:
         if windows.num_rows:
-            first = windows.slice(0, 1).to_pylist()[0]
+            example = windows.slice(0, 1).to_pylist()[0]
             us = windows[self.rules.keys[1]].cast(pa.int64())[0].as_py()
             _LOG.warning(
                 "%d late rows of %d windows are left out of the store '%s', such as '%s' at %s, "
@@ -652,14 +657,14 @@ class _Plan:
                 sum(windows[ROWS].to_pylist()),
                 windows.num_rows,
                 self.location.root,
-                first[self.rules.keys[0]],
+                example[self.rules.keys[0]],
                 format_instant(us),
                 why,
             )
 
-    def _tell_no_cti(self, store: Store) -> None:
-        if "cti" not in self.told:
-            self.told.add("cti")
+    def _warn_no_cti(self, store: Store) -> None:
+        if "cti" not in self.warned:
+            self.warned.add("cti")
             names: Any = store.metadata().ctis.without_cti()
             _LOG.warning(
                 "late rows wait until the store '%s' has a CTI above their windows, and a writer "

@@ -1,4 +1,4 @@
-"""Check what a query's store and checkpoint know of each other before anything wrong is written.
+"""Check that a query's store and checkpoint belong together before anything is written.
 
 A query must not write to a store that its checkpoint does not belong to (semantics 16.6). The store
 has a mark of every query that wrote to it, with the number of its last batch; even an empty first
@@ -9,12 +9,12 @@ noticed.
 
 The query that writes windows leaves a note in the store, `_tseries/streams/QUERY.json` (semantics
 30.6): the options of its streams of records, from the offset of its first batch, and whether it
-gives CTIs. `correct_late` compares its own streams and windows with these. It compares nothing with
-a query that it knows nothing of, because its checkpoint is not a directory on the driver's machine.
+gives CTIs. `correct_late` compares its own streams and windows with these. If the checkpoint of a
+query is not a directory on the driver's machine, there is no such note, and nothing is compared.
 
-Spark's classic client calls the function for a batch in the query's own thread, which knows the id.
-Spark Connect calls it in a process beside the server, in a session that knows no query. There the
-query gets a name of its own, and is found by it among those of the session that started it.
+Spark's classic client calls the function for a batch in the query's own thread, which has the id.
+Spark Connect calls it in a process beside the server, in a session without queries. There the query
+gets its own name, by which the session that started it finds it.
 """
 
 import contextlib
@@ -86,8 +86,8 @@ _UNRELATED: Final = frozenset(
 _IDLE: Final = {"idleTimeout"}
 
 _noted: dict[tuple[str, str], int] = {}
-"""How many batches of a query of this process were noted: the options of the first, which Spark may
-run again, are those of an earlier run, and from the second on they are those of this one."""
+"""The number of noted batches of each query of this process. Spark may run the first batch of an
+earlier run again, with the options of that run; from the second on, the options are of this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def read_streams(offsets: Iterable[Any], batch: int) -> tuple[RecordStream, ...]
 
 
 def _describe_changes(offset: Mapping[str, Any]) -> dict[str, str]:
-    """Return, as a setting that no other stream has, that the options changed (semantics 8.10)."""
+    """Return a setting that no other stream has if the options have changed (semantics 8.10)."""
     changes = [
         change for change in offset.get("changes", ()) if {*change["from"], *change["to"]} != _IDLE
     ]
@@ -175,13 +175,13 @@ def note_writer(
     _noted[key] = _noted.get(key, 0) + 1
     path = _note_path(location, query)
     with contextlib.suppress(OSError):
-        known = _read_note(location, query)
+        earlier_note = _read_note(location, query)
         streams = () if checkpoint is None else read_checkpoint(checkpoint, batch)
-        if known is not None:
+        if earlier_note is not None:
             # Keep the starts of the first run.
             has_changed = any("changeFrom" in stream.settings for stream in streams)
-            streams = streams if has_changed else known.streams or streams
-            if known == WriterNote(gives_ctis, streams):
+            streams = streams if has_changed else earlier_note.streams or streams
+            if earlier_note == WriterNote(gives_ctis, streams):
                 return
         note = WriterNote(gives_ctis, streams)
         with location.write(path) as file:
@@ -203,7 +203,7 @@ def _read_note(location: Location, query: str) -> WriterNote | None:
 
 
 def _read_notes(store: Store) -> dict[str, WriterNote]:
-    """Return what is known of each query that writes the store, by its name as a writer."""
+    """Return the notes of the queries that write the store, by their names as writers."""
     notes = {}
     for path, _ in store.location.list_files(store.location.file("_tseries", "streams")):
         query = Path(path).stem
@@ -233,7 +233,7 @@ def refuse_without_ctis(store: Store) -> None:
 
 
 def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
-    """Refuse late rows of streams with other options than those of the windows."""
+    """Refuse late rows of streams with options that differ from those of the windows."""
     theirs = [stream for note in _read_notes(store).values() for stream in note.streams]
     for stream in mine:
         if not stream.makes_ctis:
@@ -242,7 +242,7 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
         if not theirs:
             continue
         # Compare with the most similar stream.
-        alike = min(theirs, key=lambda other: len(_list_differences(stream, other)))
+        alike = min(theirs, key=lambda candidate: len(_list_differences(stream, candidate)))
         differences = _list_differences(stream, alike)
         if differences:
             raise UpdateFailed(
@@ -261,13 +261,13 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
                 f"windows of a query with 'violationPolicy' = '{KEEP_ALL}'",
                 "write the windows to a new store with that policy. Nothing is stored",
             )
-        for name, start, first in _list_starts(stream, alike):
-            if start > first:
+        for name, start, start_of_windows in _list_starts(stream, alike):
+            if start > start_of_windows:
                 _LOG.warning(
                     "the query that wrote the windows of '%s' began at offset %d of '%s', and this "
                     "one at %d: late rows between are not corrected, and some after that may be "
                     "taken for rows in time",
-                    store.root, first, name, start,
+                    store.root, start_of_windows, name, start,
                 )  # fmt: skip
 
 
@@ -297,28 +297,31 @@ def _list_differences(mine: RecordStream, theirs: RecordStream) -> list[str]:
             f"the late rows are of {_name(mine.topics)}, and the windows of {_name(theirs.topics)}"
         )
     for name in sorted((mine.settings.keys() | theirs.settings.keys()) - _UNRELATED):
-        own, other = mine.settings.get(name), theirs.settings.get(name)
-        if own != other:
+        our_text, their_text = mine.settings.get(name), theirs.settings.get(name)
+        if our_text != their_text:
             differences.append(
-                f"option '{name}' is {_quote(own)} here, and {_quote(other)} in the query that "
-                "wrote the windows"
+                f"option '{name}' is {_quote(our_text)} here, and {_quote(their_text)} in the "
+                "query that wrote the windows"
             )
     differences.extend(
-        f"this query reads '{name}' from offset {own}, and the query that wrote the windows from "
-        f"{first} ('startingOffsets')"
-        for name, own, first in _list_starts(mine, theirs)
-        if own < first
+        f"this query reads '{name}' from offset {our_start}, and the query that wrote the windows "
+        f"from {their_start} ('startingOffsets')"
+        for name, our_start, their_start in _list_starts(mine, theirs)
+        if our_start < their_start
     )
     return differences
 
 
 def _list_starts(mine: RecordStream, theirs: RecordStream) -> list[tuple[str, int, int]]:
     """Return the partitions with two known starts, and both starts."""
-    pairs = [(name, mine.starts.get(name), first) for name, first in sorted(theirs.starts.items())]
+    pairs = [
+        (name, mine.starts.get(name), start_there)
+        for name, start_there in sorted(theirs.starts.items())
+    ]
     return [
-        (name, start, first)
-        for name, start, first in pairs
-        if start is not None and first is not None
+        (name, start, start_there)
+        for name, start, start_there in pairs
+        if start is not None and start_there is not None
     ]
 
 
@@ -353,9 +356,9 @@ def refuse_other_windows(stored: pa.Table, start: str, *, window_us: int, offset
 
 
 def _refuse(stored: pa.Table, start: str, row: int, problem: str, accepts: str) -> UpdateFailed:
-    first = format_instant(int(pc.cast(stored[start][row], pa.int64()).as_py()))
+    window_start = format_instant(int(pc.cast(stored[start][row], pa.int64()).as_py()))
     return UpdateFailed(
-        f"the window of series '{stored['series'][row]}' at {first} {problem}",
+        f"the window of series '{stored['series'][row]}' at {window_start} {problem}",
         accepts,
         "give correct_late the 'window', 'timestamp' and 'start' of the query that writes the "
         "windows; sliding windows, and those with a start of their own, are not corrected. Nothing "
@@ -383,11 +386,11 @@ class QueryIdentity:
         return QueryIdentity(rows.sparkSession, name if is_remote() else None)
 
     def mark(self, writer: DataStreamWriter) -> DataStreamWriter:
-        """Return the writer, with the name by which its query is found."""
+        """Return the writer, with the name that identifies its query."""
         return writer if self.name is None else writer.queryName(self.name)
 
     def find_id(self, batch: DataFrame) -> str:
-        """Return the id of the query that has made `batch`; it stays the same over restarts."""
+        """Return the id of the query that runs `batch`; it stays the same over restarts."""
         if self.name is None:
             context = batch.sparkSession.sparkContext
             query_id = context.getLocalProperty("sql.streaming.queryId")
@@ -407,8 +410,8 @@ class QueryIdentity:
     def find_streams(self, query_id: str, number: int) -> Sequence[RecordStream] | None:
         """Return the query's streams: an empty sequence if unknown; None if not known yet.
 
-        The checkpoint tells them at once. A session of Spark Connect does not know the checkpoint;
-        there the query's progress tells them from the second batch of a run on.
+        The checkpoint has them at once. A session of Spark Connect does not know the checkpoint;
+        there the query's progress has them from the second batch of a run on.
         """
         if self.name is None:
             running: Any = self.session.streams.get(query_id)
@@ -419,7 +422,7 @@ class QueryIdentity:
                 return read_checkpoint(resolve_directory(root), number)
             except CheckpointUnreadable:
                 return ()
-        (query,) = (each for each in self.session.streams.active if each.name == self.name)
+        (query,) = (active for active in self.session.streams.active if active.name == self.name)
         if not query.recentProgress:
             return None
         # The first batch of the first run has the starts of all partitions.
@@ -436,12 +439,12 @@ MAX_BATCHES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStore:
-    """A store as a checkpoint records it.
+    """A checkpoint's record of its store.
 
     Attributes:
         id: the id of the Delta table.
         location: the location of the store.
-        batches: the numbers of the last batches stored, rising, each with the last commit then.
+        batches: the numbers of the last stored batches, ascending, each with the last commit then.
     """
 
     id: str
@@ -491,10 +494,10 @@ def check_in_commit(
     before = None if checkpoint is None else _read_remembered(checkpoint)
     if checkpoint is not None and before is not None:
         _check_history(before, store, token)
-        earlier = [known for known in before.batches if known[0] < batch]
+        earlier = [stored_batch for stored_batch in before.batches if stored_batch[0] < batch]
         if len(earlier) < len(before.batches) and not store.has_token(token):
-            # What the record has of this batch and later ones is of a state that was put back. It
-            # must not outlive this one, whose own record may fail to be written.
+            # The record of this and later batches is of a state that was replaced. Remove it now,
+            # because writing the record of this batch may fail.
             _write_record(checkpoint, store, earlier)
     if store.transaction(name) is None:
         if before is None and batch > 0:
@@ -512,33 +515,33 @@ def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]
     """Refuse a store that lacks what the query has stored in it."""
     name, batch = token
     # Ignore the records of later batches: the checkpoint was set back, perhaps by hand.
-    earlier = [known for known in before.batches if known[0] < batch]
+    earlier = [stored_batch for stored_batch in before.batches if stored_batch[0] < batch]
     if not earlier:
         return
     number, commit = earlier[-1]
     change = describe_change(store, commit)
-    last = store.transaction(name)
-    has_batch = last is not None and last >= number
+    last_batch = store.transaction(name)
+    has_batch = last_batch is not None and last_batch >= number
     if change is None and has_batch:
         return
     if has_batch and is_given_up(store.location, commit):
         return  # The batch is in the store; a repair has given up commits of others after it.
-    raise _changed_error(store, number, commit, change, last)
+    raise _changed_error(store, number, commit, change, last_batch)
 
 
 def _changed_error(
-    store: Store, batch: int, commit: CommitId, change: str | None, last: int | None
+    store: Store, batch: int, commit: CommitId, change: str | None, last_batch: int | None
 ) -> HistoryChanged:
     change = change or "has nothing of that batch"
-    first = 0 if last is None else last + 1
+    begin = 0 if last_batch is None else last_batch + 1
     return HistoryChanged(
         f"the store {_describe_store(store)} {change}, and this query's checkpoint has seen "
         f"{commit} there, with its batch {batch}: an older state of the store was put back, or "
         "another copy of it",
         "the store as the query left it, or a later state of that",
         "put that state of the store back; or put the checkpoint of the same backup back; or let "
-        f"the query write what is lost again: stop it and remove all files from number {first} on "
-        f"in 'commits', and from number {first + 1} on in 'offsets', of its checkpoint (its source "
+        f"the query write what is lost again: stop it and remove all files from number {begin} on "
+        f"in 'commits', and from number {begin + 1} on in 'offsets', of its checkpoint (its source "
         "must still have that input); or start with a new checkpointLocation, which writes all of "
         "its input. Nothing of the batch is stored",
     )
@@ -558,8 +561,8 @@ def remember_commit(
     if checkpoint is None:
         return
     before, commit = _read_remembered(checkpoint), commit or last_commit_id(store)
-    known = () if before is None else before.batches
-    batches = [(number, commit_id) for number, commit_id in known if number < batch]
+    earlier = () if before is None else before.batches
+    batches = [(number, commit_id) for number, commit_id in earlier if number < batch]
     batches += [] if commit is None else [(batch, commit)]
     if commit is not None:
         # Another query's commits would otherwise make the next batch search the log for this one.
@@ -583,21 +586,21 @@ def _write_record(checkpoint: Path, store: Store, batches: Sequence[tuple[int, C
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     # Two instances of the query may be at work.
-    written = Path(f"{path}.{secrets.token_hex(4)}")
+    draft = Path(f"{path}.{secrets.token_hex(4)}")
     try:
-        written.write_text(json.dumps(text), encoding="utf-8")
-        written.replace(path)
+        draft.write_text(json.dumps(text), encoding="utf-8")
+        draft.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            written.unlink()
+            draft.unlink()
         # A write tells no name, and the next step is to see to the checkpoint's disk.
         error.filename = error.filename or str(path)
         raise
 
 
-def _mismatch_error(written: str, reality: str) -> StoreMismatch:
+def _mismatch_error(what_it_wrote: str, reality: str) -> StoreMismatch:
     return StoreMismatch(
-        f"this query's checkpoint has written {written}, and {reality}",
+        f"this query's checkpoint has written {what_it_wrote}, and {reality}",
         "the store that the checkpoint has written to, wherever it was moved",
         "name that store or bring it back, or start with a new checkpoint, which writes the input "
         "again. Nothing of the batch is stored",
@@ -611,11 +614,11 @@ def _describe_store(store: Store) -> str:
 def _read_remembered(checkpoint: Path) -> CheckpointStore | None:
     """Return the store recorded in the checkpoint; None if there is no readable record."""
     try:
-        read = json.loads((checkpoint / _FILE_PATH).read_text(encoding="utf-8"))
-        store, location = str(read["id"]), str(read["location"])
+        record = json.loads((checkpoint / _FILE_PATH).read_text(encoding="utf-8"))
+        store, location = str(record["id"]), str(record["location"])
         batches = (
             (int(number), CommitId(int(commit), int(head)))
-            for number, commit, head in read.get("batches", ())
+            for number, commit, head in record.get("batches", ())
         )
         return CheckpointStore(store, location, tuple(batches))
     except (OSError, ValueError, KeyError, TypeError):

@@ -2,8 +2,8 @@
 
 Spark keeps the reader and its partitions for later evaluations of the same DataFrame; see
 `pyspark_timestream.core.adapters`. All tasks of an evaluation must see the same commits (semantics
-21.10). They know when it began by the driver's clock, and every log entry has a time, so each task
-takes the last entry up to then and finds the same one whenever it asks. An entry can become visible
+21.10). They know its start by the driver's clock, and every log entry has a time, so each task
+takes the last entry up to the start and always finds the same one. An entry can become visible
 shortly after its time, so an early task waits.
 """
 
@@ -71,7 +71,7 @@ EVALUATION_RESOLUTION_US: Final = 999
 """Spark reports the start of an evaluation in whole milliseconds."""
 
 MAX_PUBLISH_US: Final = 1_000_000
-"""A writer removes a local log entry's second name within this time; a killed one leaves both."""
+"""A writer removes a local log entry's second name within this time, unless it is killed."""
 
 MAX_REMOTE_CLOCK_SKEW_US: Final = 1_000_000
 """An object store's clock, in whole seconds, differs from the driver's by at most this."""
@@ -97,9 +97,9 @@ def find_snapshot_at(planned: Snapshot, began_us: int) -> Snapshot:
     from pyspark_tseries.store.store import Store
 
     location = planned.location
-    known = _last_snapshots.get(location)
-    if known is not None and known[0] == began_us:
-        return known[1]
+    cached = _last_snapshots.get(location)
+    if cached is not None and cached[0] == began_us:
+        return cached[1]
     latest_us = began_us + (
         EVALUATION_RESOLUTION_US if location.is_local else MAX_REMOTE_CLOCK_SKEW_US
     )
@@ -148,7 +148,7 @@ def _entry_time_ns(location: Location, version: int) -> int | None:
     until_us = time.time_ns() // 1000 + MAX_PUBLISH_US
     try:
         while (status := os.stat(path)).st_nlink > 1:
-            # Its writer is about to unlink the draft's name, which changes the time.
+            # The writer is about to unlink the draft's name, and that changes the time.
             now_us = time.time_ns() // 1000
             if now_us >= min(until_us, status.st_ctime_ns // 1000 + MAX_PUBLISH_US):
                 break
@@ -283,8 +283,8 @@ class RangeReader(DataSourceReader):
 
 def _divide_work(work: Sequence[Work], partition: ReadTask) -> Sequence[Work]:
     """Return the work of one task; each item belongs to one task."""
-    first, end = (len(work) * (partition.number + i) // partition.tasks for i in (0, 1))
-    return work[first:end]
+    begin, end = (len(work) * (partition.number + i) // partition.tasks for i in (0, 1))
+    return work[begin:end]
 
 
 def _group_files(originals: Sequence[DataFile]) -> list[Work]:
@@ -299,20 +299,20 @@ def _group_files(originals: Sequence[DataFile]) -> list[Work]:
     return [tuple(paths) for paths in groups]
 
 
-def check_schema(wanted: pa.Schema, schema_of_store: pa.Schema) -> None:
-    """Refuse a user's schema with other columns than those of the store."""
-    for field in wanted:
+def check_schema(schema: pa.Schema, schema_of_store: pa.Schema) -> None:
+    """Refuse a user's schema with columns or types that the store does not have."""
+    for field in schema:
         if field.name not in schema_of_store.names:
             raise IncompatibleValue(
                 f"column '{field.name}' is not in the store",
                 ", ".join(schema_of_store.names),
                 "correct the schema, or leave it out",
             )
-        known = schema_of_store.field(field.name).type
-        if field.type != known:
+        store_type = schema_of_store.field(field.name).type
+        if field.type != store_type:
             raise IncompatibleValue(
                 f"column '{field.name}' is asked for as {type_name(field.type)}",
-                type_name(known),
+                type_name(store_type),
                 "correct the schema, or leave it out",
             )
 
@@ -322,7 +322,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DeliveryTask(InputPartition):
-    """One task of a batch: events, then the CTI that comes after all of the batch; or one alone."""
+    """One task of a batch: events, the CTI that follows all events of the batch, or both."""
 
     delivery: Delivery | None
     cti_us: int | None = None
@@ -353,7 +353,7 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         self._begun: Position | None = None
         self._latest: Position | None = None
         self._subscription: Any = None
-        self._told = False
+        self._has_warned = False
         self._max_handed = options.max_driver_events
 
     def initialOffset(self) -> dict[str, Any]:
@@ -378,7 +378,7 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         end = subscription.find_end(position, max_events, upto)
         if self._options.cti:
             ctis = subscription.ctis()
-            self._tell_without_cti(ctis)
+            self._warn_without_cti(ctis)
             end = end.with_cti(ctis)
         self._latest = end
         if end == position:
@@ -390,13 +390,22 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         """Return the tasks of a batch, by series."""
         if is_initial_offset(end):
             return []  # A query with state runs a batch even if the store has no commit yet.
-        last = Position.from_json(end)
-        first = last.beginning() if is_initial_offset(start) else Position.from_json(start)
-        tasks = [DeliveryTask(task) for task in self._open_subscription().plan_tasks(first, last)]
-        if self._options.cti and last.cti is not None and last.cti != first.cti:
-            # The CTI is last, so that it follows the events that it covers where order is kept.
+        end_position = Position.from_json(end)
+        start_position = (
+            end_position.beginning() if is_initial_offset(start) else Position.from_json(start)
+        )
+        tasks = [
+            DeliveryTask(task)
+            for task in self._open_subscription().plan_tasks(start_position, end_position)
+        ]
+        if (
+            self._options.cti
+            and end_position.cti is not None
+            and end_position.cti != start_position.cti
+        ):
+            # The CTI is last, so that it follows the events that it covers if order is kept.
             delivery = tasks.pop().delivery if len(tasks) == 1 else None
-            tasks.append(DeliveryTask(delivery, last.cti))
+            tasks.append(DeliveryTask(delivery, end_position.cti))
         self._hand_over_if_small(tasks)
         return tasks
 
@@ -406,8 +415,10 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         cti = self._options.cti
         if partition.delivery is not None:
             for batch in read_delivery(partition.delivery):
-                none = pa.nulls(batch.num_rows, INSTANT)
-                yield self._select([none if f.name == cti else batch[f.name] for f in self._target])
+                no_cti = pa.nulls(batch.num_rows, INSTANT)
+                yield self._select(
+                    [no_cti if f.name == cti else batch[f.name] for f in self._target]
+                )
         if partition.cti_us is not None:
             row = {cti: pa.array([partition.cti_us], pa.int64()).cast(INSTANT)}
             yield self._select([row.get(f.name, pa.nulls(1, f.type)) for f in self._target])
@@ -422,11 +433,11 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         try:
             rows = collect_rows(self.read(tasks[0]))
         except Exception as error:
-            # The task says it again, unless it helps to try again, as Spark does with tasks.
+            # The task reports the failure, unless it helps to try again, as Spark does with tasks.
             _LOG.info("a task reads the batch, since reading it here failed: %s", error)
             return
         if rows is None:
-            # Its events are large, so reading such batches twice would be the rule.
+            # The events are large, so most such batches would be read twice.
             self._max_handed = events // 2
         elif can_be_taken(rows):
             self.hand_over(rows)
@@ -449,11 +460,11 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the store keeps no state of a subscriber."""
 
-    def _tell_without_cti(self, ctis: CtiRecord) -> None:
+    def _warn_without_cti(self, ctis: CtiRecord) -> None:
         """Warn once of writers that keep the store from having a CTI."""
         names = ctis.without_cti()
-        if names and not self._told:
-            self._told = True
+        if names and not self._has_warned:
+            self._has_warned = True
             _LOG.warning(
                 "the store '%s' gives no %sCTIs while a writer has given none: %s ('%s' stands for "
                 "all writes that are not streaming, '%s' for those that a repair lost); next step: "
@@ -485,7 +496,7 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
 
 
 def _measure(delivery: Delivery | None) -> tuple[int, int]:
-    """Return at most how many events a task delivers, and the size of their files."""
+    """Return an upper bound of the events that a task delivers, and the size of their files."""
     if delivery is None:
         return 0, 0
     events = sum(file.rows for file in delivery.files)

@@ -111,8 +111,10 @@ class DefaultSource(DataSource):
         store = Store.open(options.location)
         snapshot = store.snapshot()
         values = pa.schema(snapshot.values)
-        wanted = options.plan_buckets(values)
-        check_schema(to_arrow_schema(schema, timezone="UTC"), _read_schema(values, options, wanted))
+        buckets = options.plan_buckets(values)
+        check_schema(
+            to_arrow_schema(schema, timezone="UTC"), _read_schema(values, options, buckets)
+        )
         guard = AccessCheck(snapshot.settings.policy, author_or_user(options.principal))
         guard.require_query(options.to_query())
         if options.as_of is not None:
@@ -125,7 +127,7 @@ class DefaultSource(DataSource):
             schema,
             planned_us=planned_us,
             principal=guard.principal,
-            buckets=wanted,
+            buckets=buckets,
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -162,9 +164,9 @@ class DefaultSource(DataSource):
         )
         check(store.snapshot())
         log_like_spark("pyspark_tseries")
-        wanted = options.subscription_range
+        initial_range = options.subscription_range
         initial = InitialEvents(
-            store.settings.subscription if wanted is None else wanted,
+            store.settings.subscription if initial_range is None else initial_range,
             options.starting_sequence or {},
         )
         return SubscriptionReader(options, initial, schema, check)
@@ -179,34 +181,36 @@ def _to_spark(schema: pa.Schema) -> StructType:
     return StructType(fields)
 
 
-def _read_schema(values: pa.Schema, options: ReadOptions, wanted: Downsampling | None) -> pa.Schema:
+def _read_schema(
+    values: pa.Schema, options: ReadOptions, buckets: Downsampling | None
+) -> pa.Schema:
     """Return the columns of a batch read of a store with these value columns."""
-    if wanted is not None:
-        return result_fields(values, wanted)
+    if buckets is not None:
+        return result_fields(values, buckets)
     return pick_columns(result_schema(values), options.columns)
 
 
 def _check_subscription(
-    wanted: pa.Schema, options: SubscribeOptions, principal: str, store: Snapshot
+    schema: pa.Schema, options: SubscribeOptions, principal: str, store: Snapshot
 ) -> None:
     """Refuse a subscription that does not fit the store, at its start and after each change."""
     guard = AccessCheck(store.settings.policy, principal)
     guard.require("read", "subscribe to the store")
     if options.starting_sequence:
         guard.require("query_obsolete", "set startingSequence, which shows overridden values")
-    names = set(wanted.names) - {options.cti}
+    names = set(schema.names) - {options.cti}
     later = find_later_columns(names, store.values)
     if later:
-        shown = ", ".join(f"'{field.name}' {type_name(field.type)}" for field in later)
+        columns = ", ".join(f"'{field.name}' {type_name(field.type)}" for field in later)
         raise IncompatibleValue(
             f"columns have been added to the store '{store.location.root}' after this query was "
-            f"loaded, and it would not deliver them: {shown}",
+            f"loaded, and it would not deliver them: {columns}",
             "a query with all columns of the store, or a schema() without some that it always had",
             "start it again from its checkpoint, with spark.readStream.format('tseries').load(): "
             "it then delivers them from the first event that has them; select() leaves them out, "
             "and a table of the catalog is dropped and created again",
         )
-    check_schema(wanted, _add_cti_column(result_schema(store.values), options))
+    check_schema(schema, _add_cti_column(result_schema(store.values), options))
 
 
 def _add_cti_column(columns: pa.Schema, options: SubscribeOptions) -> pa.Schema:
@@ -226,7 +230,7 @@ def _add_cti_column(columns: pa.Schema, options: SubscribeOptions) -> pa.Schema:
 
 
 def _refuse_batch_number(options: WriteOptions) -> None:
-    """Refuse the number of a batch write in a stream, where it would have no effect."""
+    """Refuse the number of a batch write in a stream, because it would have no effect there."""
     if options.txn_app_id is not None:
         raise OptionError(
             "txnAppId",
@@ -275,11 +279,11 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
     return WriteTarget(store.location, plan, options, author, principal, _optimistic_number(store))
 
 
-def _merge_columns(store: Store, wanted: list[pa.Field]) -> None:
+def _merge_columns(store: Store, incoming: list[pa.Field]) -> None:
     """Add columns, and fields of structs, that only the incoming rows have."""
-    add_columns(store, wanted)
+    add_columns(store, incoming)
     kinds = {field.name.lower(): field.type for field in store.values}
-    grown = [field for field in wanted if not fits(field.type, kinds[field.name.lower()])]
+    grown = [field for field in incoming if not fits(field.type, kinds[field.name.lower()])]
     if grown:
         add_struct_fields(store, grown)
 
@@ -298,14 +302,14 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     columns = []
     for field in schema:
         unit = (field.metadata or {}).get(UNIT_KEY.decode())
-        kept = {UNIT_KEY: unit.encode()} if isinstance(unit, str) else None
+        metadata = {UNIT_KEY: unit.encode()} if isinstance(unit, str) else None
         kind = to_arrow_type(field.dataType, timezone="UTC")
-        columns.append(pa.field(field.name, kind, metadata=kept))
+        columns.append(pa.field(field.name, kind, metadata=metadata))
     return pa.schema(columns)
 
 
 def _check_type(name: str, kind: DataType) -> None:
-    """Refuse a type that cannot be stored, or that Arrow would change."""
+    """Refuse a type that a store cannot hold, or that Arrow would change."""
     if isinstance(kind, ArrayType):
         _check_type(name, kind.elementType)
     elif isinstance(kind, MapType):

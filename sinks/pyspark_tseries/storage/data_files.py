@@ -470,7 +470,7 @@ class DataFile:
         return EVENT_FILE_PATH.fullmatch(self.path) is None
 
     @property
-    def run(self) -> str:
+    def file_group(self) -> str:
         """The part of the name that files have in common if they were written together."""
         return os.path.basename(self.path).split(".")[0].partition("_")[0]
 

@@ -1,9 +1,9 @@
 """Write and read the records of erasures: who erased which events, when and why (semantics 18.6).
 
 A record counts once a commit names it, so a crash leaves unused files at worst. The head names the
-last act, and each record the previous one; a record outside of this chain does not count.
-Maintenance flags an act with `log` once no entry of the log has its values any more, and with
-`done` once no file has.
+last act, and each record the previous one; a record outside this chain does not count. Maintenance
+flags an act with `log` once no log entry has its values any more, and with `done` once no file has
+them.
 """
 
 import contextlib
@@ -126,31 +126,33 @@ class ErasedKeys:
         self.originals.setdefault(act.series, set()).update(act.sequences)
 
     def find_values(self, rows: pa.Table) -> BoolArray:
-        """Flag the included events that `rows` does not show as erased; it has `KEY_COLUMNS`."""
-        meant = np.zeros(rows.num_rows, bool)
+        """Flag the included events that are not erased in `rows`, which has `KEY_COLUMNS`."""
+        is_included = np.zeros(rows.num_rows, bool)
         for series, events in self.events.items():
-            mine = pc.equal(rows["series"].cast(pa.string()), series).to_numpy()
-            if mine.any():
-                for name, wanted in (
+            is_of_series = pc.equal(rows["series"].cast(pa.string()), series).to_numpy()
+            if is_of_series.any():
+                for name, sequences in (
                     ("sequence", events),
                     ("original_sequence", self.originals[series]),
                 ):
                     numbers = to_int64(rows[name].fill_null(NO_SEQUENCE))
-                    meant |= mine & np.isin(numbers, np.array(sorted(wanted), np.int64))
-        meant &= rows[ERASURE_FIELD.name].is_null().to_numpy()
-        return meant
+                    is_included |= is_of_series & np.isin(
+                        numbers, np.array(sorted(sequences), np.int64)
+                    )
+        is_included &= rows[ERASURE_FIELD.name].is_null().to_numpy()
+        return is_included
 
     def may_be_in(self, statistics: str | None) -> bool:
         """Return whether Delta's statistics of a file may show a value of an included event."""
-        said: Mapping[str, Any] = json.loads(statistics) if statistics else {}
-        least, most = said.get("minValues") or {}, said.get("maxValues") or {}
-        if not (set(least) | set(most)) - set(RESERVED_NAMES):
+        stats: Mapping[str, Any] = json.loads(statistics) if statistics else {}
+        lowest, highest = stats.get("minValues") or {}, stats.get("maxValues") or {}
+        if not (set(lowest) | set(highest)) - set(RESERVED_NAMES):
             return False
-        if not all(name in ends for name in ("series", "sequence") for ends in (least, most)):
+        if not all(name in ends for name in ("series", "sequence") for ends in (lowest, highest)):
             return True
         return any(
-            least["series"] <= series <= most["series"]
-            and any(least["sequence"] <= sequence <= most["sequence"] for sequence in sequences)
+            lowest["series"] <= series <= highest["series"]
+            and any(lowest["sequence"] <= sequence <= highest["sequence"] for sequence in sequences)
             for series, sequences in self.events.items()
         )
 
@@ -171,15 +173,15 @@ def write_record(location: Location, record: ErasureRecord) -> str:
     return path
 
 
-def read_records(location: Location, last: str | None) -> Iterator[ErasureRecord]:
-    """Yield the records of the act `last` and of all before it, newest first.
+def read_records(location: Location, act: str | None) -> Iterator[ErasureRecord]:
+    """Yield the records of `act` and of all acts before it, newest first.
 
     Raises:
         UnusableStore: a record is missing or damaged.
         OSError: a record cannot be read now.
     """
-    while last is not None:
-        path = record_path(location, last)
+    while act is not None:
+        path = record_path(location, act)
         try:
             record = _read_record(location, path)
         except (FileNotFoundError, ValueError) as error:
@@ -187,17 +189,17 @@ def read_records(location: Location, last: str | None) -> Iterator[ErasureRecord
             problem = f"the record '{path}' of an erasure cannot be read: {why}"
             raise damage_error("erasure record", location.root, problem, path) from error
         yield record
-        last = record.previous
+        act = record.previous
 
 
-def find_erased_series(location: Location, last: str | None, since: str | None) -> set[str] | None:
-    """Return the series of the act `last` and of all before it, down to `since`, exclusive.
+def find_erased_series(location: Location, act: str | None, since: str | None) -> set[str] | None:
+    """Return the series of `act` and of all acts before it, back to `since`, exclusive.
 
     Return None if `since` is not among them, or a record cannot be read.
     """
     names: set[str] = set()
     try:
-        for record in read_records(location, last):
+        for record in read_records(location, act):
             if record.act.id == since:
                 return names
             names.add(record.act.series)
@@ -207,7 +209,7 @@ def find_erased_series(location: Location, last: str | None, since: str | None) 
 
 
 def list_records(location: Location) -> list[ErasureRecord]:
-    """Return all records that can be read, including those outside of the chain."""
+    """Return all readable records, including those outside the chain."""
     records = []
     for path, _ in location.list_files(location.file(*ERASURES)):
         if path.endswith(".json"):

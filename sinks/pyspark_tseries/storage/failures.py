@@ -53,7 +53,7 @@ _NEXT_STEPS_IN_STORES: Final = {
     errno.EROFS: ", or only read the store here",
     errno.EIO: ", then see what is broken with: python -m pyspark_tseries verify {root}",
 }
-"""What follows where the file is the store's, and not that of a checkpoint, for one."""
+"""The end of the next step if the file is of the store, and not of a checkpoint, for example."""
 
 
 @contextlib.contextmanager
@@ -67,10 +67,10 @@ def named_failures(location: Location | None, *, is_new: bool = False) -> Iterat
     try:
         yield
     except Exception as error:
-        named = explain_failure(location, error, is_new=is_new)
-        if named is None:
+        explained = explain_failure(location, error, is_new=is_new)
+        if explained is None:
             raise
-        raise named from error
+        raise explained from error
 
 
 def explain_failure(
@@ -146,9 +146,9 @@ def _storage_error(code: int, path: str | None, location: Location | None) -> St
         next_step += _NEXT_STEPS_IN_STORES.get(code, "").format(root=root)
     where = f"'{path}'{store}" if path is not None else "a file"
     problem = f"{where} cannot be read or written: {os.strerror(code)} ({errno.errorcode[code]})"
-    named = StorageFailed(problem, None, next_step)
-    named.path, named.code = path, code
-    return named
+    error = StorageFailed(problem, None, next_step)
+    error.path, error.code = path, code
+    return error
 
 
 def _explain_full(path: str | None) -> str:

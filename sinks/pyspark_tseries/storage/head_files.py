@@ -1,7 +1,7 @@
 """Write and read head files, each with a change of the series index (`model.series_index`).
 
-A head counts once a commit names it, so a crash leaves unused files at worst. Each one names its
-parent; `LastIndex` keeps the index that was loaded last, so a later one reads only newer files.
+A head counts once a commit names it, so a crash leaves unused files at worst. Each head names its
+parent. `LastIndex` keeps the last loaded index, so loading a later one reads only newer files.
 """
 
 import contextlib
@@ -67,9 +67,9 @@ def _format_head(table: pa.Table) -> bytes:
     """Return a table as Arrow's stream."""
     batches = table.to_batches() if table.num_rows < SMALL_FILE_ROWS else []
     if len(batches) == 1:
-        # What the writer below writes without compression, in a seventh of its time.
-        parts = (table.schema.serialize(), batches[0].serialize(), _END_OF_STREAM)
-        return b"".join(map(memoryview, parts))
+        # The same bytes as from the writer below without compression, in a seventh of the time.
+        messages = (table.schema.serialize(), batches[0].serialize(), _END_OF_STREAM)
+        return b"".join(map(memoryview, messages))
     content = io.BytesIO()
     options = _LZ4 if table.num_rows >= SMALL_FILE_ROWS else None
     with pa.ipc.new_stream(content, table.schema, options=options) as writer:
@@ -103,7 +103,7 @@ def head_chain(location: Location, head_id: int | None, since_us: int) -> Iterat
 def is_ancestor(location: Location, head_id: int, commit: int, metadata: CommitMetadata) -> bool:
     """Return whether the head `head_id`, of that commit, is in the chain before `metadata`.
 
-    Return False, too, where files of the chain are gone, or it is longer than `MAX_ANCESTORS`.
+    Also return False if files of the chain are gone, or it is longer than `MAX_ANCESTORS`.
     """
     for _ in range(MAX_ANCESTORS):
         if metadata.parent is None or metadata.commit <= commit:
@@ -164,17 +164,17 @@ def unreadable_head_error(location: Location, path: str, reason: str) -> Unusabl
 
 
 def load_index(
-    location: Location, head_id: int | None, known_id: int | None, known: SeriesIndex
+    location: Location, head_id: int | None, earlier_id: int | None, earlier: SeriesIndex
 ) -> SeriesIndex:
     """Return the index of the head `head_id`, which is None before the first commit.
 
-    Build it on top of `known`, the index of the head `known_id`, if that is in its chain.
+    Build it on top of `earlier`, the index of the head `earlier_id`, if that is in its chain.
 
     Raises:
         UnusableStore: a file is missing or damaged.
         OSError: a file cannot be read now.
     """
-    index, changes = _collect_changes(location, head_id, known_id, known)
+    index, changes = _collect_changes(location, head_id, earlier_id, earlier)
     for change in merge_changes(changes):
         index = apply_change(index, change)
     return index
@@ -189,24 +189,24 @@ def load_partial_index(
     of `names`, which saves most of the time and memory of a complete index.
     """
     index, changes = _collect_changes(location, head_id, None, SeriesIndex())
-    whole = sum(change.num_rows for change in changes) <= SMALL_INDEX_ROWS
+    is_complete = sum(change.num_rows for change in changes) <= SMALL_INDEX_ROWS
     for change in merge_changes(changes):
-        index = apply_change(index, change if whole else filter_series(change, names))
-    return index, whole
+        index = apply_change(index, change if is_complete else filter_series(change, names))
+    return index, is_complete
 
 
 def _collect_changes(
-    location: Location, head_id: int | None, known_id: int | None, known: SeriesIndex
+    location: Location, head_id: int | None, earlier_id: int | None, earlier: SeriesIndex
 ) -> tuple[SeriesIndex, list[pa.Table]]:
     """Return an index in memory, and the changes that turn it, in order, into that of `head_id`."""
     changes: list[pa.Table] = []
-    while head_id is not None and head_id != known_id:
+    while head_id is not None and head_id != earlier_id:
         changes.append(_read_head(location, head_path(location, head_id)))
         metadata = read_metadata(changes[-1].schema)
         head_id = metadata.parent if metadata.depth else None
-        known_id = known_id if metadata.depth else None
-        known = known if metadata.depth else SeriesIndex()
-    return known if head_id == known_id else SeriesIndex(), changes[::-1]
+        earlier_id = earlier_id if metadata.depth else None
+        earlier = earlier if metadata.depth else SeriesIndex()
+    return earlier if head_id == earlier_id else SeriesIndex(), changes[::-1]
 
 
 class LastIndex:
@@ -234,7 +234,7 @@ class LastIndex:
 
     @property
     def last(self) -> tuple[int | None, SeriesIndex]:
-        """The id and the index of a head; read apart, they may be of two."""
+        """The id and the index of a head; read one by one, they may be of two heads."""
         return self._last
 
     @property
@@ -253,12 +253,12 @@ class LastIndex:
 
     def load(self, head_id: int | None) -> SeriesIndex:
         """Return the index of the head `head_id`; raise what `load_index` raises."""
-        known_id, known = self._last
-        if head_id == known_id:
-            return known
+        last_id, last_index = self._last
+        if head_id == last_id:
+            return last_index
         with self._lock:
-            known_id, known = self._last
-            index = load_index(self._location, head_id, known_id, known)
+            last_id, last_index = self._last
+            index = load_index(self._location, head_id, last_id, last_index)
             self.remember(head_id, index)
             return index
 
@@ -267,8 +267,8 @@ class LastIndex:
         with self._lock:
             if self.head_id is not None or self._partial_loads >= MAX_PARTIAL_LOADS:
                 return self.load(head_id)
-            index, whole = load_partial_index(self._location, head_id, names)
-            if whole:
+            index, is_complete = load_partial_index(self._location, head_id, names)
+            if is_complete:
                 self.remember(head_id, index)
             else:
                 self._partial_loads += 1

@@ -53,19 +53,19 @@ def sync(paths: Iterable[str]) -> None:
     Raises:
         OSError: one is missing, or could not be written to the disk.
     """
-    wanted = list(dict.fromkeys(paths))
-    given: list[tuple[str, Future[None]]] = []
-    # No thread may be left, or the interpreter be ending.
+    unique_paths = list(dict.fromkeys(paths))
+    begun: list[tuple[str, Future[None]]] = []
+    # Perhaps no thread is left, or the interpreter is ending.
     with contextlib.suppress(RuntimeError):
         threads = _sync_threads(os.getpid())
-        given.extend((path, threads.submit(_sync, path)) for path in wanted[1:])
-    for path in [*wanted[:1], *wanted[1 + len(given) :]]:
+        begun.extend((path, threads.submit(_sync, path)) for path in unique_paths[1:])
+    for path in [*unique_paths[:1], *unique_paths[1 + len(begun) :]]:
         _sync(path)
-    # What no thread has begun yet is synced here: waiting for one takes longer.
-    for path, done in reversed(given):
+    # Sync here whatever no thread has begun: waiting for a thread takes longer.
+    for path, done in reversed(begun):
         if done.cancel():
             _sync(path)
-    for _, done in given:
+    for _, done in begun:
         if not done.cancelled():
             done.result()
 
@@ -81,7 +81,7 @@ def _sync(path: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot sync directories, and need not.
+        # Some network file systems cannot sync directories, and need no sync.
         if error.errno not in _DIRECTORY_SYNC_UNSUPPORTED or not os.path.isdir(path):
             raise
     finally:
@@ -135,8 +135,8 @@ def _rename_exclusively(path: str, to: str) -> None:
 def make_directories(path: str) -> None:
     """Make a directory and its parents so that they survive a power loss.
 
-    All of those on its file system are synced, also those that are there: the process that made
-    them may have died before it synced them. What this user may not read cannot be synced.
+    All parents on its file system are synced, even if they existed: the process that made them may
+    have died before it synced them. Directories that this user may not read cannot be synced.
     """
     os.makedirs(path, exist_ok=True)
     names, device = [path], os.stat(path).st_dev
@@ -190,7 +190,7 @@ STORAGE_OPTIONS: Final = (*_SECRET_OPTIONS, "AWS_REGION", "AWS_ENDPOINT_URL", "A
 
 MAX_SERVER_COPY_BYTES: Final = 2 * 1024**3
 """Let the object store itself copy files up to this size. Amazon's limit for one request is 5 GB;
-ours is what it copies in a minute."""
+this is about the size that it copies in a minute."""
 
 
 def local_path(location: str) -> str:
@@ -219,10 +219,10 @@ def _decode_uri(location: str) -> str:
         return location
     if uri["scheme"].lower() != "file":
         raise ValueError(f"this version of tseries cannot open '{uri['scheme']}:' stores yet")
-    parts = urlsplit(location)
-    if parts.netloc not in ("", "localhost"):
-        raise ValueError(f"the host '{parts.netloc}' of a file: URI is not this one")
-    return unquote(parts.path)
+    url = urlsplit(location)
+    if url.netloc not in ("", "localhost"):
+        raise ValueError(f"the host '{url.netloc}' of a file: URI is not this one")
+    return unquote(url.path)
 
 
 def is_inside_store(path: str) -> bool:
@@ -233,8 +233,8 @@ def is_inside_store(path: str) -> bool:
     >>> is_inside_store("kind=event/%2e%2e/part-0.parquet")
     False
     """
-    parts = path.split("/")
-    return not (_UNSAFE_IN_PATH.search(path) or {"", ".", ".."} & set(parts))
+    names = path.split("/")
+    return not (_UNSAFE_IN_PATH.search(path) or {"", ".", ".."} & set(names))
 
 
 def normalize_location(text: str) -> str:
@@ -246,16 +246,16 @@ def normalize_location(text: str) -> str:
     uri = _URI.match(text)
     if uri is None or uri["scheme"].lower() not in ("s3", "s3a"):
         return local_path(text)
-    named = _S3_URI.fullmatch(uri["scheme"].lower() + text[uri.end("scheme") :])
-    prefix = named["prefix"].rstrip("/") if named else ""
-    if named is None or not prefix:
+    s3_uri = _S3_URI.fullmatch(uri["scheme"].lower() + text[uri.end("scheme") :])
+    prefix = s3_uri["prefix"].rstrip("/") if s3_uri else ""
+    if s3_uri is None or not prefix:
         raise ValueError("an s3: URI names a bucket and a prefix in it: s3://bucket/prefix")
     if not _S3_PREFIX.fullmatch(prefix) or {"", ".", ".."} & set(prefix.split("/")):
         # Delta, Arrow and Amazon each escape other characters differently.
         raise ValueError(
             "a prefix is of letters A-Z, digits, spaces and _.=@:+,'- in parts between single '/'"
         )
-    return f"s3://{named['bucket']}/{prefix}"
+    return f"s3://{s3_uri['bucket']}/{prefix}"
 
 
 def parse_location(
@@ -388,14 +388,14 @@ class Location:
             self.make_directories(os.path.dirname(path))
             descriptor = os.open(path, flags, 0o666)
         try:
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            unwritten = memoryview(content)
+            while unwritten:
+                unwritten = unwritten[os.write(descriptor, unwritten) :]
         finally:
             os.close(descriptor)
 
     def make_directories(self, path: str) -> None:
-        """Make a directory below the store's directory, but never that one itself.
+        """Make a directory below the store's directory, but never the store's directory itself.
 
         If the directory of a store that was moved away appeared again, the store could not be moved
         back. New directories get the rights of the store's directory, so that a group that may
@@ -416,15 +416,15 @@ class Location:
 
     def _share(self, path: str) -> None:
         """Give a new file or directory the rights of the store's directory."""
-        wanted, mode = os.stat(self.root).st_mode, os.stat(path).st_mode
-        shared = wanted & (stat.S_IWGRP | stat.S_IWOTH)
+        root_mode, mode = os.stat(self.root).st_mode, os.stat(path).st_mode
+        rights = root_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if stat.S_ISDIR(mode):
-            shared |= wanted & (stat.S_ISGID | stat.S_IXGRP | stat.S_IXOTH)
-        shared |= wanted & (stat.S_IRGRP | stat.S_IROTH)
-        if mode | shared != mode:
+            rights |= root_mode & (stat.S_ISGID | stat.S_IXGRP | stat.S_IXOTH)
+        rights |= root_mode & (stat.S_IRGRP | stat.S_IROTH)
+        if mode | rights != mode:
             # Fails on a file system without rights, and for another user's file.
             with contextlib.suppress(OSError):
-                os.chmod(path, stat.S_IMODE(mode | shared))
+                os.chmod(path, stat.S_IMODE(mode | rights))
 
     def open_lock(self, name: str) -> int | None:
         """Open the local lock file `name` of this host's processes; return None if that fails.
@@ -511,10 +511,9 @@ class Location:
                 remove(path)
 
     def discard(self, paths: Iterable[str]) -> None:
-        """Remove files that nothing names, as far as possible.
+        """Remove unnamed files; ignore errors, and leave the remaining files to maintenance.
 
-        What stays is left to maintenance: mostly an error is being raised, and it is the one that
-        says what is wrong.
+        Usually another error is being raised, and that one says what is wrong.
         """
         for path in paths:
             with contextlib.suppress(OSError):
@@ -523,8 +522,8 @@ class Location:
     def list_files(self, directory: str) -> Iterator[tuple[str, int]]:
         """Yield each file in `directory`, which need not exist, and its time in nanoseconds."""
         if not self.is_local:
-            wanted = _file_selector(directory)
-            for info in self.filesystem.get_file_info(wanted):
+            selector = _file_selector(directory)
+            for info in self.filesystem.get_file_info(selector):
                 if info.is_file:
                     yield info.path, int(info.mtime_ns)
         elif os.path.isdir(directory):
@@ -545,8 +544,8 @@ class Location:
     def lock_path(self, name: str) -> str:
         """Return the path of the local lock file `name`, shared by this host's processes."""
         if not self.is_local:
-            which = hashlib.sha256(self.root.encode()).hexdigest()[:32]
-            return os.path.join(tempfile.gettempdir(), f"tseries-{os.getuid()}-{which}-{name}")
+            digest = hashlib.sha256(self.root.encode()).hexdigest()[:32]
+            return os.path.join(tempfile.gettempdir(), f"tseries-{os.getuid()}-{digest}-{name}")
         self.make_directories(self.file("_tseries"))
         return self.file("_tseries", name)
 
@@ -627,11 +626,11 @@ def lock_commits(location: Location) -> Iterator[None]:
         yield  # The commit itself reports a broken disk or a missing store.
         return
     try:
-        seen, patience = None, 0.0
+        last_beat, patience = None, 0.0
         while not try_lock(descriptor):
             # Wait as long as the holder beats: small batches that did not wait would win every race
             # against a large one.
-            if seen != (seen := os.fstat(descriptor).st_mtime_ns):
+            if last_beat != (last_beat := os.fstat(descriptor).st_mtime_ns):
                 patience = time.monotonic() + MAX_SILENCE_S
             if time.monotonic() >= patience:
                 break

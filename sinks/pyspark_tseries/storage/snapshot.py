@@ -1,9 +1,9 @@
 """A snapshot is a store as of one commit: its settings, files and series index (21.10, 22).
 
-Everything that reads a store reads one: queries, subscriptions, maintenance and the client. A
-snapshot of an earlier moment has only the files of the commits up to then. Every row keeps its
-commit, and compaction removes only rows that were out of range at its horizon. So all rows visible
-at the horizon or later are still stored, and the index of any series is computed from them.
+Queries, subscriptions, maintenance and the client all read snapshots. A snapshot of an earlier
+moment has only the files of the commits up to then. Every row keeps its commit, and compaction
+removes only rows that were out of range at its horizon. So all rows visible at the horizon or later
+are still stored, and the index of any series can be computed from them.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, scan_file
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A store as of a commit; pickle leaves out the index, which a task loads itself.
+    """A store as of a commit; pickle leaves out the index, because a task loads it itself.
 
     Attributes:
         location: the location of the store.
@@ -132,8 +132,10 @@ class Snapshot:
         oldest = self._oldest if since_us is None else self.horizon
         if commit < oldest or (since_us is not None and us < since_us):
             oldest_us = NEVER_US if oldest < 0 else self._commit_time(oldest)
-            known = oldest_us if since_us is None else max(oldest_us, since_us)
-            raise _gone_error(f"asOf {format_instant(us)}", f"{format_instant(known)} or later")
+            possible_us = oldest_us if since_us is None else max(oldest_us, since_us)
+            raise _gone_error(
+                f"asOf {format_instant(us)}", f"{format_instant(possible_us)} or later"
+            )
         return self._before(commit, us)
 
     def at_commit(self, number: int) -> "Snapshot":
@@ -159,17 +161,20 @@ class Snapshot:
     def _last_commit(
         self, counts: Callable[[Int64Array, Int64Array], BoolArray]
     ) -> tuple[int, int]:
-        """Return the last commit with rows whose number and time `counts` takes, and its time."""
+        """Return the last commit with rows that passes `counts`, and its time.
+
+        `counts` flags commits by their numbers and times.
+        """
         commit, us = -1, NEVER_US
         for numbers, times in self._scan_commits():
-            taken = counts(numbers, times)
-            commit = max(commit, int(numbers[taken].max(initial=-1)))
-            us = max(us, int(times[taken].max(initial=NEVER_US)))
+            counted = counts(numbers, times)
+            commit = max(commit, int(numbers[counted].max(initial=-1)))
+            us = max(us, int(times[counted].max(initial=NEVER_US)))
         return commit, us
 
-    def _commit_time(self, first: int) -> int:
+    def _commit_time(self, first_number: int) -> int:
         """Return the earliest time of the commits from `first` on."""
-        times_from = (times[numbers >= first] for numbers, times in self._scan_commits())
+        times_from = (times[numbers >= first_number] for numbers, times in self._scan_commits())
         newest_us = self.metadata.commit_us
         return min((int(us.min(initial=newest_us)) for us in times_from), default=newest_us)
 

@@ -232,7 +232,7 @@ APART = [[at("a", 1), at("a", 2), at("b", 1)], [at("c", 1)], [at("d", 9), at("e"
 def test_task_files_without_common_series_are_published_unchanged(location):
     attempt, own = published(location, APART)
     assert own == [True, True, True]
-    assert len({to_data_file(file, 0).run for file in attempt.written}) == 1
+    assert len({to_data_file(file, 0).file_group for file in attempt.written}) == 1
     assert not any(to_data_file(file, 0).is_compacted for file in attempt.written)
 
 
