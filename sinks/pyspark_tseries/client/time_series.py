@@ -261,10 +261,8 @@ class TimeSeries(Questions):
             UnusableStore: it has a newer version, is not a store, or is damaged: see `repair`.
             ValueError: an empty path, an unknown durability or storage option.
         """
-        principal, synced = (
-            _parse_author(author),
-            parse_argument("durability", durability) == "fsync",
-        )
+        principal = _parse_author(author)
+        synced = parse_argument("durability", durability) == "fsync"
         location = parse_location(path, storage_options)
         with named_failures(location):
             store = Store.open(location)
@@ -603,11 +601,11 @@ class TimeSeries(Questions):
             PermissionDenied: the store has a policy, and the author is not an owner.
             StoreBusy: other writers won every attempt.
         """
-        new_columns = new_value_fields(parse_schema(columns))
+        added = new_value_fields(parse_schema(columns))
         self._store.refresh()
         require_owner(self._store, self._author, "add columns")
         columns_by_name = {field.name.lower(): field for field in self._store.values}
-        for field in new_columns:
+        for field in added:
             stored = columns_by_name.get(field.name.lower(), field)
             if not fits(field.type, stored.type):
                 raise IncompatibleValue(
@@ -618,10 +616,8 @@ class TimeSeries(Questions):
                     if fits(stored.type, field.type)
                     else "take another name",
                 )
-        add_columns(self._store, new_columns)
-        _check_columns(
-            self._store, new_columns
-        )  # Another client may have added one at the same time.
+        add_columns(self._store, added)
+        _check_columns(self._store, added)  # Another client may have added one at the same time.
         self._update_columns()
 
     def set_units(self, units: Mapping[str, str]) -> None:
@@ -753,17 +749,15 @@ class TimeSeries(Questions):
             rows, index = view.newest(series)
             if expected is not None:
                 AppendCondition(series, expected).check(index)
-            last_sequence = int(index.lookup([series])["last_sequence"][0])
+            newest = int(index.lookup([series])["last_sequence"][0])
             events = QueryResult(rows, rows.num_rows).events
             if not holds(events[-1] if events else None):
                 raise condition_error(
                     f"the condition does not hold for the newest event of series '{series}'",
-                    last_sequence,
+                    newest,
                 )
             try:
-                return add(
-                    AppendCondition(series, last_sequence, (view.snapshot.metadata.erasure,))
-                )
+                return add(AppendCondition(series, newest, (view.snapshot.metadata.erasure,)))
             except ConditionFailed:
                 policy.pause(attempt)  # The event that the condition saw is no longer the newest.
         raise self._store.busy_error(

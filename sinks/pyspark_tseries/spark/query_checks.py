@@ -20,6 +20,7 @@ gets its own name, by which the session that started it finds it.
 import contextlib
 import json
 import logging
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -51,7 +52,7 @@ from pyspark_tseries.model.commits import (
     name_writer,
 )
 from pyspark_tseries.storage.failures import name_failure
-from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.location import Location, sync
 from pyspark_tseries.store.commit_history import (
     describe_change,
     is_given_up,
@@ -432,6 +433,9 @@ class QueryIdentity:
 
 
 _FILE_PATH: Final = Path("sinks", "tseries.json")
+_DRAFT: Final = re.compile(r"tseries\.json\.[0-9a-f]{8}")
+_DRAFT_LIFE_S: Final = 60
+"""A draft of the record that is older than this is of a killed process."""
 _FORMAT_VERSION: Final = 1
 MAX_BATCHES: Final = 100
 """Record the commits of this many batches, as many as Spark keeps in a checkpoint."""
@@ -569,7 +573,7 @@ def remember_commit(
         note_commit(store, commit)
     try:
         _write_record(checkpoint, store, batches[-MAX_BATCHES:])
-    except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError):
+    except (FileExistsError, NotADirectoryError, PermissionError):
         return  # In this checkpoint there can be no record; the store has its marks of queries.
     except OSError as error:
         # The checkpoint is on a disk of this machine, whatever the store is on.
@@ -589,13 +593,24 @@ def _write_record(checkpoint: Path, store: Store, batches: Sequence[tuple[int, C
     draft = Path(f"{path}.{secrets.token_hex(4)}")
     try:
         draft.write_text(json.dumps(text), encoding="utf-8")
+        sync([str(draft)])  # Otherwise a power loss may leave an empty record.
         draft.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        # A write tells no name, and the next step is to see to the checkpoint's disk.
-        error.filename = error.filename or str(path)
+        # The error of a write has no name, and others may name the draft.
+        error.filename = str(path)
         raise
+    _remove_dead_drafts(path)
+
+
+def _remove_dead_drafts(record: Path) -> None:
+    """Remove the drafts that killed processes have left beside a record."""
+    with contextlib.suppress(OSError):
+        oldest_s = record.stat().st_mtime - _DRAFT_LIFE_S
+        for path in record.parent.iterdir():
+            if _DRAFT.fullmatch(path.name) and path.stat().st_mtime < oldest_s:
+                path.unlink()
 
 
 def _mismatch_error(what_it_wrote: str, reality: str) -> StoreMismatch:

@@ -41,6 +41,7 @@ _NEXT_STEPS: Final = {
     errno.ENOMEM: "give the machine more memory, then do it again",
     errno.EFBIG: "allow larger files (ulimit -f), then do it again",
     errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EISDIR: "remove that directory, then do it again",
     errno.ENOTDIR: "choose a path whose parents are directories",
     errno.EBUSY: "end what uses the file, then do it again",
     **dict.fromkeys(_AWAY, "bring the mount or its server back, then do it again"),

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import pathlib
 import shutil
 
@@ -138,6 +139,55 @@ def test_a_checkpoint_is_known_where_it_is_a_directory_of_this_machine(tmp_path,
 def test_a_checkpoint_that_cannot_be_written_is_accepted(tmp_path, checkpoint):
     (tmp_path / "checkpoint" / "sinks").write_text("a file where the directory should be")
     go(checkpoint, make(tmp_path / "a"), 0)
+
+
+def test_a_record_that_is_a_directory_ends_the_query_by_its_name(tmp_path, checkpoint):
+    record = checkpoint / "sinks" / "tseries.json"
+    record.mkdir(parents=True)
+    with pytest.raises(StorageFailed) as refused:
+        go(checkpoint, make(tmp_path / "a"), 0)
+    assert refused.value.code == errno.EISDIR
+    assert refused.value.problem.startswith(f"'{record}' cannot be read or written")
+    assert refused.value.next_step == "remove that directory, then do it again"
+    assert [file.name for file in record.parent.iterdir()] == ["tseries.json"]
+
+
+def test_drafts_of_a_record_that_kills_left_are_removed_and_those_of_others_stay(
+    tmp_path, checkpoint
+):
+    store = make(tmp_path / "a")
+    go(checkpoint, store, 0)
+    folder = checkpoint / "sinks"
+    left, young = folder / "tseries.json.0badcafe", folder / "tseries.json.12345678"
+    for name in (left.name, young.name, "tseries.json.mine", "other.json.0badcafe"):
+        (folder / name).write_text("{")
+    long_ago = (folder / "tseries.json").stat().st_mtime - 3600
+    for name in (left.name, "tseries.json.mine", "other.json.0badcafe"):
+        os.utime(folder / name, (long_ago, long_ago))
+    go(checkpoint, store, 1)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "other.json.0badcafe", "tseries.json", young.name, "tseries.json.mine",
+    ]  # fmt: skip
+
+
+def test_a_record_is_synced_before_it_takes_the_place_of_the_last_one(
+    tmp_path, checkpoint, monkeypatch
+):
+    """Else a power loss may leave an empty one."""
+    store, synced = make(tmp_path / "a"), []
+    go(checkpoint, store, 0)
+
+    def sync(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def replace(draft, target):
+        assert str(draft) in synced
+        return os.replace(draft, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(pathlib.Path, "replace", replace)
+    go(checkpoint, store, 1)
+    assert any(path.startswith(f"{checkpoint / 'sinks'}/tseries.json.") for path in synced)
 
 
 @pytest.mark.parametrize("fails", ["write_text", "replace"])
