@@ -272,6 +272,21 @@ def test_failure_of_the_storage_has_code_path_and_next_step(tmp_path, code):
         assert re.search(rf"'{path}'.*\({errno.errorcode[code]}\); next step: ['\w]+", str(named))
 
 
+@pytest.mark.parametrize("code", list(failures._NEXT_STEPS_IN_STORES), ids=errno.errorcode.get)
+def test_next_steps_about_a_store_are_not_given_for_a_disk_beside_it(tmp_path, code):
+    store, beside = tmp_path / "store", tmp_path / "checkpoint" / "tseries.json"
+    store.mkdir()
+    location = parse_location(str(store))
+    steps = {}
+    for path in (str(store / "a"), str(beside)):
+        named = failures.name_failure(location, OSError(code, os.strerror(code), path))
+        assert (named.path, named.code) == (path, code)
+        steps[path] = named.next_step
+    assert steps[str(beside)] == failures._NEXT_STEPS[code]
+    added = failures._NEXT_STEPS_IN_STORES[code].format(root=store)
+    assert steps[str(store / "a")] == failures._NEXT_STEPS[code] + added
+
+
 def test_error_that_is_not_of_the_storage_stays_as_it_is(tmp_path):
     location = new_store(tmp_path / "s")._store.location
     for error in (FileNotFoundError(errno.ENOENT, "gone", "x"), UnusableStore("x"), ValueError()):
