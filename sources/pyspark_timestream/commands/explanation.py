@@ -1,15 +1,15 @@
 """Explains streams as text and for notebooks: their state, what holds CTIs back, the fixes.
 
 `explain_checkpoint` gathers an `Explanation`: the facts of each stream (`explain_stream`), and the
-state that waits. It is shown as text (`format_stream`), or with a picture (`draw_stream`), a row
-per partition over an axis of application time: a bar up to its CTI, a circle at its newest event,
-and a dashed line at the stream's CTI, drawn as the pages of `watch` draw them (`core.report`).
-Partitions that a diagnosis names are coloured *and* marked in words.
+state that waits for CTIs. `format_stream` shows it as text; `draw_stream` adds a picture, with a
+row per partition over an axis of application time: a bar up to its CTI, a circle at its newest
+event, and a dashed line at the stream's CTI, as on the pages of `watch` (`core.report`). Partitions
+that a diagnosis names are coloured *and* marked in words.
 
 A query's progress has the size of each operator's state. A Spark session can read the state itself
-from the checkpoint: Spark marks the column whose time a watermark is compared with, so a window
-waits for a CTI at its end, and a row for one after its time. Where Spark keeps that time elsewhere,
-as for joins, only the number of rows is known.
+from the checkpoint. Spark marks the column that it compares with the watermark, so a window waits
+for a CTI at its end, and a row for a CTI after its time. If Spark keeps that time elsewhere, as for
+joins, we know only the number of rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,11 +82,11 @@ def read_operators(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
     """Return the state of a query's operators, from its progress as parsed JSON."""
     return tuple(
         OperatorState(
-            f"{place} {each.get('operatorName', '')}".strip(),
-            int(each.get("numRowsTotal", 0)),
-            int(each.get("memoryUsedBytes", 0)),
+            f"{number} {operator.get('operatorName', '')}".strip(),
+            int(operator.get("numRowsTotal", 0)),
+            int(operator.get("memoryUsedBytes", 0)),
         )
-        for place, each in enumerate(progress.get("stateOperators") or ())
+        for number, operator in enumerate(progress.get("stateOperators") or ())
     )
 
 
@@ -95,30 +95,30 @@ def describe_state(operators: Sequence[OperatorState]) -> Iterator[str]:
 
     State with unknown times may wait for no CTI at all, as without `advance_time`.
     """
-    for each in operators:
-        size = "1 row" if each.rows == 1 else f"{each.rows} rows"
-        memory = "" if each.memory is None else f", {each.memory} bytes"
-        yield f"State of operator {each.operator}: {size}{memory}"
-        for time_us, rows in each.due[:MAX_TIMES]:
-            when = "at" if each.is_window else "after"
+    for operator in operators:
+        size = "1 row" if operator.rows == 1 else f"{operator.rows} rows"
+        memory = "" if operator.memory is None else f", {operator.memory} bytes"
+        yield f"State of operator {operator.operator}: {size}{memory}"
+        for time_us, rows in operator.due[:MAX_TIMES]:
+            when = "at" if operator.is_window else "after"
             yield f"   {_count_rows(rows)} for a CTI {when} {format_instant(time_us)}"
-        rest = each.rows - sum(rows for _, rows in each.due[:MAX_TIMES])
-        if each.due and rest > 0:
-            yield f"   {_count_rows(rest)} for later ones"
+        more = operator.rows - sum(rows for _, rows in operator.due[:MAX_TIMES])
+        if operator.due and more > 0:
+            yield f"   {_count_rows(more)} for later ones"
 
 
 def describe_operator(state: OperatorState) -> str:
-    """Return the state of an operator in a line: its rows, open windows, and what comes next."""
-    told = f"{state.operator}: {format_count(state.rows, 'row')}"
+    """Describe the state of an operator in a line: its rows, open windows, and the next release."""
+    text = f"{state.operator}: {format_count(state.rows, 'row')}"
     if not state.due:
-        return told
+        return text
     first_us, rows = state.due[0]
     times = state.times or len(state.due)
     if state.is_window:
-        told += f" in {format_count(times, 'open window')}"
-        return f"{told}; a CTI at {format_instant(first_us)} releases {format_count(rows, 'row')}"
+        text += f" in {format_count(times, 'open window')}"
+        return f"{text}; a CTI at {format_instant(first_us)} releases {format_count(rows, 'row')}"
     after = f"a CTI after {format_instant(first_us)} releases {format_count(rows, 'row')}"
-    return f"{told} of {format_count(times, 'time')}; {after}"
+    return f"{text} of {format_count(times, 'time')}; {after}"
 
 
 def _count_rows(rows: int) -> str:
@@ -153,43 +153,43 @@ def _read_store(rows: Any, operator: str) -> OperatorState:
         return OperatorState(operator, total)
     column, is_window = time
     times = rows.selectExpr(f"unix_micros({column}) AS due").where("due IS NOT NULL")
-    first = times.groupBy("due").count().orderBy("due").limit(MAX_TIMES).collect()
-    due = tuple((int(row["due"]), int(row["count"])) for row in first)
+    earliest = times.groupBy("due").count().orderBy("due").limit(MAX_TIMES).collect()
+    due = tuple((int(row["due"]), int(row["count"])) for row in earliest)
     return OperatorState(operator, total, None, due, is_window)
 
 
 def find_due_time(schema: Mapping[str, Any]) -> tuple[str, bool] | None:
     """Return the time that a state's rows wait for: an SQL expression, and if it ends a window.
 
-    None if the key, in the schema of what `statestore` reads, has no time to compare the watermark
-    with.
+    None if the key, in the schema that `statestore` reads, has no time that Spark compares with the
+    watermark.
     """
     (key,) = [field["type"] for field in schema["fields"] if field["name"] == "key"] or [{}]
-    place = find_due_place(key)
-    if place is None:
+    location = locate_due_time(key)
+    if location is None:
         return None
-    name = key["fields"][place[1]]["name"].replace("`", "``")
-    is_window = len(place) > 2
+    name = key["fields"][location[1]]["name"].replace("`", "``")
+    is_window = len(location) > 2
     return f"key.`{name}`{'.`end`' if is_window else ''}", is_window
 
 
-def find_due_place(key: Any) -> tuple[int, ...] | None:
+def locate_due_time(key: Any) -> tuple[int, ...] | None:
     """Return where a key has the time that its row waits for; None if it has none.
 
-    That is how many fields the key has and which one it is; for the end of a window also how many
-    fields a window has, and which one is its end.
+    The result is the number of the key's fields and the index of the time among them; for the end
+    of a window also the number of the window's fields and the index of its end.
     """
     fields = key.get("fields", ()) if isinstance(key, Mapping) else ()
-    for place, each in enumerate(fields):
+    for index, field in enumerate(fields):
         # Only `advance_time` marks a column without a delay.
-        if each.get("metadata", {}).get(_WATERMARK_KEY) != 0:
+        if field.get("metadata", {}).get(_WATERMARK_KEY) != 0:
             continue
-        if each["type"] == "timestamp":
-            return len(fields), place
-        if isinstance(each["type"], Mapping):
-            names = [inner["name"] for inner in each["type"]["fields"]]
+        if field["type"] == "timestamp":
+            return len(fields), index
+        if isinstance(field["type"], Mapping):
+            names = [inner["name"] for inner in field["type"]["fields"]]
             if "end" in names:
-                return len(fields), place, len(names), names.index("end")
+                return len(fields), index, len(names), names.index("end")
     return None
 
 
@@ -268,8 +268,8 @@ class StreamExplanation:
         diagnoses: what is wrong, most important first; never empty.
         partitions: the facts: causes in the order of the diagnoses, then the others in order.
         malformed: the malformed values and keys by reason, the most frequent first.
-        topic_settings: option `timeSettings`, and what the stream takes from the topic; None: it
-            has no such option, or no progress says so.
+        topic_settings: option `timeSettings`, and the settings that the stream takes from the
+            topic; None: it has no such option, or no progress shows it.
         changes: the changes of options while it ran, in order.
         waiting_change: a change that waits for its instant; None without one.
     """
@@ -288,47 +288,47 @@ class StreamExplanation:
 
 
 def explain_stream(
-    history: History, failed: bool = False, known: Sequence[Diagnosis] = ()
+    history: History, failed: bool = False, outside: Sequence[Diagnosis] = ()
 ) -> StreamExplanation:
     """Report on `history`; see `diagnose` for the arguments."""
-    last, offset = history[-1], history[-1].offset
-    diagnoses, unread = diagnose(history, failed, known), count_remaining(history)
+    last_batch, offset = history[-1], history[-1].offset
+    diagnoses, unread = diagnose(history, failed, outside), count_remaining(history)
     ranks: dict[Partition, int] = {}
-    for place, each in enumerate(diagnoses):
-        for part in each.partitions - each.well:
-            ranks.setdefault(part, place)
-    named_writers = {pair for each in diagnoses for pair in each.writers}
-    ahead_us = max_known(*(state.cti_us for state in last.states.values()))
+    for rank, diagnosis in enumerate(diagnoses):
+        for partition in diagnosis.partitions - diagnosis.well:
+            ranks.setdefault(partition, rank)
+    named_writers = {pair for diagnosis in diagnoses for pair in diagnosis.writers}
+    ahead_us = max_known(*(state.cti_us for state in last_batch.states.values()))
     facts = []
-    for part, partition_offset in sorted(offset.partitions.items()):
+    for partition, partition_offset in sorted(offset.partitions.items()):
         state, size = partition_offset.state, partition_offset.size
         behind = None if ahead_us is None or state.cti_us is None else ahead_us - state.cti_us
         facts.append(
             PartitionFacts(
-                partition=part,
+                partition=partition,
                 offset=partition_offset.start_inclusive,
-                lag=size + unread[part] if part in unread else None,
+                lag=size + unread[partition] if partition in unread else None,
                 state=state,
                 idle=partition_offset.idle,
                 writers=tuple(
-                    WriterFacts(name, writer.mark_us, (part, name) in named_writers)
+                    WriterFacts(name, writer.mark_us, (partition, name) in named_writers)
                     for name, writer in state.writers
                 ),
-                is_cause=part in ranks,
+                is_cause=partition in ranks,
                 behind_us=behind,
             )
         )
     return StreamExplanation(
-        topics=tuple(sorted({part.topic for part in offset.partitions})),
+        topics=tuple(sorted({partition.topic for partition in offset.partitions})),
         batch=offset.number,
-        planned_us=last.planned_us,
+        planned_us=last_batch.planned_us,
         cti_us=offset.cti_us,
         since_us=find_unchanged_since(history, lambda m: m.offset.cti_us == offset.cti_us),
         diagnoses=diagnoses,
         partitions=tuple(sorted(facts, key=lambda fact: ranks.get(fact.partition, len(ranks)))),
-        malformed=count_malformed_reasons(last),
+        malformed=count_malformed_reasons(last_batch),
         topic_settings=next(
-            (each.topic_settings for each in reversed(history) if each.topic_settings), None
+            (batch.topic_settings for batch in reversed(history) if batch.topic_settings), None
         ),
         changes=offset.changes,
         waiting_change=offset.unpinned.get("changeFrom"),
@@ -344,8 +344,8 @@ class Explanation:
         streams: one explanation per Kafka stream of this package, in the order of the sources.
         notes: further remarks, one sentence each.
         state: the state that waits for later CTIs, by operator.
-        details: True if the text has all diagnoses in full; else the first, and a line each of four
-            others.
+        details: True: the text has all diagnoses in full; False: the first in full, and a line for
+            each of four others.
     """
 
     subject: str
@@ -407,10 +407,10 @@ def explain_checkpoint(location: str, spark: Any = None, details: bool = False) 
 # -- text ------------------------------------------------------------------------------------------
 
 MAX_ROWS: Final = 20
-"""A table shows this many partitions, causes first; the rest is counted."""
+"""A table shows this many partitions, causes first, and counts the others."""
 
 MAX_CHANGES: Final = 3
-"""This many changes of options are shown, the newest; the rest is counted."""
+"""Show this many changes of options, the newest, and count the others."""
 
 _MAX_WRITERS: Final = 10
 """A table shows this many writers of a partition: causes first, then those furthest behind."""
@@ -419,7 +419,7 @@ _MAX_DIAGNOSES: Final = 5
 """A text without details shows this many: the first in full, the others on one line each."""
 
 COUNTERS: Final = ("events", "dropped", "adjusted", "flagged", "malformed", "tombstones", "future")
-"""The counters that are shown of a partition, by their public names."""
+"""The counters that are shown for a partition, by their public names."""
 
 _COLUMNS: Final = (
     *("", "partition", "offset", "lag", "CTI", "behind", "last event", "idle"),
@@ -435,14 +435,14 @@ def format_stream(stream: StreamExplanation, details: bool = True) -> str:
     first, *others = stream.diagnoses
     lines = [*_describe_head(stream), "", *_describe_diagnosis(first), ""]
     if details:
-        lines += [line for each in others for line in (*_describe_diagnosis(each), "")]
+        lines += [line for diagnosis in others for line in (*_describe_diagnosis(diagnosis), "")]
     elif others:
-        lines += [_name_diagnosis(each) for each in others[: _MAX_DIAGNOSES - 1]]
+        lines += [_name_diagnosis(diagnosis) for diagnosis in others[: _MAX_DIAGNOSES - 1]]
         more = len(stream.diagnoses) - _MAX_DIAGNOSES
         lines += [f"... and {more} more"] if more > 0 else []
         lines += ["(texts and fixes of all: details=True, or --details)", ""]
     lines += [*align([_COLUMNS, *_list_rows(stream)]), *_count_hidden(stream)]
-    malformed = [list(_describe_malformed(each)) for each in stream.malformed]
+    malformed = [list(_describe_malformed(reason)) for reason in stream.malformed]
     return join_sections([lines, *malformed])
 
 
@@ -455,9 +455,9 @@ def _describe_head(stream: StreamExplanation) -> list[str]:
         f"CTI: {format_time(stream.cti_us)}{since}",
     ]
     if stream.topic_settings is not None:
-        place, taken = stream.topic_settings
-        listed = ", ".join(f"'{name}' = '{value}'" for name, value in taken.items())
-        lines.append(f"From 'timeSettings' = '{place}': {listed or 'nothing'}")
+        option_value, settings = stream.topic_settings
+        listed = ", ".join(f"'{name}' = '{value}'" for name, value in settings.items())
+        lines.append(f"From 'timeSettings' = '{option_value}': {listed or 'nothing'}")
     return lines + describe_changes(stream)
 
 
@@ -522,10 +522,10 @@ def _make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
     ]
     writers, more = fact.writers, len(fact.writers) - _MAX_WRITERS
     if more > 0:
-        first = sorted(
+        ranked = sorted(
             writers, key=lambda w: (not w.is_cause, w.mark_us is not None, w.mark_us or 0)
         )
-        writers = tuple(first[:_MAX_WRITERS])
+        writers = tuple(ranked[:_MAX_WRITERS])
     for writer in writers:
         name = f"  writer {writer.name!r}" if writer.name else "  marks without a writer"
         rows.append(_pad("*" if writer.is_cause else "", name, format_time(writer.mark_us)))
@@ -566,18 +566,18 @@ def _render_stream(stream: StreamExplanation) -> str:
     return (
         f"<div>{paragraph(_describe_head(stream))}{diagnoses}{draw_stream(stream)}"
         f"{html_table(_COLUMNS, _list_rows(stream))}{paragraph(hidden) if hidden else ''}"
-        f"{''.join(paragraph(_describe_malformed(each)) for each in stream.malformed)}</div>"
+        f"{''.join(paragraph(_describe_malformed(reason)) for reason in stream.malformed)}</div>"
     )
 
 
 def draw_stream(stream: StreamExplanation) -> str:
     """Draw only the picture; empty if no partition has a time yet."""
-    shown = stream.partitions[:MAX_ROWS]
-    times = [us for fact in shown for us in (fact.cti_us, fact.last_us) if us is not None]
+    facts = stream.partitions[:MAX_ROWS]
+    times = [us for fact in facts for us in (fact.cti_us, fact.last_us) if us is not None]
     if not times:
         return ""
     scale = TimeScale(times, _LABEL_WIDTH, _PLOT_WIDTH)
-    bottom = _TOP_MARGIN + _ROW_HEIGHT * len(shown) + 4
+    bottom = _TOP_MARGIN + _ROW_HEIGHT * len(facts) + 4
     height = bottom + 40
     legend = (
         "bar: CTI \N{NO-BREAK SPACE} circle: newest event \N{NO-BREAK SPACE} dashed: CTI of the "
@@ -591,7 +591,7 @@ def draw_stream(stream: StreamExplanation) -> str:
         "svg", "",
         svg("title", "event time against CTI of each partition"),
         svg("text", legend, x=_LABEL_WIDTH, y=14, fill_opacity=FAINT),
-        *(_draw_partition(scale, fact, place, stream.cti_us) for place, fact in enumerate(shown)),
+        *(_draw_partition(scale, fact, row, stream.cti_us) for row, fact in enumerate(facts)),
         *axis,
         xmlns="http://www.w3.org/2000/svg", role="img", width=_WIDTH, height=height,
         viewBox=f"0 0 {_WIDTH} {height}", style="max-width:100%;height:auto",
@@ -599,10 +599,8 @@ def draw_stream(stream: StreamExplanation) -> str:
     )  # fmt: skip
 
 
-def _draw_partition(
-    scale: TimeScale, fact: PartitionFacts, place: int, stream_us: int | None
-) -> str:
-    top = _TOP_MARGIN + _ROW_HEIGHT * place
+def _draw_partition(scale: TimeScale, fact: PartitionFacts, row: int, stream_us: int | None) -> str:
+    top = _TOP_MARGIN + _ROW_HEIGHT * row
     topic, number = fact.partition
     room = _MAX_LABEL - len(str(number)) - 1
     short = topic if len(topic) <= room else f"…{topic[1 - room :]}"
@@ -613,11 +611,11 @@ def _draw_partition(
     )  # fmt: skip
     name = svg("text", f"{short} {number}", svg("title", fact.name), x=4, y=top + 12, **weight)
     note = ", ".join(name_remarks(fact))
-    told = svg("text", note, x=_RIGHT + 8, y=top + 12, **weight) if note else ""
-    return name + lane + told
+    remark = svg("text", note, x=_RIGHT + 8, y=top + 12, **weight) if note else ""
+    return name + lane + remark
 
 
 def name_remarks(fact: PartitionFacts) -> list[str]:
-    """Return what is to be said of a partition beside its numbers."""
+    """Return the remarks on a partition that its numbers do not show."""
     marks = {"holds back": fact.is_cause, "idle": fact.idle, "no CTI": fact.cti_us is None}
     return [word for word, holds in marks.items() if holds]

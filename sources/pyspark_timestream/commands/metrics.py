@@ -1,10 +1,10 @@
-"""The metrics of `TimeMetrics`: a fold over what Spark reports of its queries, and its samples.
+"""The metrics of `TimeMetrics`: folds Spark's reports on its queries, and makes samples of them.
 
 The keys of a source's report show if it belongs to this package; other sources have no numbers.
 
 Each event gives a new frozen state, so one rendering shows the numbers of one moment. The newest
 batch of each query counts, in whatever order reports arrive; two batches are kept, because some
-diagnoses compare them. Queries are known by their id, which a restart keeps.
+diagnoses compare them. A query keeps its id, and so its numbers, over a restart.
 
 Metrics are declared here once: names, units and meanings. Names are OpenTelemetry's. A Prometheus
 page shows them as OpenTelemetry's own exporter would: dots become underscores, a unit is appended
@@ -62,12 +62,12 @@ class Metric:
         >>> Metric("a.b", "s", Instrument.COUNTER, (), "").prometheus_name
         'a_b_seconds_total'
         """
-        parts = [self.name.replace(".", "_")]
+        words = [self.name.replace(".", "_")]
         if self.unit in _UNIT_WORDS:
-            parts.append(_UNIT_WORDS[self.unit])
+            words.append(_UNIT_WORDS[self.unit])
         if self.instrument is Instrument.COUNTER:
-            parts.append("total")
-        return "_".join(parts)
+            words.append("total")
+        return "_".join(words)
 
 
 _QUERY = ("query.name", "query.id")
@@ -218,11 +218,11 @@ COUNTER_METRICS: Final[dict[str, tuple[Metric, tuple[tuple[str, str], ...]]]] = 
     "ctis": (PARTITION.CTIS, ()),
     "ignoredCtis": (PARTITION.IGNORED_CTIS, ()),
 }
-"""Each counter in a partition's progress -> its metric and that one's additional attributes."""
+"""Each counter in a partition's progress -> its metric, and additional attributes for it."""
 
 
 MAX_NAMED: Final = 20
-"""Name this many partitions and writers per diagnosis; the rest is one, `(others)`."""
+"""Name this many partitions and writers per diagnosis; combine the others as `(others)`."""
 
 OTHERS: Final = "(others)"
 """The topic, partition and writer of a sample that combines several."""
@@ -247,8 +247,8 @@ _NO_PARTITIONS: Final = frozenset[Partition]()
 class Sample(NamedTuple):
     """One number of a metric at one moment.
 
-    Samples in the state lack the attributes of the query; for an age, their value is the instant
-    that it is the age of.
+    Samples in the state lack the attributes of the query, and instead of an age they have the
+    instant from which it counts.
     """
 
     metric: Metric
@@ -260,9 +260,9 @@ class Sample(NamedTuple):
 class QueryNumbers:
     """One query: its ids, which a restart keeps, its times on the wall clock, and its numbers.
 
-    `batches` are the last ones by batch and time of their progress, of which `newest` is the
-    greatest. By the place of each source: `sources` has its numbers, `diagnosed` what its offsets
-    say, and `shown` the partitions that are exported one by one.
+    `batches` are the last batches by the number and time of their progress, and `newest` is the
+    greatest of these keys. By the index of each source, `sources` has its numbers, `diagnosed` the
+    samples from its offsets, and `exported` the partitions that are exported one by one.
     """
 
     query: str
@@ -275,7 +275,7 @@ class QueryNumbers:
     own: tuple[Sample, ...] = ()
     sources: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
     diagnosed: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
-    shown: Mapping[int, frozenset[Partition]] = field(default_factory=dict)
+    exported: Mapping[int, frozenset[Partition]] = field(default_factory=dict)
 
     @property
     def is_cut(self) -> bool:
@@ -288,8 +288,8 @@ class QueryNumbers:
 class MetricsState:
     """All queries of a session by their ids, in the order of their starts, and the last ended runs.
 
-    Only so many partitions are exported one by one, and ended queries only for a while. `failures`
-    counts the events that could not be read.
+    At most `max_partitions` partitions are exported one by one, and ended queries for
+    `keep_ended_us`. `failures` counts the events that could not be read.
     """
 
     max_partitions: int = 200
@@ -326,11 +326,11 @@ def _list_subscription(report: Mapping[str, Any]) -> Iterator[Sample]:
 
 
 def _list_stream(
-    report: Mapping[str, Any], entries: Mapping[Partition, Any], shown: frozenset[Partition]
+    report: Mapping[str, Any], entries: Mapping[Partition, Any], exported: frozenset[Partition]
 ) -> Iterator[Sample]:
     """Yield the numbers of a stream of a Kafka topic; `entries` are its partitions' reports."""
     cti_us = _read_instant(report["cti"])
-    ctis = {part: _read_instant(entry["cti"]) for part, entry in entries.items()}
+    ctis = {partition: _read_instant(entry["cti"]) for partition, entry in entries.items()}
     greatest = max_known(*ctis.values())
     yield from _list_cti(STREAM.CTI, STREAM.CTI_AGE, (), cti_us)
     if cti_us is not None and greatest is not None and greatest < FINAL_US:
@@ -346,26 +346,28 @@ def _list_stream(
     del reasons["total"]
     for reason, count in reasons.items():
         yield Sample(STREAM.MALFORMED_VALUES, (("reason", reason),), count)
-    held = {part: ctis[part] for part, entry in entries.items() if not entry["idle"]}
-    least = min_cti(held.values())
+    active_ctis = {
+        partition: ctis[partition] for partition, entry in entries.items() if not entry["idle"]
+    }
+    least = min_cti(active_ctis.values())
     is_final = cti_us is not None and cti_us >= FINAL_US
-    is_held = not is_final and (least is None or greatest is None or least < greatest)
+    is_waiting = not is_final and (least is None or greatest is None or least < greatest)
     numbers = {
-        part: _Numbers(
-            ctis[part],
+        partition: _Numbers(
+            ctis[partition],
             int(entry["lag"]),
             bool(entry["idle"]),
-            is_held and part in held and held[part] == least,
+            is_waiting and partition in active_ctis and active_ctis[partition] == least,
             {
                 "values": int(entry["malformedValues"]["total"]),
                 **{name: int(entry.get(name, 0)) for name in COUNTER_METRICS},
             },
         )
-        for part, entry in entries.items()
+        for partition, entry in entries.items()
     }
-    for part in sorted(numbers.keys() & shown):
-        yield from _list_partition(_name_partition(part), numbers[part])
-    others = [numbers[part] for part in numbers.keys() - shown]
+    for partition in sorted(numbers.keys() & exported):
+        yield from _list_partition(_name_partition(partition), numbers[partition])
+    others = [numbers[partition] for partition in numbers.keys() - exported]
     yield Sample(STREAM.AGGREGATED, (), len(others))
     if others:
         yield from _list_partition(_name_partition(None), _merge_partitions(others))
@@ -374,36 +376,39 @@ def _list_stream(
 def _list_change(change: Mapping[str, Any]) -> Iterator[Sample]:
     """Yield a sample for each option of a change of the clock (semantics 8.10)."""
     old, new = change["from"], change["to"]
-    place = ("batch", str(change["batch"])), ("cti", change["cti"] or "")
+    attributes = ("batch", str(change["batch"])), ("cti", change["cti"] or "")
     for name in sorted({*old, *new}):
         values = ("from", old.get(name, "")), ("to", new.get(name, ""))
-        yield Sample(STREAM.CHANGE, (*place, ("option", name), *values), 1)
+        yield Sample(STREAM.CHANGE, (*attributes, ("option", name), *values), 1)
 
 
-def _merge_partitions(parts: Sequence[_Numbers]) -> _Numbers:
+def _merge_partitions(partitions: Sequence[_Numbers]) -> _Numbers:
     """Combine several partitions: add up counts, and take the least CTI of those not idle."""
-    holding = [part for part in parts if not part.idle] or parts
+    holding = [numbers for numbers in partitions if not numbers.idle] or partitions
     return _Numbers(
-        min_cti(part.cti_us for part in holding),
-        sum(part.lag for part in parts),
-        all(part.idle for part in parts),
-        any(part.blocking for part in parts),
-        {name: sum(part.counts[name] for part in parts) for name in parts[0].counts},
+        min_cti(numbers.cti_us for numbers in holding),
+        sum(numbers.lag for numbers in partitions),
+        all(numbers.idle for numbers in partitions),
+        any(numbers.blocking for numbers in partitions),
+        {
+            name: sum(numbers.counts[name] for numbers in partitions)
+            for name in partitions[0].counts
+        },
     )
 
 
-def _list_partition(of: Attributes, part: _Numbers) -> Iterator[Sample]:
-    yield from _list_cti(PARTITION.CTI, PARTITION.CTI_AGE, of, part.cti_us)
-    yield Sample(PARTITION.LAG, of, part.lag)
-    yield Sample(PARTITION.IDLE, of, int(part.idle))
-    yield Sample(PARTITION.BLOCKING, of, int(part.blocking))
+def _list_partition(of: Attributes, numbers: _Numbers) -> Iterator[Sample]:
+    yield from _list_cti(PARTITION.CTI, PARTITION.CTI_AGE, of, numbers.cti_us)
+    yield Sample(PARTITION.LAG, of, numbers.lag)
+    yield Sample(PARTITION.IDLE, of, int(numbers.idle))
+    yield Sample(PARTITION.BLOCKING, of, int(numbers.blocking))
     for name, (metric, further) in COUNTER_METRICS.items():
-        yield Sample(metric, (*of, *further), part.counts[name])
-    yield Sample(PARTITION.MALFORMED_VALUES, of, part.counts["values"])
+        yield Sample(metric, (*of, *further), numbers.counts[name])
+    yield Sample(PARTITION.MALFORMED_VALUES, of, numbers.counts["values"])
 
 
-def _name_partition(part: Partition | None) -> Attributes:
-    topic, number = (OTHERS, OTHERS) if part is None else part
+def _name_partition(partition: Partition | None) -> Attributes:
+    topic, number = (OTHERS, OTHERS) if partition is None else partition
     return ("topic", topic), ("partition", str(number))
 
 
@@ -423,28 +428,33 @@ def _read_instant(text: str | None) -> int | None:
 # -- what the offsets say --------------------------------------------------------------------------
 
 
-def _list_diagnosed(history: History, shown: frozenset[Partition]) -> Iterator[Sample]:
+def _list_diagnosed(history: History, exported: frozenset[Partition]) -> Iterator[Sample]:
     """Yield the diagnoses of `explain_time` as samples, and the times of the last events."""
-    for each in diagnose(history):
-        if each.kind not in _NOT_REPORTED:
-            named = list(_list_causes(each))
-            if len(named) > MAX_NAMED:
-                named[MAX_NAMED:] = [_name_partition(None)]
-            for attributes in named:
-                yield Sample(STREAM.FINDING, (("reason", str(each.kind)), *attributes), 1)
-    times_us = {part: state.last_us for part, state in history[-1].states.items()}
-    others_us = min_cti(us for part, us in times_us.items() if part not in shown)
-    for part, us in (*((part, times_us.get(part)) for part in shown), (None, others_us)):
+    for diagnosis in diagnose(history):
+        if diagnosis.kind not in _NOT_REPORTED:
+            causes = list(_list_causes(diagnosis))
+            if len(causes) > MAX_NAMED:
+                causes[MAX_NAMED:] = [_name_partition(None)]
+            for attributes in causes:
+                yield Sample(STREAM.FINDING, (("reason", str(diagnosis.kind)), *attributes), 1)
+    times_us = {partition: state.last_us for partition, state in history[-1].states.items()}
+    others_us = min_cti(us for partition, us in times_us.items() if partition not in exported)
+    for partition, us in (
+        *((partition, times_us.get(partition)) for partition in exported),
+        (None, others_us),
+    ):
         if us is not None and us < FINAL_US:
-            yield Sample(PARTITION.EVENT_AGE, _name_partition(part), us)
+            yield Sample(PARTITION.EVENT_AGE, _name_partition(partition), us)
 
 
 def _list_causes(diagnosis: Diagnosis) -> Iterator[Attributes]:
     """Yield attributes for each partition and writer that a diagnosis names, or else empty ones."""
-    for part, writer in sorted(diagnosis.writers):
-        yield (*_name_partition(part), ("writer", writer))
-    for part in sorted(diagnosis.partitions - {part for part, _ in diagnosis.writers}):
-        yield _name_partition(part)
+    for partition, writer in sorted(diagnosis.writers):
+        yield (*_name_partition(partition), ("writer", writer))
+    for partition in sorted(
+        diagnosis.partitions - {partition for partition, _ in diagnosis.writers}
+    ):
+        yield _name_partition(partition)
     if not diagnosis.partitions and not diagnosis.writers:
         yield ()
 
@@ -495,8 +505,8 @@ def record_progress(
 ) -> MetricsState:
     """Return `state` after a progress event, as parsed JSON.
 
-    `batch` is what `read_progress` makes of it, if somebody has read it already. With `explains`
-    also find out from the offsets what holds the CTI back. A progress of an unknown form raises an
+    `batch` is the result of `read_progress`, if the caller has it already. With `explains` also
+    find out from the offsets what holds the CTI back. A progress of an unknown form raises an
     error.
     """
     query, run = str(progress["id"]), str(progress["runId"])
@@ -506,12 +516,12 @@ def record_progress(
         return state
     newest = int(progress["batchId"]), str(progress["timestamp"])
     batch = read_progress(progress) if batch is None else batch
-    kept = sorted({**dict(numbers.batches), newest: batch}.items(), key=lambda pair: pair[0])
-    numbers = replace(numbers, batches=tuple(kept[-_KEPT_BATCHES:]))
+    batches = sorted({**dict(numbers.batches), newest: batch}.items(), key=lambda pair: pair[0])
+    numbers = replace(numbers, batches=tuple(batches[-_KEPT_BATCHES:]))
     if numbers.newest is None or newest >= numbers.newest:
         numbers = replace(numbers, newest=newest, own=tuple(_list_own(progress)), diagnosed={})
-        for place, report in enumerate(batch.reports):
-            numbers = _read_source(numbers, place, report, state.max_partitions)
+        for index, report in enumerate(batch.reports):
+            numbers = _read_source(numbers, index, report, state.max_partitions)
     return _put(state, _explain_streams(numbers) if explains else numbers)
 
 
@@ -527,20 +537,22 @@ def _list_own(progress: Mapping[str, Any]) -> Iterator[Sample]:
     if watermark_us is not None:
         yield Sample(QUERY.WATERMARK, (), watermark_us / SECOND_US)
     for operator in read_operators(progress):
-        place: Attributes = (("operator", operator.operator),)
-        yield Sample(QUERY.STATE_ROWS, place, operator.rows)
-        yield Sample(QUERY.STATE_MEMORY, place, operator.memory or 0)
+        attributes: Attributes = (("operator", operator.operator),)
+        yield Sample(QUERY.STATE_ROWS, attributes, operator.rows)
+        yield Sample(QUERY.STATE_MEMORY, attributes, operator.memory or 0)
 
 
-def _read_source(all_numbers: QueryNumbers, place: int, report: Any, most: int) -> QueryNumbers:
-    """Return `all_numbers` with those in a source's report, or unchanged if it has none.
+def _read_source(
+    all_numbers: QueryNumbers, index: int, report: Any, max_partitions: int
+) -> QueryNumbers:
+    """Add the numbers in a source's report to `all_numbers`; a report may have none.
 
-    A stream shows the partitions that it showed before, and new ones up to the limit. Others exist
-    only once the limit is reached, and one that was counted with them stays there, because their
-    sum would otherwise lose its counts.
+    A stream goes on exporting the partitions that it exported before, and new ones up to the limit.
+    Once the limit is reached, all others are combined, and a partition that was combined stays so,
+    because their sum would otherwise lose its counts.
     """
     keys = report.keys() if isinstance(report, Mapping) else set()
-    shown = dict(all_numbers.shown)
+    exported = dict(all_numbers.exported)
     samples: Iterable[Sample]
     if keys >= _CLOCK_KEYS:
         samples = _list_clock(report)
@@ -552,23 +564,25 @@ def _read_source(all_numbers: QueryNumbers, place: int, report: Any, most: int) 
             for topic, numbers in report["partitions"].items()
             for number, entry in numbers.items()
         }
-        before = shown.get(place, _NO_PARTITIONS)
-        free = max(most - len(before), 0)
-        shown[place] = before | frozenset(sorted(entries.keys() - before)[:free])
-        samples = _list_stream(report, entries, shown[place])
+        before = exported.get(index, _NO_PARTITIONS)
+        free = max(max_partitions - len(before), 0)
+        exported[index] = before | frozenset(sorted(entries.keys() - before)[:free])
+        samples = _list_stream(report, entries, exported[index])
     else:
         return all_numbers
-    return replace(all_numbers, sources={**all_numbers.sources, place: tuple(samples)}, shown=shown)
+    return replace(
+        all_numbers, sources={**all_numbers.sources, index: tuple(samples)}, exported=exported
+    )
 
 
 def _explain_streams(numbers: QueryNumbers) -> QueryNumbers:
     """Return `numbers` with what the kept offsets say about its streams."""
     histories = build_histories(batch for _, batch in numbers.batches)
     diagnosed = dict(numbers.diagnosed)
-    for place, offset in enumerate(numbers.batches[-1][1].offsets):
+    for index, offset in enumerate(numbers.batches[-1][1].offsets):
         stream = offset.get("stream") if isinstance(offset, Mapping) else None
-        if place in numbers.shown and stream in histories:
-            diagnosed[place] = tuple(_list_diagnosed(histories[stream], numbers.shown[place]))
+        if index in numbers.exported and stream in histories:
+            diagnosed[index] = tuple(_list_diagnosed(histories[stream], numbers.exported[index]))
     return replace(numbers, diagnosed=diagnosed)
 
 
@@ -583,9 +597,9 @@ def _note_ended(state: MetricsState, run: str) -> MetricsState:
 
 def _forget_ended(state: MetricsState, now_us: int) -> MetricsState:
     running = {
-        name: each
-        for name, each in state.queries.items()
-        if each.ended_us is None or now_us - each.ended_us < state.keep_ended_us
+        name: query
+        for name, query in state.queries.items()
+        if query.ended_us is None or now_us - query.ended_us < state.keep_ended_us
     }
     return replace(state, queries=running)
 
@@ -601,17 +615,17 @@ def list_samples(state: MetricsState, now_us: int) -> Iterator[Sample]:
 
 
 def _list_query(query: QueryNumbers, now_us: int) -> Iterator[Sample]:
-    named = (("query.name", query.name),) if query.name else ()
-    of: Attributes = (*named, ("query.id", query.query))
+    name_attributes = (("query.name", query.name),) if query.name else ()
+    of: Attributes = (*name_attributes, ("query.id", query.query))
     runs = query.ended_us is None
     yield Sample(QUERY.ACTIVE, of, int(runs))
     if runs:
         yield Sample(QUERY.REPORT_AGE, of, (now_us - query.reported_us) / SECOND_US)
     for sample in query.own:
         yield sample._replace(attributes=(*of, *sample.attributes))
-    for place, samples in sorted(query.sources.items()):
-        source: Attributes = (*of, ("source", str(place)))
-        for metric, attributes, value in (*samples, *query.diagnosed.get(place, ())):
+    for index, samples in sorted(query.sources.items()):
+        source: Attributes = (*of, ("source", str(index)))
+        for metric, attributes, value in (*samples, *query.diagnosed.get(index, ())):
             if metric not in _AGES:
                 yield Sample(metric, (*source, *attributes), value)
             elif runs:

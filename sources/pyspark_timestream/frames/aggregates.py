@@ -1,6 +1,6 @@
 """Windows that the source folds before Spark gets their rows (semantics 11.16 to 11.18).
 
-The tasks of the source make partial rows (`core.window_fold`), and Spark adds these by the same
+The tasks of the source make partial rows (`rules.window_fold`), and Spark adds these by the same
 window and key as it would the rows themselves. Here both halves are put together.
 """
 
@@ -22,9 +22,9 @@ from pyspark.sql.types import (
 )
 
 from pyspark_timestream.core.instants import parse_duration
-from pyspark_timestream.core.window_fold import Function, Partial, WindowFold
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.transforms import advance_time, check_times, quote_name, read_schema
+from pyspark_timestream.rules.window_fold import Function, Partial, WindowFold
 
 _OPTION: Final = "foldWindows"
 _FORMAT: Final = "timestream"

@@ -31,7 +31,6 @@ from pyspark_timestream.core.adapters import (
 )
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
 from pyspark_timestream.core.session import find_wrong_settings
-from pyspark_timestream.core.window_fold import fold_rows
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
 from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
@@ -67,6 +66,7 @@ from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, TaskPlan
 from pyspark_timestream.kafka.registry import fix_readers, load_schemas, with_readers
 from pyspark_timestream.kafka.task import RangeEnd, run_task
+from pyspark_timestream.rules.window_fold import fold_rows
 
 _LOG: Final = logging.getLogger(__name__)
 

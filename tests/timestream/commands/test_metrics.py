@@ -282,8 +282,8 @@ def test_partitions_past_the_limit_are_one_and_no_count_is_lost(sizes, most):
         shares = [share(state(n, events=n + batch), first=n) for n in range(size)]
         folded = record_progress(folded, event(offset_of(shares, batch), batch=batch), NOW)
         page = page_of(folded)
-        assert shown <= folded.queries["q"].shown[0]
-        shown = folded.queries["q"].shown[0]
+        assert shown <= folded.queries["q"].exported[0]
+        shown = folded.queries["q"].exported[0]
         assert len(shown) == min(size, most) or len(shown) == most
         named = values(page, "timestream_partition_events_total")
         assert len(named) <= most + 1

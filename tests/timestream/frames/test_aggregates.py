@@ -15,10 +15,10 @@ from pyspark.sql.types import DecimalType
 
 from pyspark_timestream import advance_time, aggregate_windows
 from pyspark_timestream.core.instants import INSTANT
-from pyspark_timestream.core.window_fold import FOLD, fold_rows
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames import aggregates as module
 from pyspark_timestream.frames.aggregates import divide_as_mean
+from pyspark_timestream.rules.window_fold import FOLD, fold_rows
 
 pytestmark = pytest.mark.spark
 

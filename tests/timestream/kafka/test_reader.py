@@ -15,7 +15,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 from timestream.builders import at, options
 
-from pyspark_timestream.core.window_fold import Partial, WindowFold
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka import reader as module
 from pyspark_timestream.kafka.decode.columns import default_schema, project
@@ -29,6 +28,7 @@ from pyspark_timestream.kafka.reader import (
     read_task,
 )
 from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.window_fold import Partial, WindowFold
 
 pytestmark = pytest.mark.spark
 

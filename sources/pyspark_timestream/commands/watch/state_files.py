@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_timestream.commands.explanation import MAX_TIMES, OperatorState, find_due_place
+from pyspark_timestream.commands.explanation import MAX_TIMES, OperatorState, locate_due_time
 from pyspark_timestream.core.checkpoint import is_instant
 from pyspark_timestream.core.report import format_count
 
@@ -67,7 +67,7 @@ _SIZE: Final = struct.Struct(">i")
 _WORD: Final = struct.Struct("<q")
 
 Due = tuple[int, ...]
-"""Where a key has the time that it waits for, as `find_due_place` returns it."""
+"""Where a key has the time that it waits for, as `locate_due_time` returns it."""
 
 _Keys = dict[bytes, int | None]
 
@@ -155,7 +155,7 @@ class StateFiles:
                 for store in _list_stores(folder):
                     operator = store.operator
                     is_split = store.has_prefix and self._provider == _ROCKSDB
-                    due = None if is_split else _read_due_place(store)
+                    due = None if is_split else _locate_due_time(store)
                     partition_keys = [
                         self._read_partition(store.partition_folder(number), batch + 1, due)
                         for number in range(store.partitions)
@@ -283,13 +283,13 @@ def _list_stores(folder: Path) -> Iterator[_Store]:
         yield _Store(f"{folder.name} {kind}", folder, name, stores[name], name in split)
 
 
-def _read_due_place(store: _Store) -> Due | None:
+def _locate_due_time(store: _Store) -> Due | None:
     """Return where the keys of a store have the time that they wait for; None if unknown."""
     if store.name != "default":
         return None  # A join keeps what it compares in values, too.
     try:
         content = (store.partition_folder(0) / "_metadata" / "schema").read_bytes()
-        return find_due_place(json.loads(_read_key_schema(content)))
+        return locate_due_time(json.loads(_read_key_schema(content)))
     except (OSError, KeyError, RecursionError, TypeError, ValueError, AttributeError, struct.error):
         return None
 

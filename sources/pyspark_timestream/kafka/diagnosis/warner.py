@@ -1,4 +1,4 @@
-"""The driver's warnings: looks for mistakes after each batch, and reports each of them once."""
+"""The driver's warnings: it looks for mistakes after each batch, and reports each of them once."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ _MIN_UPDATE_INTERVAL_US: Final = 1_000_000
 class SampleReader(Protocol):
     """Reads records; the client's `RangeReader` does."""
 
-    def read(self, wanted: Range, columns: ColumnSet, /) -> Iterator[RecordBlock]:
+    def read(self, range_: Range, columns: ColumnSet, /) -> Iterator[RecordBlock]:
         """Read a range in blocks."""
 
     def close(self) -> None:
@@ -100,7 +100,9 @@ class Warner:
         self, earliest: Mapping[Partition, int], starts: Mapping[Partition, int], bounded: bool
     ) -> Warnings:
         """Return the warnings of a new query that starts reading at `starts`."""
-        passed_over = sum(start - earliest.get(part, start) for part, start in starts.items())
+        passed_over = sum(
+            start - earliest.get(partition, start) for partition, start in starts.items()
+        )
         if not bounded or not self._options.starts_by_default or not passed_over:
             return ()
         text = (
@@ -133,29 +135,33 @@ class Warner:
             if looked_at == batch and now_us - looked_us < _MIN_UPDATE_INTERVAL_US:
                 return warnings
         self._recent = update_counts(self._recent, previous.partitions, now.partitions)
-        read = [each.partition for each in previous.ranges() if each.size]
+        read_partitions = [range_.partition for range_ in previous.ranges() if range_.size]
         here = (BatchRecord(now_us, now, readable_ends),)
         diagnoses = [
             *find_recent_mistakes(self._recent, now),
             *find_warnings(here, now_us),
             *find_short_replays(here),
             # The warning of a start at the end of the log holds until something is read.
-            *([] if read else _recall_start_at_end(previous)),
-            *self._find_uncounted(read, previous, now),
+            *([] if read_partitions else _recall_start_at_end(previous)),
+            *self._find_uncounted(read_partitions, previous, now),
             *self._of_options,
             *found_before,
-            *self._find_two_timestamps(read, now),
+            *self._find_two_timestamps(read_partitions, now),
         ]
         warnings = update_warnings(
             previous.warnings,
-            [told for diagnosis in diagnoses if (told := self._adapt(diagnosis, now.bounded))],
-            lambda each: self._get_detail(each, now),
+            [
+                adapted
+                for diagnosis in diagnoses
+                if (adapted := self._adapt(diagnosis, now.bounded))
+            ],
+            lambda diagnosis: self._get_detail(diagnosis, now),
         )
         self._last_update = batch, now_us, warnings
         return warnings
 
     def _find_uncounted(
-        self, read: Sequence[Partition], previous: StreamOffset, now: StreamOffset
+        self, partitions: Sequence[Partition], previous: StreamOffset, now: StreamOffset
     ) -> list[Diagnosis]:
         """Examine a sample of a partition that was read without counting, once per run.
 
@@ -164,46 +170,51 @@ class Warner:
         """
         if self._sampled is None:
             before, after = previous.partitions, now.partitions
-            for part in read:
-                if part in after and after[part].state.events == before[part].state.events:
-                    self._sampled = self._try(self._examine_sample, part, now) or []
+            for partition in partitions:
+                if (
+                    partition in after
+                    and after[partition].state.events == before[partition].state.events
+                ):
+                    self._sampled = self._try(self._examine_sample, partition, now) or []
                     break
         return self._sampled or []
 
-    def _find_two_timestamps(self, read: list[Partition], now: StreamOffset) -> list[Diagnosis]:
+    def _find_two_timestamps(
+        self, partitions: list[Partition], now: StreamOffset
+    ) -> list[Diagnosis]:
         """Check once per run whether values also have a field `timestamp`, which is not read."""
         if not self._options.start_time.given or self._options.value_format != "json":
             return []
-        counted = [part for part, p in now.partitions.items() if p.state.events]
-        for part in (read or counted)[:1]:
+        counted = [partition for partition, p in now.partitions.items() if p.state.events]
+        for partition in (partitions or counted)[:1]:
             if self._two_timestamps is None:
-                self._two_timestamps = self._try(self._compare_timestamps, part, now) or []
+                self._two_timestamps = self._try(self._compare_timestamps, partition, now) or []
         return self._two_timestamps or []
 
-    def _compare_timestamps(self, part: Partition, now: StreamOffset) -> list[Diagnosis]:
-        if not any(map(has_field_timestamp, self._read_newest(part, now))):
+    def _compare_timestamps(self, partition: Partition, now: StreamOffset) -> list[Diagnosis]:
+        if not any(map(has_field_timestamp, self._read_newest(partition, now))):
             return []
         text = (
             "the record's timestamp is read, and the values have a field 'timestamp', which is not"
         )
         return [Diagnosis(Kind.TWO_TIMESTAMPS, "option 'startTime' = 'timestamp'", text)]
 
-    def _examine_sample(self, part: Partition, now: StreamOffset) -> list[Diagnosis]:
+    def _examine_sample(self, partition: Partition, now: StreamOffset) -> list[Diagnosis]:
         state, malformed = PartitionState(), NO_MALFORMED_VALUES
-        for block in self._read_newest(part, now):
+        for block in self._read_newest(partition, now):
             payload = read_payload(self._options, self._projection, block)
             state, _ = step(self._options.rules, state, payload.events, payload.marks)
             malformed += MalformedValues.from_reasons(payload.count_malformed())
-        position = now.partitions[part].start_inclusive
+        position = now.partitions[partition].start_inclusive
         partition_offset = PartitionOffset(position, position, state, malformed_values=malformed)
-        alone = replace(now, partitions={part: partition_offset})
+        alone = replace(now, partitions={partition: partition_offset})
         diagnoses = find_warnings((BatchRecord(0, alone),), 0)
         return [replace(diagnosis, scope="of its newest records") for diagnosis in diagnoses]
 
     def _adapt(self, diagnosis: Diagnosis, bounded: bool) -> Diagnosis | None:
         """Adapt a diagnosis to options that offsets do not contain; None: give no warning.
 
-        An idle partition is one only if it may delay results for longer than the options allow.
+        Warn of an idle partition only if it may delay results for longer than the options allow.
         """
         has_timeout = self._options.idle_timeout_us is not None
         if diagnosis.kind is not Kind.IDLE_PARTITION:
@@ -220,34 +231,34 @@ class Warner:
             return ""
         key = diagnosis.kind, diagnosis.level
         if key not in self._details:
-            part, offset = _choose_example(diagnosis, now)
+            partition, offset = _choose_example(diagnosis, now)
             look = partial(self._describe, describe, offset)
-            self._details[key] = self._try(look, part, now) or ""
+            self._details[key] = self._try(look, partition, now) or ""
         return self._details[key]
 
     def _describe(
-        self, describe: DescribeBlock, offset: int | None, part: Partition, now: StreamOffset
+        self, describe: DescribeBlock, offset: int | None, partition: Partition, now: StreamOffset
     ) -> str:
-        blocks = self._read_newest(part, now, offset)
+        blocks = self._read_newest(partition, now, offset)
         descriptions = (describe(self._options, self._projection, block) for block in blocks)
         return next(filter(None, descriptions), "")
 
     def _try(
-        self, look: Callable[[Partition, StreamOffset], T], part: Partition, now: StreamOffset
+        self, look: Callable[[Partition, StreamOffset], T], partition: Partition, now: StreamOffset
     ) -> T | None:
         """Call `look`; unexpected records and broker errors must not fail the query."""
         try:
-            return look(part, now)
+            return look(partition, now)
         except Exception:
-            _LOG.debug("%s: cannot describe its records", part, exc_info=True)
+            _LOG.debug("%s: cannot describe its records", partition, exc_info=True)
             return None
 
     def _read_newest(
-        self, part: Partition, now: StreamOffset, offset: int | None = None
+        self, partition: Partition, now: StreamOffset, offset: int | None = None
     ) -> list[RecordBlock]:
         """Read the newest records, or those up to `offset`."""
-        position = now.partitions[part].start_inclusive if offset is None else offset + 1
-        newest = Range(part, max(position - _SAMPLE_RECORDS, 0), position)
+        position = now.partitions[partition].start_inclusive if offset is None else offset + 1
+        newest = Range(partition, max(position - _SAMPLE_RECORDS, 0), position)
         patience_ms = min(self._options.poll_timeout_ms, _MAX_SAMPLE_WAIT_MS)
         options = replace(self._options, poll_timeout_ms=patience_ms, fail_on_data_loss=True)
         reader = self._create_reader(options, group_name(options.group_prefix, now.stream))
@@ -260,15 +271,15 @@ class Warner:
 
 def _choose_example(diagnosis: Diagnosis, now: StreamOffset) -> tuple[Partition, int | None]:
     """Return the partition to sample, and the offset of a malformed record if a task noted one."""
-    for part in sorted(diagnosis.partitions):
-        if part in now.partitions:
-            noted = now.partitions[part].malformed_values
+    for partition in sorted(diagnosis.partitions):
+        if partition in now.partitions:
+            noted = now.partitions[partition].malformed_values
             offset = {
                 Kind.MALFORMED: noted.event_at,
                 Kind.IMPROBABLE_TIMES: noted.time_at,
             }.get(diagnosis.kind, noted.value_at)
             if offset is not None:
-                return part, offset
+                return partition, offset
     return min(diagnosis.partitions), None
 
 
@@ -302,14 +313,14 @@ def warn_about_read(
         ended: partition -> its end offset, the clock there, and its malformed values and keys.
     """
     partition_offsets = {
-        part: PartitionOffset(at, at, state, malformed_values=malformed)
-        for part, (at, state, malformed) in ended.items()
+        partition: PartitionOffset(end, end, state, malformed_values=malformed)
+        for partition, (end, state, malformed) in ended.items()
     }
     blank = StreamOffset("", options.settings(), 1, {})
     now = replace(blank, partitions=partition_offsets)
-    # If partitions are cut into parts, the end of a part is not that of its partition.
-    read = () if options.is_cut else (BatchRecord(0, replace(now, bounded=True)),)
-    short = find_short_replays(read) if read else ()
+    # If a partition is cut into several tasks, the end of a task is not the end of its partition.
+    history = () if options.is_cut else (BatchRecord(0, replace(now, bounded=True)),)
+    short = find_short_replays(history) if history else ()
     log_new_warnings(
         (), Warner(options, projection, create_reader).update(blank, now, {}, 0, short)
     )
@@ -335,13 +346,13 @@ def _find_unused_unit(options: KafkaOptions) -> Iterator[Diagnosis]:
 
 def find_improbable_bounds(options: KafkaOptions) -> list[Diagnosis]:
     """Diagnose the first starting or ending timestamp that is in another unit."""
-    for name, given in (
+    for name, timestamps in (
         ("startingTimestamp", options.starting_timestamp_ms),
         ("startingOffsetsByTimestamp", options.starting_timestamps_ms),
         ("endingTimestamp", options.ending_timestamp_ms),
         ("endingOffsetsByTimestamp", options.ending_timestamps_ms),
     ):
-        for ms in given.values() if isinstance(given, Mapping) else [given]:
+        for ms in timestamps.values() if isinstance(timestamps, Mapping) else [timestamps]:
             unit = None if ms is None else name_other_unit(ms)
             if unit:
                 text = f"{ms} counts milliseconds since 1970, but it looks like {unit}"
@@ -363,8 +374,8 @@ PartitionOffsets = Mapping[Partition, PartitionOffset]
 class RecentCounts:
     """The recent counts of a run.
 
-    `since` has each partition as it was when its present count began; `counts` has those with
-    enough events, with the counts of only the last ones.
+    `since` has each partition as it was when its present count began; `counts` has the partitions
+    with enough events, and counts only the last ones.
     """
 
     since: PartitionOffsets = field(default_factory=dict)
@@ -376,23 +387,23 @@ def update_counts(
 ) -> RecentCounts:
     """Return `recent` after a batch that began with partitions `before` and ended with `now`."""
     since, counts = dict[Partition, PartitionOffset](), dict[Partition, PartitionOffset]()
-    for part, partition_offset in now.items():
-        began = recent.since.get(part) or before.get(part) or _NOTHING
+    for partition, partition_offset in now.items():
+        began = recent.since.get(partition) or before.get(partition) or _NOTHING
         more = _subtract_counts(began, partition_offset)
         is_enough = more.state.events >= _MIN_EVENTS
         # A recreated partition begins to count again, so its difference is negative.
-        since[part] = partition_offset if is_enough or more.state.events < 0 else began
-        if is_enough or part in recent.counts:
-            counts[part] = more if is_enough else recent.counts[part]
+        since[partition] = partition_offset if is_enough or more.state.events < 0 else began
+        if is_enough or partition in recent.counts:
+            counts[partition] = more if is_enough else recent.counts[partition]
     return RecentCounts(since, counts)
 
 
 def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagnosis]:
-    """Find the mistakes that the last events of the stream at `now` show, whatever came before."""
-    last, whole = BatchRecord(0, replace(now, partitions=recent.counts)), BatchRecord(0, now)
-    mistakes = [*find_malformed_events((last,), MOST), *find_malformed_values((last,), MOST)]
-    ever = [*find_malformed_events((whole,)), *find_malformed_values((whole,))]
-    levels = {each.kind: each.level for each in ever}
+    """Find the mistakes that the last events of the stream show, whatever came before."""
+    latest, complete = BatchRecord(0, replace(now, partitions=recent.counts)), BatchRecord(0, now)
+    mistakes = [*find_malformed_events((latest,), MOST), *find_malformed_values((latest,), MOST)]
+    ever = [*find_malformed_events((complete,)), *find_malformed_values((complete,))]
+    levels = {diagnosis.kind: diagnosis.level for diagnosis in ever}
     return [
         replace(mistake, scope="lately", level=levels.get(mistake.kind, 0)) for mistake in mistakes
     ]

@@ -33,7 +33,6 @@ from pyspark_timestream.core.policies import (
     KINDS,
     POLICIES,
 )
-from pyspark_timestream.core.window_fold import FOLD, WindowFold
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.keys import select_record_settings
 from pyspark_timestream.kafka.options.parsers import (
@@ -57,6 +56,7 @@ from pyspark_timestream.kafka.options.parsers import (
 from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
 from pyspark_timestream.kafka.options.where import WHERE, Where
 from pyspark_timestream.rules.state import TimeRules
+from pyspark_timestream.rules.window_fold import FOLD, WindowFold
 
 _NAME: Final = "timeSettings"
 _TOPIC_PREFIX: Final = "topic:"

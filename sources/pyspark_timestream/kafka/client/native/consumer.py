@@ -19,10 +19,10 @@ import confluent_kafka.cimpl
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from pyspark_timestream.core.compiled import CHOICE, declare_function, load_compiled
 from pyspark_timestream.kafka.client.bounded import close_with_timeout
 from pyspark_timestream.kafka.client.consumer import MAX_BLOCK_RECORDS, ConsumerError, PollResult
 from pyspark_timestream.kafka.client.errors import ClientLog
+from pyspark_timestream.kafka.compiled import CHOICE, declare_function, load_compiled
 from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
 from pyspark_timestream.kafka.ranges import Partition, Range
 

@@ -10,8 +10,8 @@ string cannot contain unescaped. Only values that begin with ``{`` and end with 
 that an object cannot extend into the next value. Values that Arrow reads but Python does not
 (extreme nesting, very long numbers) are excluded from the block; short values exceed no limit.
 
-The compiled scanner, if it is there, reads objects first; `scan_json.c` says which values it
-leaves. What it reads of a value is what the other two ways read of it.
+The compiled scanner, if there is one, reads the objects first, and gives the same columns;
+`scan_json.c` says which values it leaves to the other two ways.
 """
 
 import ctypes
@@ -31,8 +31,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from pyspark_timestream.core.compiled import declare_function, load_compiled
 from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.kafka.compiled import declare_function, load_compiled
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
     build_block,
@@ -69,8 +69,8 @@ LIBRARY_PATH: Final = _SOURCE.with_suffix(".so")
 
 _MAX_FIELDS: Final = 64
 
-_MAX_LEFT: Final = 0.25
-"""With more values left, putting them back into their places costs more than was saved."""
+_MAX_UNSCANNED: Final = 0.25
+"""If more values stay unscanned, putting them back in order costs more than scanning saves."""
 
 
 _TEXT, _BOOLEAN, _INTEGER, _FLOAT, _DOUBLE, _DECIMAL, _ANY, _TIME, _OBJECT = range(9)
@@ -101,7 +101,7 @@ class _Field(ctypes.Structure):
 
 
 class _ScanField(NamedTuple):
-    """A field to scan; `type` is that of its column, null if it is wanted as a raw field only."""
+    """A field to scan; `type` is its column's, null if it is requested only as a raw field."""
 
     kind: int
     type: pa.DataType
@@ -114,8 +114,8 @@ class _ScanPlan(NamedTuple):
     fields: dict[FieldPath, _ScanField]
     objects: tuple[FieldPath, ...]
 
-    def describe_place(self, path: FieldPath) -> dict[str, Any]:
-        """Return the parts of `_Field` that say where it is; objects come after the fields."""
+    def describe_location(self, path: FieldPath) -> dict[str, Any]:
+        """Return the entries of `_Field` that locate `path`; objects come after the fields."""
         # Half a surrogate pair is in no text that the scanner reads.
         name = path[-1].encode(errors="surrogatepass")
         parent = len(self.fields) + self.objects.index(path[:-1]) if len(path) > 1 else -1
@@ -126,14 +126,14 @@ class ScannedBlock(NamedTuple):
     """N values that were scanned.
 
     Attributes:
-        fields: the values of each wanted field by its path, in the type of its column, or as text
-            or seconds where that is a time, a date or binary; raw ones as texts or numbers. Null
-            where a value was left.
-        left: n booleans: the value was left to the other ways.
+        fields: the values of each requested field by its path, in the type of its column, but
+            times, dates and binary as text or seconds; raw fields as texts or numbers. Null where a
+            value was not scanned.
+        unscanned: n booleans: the scanner left this value to the other ways.
     """
 
     fields: dict[FieldPath, pa.Array]
-    left: Mask
+    unscanned: Mask
 
 
 @functools.cache
@@ -157,7 +157,7 @@ def _declare(loaded: Any) -> Callable[..., int]:
 
 
 def scan_block(fields: RequestedFields, values: pa.Array) -> ScannedBlock | None:
-    """Scan n binary values; None where that is not worth it, or not possible for these fields."""
+    """Scan n binary values; None if scanning does not pay, or cannot read one of these fields."""
     scan, plan = load_scanner(), _plan(fields)
     _, starts, data = values.buffers()
     if scan is None or plan is None or data is None:
@@ -166,12 +166,12 @@ def scan_block(fields: RequestedFields, values: pa.Array) -> ScannedBlock | None
     bounds = np.frombuffer(starts, np.int32)[values.offset :]
     text_bytes = int(bounds[n]) - int(bounds[0])
     columns = {path: _Column(field, n, text_bytes) for path, field in plan.fields.items()}
-    described = [column.describe(plan.describe_place(path)) for path, column in columns.items()]
-    described += [_Field(kind=_OBJECT, **plan.describe_place(path)) for path in plan.objects]
+    described = [column.describe(plan.describe_location(path)) for path, column in columns.items()]
+    described += [_Field(kind=_OBJECT, **plan.describe_location(path)) for path in plan.objects]
     structs = (_Field * len(described))(*described)
     present = values.buffers()[0] if values.null_count else None
-    left = np.empty(n, np.bool_)
-    left_count = scan(
+    unscanned = np.empty(n, np.bool_)
+    unscanned_count = scan(
         data.address,
         bounds.ctypes.data,
         present.address if present else None,
@@ -179,12 +179,12 @@ def scan_block(fields: RequestedFields, values: pa.Array) -> ScannedBlock | None
         n,
         structs,
         len(structs),
-        left.ctypes.data,
+        unscanned.ctypes.data,
     )
-    if left_count < 0 or left_count > n * _MAX_LEFT:
+    if unscanned_count < 0 or unscanned_count > n * _MAX_UNSCANNED:
         return None
     pairs = zip(columns.items(), structs, strict=False)  # Objects, at the end, have no column.
-    return ScannedBlock({path: column.build(struct) for (path, column), struct in pairs}, left)
+    return ScannedBlock({path: column.build(struct) for (path, column), struct in pairs}, unscanned)
 
 
 @functools.lru_cache(maxsize=64)
@@ -226,7 +226,7 @@ def _find_kind(target: pa.DataType) -> int | None:
 
 
 class _Column:
-    """The room for n values of a field, and the array that they become."""
+    """The buffers for n values of a field, and the array that they become."""
 
     def __init__(self, field: _ScanField, n: int, text_bytes: int) -> None:
         self._field, self._n = field, n
@@ -239,11 +239,11 @@ class _Column:
         elif field.kind == _TEXT:
             self._values = np.empty(text_bytes, np.uint8)
         else:
-            # Zeros, because a number that nobody wrote is read when its column is widened.
+            # Zeros, because widening a column also reads numbers that the scanner never wrote.
             self._values = np.zeros(max(n * width, text_bytes if is_text else 0), np.uint8)
 
-    def describe(self, place: dict[str, Any]) -> _Field:
-        """Describe the field at `place`, and its room, as the library expects it."""
+    def describe(self, location: dict[str, Any]) -> _Field:
+        """Describe the field at `location`, and its buffers, as the library expects it."""
         kind, target, is_raw = self._field
         least, most, scale, bound = -(2**63), 2**63 - 1, 0, 0
         if kind == _INTEGER:
@@ -252,7 +252,7 @@ class _Column:
             scale, bound = target.scale, 10**target.precision
         starts = None if self._starts is None else self._starts.ctypes.data
         return _Field(
-            **place,
+            **location,
             kind=kind,
             is_raw=is_raw,
             least=least,
@@ -274,10 +274,10 @@ class _Column:
         if kind is None:
             return pa.nulls(self._n, pa.string())
         if struct.kind == _TEXT:
-            parts = [valid, pa.py_buffer(self._starts), pa.py_buffer(self._values[: struct.used])]
+            buffers = [valid, pa.py_buffer(self._starts), pa.py_buffer(self._values[: struct.used])]
         else:
-            parts = [valid, pa.py_buffer(self._values)]
-        return pa.Array.from_buffers(kind, self._n, parts, struct.nulls)
+            buffers = [valid, pa.py_buffer(self._values)]
+        return pa.Array.from_buffers(kind, self._n, buffers, struct.nulls)
 
 
 def _halve(number: int) -> tuple[int, int]:
@@ -290,7 +290,7 @@ def _make_bits(n: int) -> npt.NDArray[np.uint8]:
 
 
 def _get_width(field: _ScanField) -> int:
-    """Return the bytes of a number; 8 if it is not known yet that it is one."""
+    """Return the bytes of a number; 8 for a field that may yet turn out to be a number."""
     if field.kind in (_INTEGER, _FLOAT, _DOUBLE, _DECIMAL):
         return int(field.type.bit_width) // 8
     return 8
@@ -368,7 +368,7 @@ def _find_extreme(texts: pa.Array) -> Mask:
 
 
 def _find_brackets(content: Bytes) -> npt.NDArray[np.int64]:
-    """Return the places of opening brackets in increasing order."""
+    """Return the positions of opening brackets in increasing order."""
     brackets = []
     for start in range(0, len(content), PIECE_BYTES):
         piece = content[start : start + PIECE_BYTES]
@@ -388,10 +388,10 @@ _ALIKE: Final = (pa.string(), pa.int64())
 """Types that are read alike as a column and as a raw field."""
 
 
-class FieldPlace(NamedTuple):
-    """The place of a field: which read has it, and its path there."""
+class FieldLocation(NamedTuple):
+    """Where a field is: the number of its table, one for each read, and its path there."""
 
-    read: int
+    table: int
     path: FieldPath
 
 
@@ -401,24 +401,24 @@ class WireSchemas:
     def __init__(self) -> None:
         self._trees: list[Tree] = [{}]
 
-    def add(self, path: FieldPath, kind: pa.DataType) -> FieldPlace:
+    def add(self, path: FieldPath, kind: pa.DataType) -> FieldLocation:
         """Add a field to the first read that it fits into; begin another if there is none."""
-        added = nest(path, _to_node(kind))
-        for read, tree in enumerate(self._trees):
-            if find_conflict(tree, added) is None:
-                merge(tree, added)
-                return FieldPlace(read, path)
-        self._trees.append(added)
-        return FieldPlace(len(self._trees) - 1, path)
+        branch = nest(path, _to_node(kind))
+        for table, tree in enumerate(self._trees):
+            if find_conflict(tree, branch) is None:
+                merge(tree, branch)
+                return FieldLocation(table, path)
+        self._trees.append(branch)
+        return FieldLocation(len(self._trees) - 1, path)
 
-    def find(self, path: FieldPath) -> FieldPlace | None:
+    def find(self, path: FieldPath) -> FieldLocation | None:
         """Find an added field that has the same values as a raw field."""
-        for read, tree in enumerate(self._trees):
+        for table, tree in enumerate(self._trees):
             node: Tree | pa.DataType | None = tree
             for name in path:
                 node = node.get(name) if isinstance(node, dict) else None
             if node is not None and not isinstance(node, dict) and node in _ALIKE:
-                return FieldPlace(read, path)
+                return FieldLocation(table, path)
         return None
 
     def schemas(self) -> list[pa.Schema]:
@@ -429,11 +429,11 @@ class WireSchemas:
         ]
 
 
-def take_field(tables: list[pa.Table], place: FieldPlace) -> pa.Array:
-    """Take the field at `place`, perhaps a wider struct, from a read; null where a parent is."""
-    column = tables[place.read].column(place.path[0])
-    if len(place.path) > 1:
-        column = pc.struct_field(column, list(place.path[1:]))
+def take_field(tables: list[pa.Table], location: FieldLocation) -> pa.Array:
+    """Take a field, perhaps a wider struct, from its table; it is null where a parent is null."""
+    column = tables[location.table].column(location.path[0])
+    if len(location.path) > 1:
+        column = pc.struct_field(column, list(location.path[1:]))
     return column.combine_chunks()
 
 
@@ -483,14 +483,14 @@ def parse_json(
     scanned = scan_block(fields, values) if len(values) > most_singly else None
     if scanned is None:
         return parse_unscanned(fields, values, most_singly)
-    arrays, left = scanned
+    arrays, unscanned = scanned
     columns = [
         _convert_scanned(arrays[path], field.type)
         for path, field in zip(fields.column_paths(), fields.columns, strict=True)
     ]
     raw = {text: [arrays[path]] for text, path in fields.raw_paths().items()}
     block = build_block(columns, raw, np.full(len(values), FINE, np.uint8))
-    return _fill_in(fields, values, block, np.flatnonzero(left), most_singly)
+    return _fill_in(fields, values, block, np.flatnonzero(unscanned), most_singly)
 
 
 def _convert_scanned(array: pa.Array, target: pa.DataType) -> Converted:
@@ -501,14 +501,14 @@ def _fill_in(
     fields: RequestedFields,
     values: pa.Array,
     block: DecodedBlock,
-    left: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
     most_singly: int,
 ) -> DecodedBlock:
-    """Parse the values at the places `left`, and put what is in them into their rows of `block`."""
-    if not len(left):
+    """Parse the values of `rows`, and put the results into these rows of `block`."""
+    if not len(rows):
         return block
-    rest = parse_unscanned(fields, values.take(pa.array(left)), most_singly)
-    # Pieces of nulls alone fit the others.
+    parsed = parse_unscanned(fields, values.take(pa.array(rows)), most_singly)
+    # Pieces that hold only nulls take the type of the others.
     raw = {
         text: [
             pa.nulls(len(piece), block.raw[text][0].type)
@@ -516,11 +516,11 @@ def _fill_in(
             else piece
             for piece in pieces
         ]
-        for text, pieces in rest.raw.items()
+        for text, pieces in parsed.raw.items()
     }
     order = np.arange(len(values))
-    order[left] = len(values) + np.arange(len(left))
-    return join_blocks(fields, [block, rest._replace(raw=raw)], order, block.reasons)
+    order[rows] = len(values) + np.arange(len(rows))
+    return join_blocks(fields, [block, parsed._replace(raw=raw)], order, block.reasons)
 
 
 def parse_unscanned(
@@ -575,43 +575,44 @@ def _parse_run(
     twice as much as parsing its values one by one (bench/time_rules/mechanisms_stream.py).
     """
     start, stop, good = run
-    at, size, singly, failed_at = start, stop - start, most_singly, -1
-    while at < stop:
-        end = min(at + (1 if at == failed_at else size), stop)
-        alone = not good or end - at <= most_singly
-        block = None if alone else _parse_joined(fields, texts.slice(at, end - at))
+    position, size, singly, failed_at = start, stop - start, most_singly, -1
+    while position < stop:
+        end = min(position + (1 if position == failed_at else size), stop)
+        alone = not good or end - position <= most_singly
+        block = None if alone else _parse_joined(fields, texts.slice(position, end - position))
         if isinstance(block, DecodedBlock):
             yield block
-            at, size, singly = end, 4 * size, most_singly
+            position, size, singly = end, 4 * size, most_singly
             continue
         row = None if block is None else block.row
         if block is None:
             size = 4 * max(size, most_singly)
-        elif row is None and end - at > 2 * most_singly:
-            size = (end - at) // 2
+        elif row is None and end - position > 2 * most_singly:
+            size = (end - position) // 2
             continue
         elif row is not None and row > most_singly:
             # Read the rows before the bad one with Arrow, and then the bad one by itself.
-            size, failed_at = row, at + row
+            size, failed_at = row, position + row
             continue
         else:
             # The bad row is near, or the piece small: read rows one by one, and more next time.
-            end = min(at + max(singly, (row or 0) + 1), stop)
+            end = min(position + max(singly, (row or 0) + 1), stop)
             size, singly = max(2 * most_singly, size // 2), 2 * singly
-        yield parse_rows(fields, values.slice(at, end - at).to_pylist())
-        at = end
+        yield parse_rows(fields, values.slice(position, end - position).to_pylist())
+        position = end
 
 
 def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _ParseFailure:
     """Parse all of `texts` with Arrow; fail if one does not match the fields."""
-    first = _parse_first(texts[0].as_py())
+    first_value = _parse_first(texts[0].as_py())
     schemas = WireSchemas()
-    column_places = [
-        schemas.add(path, _choose_wire_type(field.type, descend(first, path).value))
+    column_locations = [
+        schemas.add(path, _choose_wire_type(field.type, descend(first_value, path).value))
         for path, field in zip(fields.column_paths(), fields.columns, strict=True)
     ]
-    raw_places = {
-        text: schemas.find(path) or schemas.add(path, _guess_raw_type(descend(first, path).value))
+    raw_locations = {
+        text: schemas.find(path)
+        or schemas.add(path, _guess_raw_type(descend(first_value, path).value))
         for text, path in fields.raw_paths().items()
     }
     buffer = pc.binary_join(_wrap_in_list(texts), "\n")[0].as_buffer()
@@ -621,12 +622,12 @@ def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _P
         if isinstance(table, _ParseFailure):
             return table
         tables.append(table)
-    raw = {text: take_field(tables, place) for text, place in raw_places.items()}
+    raw = {text: take_field(tables, location) for text, location in raw_locations.items()}
     if any(map(_loses_digits, raw.values())):
         return _ParseFailure(None)
     finished = [
-        convert(take_field(tables, place), field.type, _read_scalars)
-        for place, field in zip(column_places, fields.columns, strict=True)
+        convert(take_field(tables, location), field.type, _read_scalars)
+        for location, field in zip(column_locations, fields.columns, strict=True)
     ]
     pieces = {text: [column] for text, column in raw.items()}
     return build_block(finished, pieces, np.full(len(texts), FINE, np.uint8))
@@ -650,8 +651,8 @@ def _read(buffer: pa.Buffer, rows: int, schema: pa.Schema) -> pa.Table | _ParseF
             ),
         )
     except pa.ArrowInvalid as error:
-        named = _ROW_IN_MESSAGE.search(str(error))
-        row = int(named[1]) if named else rows
+        match = _ROW_IN_MESSAGE.search(str(error))
+        row = int(match[1]) if match else rows
         return _ParseFailure(row if row < rows else None)
     return table if table.num_rows == rows else _ParseFailure(None)
 
@@ -665,16 +666,16 @@ def _parse_first(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _choose_wire_type(target: pa.DataType, first: Any) -> pa.DataType:
+def _choose_wire_type(target: pa.DataType, first_value: Any) -> pa.DataType:
     """Choose the type that Arrow parses; the first value shows whether times are seconds."""
-    if pa.types.is_timestamp(target) and type(first) is int:
+    if pa.types.is_timestamp(target) and type(first_value) is int:
         return pa.int64()
     return _get_wire_type(target)
 
 
-def _guess_raw_type(first: Any) -> pa.DataType:
+def _guess_raw_type(first_value: Any) -> pa.DataType:
     """Choose the Arrow type of a raw field by its value in the block's first value."""
-    return _RAW_TYPES.get(type(first), pa.string())
+    return _RAW_TYPES.get(type(first_value), pa.string())
 
 
 def _loses_digits(column: pa.Array) -> bool:
@@ -712,8 +713,8 @@ def _read_scalars(wire: pa.Array, target: pa.DataType) -> Converted:
     if pa.types.is_decimal(target):
         return _limit_decimals(wire, target)
     if pa.types.is_binary(target):
-        read = [null_on_error(to_bytes, text) for text in wire.to_pylist()]
-        return find_bad(pa.array(read, target), wire)
+        decoded = [null_on_error(to_bytes, text) for text in wire.to_pylist()]
+        return find_bad(pa.array(decoded, target), wire)
     return cast_scalars(wire, target)
 
 

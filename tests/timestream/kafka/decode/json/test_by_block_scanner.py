@@ -69,7 +69,7 @@ def scanner(tmp_path_factory):
         made = load_scanner(library)
         assert made is not None
         patch.setattr(by_block, "load_scanner", lambda: made)
-        patch.setattr(by_block, "_MAX_LEFT", 1.0)
+        patch.setattr(by_block, "_MAX_UNSCANNED", 1.0)
         yield library
 
 
@@ -102,7 +102,7 @@ def compare(values, fields=FIELDS):
     expected = shown(parse_unscanned(fields, given_), len(values))
     assert shown(parse_json(fields, given_, 1), len(values)) == expected
     scanned = scan_block(fields, given_)
-    return None if scanned is None else (~scanned.left).tolist()
+    return None if scanned is None else (~scanned.unscanned).tolist()
 
 
 GOOD = {
@@ -434,7 +434,7 @@ def test_without_columns_the_form_is_judged_by_the_scanner_too():
 
 
 def test_a_block_of_which_little_can_be_scanned_is_given_up(monkeypatch):
-    monkeypatch.setattr(by_block, "_MAX_LEFT", 0.25)
+    monkeypatch.setattr(by_block, "_MAX_UNSCANNED", 0.25)
     odd, plain = [b'{"i":"x"}'], [b'{"i":1}']
     assert scan_block(FIELDS, pa.array(odd * 33 + plain * 1_000)) is None
     assert scan_block(FIELDS, pa.array(plain * 70 + odd * 30)) is None

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_timestream.core import window_fold
-from pyspark_timestream.core.window_fold import FOLD, Partial, WindowFold, fold_rows
 from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.rules import window_fold
+from pyspark_timestream.rules.window_fold import FOLD, Partial, WindowFold, fold_rows
 
 INSTANT = pa.timestamp("us", tz="UTC")
 ROWS = pa.schema(

@@ -1,9 +1,10 @@
 """Folds rows into partial rows, one per key and *pane* of time (semantics 11.16 to 11.18).
 
-A pane is the longest span that no window of the query cuts: the window itself, or the greatest
-common divisor of window and slide. All rows of a pane lie in the same windows, so Spark may get one
-row that stands for them, and add those of all tasks and batches as it adds rows. Groups may be
-finer than Spark's, never coarser: Spark groups again. So whatever does not fold stays as it is.
+A pane is the longest interval that no window of the query cuts: the window itself, or the greatest
+common divisor of window and slide. All rows of a pane lie in the same windows, so one partial row
+may stand for them, and Spark adds the partial rows of all tasks and batches as it adds rows. Groups
+may be finer than Spark's, never coarser, because Spark groups again. So a row that cannot be folded
+stays as it is.
 """
 
 import functools
@@ -30,15 +31,15 @@ _ADJUSTED: Final = "adjusted"
 
 _MOST_ROWS: Final = 1 << 17
 _MOST_BYTES: Final = 1 << 26
-"""So many rows, or bytes of them, are folded together; a task holds no more."""
+"""Fold at most this many rows or bytes together; a task holds no more."""
 
 _ROWS_A_BATCH: Final = 1 << 14
 _CODES_A_ROW: Final = 4
-"""Groups are numbered anew where their codes have more gaps than this."""
+"""Number the groups anew if there are more codes for each row than this."""
 
 _MOST_DIGITS: Final = 38
 _SUM_DIGITS: Final = 10
-"""A sum of decimals has so many digits more, in Spark and here."""
+"""A sum of decimals has this many more digits, in Spark and here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class Partial:
     """A column of partial rows.
 
     Attributes:
-        function: what it holds of its rows.
-        column: the column that it is of; None: the rows themselves are counted.
+        function: how it summarizes the rows.
+        column: the column that it summarizes; None: count the rows themselves.
     """
 
     function: Function
@@ -63,7 +64,7 @@ class WindowFold:
         pane_us: the length of a pane; panes begin at multiples of it since 1970.
         by: the columns of the key.
         partials: the partial values, one column each.
-        columns: the columns of the rows that are folded, as Spark's JSON of a schema.
+        columns: the columns of the rows to fold, as Spark's JSON of a schema.
     """
 
     event_time: str
@@ -74,7 +75,7 @@ class WindowFold:
 
     def to_text(self) -> str:
         """Return the text of option `foldWindows`."""
-        partials = [[each.function, each.column] for each in self.partials]
+        partials = [[partial.function, partial.column] for partial in self.partials]
         return json.dumps(
             {
                 "eventTime": self.event_time,
@@ -87,8 +88,8 @@ class WindowFold:
 
     def name_partials(self) -> list[str]:
         """Return the names of the partial columns, which no other column has."""
-        prefix, taken = "partial", [name.lower() for name in (self.event_time, CTI, *self.by)]
-        while any(name.startswith(prefix) for name in taken):
+        prefix, names = "partial", [name.lower() for name in (self.event_time, CTI, *self.by)]
+        while any(name.startswith(prefix) for name in names):
             prefix += "_"
         return [f"{prefix}{number}" for number in range(len(self.partials))]
 
@@ -117,15 +118,20 @@ def _parse(text: str) -> WindowFold | None:
     if not text.strip():
         return None
     try:
-        given = json.loads(text)
-        partials = tuple(Partial(function, column) for function, column in given["partials"])
+        fields = json.loads(text)
+        partials = tuple(Partial(function, column) for function, column in fields["partials"])
         fold = WindowFold(
-            given["eventTime"], given["pane"], tuple(given["by"]), partials, given["columns"]
+            fields["eventTime"], fields["pane"], tuple(fields["by"]), partials, fields["columns"]
         )
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError("not what aggregate_windows writes") from error
-    names = [fold.event_time, fold.columns, *fold.by, *(each.column or "" for each in partials)]
-    is_known = all(each.function in _FUNCTIONS for each in partials)
+    names = [
+        fold.event_time,
+        fold.columns,
+        *fold.by,
+        *(partial.column or "" for partial in partials),
+    ]
+    is_known = all(partial.function in _FUNCTIONS for partial in partials)
     is_whole = type(fold.pane_us) is int and 0 < fold.pane_us < 2**63
     if not (is_known and is_whole and all(isinstance(name, str) for name in names)):
         raise ValueError("not what aggregate_windows writes")
@@ -142,14 +148,14 @@ FOLD: Final = Parser(
 
 
 def _find(rows: pa.Schema, name: str) -> pa.Field:
-    place = rows.get_field_index(name)
-    if place < 0:
+    index = rows.get_field_index(name)
+    if index < 0:
         raise SchemaRefused(
             f"there is no column '{name}'",
-            ", ".join(f"'{each}'" for each in rows.names),
+            ", ".join(f"'{column}'" for column in rows.names),
             "name one of these, or add it to .schema(...)",
         )
-    return rows.field(place)
+    return rows.field(index)
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
@@ -181,7 +187,7 @@ def _check_key(field: pa.Field) -> pa.DataType:
 
 
 def _find_type(partial: Partial, rows: pa.Schema) -> pa.DataType:
-    """Return the type of a partial column, which holds whatever may be in it."""
+    """Return the type of a partial column, wide enough for every partial value."""
     if partial.column is None:
         return pa.int64()
     field, types = _find(rows, partial.column), pa.types
@@ -249,7 +255,7 @@ def _fold(
     greatest = pc.max(pa.chunked_array([*table[CTI].chunks, *ctis], INSTANT))
     if greatest.is_valid:
         cti = pa.array([greatest.as_py()], INSTANT)
-        columns = [cti if each.name == CTI else pa.nulls(1, each.type) for each in schema]
+        columns = [cti if field.name == CTI else pa.nulls(1, field.type) for field in schema]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -263,7 +269,11 @@ def _select_data(fold: WindowFold, table: pa.Table) -> pa.Table:
     if VIOLATION in table.column_names and table[VIOLATION].null_count < len(table):
         is_adjusted = pc.fill_null(pc.equal(table[VIOLATION], _ADJUSTED), True)
         conditions.append(is_adjusted)
-    used = {fold.event_time, *fold.by, *(each.column for each in fold.partials if each.column)}
+    used = {
+        fold.event_time,
+        *fold.by,
+        *(partial.column for partial in fold.partials if partial.column),
+    }
     table = table.select([name for name in table.column_names if name in used])
     return table.filter(functools.reduce(pc.and_, conditions)) if conditions else table
 
@@ -275,16 +285,17 @@ def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table
     if all(_is_safe(table, partial, kind) for partial, kind in kinds.items()):
         codes = _Codes(us, fold.pane_us, keys)
         groups = _Groups(codes.codes, codes.size)
-        at, places = codes.split(groups.used)
+        panes, key_indexes = codes.split(groups.used)
     else:
         # Spark adds these rows itself, so that a sum is out of bounds where Spark says so.
         groups = _Groups(np.arange(len(us)), len(us))
-        at, places = _floor(us, fold.pane_us), [key.indices.to_numpy() for key in keys]
-    results = [pa.array(at).cast(INSTANT), pa.nulls(len(at), INSTANT)]
+        panes, key_indexes = _floor(us, fold.pane_us), [key.indices.to_numpy() for key in keys]
+    results = [pa.array(panes).cast(INSTANT), pa.nulls(len(panes), INSTANT)]
     results += [
-        key.dictionary.take(pa.array(place)) for key, place in zip(keys, places, strict=True)
+        key.dictionary.take(pa.array(indexes))
+        for key, indexes in zip(keys, key_indexes, strict=True)
     ]
-    columns = {name: _Values(table[name]) for name in {each.column for each in kinds} if name}
+    columns = {name: _Values(table[name]) for name in {partial.column for partial in kinds} if name}
     results += [
         pa.array(groups.count(None))
         if partial.column is None
@@ -295,13 +306,13 @@ def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table
 
 
 def _encode(values: pa.ChunkedArray) -> pa.DictionaryArray:
-    """Return each value's place among the distinct values, null being one of them."""
+    """Encode values as indexes into the distinct values; null is one of these."""
     encoded = values.combine_chunks().dictionary_encode(null_encoding="encode")
     return encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
 
 
 def _floor(us: Instants, pane_us: int) -> Instants:
-    """Return the panes of times; Spark drops rows before 1970 and names their times: they stay."""
+    """Return the panes of times; leave times before 1970, since Spark drops and names them."""
     floored: Instants = us // pane_us * pane_us
     return floored if us.min() >= 0 else np.where(us < 0, us, floored)
 
@@ -315,7 +326,7 @@ def _number(values: Instants) -> tuple[Instants, Instants]:
 class _Codes:
     """One code for each row, which stands for its pane and its key.
 
-    New arrays of so many rows cost the system new pages, so that of the times is written over.
+    A new array for all rows would make the system map new pages, so the codes overwrite the times.
 
     Attributes:
         codes: the codes.
@@ -324,7 +335,7 @@ class _Codes:
 
     def __init__(self, us: Instants, pane_us: int, keys: Iterable[pa.DictionaryArray]) -> None:
         self._steps: list[int | Instants] = []
-        self._pane_us, self._first = pane_us, 0
+        self._pane_us, self._first_pane = pane_us, 0
         self._number_panes(us)
         for key in keys:
             count = len(key.dictionary)
@@ -336,31 +347,31 @@ class _Codes:
                 self._number_anew(self.codes)
 
     def _number_panes(self, us: Instants) -> None:
-        first, last = int(us.min()) // self._pane_us, int(us.max()) // self._pane_us
-        self.size = last - first + 1
-        if first < 0 or self.size > len(us):
+        first_pane, last_pane = int(us.min()) // self._pane_us, int(us.max()) // self._pane_us
+        self.size = last_pane - first_pane + 1
+        if first_pane < 0 or self.size > len(us):
             self._number_anew(_floor(us, self._pane_us))
             self._pane_us = 1
         else:
             self.codes = np.floor_divide(us, self._pane_us, out=us if us.flags.writeable else None)
-            self._first = first
-            self.codes -= first
+            self._first_pane = first_pane
+            self.codes -= first_pane
 
     def _number_anew(self, values: Instants) -> None:
-        self.codes, known = _number(values)
-        self.size = len(known)
-        self._steps.append(known)
+        self.codes, distinct = _number(values)
+        self.size = len(distinct)
+        self._steps.append(distinct)
 
     def split(self, codes: Instants) -> tuple[Instants, list[Instants]]:
-        """Return for each code the beginning of its pane, and the place of each key."""
-        places: list[Instants] = []
+        """Return for each code the beginning of its pane, and the index of each key."""
+        indexes: list[Instants] = []
         for step in reversed(self._steps):
             if isinstance(step, int):
-                codes, place = np.divmod(codes, step)
-                places.append(place)
+                codes, index = np.divmod(codes, step)
+                indexes.append(index)
             else:
                 codes = step[codes]
-        return (codes + self._first) * self._pane_us, places[::-1]
+        return (codes + self._first_pane) * self._pane_us, indexes[::-1]
 
 
 class _Groups:
@@ -376,19 +387,19 @@ class _Groups:
         self._counts = np.bincount(codes, minlength=size)
         self.used = np.flatnonzero(self._counts)
 
-    def count(self, there: Instants | None) -> Instants:
-        """Return how many rows each group has, of the places `there` or of all."""
-        if there is None:
+    def count(self, rows: Instants | None) -> Instants:
+        """Count in each group those of `rows`; None: all."""
+        if rows is None:
             return self._counts[self.used]
-        return np.bincount(self.codes[there], minlength=self.size)[self.used]
+        return np.bincount(self.codes[rows], minlength=self.size)[self.used]
 
     def fold(
-        self, function: np.ufunc, first: int, numbers: Instants, there: Instants | None
+        self, function: np.ufunc, initial: int, numbers: Instants, rows: Instants | None
     ) -> Instants:
-        """Apply `function`, which begins with `first`, to the numbers at `there`, or to all."""
-        folded, codes = np.full(self.size, first, dtype=np.int64), self.codes
-        if there is not None:
-            codes, numbers = codes[there], numbers[there]
+        """Apply `function`, which begins with `initial`, to the numbers of `rows`; None: to all."""
+        folded, codes = np.full(self.size, initial, dtype=np.int64), self.codes
+        if rows is not None:
+            codes, numbers = codes[rows], numbers[rows]
         function.at(folded, codes, numbers)
         return folded[self.used]
 
@@ -401,14 +412,14 @@ _UFUNCS: Final[dict[str, tuple[np.ufunc, int]]] = {
 
 
 class _Values:
-    """A column of values, which become numbers in the same order once they are needed."""
+    """A column of values; once needed, they become numbers that sort in the same order."""
 
     def __init__(self, values: pa.ChunkedArray) -> None:
         self._values = values
-        self._there: Instants | None = None
-        """The places of values that are not null; None: all."""
+        self._valid_rows: Instants | None = None
+        """The rows with a value that is not null; None: all."""
         if values.null_count:
-            self._there = np.flatnonzero(values.is_valid().to_numpy())
+            self._valid_rows = np.flatnonzero(values.is_valid().to_numpy())
         self._ranked: pa.Array | None = None
 
     @functools.cached_property
@@ -429,22 +440,22 @@ class _Values:
         return numbers
 
     def fold(self, function: Function, groups: _Groups, kind: pa.DataType) -> pa.Array:
-        """Return what `function` makes of each group, of type `kind`."""
+        """Return the result of `function` for each group, in type `kind`."""
         if function == "count":
-            return pa.array(groups.count(self._there))
+            return pa.array(groups.count(self._valid_rows))
         numbers, types = self._numbers, pa.types
         if numbers is None or (types.is_decimal(kind) and function == "sum" and _is_large(numbers)):
             return self._fold_large(function, groups, kind)
-        folded = groups.fold(*_UFUNCS[function], numbers, self._there)
-        is_null = None if self._there is None else groups.count(self._there) == 0
+        folded = groups.fold(*_UFUNCS[function], numbers, self._valid_rows)
+        is_null = None if self._valid_rows is None else groups.count(self._valid_rows) == 0
         if types.is_decimal(kind):
             return _write_decimals(folded, is_null, kind)
         if types.is_floating(kind):
             return pa.array(_from_sortable(folded), mask=is_null).cast(kind)
-        found = pa.array(folded, mask=is_null)
+        results = pa.array(folded, mask=is_null)
         if self._ranked is not None:
-            return self._ranked.take(found)
-        return (found.cast(pa.int32()) if types.is_date32(kind) else found).cast(kind)
+            return self._ranked.take(results)
+        return (results.cast(pa.int32()) if types.is_date32(kind) else results).cast(kind)
 
     def _fold_large(self, function: Function, groups: _Groups, kind: pa.DataType) -> pa.Array:
         rows = pa.table({"code": pa.array(groups.codes), "value": self._values})
@@ -454,40 +465,40 @@ class _Values:
 
 
 def _is_large(numbers: Instants) -> bool:
-    """Return whether a sum of some of these numbers might have more than 64 bits."""
+    """Return whether some of these numbers might add up to more than 64 bits."""
     return max(-int(numbers.min()), int(numbers.max())) * len(numbers) >= 2**63
 
 
 def _read_decimals(values: pa.ChunkedArray) -> Instants | None:
     """Return decimals without their points; None if one has more than 64 bits."""
-    parts = [np.empty(0, dtype=np.int64)]
+    chunks = [np.empty(0, dtype=np.int64)]
     for chunk in values.chunks:
         start, count = chunk.offset * 2, len(chunk) * 2
         words = np.frombuffer(chunk.buffers()[1] or b"", dtype=np.int64)[start : start + count]
         low, high = words[::2], words[1::2]
         if np.any(high != low >> _SIGN):
             return None
-        parts.append(low)
-    return np.concatenate(parts)
+        chunks.append(low)
+    return np.concatenate(chunks)
 
 
 def _write_decimals(numbers: Instants, is_null: Mask | None, kind: pa.DataType) -> pa.Array:
     words = np.stack((numbers, numbers >> _SIGN), axis=1)
-    there = None if is_null is None else pa.py_buffer(np.packbits(~is_null, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(numbers), [there, pa.py_buffer(words)])
+    validity = None if is_null is None else pa.py_buffer(np.packbits(~is_null, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(numbers), [validity, pa.py_buffer(words)])
 
 
 def _is_safe(table: pa.Table, partial: Partial, kind: pa.DataType) -> bool:
-    """Return whether no sum of some of these values leaves the type of its column."""
+    """Return whether every sum of some of these values fits the type of its column."""
     if partial.function != "sum" or partial.column is None:
         return True
     bounds = pc.min_max(table[partial.column]).as_py()
     if bounds["min"] is None:
         return True
-    most = max(abs(bounds["min"]), abs(bounds["max"]))
+    greatest = max(abs(bounds["min"]), abs(bounds["max"]))
     if pa.types.is_decimal(kind):
-        return bool(most * len(table) < 10 ** (kind.precision - kind.scale))
-    return bool(most * len(table) < 2**63)
+        return bool(greatest * len(table) < 10 ** (kind.precision - kind.scale))
+    return bool(greatest * len(table) < 2**63)
 
 
 _SIGN: Final = np.int64(63)
@@ -499,7 +510,7 @@ def _to_sortable(values: pa.ChunkedArray) -> Instants:
     if values.null_count:
         values = pc.fill_null(values, 0.0)
     numbers = values.to_numpy().astype(np.float64)
-    # Adding makes a zero of the negative one.
+    # Adding 0.0 turns -0.0 into 0.0.
     numbers += 0.0
     is_nan = np.isnan(numbers)
     if is_nan.any():

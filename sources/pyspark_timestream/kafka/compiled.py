@@ -1,7 +1,7 @@
 """Loads the optional libraries that the installation compiles from C, next to their sources.
 
-Whoever uses one does the same work without it, slower. The environment variable `TIMESTREAM_NATIVE`
-lets a user do without these libraries, or insist on them.
+Without a library its module does the same work in Python, slower. With the environment variable
+`TIMESTREAM_NATIVE` a user can disable these libraries, or require them.
 """
 
 import ctypes
