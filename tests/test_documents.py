@@ -32,7 +32,7 @@ import pyspark_tseries
 from pyspark_timestream.core.options import OptionSpec, Parser, option_specs
 from pyspark_timestream.core.session import INTERPRETER, SETTINGS
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
-from pyspark_timestream.kafka.offsets.next_offset import build_progress
+from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState

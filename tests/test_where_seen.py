@@ -19,7 +19,7 @@ from generate import CONNECTORS
 
 from pyspark_timestream.core.options import OptionSpec, option_specs
 from pyspark_timestream.core.policies import KEEP_ALL, POLICIES
-from pyspark_timestream.kafka.offsets.next_offset import build_progress
+from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import RunContext
 from pyspark_timestream.kafka.options.reading import FORMATS

@@ -17,9 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark_timestream.commands.explain_time import explain_time
+    from pyspark_timestream.commands.explain_query import explain_time
     from pyspark_timestream.commands.measure_lateness import measure_lateness
-    from pyspark_timestream.commands.time_metrics import TimeMetrics
+    from pyspark_timestream.commands.metrics_export import TimeMetrics
     from pyspark_timestream.core.session import configure_spark, spark_settings
     from pyspark_timestream.core.why import why
     from pyspark_timestream.errors import (
@@ -96,10 +96,10 @@ _MODULES: Final = {
     "aggregate_windows": "frames.aggregates",
     **dict.fromkeys(["await_end", "end_stream"], "frames.end"),
     "PunctuatedProducer": "producer.producer",
-    "TimeMetrics": "commands.time_metrics",
+    "TimeMetrics": "commands.metrics_export",
     "configure_spark": "core.session",
     "spark_settings": "core.session",
-    "explain_time": "commands.explain_time",
+    "explain_time": "commands.explain_query",
     "measure_lateness": "commands.measure_lateness",
     "why": "core.why",
 }

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from pyspark_timestream import __version__
-from pyspark_timestream.commands import lateness
+from pyspark_timestream.commands import lateness_report
 from pyspark_timestream.commands.explanation import explain_checkpoint
 from pyspark_timestream.commands.peek import command as peek
 from pyspark_timestream.commands.watch import command as watch
@@ -25,39 +25,45 @@ from pyspark_timestream.errors import TimestreamError
 
 
 @end_quietly
-def main(arguments: list[str] | None = None) -> int:
+def main(words: list[str] | None = None) -> int:
     """Run one command; return the exit code: 1 if it failed, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m pyspark_timestream")
     parser.add_argument("--version", action="version", version=f"pyspark-timestream {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    shown = commands.add_parser("demo", help="a Kafka topic to try this package on")
-    demo.add_arguments(shown)
-    why = commands.add_parser("explain", help="what holds a stopped query's CTI back")
-    why.add_argument("--checkpoint", required=True, help="its checkpoint: a local directory")
-    why.add_argument(
+    demo_command = commands.add_parser("demo", help="a Kafka topic to try this package on")
+    demo.add_arguments(demo_command)
+    explain_command = commands.add_parser("explain", help="what holds a stopped query's CTI back")
+    explain_command.add_argument(
+        "--checkpoint", required=True, help="its checkpoint: a local directory"
+    )
+    explain_command.add_argument(
         "--state",
         action="store_true",
         help="also count the rows of Spark's state and the CTIs that they wait for; starts a local "
         "Spark",
     )
-    why.add_argument("--details", action="store_true", help="all diagnoses in full")
-    looked = commands.add_parser("peek", help="a topic's records, and the options to read them")
-    peek.add_arguments(looked)
-    measured = commands.add_parser("lateness", help="how many rows each delay would make late")
-    lateness.add_arguments(measured)
-    followed = commands.add_parser("watch", help="a live page of the time of queries")
-    watch.add_arguments(followed)
-    given = parser.parse_args(arguments)
-    if given.command == "demo":
-        return demo.main(given)
+    explain_command.add_argument("--details", action="store_true", help="all diagnoses in full")
+    peek_command = commands.add_parser(
+        "peek", help="a topic's records, and the options to read them"
+    )
+    peek.add_arguments(peek_command)
+    lateness_command = commands.add_parser(
+        "lateness", help="how many rows each delay would make late"
+    )
+    lateness_report.add_arguments(lateness_command)
+    watch_command = commands.add_parser("watch", help="a live page of the time of queries")
+    watch.add_arguments(watch_command)
+    arguments = parser.parse_args(words)
+    if arguments.command == "demo":
+        return demo.main(arguments)
     with _end_at_interrupt():
-        return _READ_ONLY[given.command](given)
+        return _READ_ONLY[arguments.command](arguments)
 
 
-def _explain(given: argparse.Namespace) -> int:
+def _explain(arguments: argparse.Namespace) -> int:
     try:
-        spark = _start_spark() if given.state else None
-        print(explain_checkpoint(given.checkpoint, spark, given.details))
+        spark = _start_spark() if arguments.state else None
+        print(explain_checkpoint(arguments.checkpoint, spark, arguments.details))
     except (TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -67,7 +73,7 @@ def _explain(given: argparse.Namespace) -> int:
 _READ_ONLY: Final = {
     "explain": _explain,
     "peek": peek.main,
-    "lateness": lateness.main,
+    "lateness": lateness_report.main,
     "watch": watch.main,
 }
 

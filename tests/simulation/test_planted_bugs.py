@@ -16,7 +16,7 @@ from simulation.world import World
 
 from pyspark_timestream.kafka import reader, task
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.driver import driver
+from pyspark_timestream.kafka.driver import driver, trackers
 from pyspark_timestream.kafka.offsets import changes, group_metadata, next_offset, offset
 from pyspark_timestream.kafka.writer import stream_writer
 from pyspark_timestream.producer import transactions
@@ -116,7 +116,7 @@ def the_counter_of_the_clock_is_not_persisted(patch: Patch) -> None:
 
 @bug()
 def a_moment_without_a_leader_counts_as_a_loss(patch: Patch) -> None:
-    patch.setattr(driver.RunEnds, "wait_for", lambda self, places: self.get())
+    patch.setattr(trackers.RunEnds, "wait_for", lambda self, places: self.get())
 
 
 @bug(20)
@@ -125,7 +125,7 @@ def a_first_batch_takes_what_is_there(patch: Patch) -> None:
         ends = self.get(fresh=not self.is_bounded)
         return self._get_broker().earliest(ends), ends
 
-    patch.setattr(driver.RunEnds, "find_first", find_first)
+    patch.setattr(trackers.RunEnds, "find_first", find_first)
 
 
 @bug(20)
@@ -138,7 +138,7 @@ def a_slow_answer_shows_that_a_partition_is_gone(patch: Patch) -> None:
             ends = self.get(fresh=True)
         return ends
 
-    patch.setattr(driver.RunEnds, "wait_for", wait_for)
+    patch.setattr(trackers.RunEnds, "wait_for", wait_for)
 
 
 @bug()

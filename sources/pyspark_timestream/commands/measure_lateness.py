@@ -1,18 +1,18 @@
-"""The function `measure_lateness`: reads a topic once, and says what each delay would do.
+"""The function `measure_lateness`: reads a topic once, and measures the effect of each delay.
 
 It reads the same records as a batch read with the same options, commits nothing to a group, and
-does not need Spark. The rules of a query, unchanged, run over consecutive records once for each
-delay (`advance`), so an event is late here exactly if it is late in a query with this delay that
-begins at the same records, however these are divided into blocks.
+does not need Spark. The unchanged rules of a query run over the records once for each delay
+(`advance`). So an event is late here exactly if it is late in a query with this delay that begins
+at the same records, however these are divided into blocks.
 
-An event that is not late *waits* from its own record to the one right after which a CTI of its
-partition exceeds its time: from then on no event at or before its time can come. Its wait is the
-difference of the two records' timestamps, or 0 if that is negative. Every waiting event takes
-memory, so waits may be measured only on each N-th record; late events are counted on all.
+An event that is not late *waits* from its own record to the record after which a CTI of its
+partition exceeds its time; no event at or before its time can come then. Its wait is the difference
+of the two records' timestamps, or 0 if that is negative. Every waiting event takes memory, so waits
+may be measured only on each N-th record; late events are counted on all.
 
-Waits are counted in classes, so any number takes the same memory. Waits below 128 ms have a class
-each; above, each doubling has 128 classes, so a quantile is at most 0.8 % too high. The greatest
-wait is exact.
+Waits are counted in classes, so the memory does not depend on their number. Each wait below 128 ms
+has its own class; above, each doubling has 128 classes, so a quantile is at most 0.8 % too high.
+The greatest wait is exact.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -75,7 +75,7 @@ class Waits:
 
     def merge(self, other: "Waits") -> "Waits":
         """Return the waits of both."""
-        both = [each for each in (self.greatest_ms, other.greatest_ms) if each is not None]
+        both = [ms for ms in (self.greatest_ms, other.greatest_ms) if ms is not None]
         return Waits(self.counts + other.counts, max(both, default=None))
 
     def __len__(self) -> int:
@@ -90,12 +90,12 @@ class Waits:
         return median_us, most_us, all_us
 
     def find_quantile(self, share: float) -> int | None:
-        """Return the least wait, in ms and rounded up, that this share of all does not exceed."""
+        """Return the least wait, in ms and rounded up, that `share` of all waits do not exceed."""
         if self.greatest_ms is None:
             return None
         reached = np.cumsum(self.counts)
-        place = int(np.searchsorted(reached, max(share * reached[-1], 1)))
-        return min(_find_last_of_class(place), self.greatest_ms)
+        number = int(np.searchsorted(reached, max(share * reached[-1], 1)))
+        return min(_find_last_of_class(number), self.greatest_ms)
 
 
 def _find_classes(ms: Instants) -> Instants:
@@ -122,8 +122,8 @@ _NOTHING: Final = np.empty(0, dtype=np.int64)
 class Block(NamedTuple):
     """n consecutive records of a partition, decoded; the same for all delays.
 
-    `times` decide whether they are late. `record_us` are the records' timestamps, NEVER where there
-    is none, and `sampled` is true where an event is well-formed and its wait is measured.
+    `times` decide whether they are late. `record_us` are the records' timestamps, NEVER where a
+    record has none, and `sampled` is true where an event is well-formed and its wait is measured.
     """
 
     events: Events
@@ -145,8 +145,8 @@ class _Waiting(NamedTuple):
 class DelayClock:
     """A partition's clock by one delay, and its measurements; late events are flagged.
 
-    `record_us` is the last record's timestamp, `most_late_us` the most that the CTI was past the
-    time of a late event.
+    `record_us` is the timestamp of the last record, and `most_late_us` the greatest distance of the
+    CTI past the time of a late event.
     """
 
     state: PartitionState = field(default_factory=PartitionState)
@@ -157,17 +157,17 @@ class DelayClock:
 
     def count_waiting(self) -> int:
         """Count the measured events that no CTI has passed yet."""
-        return sum(len(each.times) for each in self.waiting)
+        return sum(len(block.times) for block in self.waiting)
 
 
 def make_block(
-    events: Events, marks: Marks, record_us: Instants, first: int, sampled_every: int
+    events: Events, marks: Marks, record_us: Instants, first_record: int, sampled_every: int
 ) -> Block:
-    """Prepare a block that `first` records precede; measure waits on each N-th record."""
+    """Prepare a block that begins at record `first_record`; measure waits on each N-th record."""
     times, well_formed, _ = check_times(events)
     sampled = well_formed
     if sampled_every > 1:
-        numbers = np.arange(first, first + len(times))
+        numbers = np.arange(first_record, first_record + len(times))
         sampled = well_formed & (numbers % sampled_every == 0)
     return Block(events, marks, times, record_us, sampled)
 
@@ -187,10 +187,10 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
     before_us = instant_or_sentinel(clock.record_us)
     stamps_us = np.concatenate(([before_us], block.record_us))[result.cti_index + 1]
     still_waiting, waits = _release(waiting, result.cti_us, stamps_us)
-    places = np.flatnonzero(late)
+    late_rows = np.flatnonzero(late)
     most_late_us = clock.most_late_us
-    if len(places):
-        late_by_us = result.in_force_us[places] - block.times[places]
+    if len(late_rows):
+        late_by_us = result.in_force_us[late_rows] - block.times[late_rows]
         most_late_us = max(int(late_by_us.max()), most_late_us or 0)
     return replace(
         clock,
@@ -213,18 +213,18 @@ def _release(
         return waiting, _NOTHING
     still_waiting: list[_Waiting] = []
     waits: list[Instants] = []
-    for each in waiting:
-        if each.first_us >= ctis_us[-1]:
-            still_waiting.append(each)
+    for block in waiting:
+        if block.first_us >= ctis_us[-1]:
+            still_waiting.append(block)
             continue
-        passed_by = np.searchsorted(ctis_us, each.times, side="right")
+        passed_by = np.searchsorted(ctis_us, block.times, side="right")
         still = passed_by == len(ctis_us)
-        own_us, then_us = each.record_us[~still], stamps_us[passed_by[~still]]
+        own_us, then_us = block.record_us[~still], stamps_us[passed_by[~still]]
         has_both = (own_us != NEVER) & (then_us != NEVER)
         waits.append(np.maximum(then_us[has_both] - own_us[has_both], 0) // MILLISECOND_US)
         if still.any():
-            times = each.times[still]
-            still_waiting.append(_Waiting(times, each.record_us[still], int(times.min())))
+            times = block.times[still]
+            still_waiting.append(_Waiting(times, block.record_us[still], int(times.min())))
     return tuple(still_waiting), np.concatenate(waits) if waits else _NOTHING
 
 
@@ -266,8 +266,8 @@ def follow_partition(
     """Follow a partition through all its blocks; the delay and policy of options do not matter."""
     # Only late events are flagged, so they can be counted; no policy moves a clock (semantics 2.5).
     rules = [
-        replace(options.rules, delay_us=each, policy=KEEP_ALL, time_window=False)
-        for each in delays_us
+        replace(options.rules, delay_us=delay_us, policy=KEEP_ALL, time_window=False)
+        for delay_us in delays_us
     ]
     clocks = tuple(DelayClock() for _ in delays_us)
     records, stamps_us = 0, list[int]()
@@ -384,7 +384,7 @@ class DelayResult:
 
     def add(self, partition: Partition, clock: DelayClock) -> "DelayResult":
         """Return the result with another partition, read to its end."""
-        late = [each for each in (self.most_late_us, clock.most_late_us) if each is not None]
+        late = [us for us in (self.most_late_us, clock.most_late_us) if us is not None]
         return replace(
             self,
             partitions={**self.partitions, partition: clock.state},
@@ -410,7 +410,7 @@ class Lateness:
 
     @property
     def largest_lateness_us(self) -> int:
-        """The most that an event was behind the CTI without any delay; 0 without late events."""
+        """How far an event was behind the CTI without a delay, at most; 0 without late events."""
         return self.delays[0].most_late_us or 0
 
     def find_lossless(self) -> DelayResult | None:
@@ -464,14 +464,14 @@ def build_row(result: DelayResult, sampled_every: int) -> dict[str, Any]:
         "sampled_every": sampled_every,
         "partitions": [
             {
-                "topic": part.topic,
-                "partition": part.number,
+                "topic": partition.topic,
+                "partition": partition.number,
                 "events": state.events,
                 "malformed": state.malformed,
                 "late": state.flagged,
                 "ctis": state.ctis,
             }
-            for part, state in result.partitions.items()
+            for partition, state in result.partitions.items()
         ],
     }
 
@@ -499,7 +499,7 @@ def check_readable(options: KafkaOptions, report: Lateness) -> None:
 
 
 def list_notes(options: KafkaOptions, report: Lateness, whole_us: int | None) -> Iterator[str]:
-    """Yield sentences about what is wrong or unknown.
+    """Yield sentences about problems and unknowns.
 
     `whole_us` is the time that the user asked for, if the topic has less; else None.
     """
@@ -511,7 +511,11 @@ def list_notes(options: KafkaOptions, report: Lateness, whole_us: int | None) ->
             f"{least.malformed:,} of {least.events:,} events have no readable time and are not "
             "counted as late: python -m pyspark_timestream peek shows some"
         )
-    silent = [part for part, state in least.partitions.items() if state.events and not state.ctis]
+    silent = [
+        partition
+        for partition, state in least.partitions.items()
+        if state.events and not state.ctis
+    ]
     if silent:
         why = f"they hold less than option 'ctiFrequency' ('{options.frequency}') asks for"
         if (
@@ -567,14 +571,14 @@ def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | N
 def _name_topics(options: KafkaOptions) -> str:
     if options.subscribe_pattern is not None:
         return f"topics that match '{options.subscribe_pattern}'"
-    named = {part.topic for part in options.assign or ()} or set(options.subscribe or ())
-    return ", ".join(f"topic '{each}'" for each in sorted(named))
+    topics = {partition.topic for partition in options.assign or ()} or set(options.subscribe or ())
+    return ", ".join(f"topic '{topic}'" for topic in sorted(topics))
 
 
 def _find_ranges(
-    options: KafkaOptions, broker: "Broker", read: ReadRange, last_us: int | None
+    options: KafkaOptions, broker: "Broker", read_range: ReadRange, last_us: int | None
 ) -> tuple[tuple[Range, ...], bool]:
-    """Return the ranges that a batch read would read, cut to `last`; and whether that cut any."""
+    """Return the ranges of a batch read, cut to `last_us`, and whether that cut any of them."""
     partitions = broker.partitions()
     if not partitions:
         brokers = options.client["bootstrap.servers"]
@@ -590,18 +594,25 @@ def _find_ranges(
     stops = resolve_ends(options, earliest, ends, broker.offsets_at, partitions)
     is_limited = False
     if last_us is not None:
-        tails = (_find_newest_ms(read, part, starts[part], stops[part]) for part in sorted(starts))
+        tails = (
+            _find_newest_ms(read_range, partition, starts[partition], stops[partition])
+            for partition in sorted(starts)
+        )
         newest_ms = max((ms for ms in tails if ms is not None), default=None)
         if newest_ms is not None:
             since_ms = max(newest_ms - -(-last_us // 1_000), 0)
             offsets = broker.offsets_at(dict.fromkeys(starts, since_ms))
-            for part, start in starts.items():
-                offset = offsets.get(part)
-                later = max(start, stops[part] if offset is None else min(offset, stops[part]))
+            for partition, start in starts.items():
+                offset = offsets.get(partition)
+                later = max(
+                    start, stops[partition] if offset is None else min(offset, stops[partition])
+                )
                 is_limited |= later > start
-                starts[part] = later
-    ranges = tuple(Range(part, starts[part], stops[part]) for part in sorted(starts))
-    if not any(each.size > 0 for each in ranges):
+                starts[partition] = later
+    ranges = tuple(
+        Range(partition, starts[partition], stops[partition]) for partition in sorted(starts)
+    )
+    if not any(range_.size > 0 for range_ in ranges):
         raise OptionError(
             "subscribe",
             f"{_name_topics(options)} holds no records to measure",
@@ -611,13 +622,15 @@ def _find_ranges(
     return ranges, is_limited
 
 
-def _find_newest_ms(read: ReadRange, partition: Partition, start: int, stop: int) -> int | None:
+def _find_newest_ms(
+    read_range: ReadRange, partition: Partition, start: int, stop: int
+) -> int | None:
     """Return the greatest timestamp among the last records of a partition; None without any."""
     for offsets in _TAIL_OFFSETS:
         tail = Range(partition, max(start, stop - offsets), stop)
         if tail.size <= 0:
             return None
-        blocks = read(tail, _TIMESTAMPS)
+        blocks = read_range(tail, _TIMESTAMPS)
         newest_ms = [pc.max(block.timestamps_ms).as_py() for block in blocks if len(block.offsets)]
         if newest_ms:
             return int(max(newest_ms))
@@ -625,20 +638,20 @@ def _find_newest_ms(read: ReadRange, partition: Partition, start: int, stop: int
 
 
 def _follow(
-    options: KafkaOptions, delays_us: Sequence[int], ranges: Sequence[Range], read: ReadRange
+    options: KafkaOptions, delays_us: Sequence[int], ranges: Sequence[Range], read_range: ReadRange
 ) -> Lateness:
-    sampled_every = choose_sampling(sum(max(each.size, 0) for each in ranges))
+    sampled_every = choose_sampling(sum(max(range_.size, 0) for range_ in ranges))
     columns = list_columns(options)
     results = tuple(DelayResult(delay_us) for delay_us in delays_us)
     stamps_us: list[int] = []
-    for each in ranges:
-        blocks = read(each, columns) if each.size > 0 else ()
+    for range_ in ranges:
+        blocks = read_range(range_, columns) if range_.size > 0 else ()
         followed = follow_partition(options, delays_us, sampled_every, blocks)
         pairs = zip(results, followed.clocks, strict=True)
-        results = tuple(result.add(each.partition, clock) for result, clock in pairs)
+        results = tuple(result.add(range_.partition, clock) for result, clock in pairs)
         stamps_us += [us for us in (followed.first_us, followed.last_us) if us is not None]
     return Lateness(
-        topics=tuple(sorted({each.partition.topic for each in ranges})),
+        topics=tuple(sorted({range_.partition.topic for range_ in ranges})),
         delays=results,
         sampled_every=sampled_every,
         first_us=min(stamps_us, default=None),
@@ -730,16 +743,16 @@ def find_lateness(
 
 
 def _read_options(raw: Mapping[str, str], last: str | None) -> KafkaOptions:
-    given = {name.lower(): str(text) for name, text in raw.items()}
+    texts = {name.lower(): str(text) for name, text in raw.items()}
     for name, (problem, next_step) in _REFUSED.items():
-        if name.lower() in given:
+        if name.lower() in texts:
             raise OptionError(name, f"it has no place here: {problem}", "its absence", next_step)
     for name in _STARTS:
-        if last is not None and name.lower() in given:
+        if last is not None and name.lower() in texts:
             raise OptionError(
                 name, f"it conflicts with 'last' ('{last}')", "one of both", "leave one out"
             )
-    options = adapt_to_batch(read_kafka_options({**given, "transport": "kafka"}), given.keys())
+    options = adapt_to_batch(read_kafka_options({**texts, "transport": "kafka"}), texts.keys())
     if options.frequency is None:
         raise OptionError(
             "ctiFrequency",

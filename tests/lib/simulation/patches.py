@@ -19,7 +19,7 @@ from simulation.cluster import Client, Cluster, SimulatedConsumer
 
 from pyspark_timestream.kafka import ranges, reader
 from pyspark_timestream.kafka.client import broker, consumer, errors, range_reader
-from pyspark_timestream.kafka.driver import driver
+from pyspark_timestream.kafka.driver import driver, trackers
 
 
 def _in_this_thread(chance: Chance, ours: Callable[..., Any], real: Any) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ def _patch_clocks(patch: pytest.MonkeyPatch, chance: Chance) -> None:
     patch.setattr(
         errors.RetryBudget.__init__, "__defaults__", (0.1, chance.monotonic, chance.sleep)
     )
-    patch.setattr(driver.PartitionCache.__init__, "__defaults__", (chance.monotonic,))
+    patch.setattr(trackers.PartitionCache.__init__, "__defaults__", (chance.monotonic,))
     _set_defaults(patch, range_reader.RangeReader.__init__, clock=chance.monotonic)
 
 
@@ -89,7 +89,7 @@ def _patch_kafka(patch: pytest.MonkeyPatch, chance: Chance, cluster: Cluster) ->
     _set_defaults(patch, range_reader.acquire_reader, pool=pool)
     patch.setattr(driver, "ThreadPoolExecutor", lambda *_: Beside(chance))
     patch.setattr(reader, "ThreadPoolExecutor", lambda *_: Beside(chance))
-    patch.setattr(driver, "_ask_in_background", chance.later)
+    patch.setattr(trackers, "_ask_in_background", chance.later)
     some = partial(range_reader.prefetch_small_ranges, fetch=partial(_fetch_some, chance, cluster))
     patch.setattr(reader, "prefetch_small_ranges", some)
 

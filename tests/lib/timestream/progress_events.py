@@ -6,7 +6,7 @@ import re
 from timestream.histories import COUNT
 
 from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.kafka.offsets.next_offset import build_progress
+from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import min_cti

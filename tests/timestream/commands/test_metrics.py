@@ -20,7 +20,7 @@ from pyspark_timestream.commands.metrics import (
     record_progress,
     record_start,
 )
-from pyspark_timestream.commands.time_metrics import render_page
+from pyspark_timestream.commands.metrics_export import render_page
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 from pyspark_timestream.kafka.offsets.changes import ClockChange

@@ -16,7 +16,7 @@ from pyspark_timestream.commands.metrics import (
     Metric,
     Sample,
 )
-from pyspark_timestream.commands.time_metrics import render_page
+from pyspark_timestream.commands.metrics_export import render_page
 
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.text(st.characters(codec="utf-8"))

@@ -15,7 +15,7 @@ from pyspark_timestream.commands.metrics import (
     list_samples,
     record_progress,
 )
-from pyspark_timestream.commands.time_metrics import register_instruments
+from pyspark_timestream.commands.metrics_export import register_instruments
 from pyspark_timestream.errors import MissingExtra
 
 NOW = 1_704_200_000_000_000

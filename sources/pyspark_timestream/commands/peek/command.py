@@ -70,56 +70,60 @@ def read_sample(options: KafkaOptions, topic: str, count: int) -> Sample:
         firsts, ends = broker.earliest(partitions), broker.ends(partitions)
     finally:
         broker.close()
-    sizes = {part: end - firsts[part] for part, end in ends.items() if part in firsts}
-    filled = [part for part in sorted(sizes) if sizes[part] > 0]
+    sizes = {
+        partition: end - firsts[partition] for partition, end in ends.items() if partition in firsts
+    }
+    filled = [partition for partition in sorted(sizes) if sizes[partition] > 0]
     reader = RangeReader(options, _GROUP)
     try:
-        read = {
-            part: _read_newest(reader, part, firsts[part], ends[part], count)
-            for part in islice(filled, _MAX_PARTITIONS)
+        newest = {
+            partition: _read_newest(reader, partition, firsts[partition], ends[partition], count)
+            for partition in islice(filled, _MAX_PARTITIONS)
         }
     finally:
         reader.close()
-    blocks = {part: block for part, block in read.items() if block is not None}
+    blocks = {partition: block for partition, block in newest.items() if block is not None}
     return Sample(topic, len(partitions), sum(sizes.values()), _select_newest(blocks, count))
 
 
 def _read_newest(
-    reader: "RangeReader", partition: Partition, first: int, end: int, count: int
+    reader: "RangeReader", partition: Partition, earliest: int, end: int, count: int
 ) -> RecordBlock | None:
     """Read the last records of one partition; None if there are none within reach."""
     blocks: list[RecordBlock] = []
     for reach in _REACHES:
-        start = max(first, end - count * reach)
+        start = max(earliest, end - count * reach)
         blocks = list(reader.read(Range(partition, start, end), _ALL))
-        if start == first or sum(len(block.offsets) for block in blocks) >= count:
+        if start == earliest or sum(len(block.offsets) for block in blocks) >= count:
             break
     if not blocks:
         return None
     columns = (pa.concat_arrays(column) for column in zip(*blocks, strict=True))
-    whole = RecordBlock(*columns)
-    return _slice(whole, np.arange(max(0, len(whole.offsets) - count), len(whole.offsets)))
+    block = RecordBlock(*columns)
+    return _slice(block, np.arange(max(0, len(block.offsets) - count), len(block.offsets)))
 
 
 def _select_newest(
     blocks: Mapping[Partition, RecordBlock], count: int
 ) -> tuple[tuple[Partition, RecordBlock], ...]:
-    places: list[tuple[int, Partition, int]] = []
-    for part, block in blocks.items():
+    newest_first: list[tuple[int, Partition, int]] = []
+    for partition, block in blocks.items():
         assert block.timestamps_ms is not None, "all columns are read"
-        places += [(ms, part, row) for row, ms in enumerate(block.timestamps_ms.to_pylist())]
+        newest_first += [
+            (ms, partition, row) for row, ms in enumerate(block.timestamps_ms.to_pylist())
+        ]
     chosen: dict[Partition, list[int]] = {}
-    for _, part, row in sorted(places)[-count:]:
-        chosen.setdefault(part, []).append(row)
+    for _, partition, row in sorted(newest_first)[-count:]:
+        chosen.setdefault(partition, []).append(row)
     return tuple(
-        (part, _slice(blocks[part], np.array(sorted(rows))))
-        for part, rows in sorted(chosen.items())
+        (partition, _slice(blocks[partition], np.array(sorted(rows))))
+        for partition, rows in sorted(chosen.items())
     )
 
 
 def _slice(block: RecordBlock, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> RecordBlock:
-    places = pa.array(rows, pa.int64())
-    return RecordBlock(*(column.take(places) for column in block if column is not None))
+    indexes = pa.array(rows, pa.int64())
+    return RecordBlock(*(column.take(indexes) for column in block if column is not None))
 
 
 _HIDDEN: Final = "..."
@@ -242,8 +246,8 @@ def _format_detection(detection: Detection) -> str:
         "none": "",
     }[detection.framing]
     ids = ", ".join(map(format_key, detection.keys))
-    named = f" ({ids})" if ids and detection.framing != "none" else ""
-    return f"{detection.format}{framing}{named}; {detection.fitting} of {detection.present} fit"
+    key_list = f" ({ids})" if ids and detection.framing != "none" else ""
+    return f"{detection.format}{framing}{key_list}; {detection.fitting} of {detection.present} fit"
 
 
 def _format_reader(reader: ReaderSchema) -> str:
@@ -293,7 +297,7 @@ def format_cell(value: Any) -> str:
             return _NOT_SHOWN if hides_secret(value) else value
         case dict():
             return _format_fields(value.items())
-        case list() if value and all(isinstance(each, tuple) for each in value):
+        case list() if value and all(isinstance(pair, tuple) for pair in value):
             return _format_fields(value)
         case list():
             return f"[{', '.join(map(format_cell, value))}]"
@@ -303,11 +307,11 @@ def format_cell(value: Any) -> str:
 
 def _format_fields(items: Any) -> str:
     """Format the fields of a struct or the entries of a map; hide those that may be secrets."""
-    shown = (
+    fields = (
         f"{name}: {_NOT_SHOWN if suggests_secret(str(name)) else format_cell(value)}"
         for name, value in items
     )
-    return "{" + ", ".join(shown) + "}"
+    return "{" + ", ".join(fields) + "}"
 
 
 def _format_bytes(value: bytes) -> str:
@@ -390,7 +394,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments that `read_given` reads."""
+    """Declare the arguments that `read_arguments` reads."""
     parser.add_argument("--topic", required=True, help="the topic")
     parser.add_argument(
         "--bootstrap-servers", required=True, metavar="HOST:PORT", help="of one or more brokers"
@@ -408,14 +412,14 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
-def main(given: argparse.Namespace) -> int:
+def main(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
 
     def report() -> str:
-        raw = read_given(given)
-        sample = read_sample(read_kafka_options(select_reading(raw)), given.topic, _RECORDS)
+        raw = read_arguments(arguments)
+        sample = read_sample(read_kafka_options(select_reading(raw)), arguments.topic, _RECORDS)
         examined = examine(sample, raw)
-        return to_json(examined) if given.json else format_report(examined, terminal_width())
+        return to_json(examined) if arguments.json else format_report(examined, terminal_width())
 
     return run_command(report)
 
@@ -441,14 +445,14 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((120, 24)).columns
 
 
-def read_given(given: argparse.Namespace) -> dict[str, str]:
+def read_arguments(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the options that the arguments stand for, by their declared names."""
     raw = {"transport": "kafka"}
     for name, argument in _ARGUMENTS.items():
-        text = getattr(given, argument.removeprefix("--").replace("-", "_"), None)
+        text = getattr(arguments, argument.removeprefix("--").replace("-", "_"), None)
         if text is not None:
             raw[name] = text
-    for name, value in _split_options(given.option):
+    for name, value in _split_options(arguments.option):
         if name in raw or name in _SUBSCRIBING:
             instead = _ARGUMENTS.get(name, "--topic")
             raise NoSample(f"--option {name} is not needed here: leave it out, or use {instead}")
@@ -456,8 +460,8 @@ def read_given(given: argparse.Namespace) -> dict[str, str]:
     return raw
 
 
-def _split_options(given: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for text in given:
+def _split_options(texts: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             # Do not show it: it may be a secret that lacks its name.

@@ -66,8 +66,8 @@ _KEY_PREFIX: Final = "record_key."
 class ReadingPlan(NamedTuple):
     """The options and columns to read a sample with.
 
-    `options` are those of `raw`, with the schemas that payloads are read by; `is_given` is true if
-    the user chose the format of values or keys.
+    `options` are those of `raw`, with the readers' schemas; `is_given` is true if the user chose
+    the format of values or keys.
     """
 
     raw: Mapping[str, str]
@@ -99,7 +99,7 @@ def drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
 
 def plan_reading(
     sample: Sample,
-    given: Mapping[str, str],
+    user_options: Mapping[str, str],
     detections: Mapping[Side, Detection],
     registry: SchemaRegistry | None,
 ) -> ReadingPlan:
@@ -108,18 +108,20 @@ def plan_reading(
     Keep all options that the user gave, except those of a registry that has no use.
     """
     notes: list[str] = []
-    chosen = _choose_formats(sample.topic, given, detections, registry, notes)
+    chosen = _choose_formats(sample.topic, user_options, detections, registry, notes)
     while True:
-        raw = _compose(given, detections, chosen)
+        raw = _compose(user_options, detections, chosen)
         try:
             options = fix_readers(load_schemas(read_kafka_options(raw)), {})
             columns = {side: _list_columns(sample, options, side) for side in SIDES}
         except (SchemaRegistryError, SchemaRefused) as error:
-            kept = {p: each for p, each in chosen.items() if detections[p].format == "json"}
-            if len(kept) == len(chosen):
+            json_only = {
+                p: formats for p, formats in chosen.items() if detections[p].format == "json"
+            }
+            if len(json_only) == len(chosen):
                 raise
             notes.append(str(error))
-            chosen = kept
+            chosen = json_only
             continue
         empty = [side for side in chosen if not columns[side].fields.names]
         if not empty:
@@ -128,57 +130,59 @@ def plan_reading(
                 for side, side_columns in columns.items()
                 if side_columns.omitted
             ]
-            is_given = any(f"{side}Format" in given for side in SIDES)
+            is_given = any(f"{side}Format" in user_options for side in SIDES)
             plan = ReadingPlan(raw, options, columns, is_given, tuple(notes))
             return _avoid_clashes(plan)
         notes += [f"the {side}s have no fields that can be columns" for side in empty]
-        chosen = {side: each for side, each in chosen.items() if side not in empty}
+        chosen = {side: texts for side, texts in chosen.items() if side not in empty}
 
 
 def _choose_formats(
     topic: str,
-    given: Mapping[str, str],
+    user_options: Mapping[str, str],
     detections: Mapping[Side, Detection],
     registry: SchemaRegistry | None,
     notes: list[str],
 ) -> dict[Side, dict[str, str]]:
     """Choose the format options of values and keys if their fields can be read."""
     chosen: dict[Side, dict[str, str]] = {}
-    for side, each in detections.items():
-        if each.format == "binary" or f"{side}Format" in given:
+    for side, detection in detections.items():
+        if detection.format == "binary" or f"{side}Format" in user_options:
             continue
-        chosen[side] = {f"{side}Format": each.format}
-        if each.format in SCHEMA_FORMATS:
+        chosen[side] = {f"{side}Format": detection.format}
+        if detection.format in SCHEMA_FORMATS:
             assert registry is not None, "only a registry tells that payloads have schemas"
             try:
-                added = find_reader_options(registry, topic, each, given.get(f"{side}Subject"))
+                reader_options = find_reader_options(
+                    registry, topic, detection, user_options.get(f"{side}Subject")
+                )
             except SchemaRegistryError as error:
-                added, problem = None, str(error)
+                reader_options, problem = None, str(error)
             else:
-                subject = given.get(f"{side}Subject")
+                subject = user_options.get(f"{side}Subject")
                 problem = (
-                    f"the registry lacks subject '{subject}', or has no {each.format} there: "
+                    f"the registry lacks subject '{subject}', or has no {detection.format} there: "
                     f"correct '{side}Subject'"
                     if subject is not None
                     else "no subject of the registry that is named by the topic or the message has "
                     f"the schema of the {side}s: set '{side}Subject'"
                 )
-            if added is None:
+            if reader_options is None:
                 notes.append(problem)
                 del chosen[side]
             else:
-                chosen[side] |= added
+                chosen[side] |= reader_options
     return chosen
 
 
 def _compose(
-    given: Mapping[str, str],
+    user_options: Mapping[str, str],
     detections: Mapping[Side, Detection],
     chosen: Mapping[Side, Mapping[str, str]],
 ) -> dict[str, str]:
     """Combine options; add options of framings that are not the default."""
-    raw = {name: text for each in chosen.values() for name, text in each.items()}
-    raw = {**given, **raw, **given}
+    raw = {name: text for formats in chosen.values() for name, text in formats.items()}
+    raw = {**user_options, **raw, **user_options}
     for side in SIDES:
         if f"{side}Format" not in raw:
             # Without a format a subject has no effect, and a note says why fields are not read.
@@ -188,7 +192,9 @@ def _compose(
         for side in SIDES
         if f"{side}Format" in raw and f"{side}Framing" not in raw
     }
-    is_given = any(f"{side}{name}" in given for side in SIDES for name in ("Format", "Framing"))
+    is_given = any(
+        f"{side}{name}" in user_options for side in SIDES for name in ("Format", "Framing")
+    )
     if not is_given and set(framings.values()) <= {"none"}:
         # The registry would have no effect.
         raw = drop_registry(raw)
@@ -207,8 +213,8 @@ def _list_columns(sample: Sample, options: KafkaOptions, side: Side) -> Columns:
     if rules.format == "binary":
         return Columns(pa.schema([]))
     if rules.format == "json":
-        read = map(parse_object, _list_bodies(sample, rules))
-        columns = list_columns(infer_json([each for each in read if each is not None]))
+        objects = map(parse_object, _list_bodies(sample, rules))
+        columns = list_columns(infer_json([object_ for object_ in objects if object_ is not None]))
     else:
         columns = list_columns(read_schema(rules.format, options.readers[side]))
     fields = [field for field in columns.fields if _is_readable(options, rules, field)]
@@ -239,7 +245,7 @@ def _avoid_clashes(plan: ReadingPlan) -> ReadingPlan:
     names = {name.casefold() for name in columns}
     if names & {name.casefold() for name in METADATA}:
         raw.setdefault("metadataPrefix", _METADATA_PREFIX)
-    if names & {plan.options.corrupt_column.casefold() + each for each in DEAD_LETTER.values()}:
+    if names & {plan.options.corrupt_column.casefold() + suffix for suffix in DEAD_LETTER.values()}:
         # A sink of malformed values may have written this field under Spark's own name for them.
         raw.setdefault("columnNameOfCorruptRecord", _find_free(_CORRUPT_COLUMN, names))
     prefix = plan.options.key_prefix
@@ -250,7 +256,7 @@ def _avoid_clashes(plan: ReadingPlan) -> ReadingPlan:
 
 def _find_free(name: str, names: Iterable[str]) -> str:
     """Put underscores before a name until no other name begins with it."""
-    while any(each.startswith(name) for each in names):
+    while any(other_name.startswith(name) for other_name in names):
         name = f"_{name}"
     return name
 
@@ -259,8 +265,8 @@ def _find_free(name: str, names: Iterable[str]) -> str:
 class TopicReport:
     """The results of examining a topic: the records, how to read them, and the rows.
 
-    `options` may hold secrets; `columns` are those of Spark's DDL, none for the source's own;
-    `malformed` counts records by reason, `secrets` fields that are left out.
+    `options` may hold secrets; `columns` are in Spark's DDL, and empty for the source's own schema;
+    `malformed` counts records by reason, and `secrets` the fields that are left out.
     """
 
     sample: Sample
@@ -275,31 +281,31 @@ class TopicReport:
     notes: tuple[str, ...] = ()
 
 
-def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
+def examine(sample: Sample, user_options: Mapping[str, str]) -> TopicReport:
     """Examine a sample; all options that the user gave, by their declared names, are kept."""
     payloads = [Payloads(side, sample.payloads(side), sample.headers()) for side in SIDES]
-    registry = _find_registry(given)
-    asked = {
+    registry = _find_registry(user_options)
+    answers_of = {
         payload.side: ask_registry(
-            registry, list_keys(payload), given.get(f"{payload.side}Subject")
+            registry, list_keys(payload), user_options.get(f"{payload.side}Subject")
         )
         for payload in payloads
     }
-    problems = dict.fromkeys(each.problem for each in asked.values() if each.problem)
+    problems = dict.fromkeys(answer.problem for answer in answers_of.values() if answer.problem)
     notes = list(problems)
     if problems:
-        given, registry = drop_registry(given), None
-    answers = {side: None if problems else each.answers for side, each in asked.items()}
-    detections = {each.side: detect_side(each, answers[each.side]) for each in payloads}
-    for side, each in detections.items():
-        notes += each.notes
-        if each.needs_registry and not problems:
+        user_options, registry = drop_registry(user_options), None
+    answers = {side: None if problems else answer.answers for side, answer in answers_of.items()}
+    detections = {payload.side: detect_side(payload, answers[payload.side]) for payload in payloads}
+    for side, detection in detections.items():
+        notes += detection.notes
+        if detection.needs_registry and not problems:
             notes.append(
                 f"the {side}s carry ids of a schema registry, which knows whether they are Avro or "
                 "Protobuf: name it with --schema-registry URL"
             )
     usable = _blank_unusable(sample, detections.values())
-    plan = plan_reading(usable, given, detections, registry)
+    plan = plan_reading(usable, user_options, detections, registry)
     notes += plan.notes
     try:
         report = _read_sample(usable, plan)
@@ -308,33 +314,33 @@ def examine(sample: Sample, given: Mapping[str, str]) -> TopicReport:
         if plan.is_given:
             raise
         notes.append(str(error))
-        report = _read_sample(usable, plan_reading(usable, given, {}, None))
+        report = _read_sample(usable, plan_reading(usable, user_options, {}, None))
     return replace(report, sample=sample, detections=tuple(detections.values()), notes=tuple(notes))
 
 
-def _find_registry(given: Mapping[str, str]) -> SchemaRegistry | None:
-    settings = read_registry_settings({name.lower(): text for name, text in given.items()})
+def _find_registry(user_options: Mapping[str, str]) -> SchemaRegistry | None:
+    settings = read_registry_settings({name.lower(): text for name, text in user_options.items()})
     return SchemaRegistry(settings) if settings else None
 
 
 def _blank_unusable(sample: Sample, detections: Iterable[Detection]) -> Sample:
     """Return a sample without the values and keys with schemas that are not available."""
-    blocks, first = [], 0
+    blocks, start = [], 0
     for partition, block in sample.blocks:
-        rows = slice(first, first + len(block.offsets))
-        first = rows.stop
+        rows = slice(start, start + len(block.offsets))
+        start = rows.stop
         for detection in detections:
             if any(detection.unusable[rows]):
                 mask, name = np.array(detection.unusable[rows]), f"{detection.side}s"
-                kept = pa.array(np.arange(len(mask)), mask=mask)
-                block = block._replace(**{name: getattr(block, name).take(kept)})
+                usable_rows = pa.array(np.arange(len(mask)), mask=mask)
+                block = block._replace(**{name: getattr(block, name).take(usable_rows)})
         blocks.append((partition, block))
     return replace(sample, blocks=tuple(blocks))
 
 
 def _read_sample(sample: Sample, plan: ReadingPlan) -> TopicReport:
     """Choose the event time, and read the rows."""
-    secrets = sum(each.secrets for each in plan.columns.values())
+    secrets = sum(columns.secrets for columns in plan.columns.values())
     candidates = _find_times(sample, plan)
     plan = _choose_time(plan, candidates)
     schema = _build_schema(sample, plan)
@@ -415,9 +421,9 @@ def _read_rows(
         batch = interleave_ctis(projection, processed, every, none, none)
         number = pa.repeat(pa.scalar(partition.number, pa.int32()), len(every))
         columns = {name: batch[name] for name in _list_shown(options, schema)}
-        # Parentheses keep the names of the places in front apart from those of fields.
-        places = {"(partition)": number, "(offset)": block.offsets}
-        tables.append(pa.table({**places, **columns}))
+        # Parentheses keep the names of these two columns apart from those of fields.
+        positions = {"(partition)": number, "(offset)": block.offsets}
+        tables.append(pa.table({**positions, **columns}))
     return (pa.concat_tables(tables) if tables else pa.table({})), dict(reasons)
 
 

@@ -1,9 +1,9 @@
-"""The records of a case: those that a counter of a partition has counted in a batch.
+"""Reads the records of a case: those that a counter of a partition has counted in a batch.
 
 A checkpoint has the partition's clock before the batch and the settings that define time, so the
-rules are run again over the batch's records, for these records alone; nothing is committed, and no
-group is joined. Where the times cannot be read here, such as with a schema of a registry, the first
-records of the batch are shown instead. Values that may be secrets are left out, as `peek` does.
+rules can run again over the batch's records. That commits nothing, and joins no group. If the times
+cannot be read here, such as with a schema of a registry, show the first records of the batch
+instead. Values that may be secrets are left out, as in `peek`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 MAX_SHOWN: Final = 10
 MAX_READ: Final = 100_000
-"""Look for them in at most so many records."""
+"""Search at most this many records."""
 
 _MAX_BYTES: Final = 64_000_000
-"""And in at most so many bytes of values."""
+"""Search at most this many bytes of values."""
 
 _MAX_CELL: Final = 300
 _GROUP: Final = "timestream-watch"
@@ -48,7 +48,7 @@ class CaseRecords:
     Attributes:
         case: the case.
         rows: a text for each of `COLUMNS`; without control characters if they are escaped as usual.
-        notes: what is to be known of them, a sentence each.
+        notes: remarks on them, a sentence each.
     """
 
     case: Case
@@ -73,7 +73,7 @@ def read_case(case: Case, raw: Mapping[str, str]) -> CaseRecords:
 
 
 def _read_options(case: Case, raw: Mapping[str, str]) -> tuple[KafkaOptions, str]:
-    """Return the options of the query, or those that fetch records, and why not the query's."""
+    """Return the query's options, or else options to fetch records, and why the former fail."""
     fetching = {**raw, "subscribe": case.partition.topic}
     try:
         options = read_kafka_options({**fetching, **case.settings})
@@ -86,20 +86,22 @@ def _read_options(case: Case, raw: Mapping[str, str]) -> tuple[KafkaOptions, str
 
 
 def find_records(
-    case: Case, options: KafkaOptions | None, read: ReadRange, why: str = ""
+    case: Case, options: KafkaOptions | None, read_range: ReadRange, why: str = ""
 ) -> CaseRecords:
-    """Find the records of a case; without `options` the first ones of its batch."""
+    """Find the records of a case; without `options` return the first records of its batch."""
     rows: list[tuple[str, ...]] = []
     notes = []
-    seen, left = 0, _MAX_BYTES
-    whole = Range(case.partition, case.start, case.end)
-    blocks = read(whole, ColumnSet(timestamps=True, keys=True, values=True, headers=True))
+    searched, bytes_left = 0, _MAX_BYTES
+    case_range = Range(case.partition, case.start, case.end)
+    blocks = read_range(
+        case_range, ColumnSet(timestamps=True, keys=True, values=True, headers=True)
+    )
     choose = _ByOrder() if options is None else _ByRules(case, options)
     for block in blocks:
         rows += choose(block)
-        seen += len(block.offsets)
-        left -= 0 if block.values is None else block.values.nbytes
-        if len(rows) >= MAX_SHOWN or seen >= MAX_READ or left < 0:
+        searched += len(block.offsets)
+        bytes_left -= 0 if block.values is None else block.values.nbytes
+        if len(rows) >= MAX_SHOWN or searched >= MAX_READ or bytes_left < 0:
             break
     if options is None:
         notes.append(
@@ -107,8 +109,8 @@ def find_records(
             "first ones"
         )
     elif len(rows) < min(case.counted, MAX_SHOWN):
-        if seen >= MAX_READ or left < 0:
-            read_of = f"{format_count(seen, 'record')} of {case.end - case.start:,} offsets"
+        if searched >= MAX_READ or bytes_left < 0:
+            read_of = f"{format_count(searched, 'record')} of {case.end - case.start:,} offsets"
             notes.append(f"only the first {read_of} were searched")
         else:
             notes.append(

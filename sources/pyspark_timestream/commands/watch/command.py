@@ -19,7 +19,7 @@ from pyspark_timestream.commands.explanation import (
     describe_changes,
     describe_operator,
 )
-from pyspark_timestream.commands.peek.command import read_given, select_reading
+from pyspark_timestream.commands.peek.command import read_arguments, select_reading
 from pyspark_timestream.commands.peek.detect import NoSample
 from pyspark_timestream.commands.watch.case_records import CaseRecords, read_case
 from pyspark_timestream.commands.watch.follow import (
@@ -64,16 +64,16 @@ _GROUP: Final = "timestream-watch"
 
 MIN_PAUSE_S: Final = 0.5
 _PAUSES: Final = 80
-"""Pause this many times as long as a look takes: looking takes at most 1.25 % of a core."""
+"""Pause this many times as long as reading takes: reading takes at most 1.25 % of a core."""
 
 _MAX_PAUSE_S: Final = 4.0
-"""The first look reads a whole history, and the next ones only what is new."""
+"""The first read takes a whole history, the next ones only what is new, so limit the pause."""
 
 _STATE_PAUSES: Final = 200
 _LEAST_STATE_S: Final = 1.0
 
 _COLLECT_AFTER: Final = 100_000
-"""Parsing an offset of a thousand partitions makes objects enough for many collections."""
+"""Parsing an offset of a thousand partitions makes enough objects for many collections."""
 
 _ASK_S: Final = 2.0
 _MAX_TEXT_LANES: Final = 12
@@ -92,32 +92,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a store of the chain, for its CTI; may be repeated")  # fmt: skip
     for name, settings in address_arguments(4050).items():
         parser.add_argument(name, **settings)
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--text", action="store_true",
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--text", action="store_true",
         help="show it in this terminal, and keep it up to date")  # fmt: skip
-    shown.add_argument("--json", action="store_true", help="print it once, as JSON")
+    output.add_argument("--json", action="store_true", help="print it once, as JSON")
 
 
-def main(given: argparse.Namespace) -> int:
+def main(arguments: argparse.Namespace) -> int:
     """Run the command until Ctrl-C; returns the exit code."""
     # The client's log would repeat what a note says at its end.
     logging.getLogger("pyspark_timestream").addHandler(logging.NullHandler())
     try:
-        followers = [CheckpointFollower(each) for each in given.checkpoints]
+        followers = [CheckpointFollower(location) for location in arguments.checkpoints]
         ends = None
-        if given.bootstrap_servers:
-            ends = LogEnds(given)
-        watched = _Watched(followers, ends, [StoreReader(each) for each in given.stores])
-        # What there is now stays; what a batch leaves behind needs no collection soon.
+        if arguments.bootstrap_servers:
+            ends = LogEnds(arguments)
+        watched = _Watched(
+            followers, ends, [StoreReader(location) for location in arguments.stores]
+        )
+        # All objects of now stay, and those that a batch leaves behind can wait for a collection.
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER, 50, 50)
-        if given.json:
+        if arguments.json:
             watched.read(once=True)
             print(json.dumps(watched.to_json(), indent=2))
-        elif given.text:
+        elif arguments.text:
             _show_text(watched)
         else:
-            _serve(watched, given.host, given.port)
+            _serve(watched, arguments.host, arguments.port)
     except (NoSample, OptionError, TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -125,13 +127,13 @@ def main(given: argparse.Namespace) -> int:
 
 
 def _serve(watched: "_Watched", host: str, port: int) -> None:
-    # A page that others reach shows no values of records.
-    read = watched.sampler() if is_loopback(host) else None
+    # A page that other machines can reach shows no values of records.
+    read_records = watched.sampler() if is_loopback(host) else None
     page = LivePage(
         "Time of queries",
         _read_clock,
         watched.take_views,
-        read_case=read,
+        read_case=read_records,
         take_stores=watched.take_stores,
     )
     server = PageServer(host, port, page.answer, PAGES, "--port")
@@ -146,17 +148,17 @@ def _serve(watched: "_Watched", host: str, port: int) -> None:
 
 def _show_text(watched: "_Watched") -> None:
     is_terminal = sys.stdout.isatty()
-    last = ""
+    last_text = ""
 
     def show() -> None:
-        nonlocal last
+        nonlocal last_text
         width, height = shutil.get_terminal_size((100, 40))
         watched.read()
         lines = format_text(watched.take_views(), _read_clock(), width, watched.take_stores())
         text = "\n".join(lines[: height - 1] if is_terminal else lines)
-        if text != last:
+        if text != last_text:
             print(f"{_CLEAR if is_terminal else ''}{text}", flush=True)
-            last = text
+            last_text = text
 
     _repeat(show, least_s=1.0)
 
@@ -179,14 +181,14 @@ class _Watched:
         stores: Sequence["StoreReader"],
     ) -> None:
         self._followers, self._ends, self._stores = followers, ends, stores
-        self._told: object = None
+        self._last_answer: object = None
         self._next_state_s: dict[CheckpointFollower, float] = {}
         self._lock = Lock()
 
     def read(self, *, once: bool = False) -> bool:
         """Read what is new in the checkpoints and stores, and return whether there was something.
 
-        With `once` the brokers are asked now.
+        With `once` ask the brokers now, and not in the background.
         """
         stores = self.take_stores()
         for store in self._stores:
@@ -196,21 +198,24 @@ class _Watched:
             with self._lock:
                 is_new = follower.read() or is_new
                 is_new = self._read_state(follower, once=once) or is_new
-                parts = follower.log.partitions if self._ends is not None else []
-            if self._ends is None or not parts:
+                partitions = follower.log.partitions if self._ends is not None else []
+            if self._ends is None or not partitions:
                 continue
             if once:
-                self._ends.ask(parts)
+                self._ends.ask(partitions)
             else:
-                self._ends.watch(parts)
+                self._ends.watch(partitions)
             with self._lock:
-                follower.log.ends.update(self._ends.known)
+                follower.log.ends.update(self._ends.ends)
         if self._ends is not None:
-            is_new, self._told = is_new or self._told != self._ends.told, self._ends.told
+            is_new, self._last_answer = (
+                is_new or self._last_answer != self._ends.answer,
+                self._ends.answer,
+            )
         return is_new
 
     def _read_state(self, follower: CheckpointFollower, *, once: bool) -> bool:
-        """Read the rows of state, so rarely that it takes 0.5 % of a core at most."""
+        """Read the rows of state, but only so often that it takes at most 0.5 % of a core."""
         if not once and time.monotonic() < self._next_state_s.get(follower, 0.0):
             return False
         began_s = time.thread_time()
@@ -228,7 +233,7 @@ class _Watched:
         return to_json(self.take_views(), self.take_stores())
 
     def sampler(self) -> Callable[[Case], CaseRecords] | None:
-        """Return what reads the records of a case; None: the brokers are not known."""
+        """Return the function that reads the records of a case; None: the brokers are not known."""
         return None if self._ends is None else self._ends.read_case
 
     def take_views(self) -> list[QueryView]:
@@ -248,7 +253,7 @@ def _read_clock() -> int:
 
 
 class StoreReader:
-    """Reads the CTI of a store, in this thread; what goes wrong is in `facts`.
+    """Reads the CTI of a store, in this thread; `facts` say what goes wrong.
 
     Raises:
         MissingExtra: pyspark_tseries is not installed.
@@ -272,8 +277,8 @@ class StoreReader:
         try:
             if self._series is None:
                 self._series = self._door.open(self._location)
-                known = self._series.describe()
-                self.facts = StoreFacts(known["id"], known["path"], None)
+                description = self._series.describe()
+                self.facts = StoreFacts(description["id"], description["path"], None)
             cti = self._series.cti()
             cti_us = None if cti is None else from_datetime(cti)
             self.facts = dataclasses.replace(self.facts, cti_us=cti_us, trouble="")
@@ -285,28 +290,28 @@ class StoreReader:
 class LogEnds:
     """Asks the brokers where logs end, every two seconds, in a thread of its own.
 
-    A broker that does not answer holds nothing up: `trouble` says so, and `known` stays.
+    A broker that does not answer holds nothing up: `trouble` says so, and `ends` stay as they were.
 
     Args:
-        given: the command's arguments.
+        arguments: the command's arguments.
 
     Raises:
         OptionError, NoSample: an option is wrong.
     """
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self._raw = select_reading(read_given(given))
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._raw = select_reading(read_arguments(arguments))
         read_kafka_options({**self._raw, "subscribe": "any"})
-        self.known: dict[Partition, int] = {}
+        self.ends: dict[Partition, int] = {}
         self.trouble = ""
         self._asked: frozenset[Partition] = frozenset()
         self._broker: Any = None
         self._is_asking = False
 
     @property
-    def told(self) -> object:
-        """What the brokers said last: equal as long as that is the same."""
-        return self.known, self.trouble
+    def answer(self) -> object:
+        """The last answer of the brokers, to compare with an earlier one."""
+        return self.ends, self.trouble
 
     def watch(self, partitions: Sequence[Partition]) -> None:
         """Ask for these partitions as well, from now on."""
@@ -320,15 +325,15 @@ class LogEnds:
         return read_case(case, self._raw)
 
     def ask(self, partitions: Sequence[Partition]) -> None:
-        """Ask once, now; what goes wrong is in `trouble`."""
+        """Ask once, now; `trouble` says what goes wrong."""
         from pyspark_timestream.kafka.client.broker import Broker
 
         try:
             if self._broker is None:
-                topics = ",".join(sorted({part.topic for part in partitions}))
+                topics = ",".join(sorted({partition.topic for partition in partitions}))
                 options = read_kafka_options({**self._raw, "subscribe": topics})
                 self._broker = Broker(options, _GROUP)
-            self.known = {**self.known, **self._broker.ends(partitions)}
+            self.ends = {**self.ends, **self._broker.ends(partitions)}
             self.trouble = ""
         except (OptionError, TimestreamError, OSError) as error:
             self.trouble = f"what waits is as of earlier: {error}"
@@ -368,29 +373,31 @@ def _describe_query(view: QueryView, now_us: int, width: int) -> Iterator[str]:
         yield from _wrap(f"Note: {note}", width)
     for stream in view.streams:
         yield from _describe_stream(stream, now_us, width)
-    for each in view.state:
-        yield from _wrap(f"state of {describe_operator(each)}", width)
+    for operator in view.state:
+        yield from _wrap(f"state of {describe_operator(operator)}", width)
 
 
 def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[str]:
-    told = stream.explanation
+    explanation = stream.explanation
     yield ""
-    yield cut_text(escape_controls(", ".join(told.topics) or "no topic"), width)
-    cti = f"CTI {format_time(told.cti_us)}"
-    if told.cti_us is not None and not stream.is_final:
-        cti += f", {_format_gap(now_us - told.cti_us)} the wall clock"
+    yield cut_text(escape_controls(", ".join(explanation.topics) or "no topic"), width)
+    cti = f"CTI {format_time(explanation.cti_us)}"
+    if explanation.cti_us is not None and not stream.is_final:
+        cti += f", {_format_gap(now_us - explanation.cti_us)} the wall clock"
     yield from _wrap(cti, width)
-    for line in describe_changes(told):
+    for line in describe_changes(explanation):
         yield from _wrap(line, width)
-    first = told.diagnoses[0]
-    yield from _wrap(f"=> {first.kind}: {first.cause}. {begin_sentence(first.full_text)}.", width)
-    yield from (f"   {line}" for line in _wrap(f"Fix: {first.fix}.", width - 3))
-    if len(told.diagnoses) > 1:
-        others = format_count(len(told.diagnoses) - 1, "more finding")
+    diagnosis = explanation.diagnoses[0]
+    yield from _wrap(
+        f"=> {diagnosis.kind}: {diagnosis.cause}. {begin_sentence(diagnosis.full_text)}.", width
+    )
+    yield from (f"   {line}" for line in _wrap(f"Fix: {diagnosis.fix}.", width - 3))
+    if len(explanation.diagnoses) > 1:
+        others = format_count(len(explanation.diagnoses) - 1, "more finding")
         yield from _wrap(f"and {others}: explain has them", width)
     yield from _wrap(", ".join(f"{stream.counts[name]:,} {name}" for name in COUNTERS), width)
-    facts = rank_partitions(told.partitions)
-    is_one = len(told.topics) == 1
+    facts = rank_partitions(explanation.partitions)
+    is_one = len(explanation.topics) == 1
     rows = [["", "partition", "behind", "waiting", "remarks", "CTI"]]
     for fact in facts[:_MAX_TEXT_LANES]:
         waiting = stream.waiting.get(fact.partition, fact.lag)
@@ -405,22 +412,25 @@ def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[st
             ]
         )
     rows += [
-        ["*", _name_partition(part, width, is_one=is_one), "", "", "missing", ""]
-        for part in stream.missing[:_MAX_TEXT_LANES]
+        ["*", _name_partition(partition, width, is_one=is_one), "", "", "missing", ""]
+        for partition in stream.missing[:_MAX_TEXT_LANES]
     ]
     yield from align_within(rows, width)
     if len(facts) > _MAX_TEXT_LANES:
         yield cut_text(f"... and {len(facts) - _MAX_TEXT_LANES} more partitions", width)
 
 
-def _name_partition(part: Partition, width: int, *, is_one: bool) -> str:
-    """Name a partition so that its number is always seen; the only topic is named above."""
+def _name_partition(partition: Partition, width: int, *, is_one: bool) -> str:
+    """Name a partition, with its number always in full; omit the only topic, which stands above."""
     if is_one:
-        return str(part.number)
-    topic, room = escape_controls(part.topic), max(width // 3 - len(str(part.number)) - 1, 4)
+        return str(partition.number)
+    topic, room = (
+        escape_controls(partition.topic),
+        max(width // 3 - len(str(partition.number)) - 1, 4),
+    )
     while cell_width(topic) > room:
         topic = f"…{topic.removeprefix('…')[1:]}"
-    return f"{topic} {part.number}"
+    return f"{topic} {partition.number}"
 
 
 def _format_gap(us: int) -> str:
@@ -428,8 +438,8 @@ def _format_gap(us: int) -> str:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    first, *others = wrap_text(escape_controls(text), max(width - 3, 1))
-    return [first, *(f"   {line}" for line in others)]
+    first_line, *others = wrap_text(escape_controls(text), max(width - 3, 1))
+    return [first_line, *(f"   {line}" for line in others)]
 
 
 def to_json(views: Sequence[QueryView], stores: Sequence[StoreFacts] = ()) -> list[dict[str, Any]]:
@@ -444,8 +454,8 @@ def to_json(views: Sequence[QueryView], stores: Sequence[StoreFacts] = ()) -> li
             "changed_us": view.changed_us,
             "notes": list(view.notes),
             "streams": [_stream_to_json(stream) for stream in view.streams],
-            "batches": [each._asdict() for each in view.triggers],
-            "state": [_state_to_json(each) for each in view.state],
+            "batches": [timing._asdict() for timing in view.triggers],
+            "state": [_state_to_json(operator) for operator in view.state],
             "state_batch": view.state_batch,
             "hops": [hop for hop in hops if view.name in (hop[1], hop[3])],
         }
@@ -459,24 +469,29 @@ def _state_to_json(state: OperatorState) -> dict[str, Any]:
         "rows": state.rows,
         "times": state.times,
         "is_window": state.is_window,
-        "due": [list(each) for each in state.due],
+        "due": [list(time) for time in state.due],
     }
 
 
 def _stream_to_json(stream: StreamView) -> dict[str, Any]:
-    told = stream.explanation
+    explanation = stream.explanation
     return {
-        "topics": list(told.topics),
-        "batch": told.batch,
-        "cti_us": told.cti_us,
+        "topics": list(explanation.topics),
+        "batch": explanation.batch,
+        "cti_us": explanation.cti_us,
         "is_final": stream.is_final,
-        "since_us": told.since_us,
+        "since_us": explanation.since_us,
         "findings": [
-            {"kind": str(each.kind), "cause": each.cause, "text": each.full_text, "fix": each.fix}
-            for each in told.diagnoses
+            {
+                "kind": str(diagnosis.kind),
+                "cause": diagnosis.cause,
+                "text": diagnosis.full_text,
+                "fix": diagnosis.fix,
+            }
+            for diagnosis in explanation.diagnoses
         ],
-        "changes": [each.to_json() for each in told.changes],
-        "waiting_change": told.waiting_change,
+        "changes": [change.to_json() for change in explanation.changes],
+        "waiting_change": explanation.waiting_change,
         "counts": dict(stream.counts),
         "curve": [list(point) for point in stream.curve],
         "partitions": [
@@ -491,7 +506,7 @@ def _stream_to_json(stream: StreamView) -> dict[str, Any]:
                 "remarks": list_remarks(fact),
                 "counters": fact.state.counters(),
             }
-            for fact in told.partitions
+            for fact in explanation.partitions
         ],
-        "missing": [[part.topic, part.number] for part in stream.missing],
+        "missing": [[partition.topic, partition.number] for partition in stream.missing],
     }

@@ -1,4 +1,4 @@
-"""The page as it is served: the shell, its script and style, and the sections that have changed."""
+"""Serves the page: the shell, its script and style, and the sections that have changed."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +34,10 @@ _WAIT_S: Final = 10.0
 """A request for sections waits this long for one that has changed."""
 
 _PAUSES: Final = 333
-"""Draw no sooner again than after this many times what drawing took: 0.3 % of a core."""
+"""Pause this many times as long as drawing takes: drawing takes at most 0.3 % of a core."""
 
 _STALE_S: Final = 5.0
-"""Ask again after this long without news: a query is quiet, or forgotten, as time goes on."""
+"""Draw again after this long without news: meanwhile a query may become quiet, or be forgotten."""
 
 _LEAST_S: Final = 0.01
 
@@ -78,7 +78,7 @@ class LivePage:
         self._stores: tuple[StoreFacts, ...] = ()
 
     def note_news(self) -> None:
-        """Let those who wait ask again: there may be something else to show."""
+        """Wake the waiting requests: there may be something else to show."""
         with self._changed:
             self._news += 1
             self._changed.notify_all()
@@ -101,10 +101,10 @@ class LivePage:
 
     def _answer_case(self, query: str) -> Answer | None:
         """Answer with the records of a case; only cases that are shown have a page."""
-        given, (_, views, *_) = parse_qs(query), self._drawn
+        parameters, (_, views, *_) = parse_qs(query), self._drawn
         try:
-            (place,), (key,) = given["query"], given["case"]
-            cases = [case for stream in views[int(place)].streams for case in stream.cases]
+            (number,), (key,) = parameters["query"], parameters["case"]
+            cases = [case for stream in views[int(number)].streams for case in stream.cases]
             case = next(case for case in cases if case.key == key)
         except (IndexError, KeyError, StopIteration, ValueError):
             return None
@@ -119,26 +119,26 @@ class LivePage:
         return Answer("text/html; charset=utf-8", render_case(case, sample, self._root))
 
     def _answer_sections(self, query: str) -> Answer:
-        seen, end_s = read_seen(query), time.monotonic() + self._wait_s
+        old_digests, end_s = read_seen(query), time.monotonic() + self._wait_s
         while True:
             news, sections, digests = self._draw()
             left_s = end_s - time.monotonic()
-            if digests != seen or left_s <= 0:
+            if digests != old_digests or left_s <= 0:
                 break
             with self._changed:
                 if self._news == news:
                     self._changed.wait(min(left_s, _STALE_S))
                 else:
                     self._changed.wait_for(lambda: False, min(left_s, self._pause_s()))
-        return answer_sections(sections, digests, seen, self._read_clock(), _PAUSE_MS)
+        return answer_sections(sections, digests, old_digests, self._read_clock(), _PAUSE_MS)
 
     def _pause_s(self) -> float:
         return max(self._next_s - time.monotonic(), _LEAST_S)
 
     def _draw(self) -> tuple[int, dict[str, str], dict[str, str]]:
-        """Return the sections and their digests, and of which news they are.
+        """Return the number of the news that is drawn, the sections, and their digests.
 
-        They are drawn once for all who ask, and only if there is something new.
+        All requests share one drawing, and it is made only if there is something new.
         """
         with self._drawing:
             drawn, views, sections, digests = self._drawn
@@ -147,12 +147,12 @@ class LivePage:
             if is_fresh or now_s < self._next_s:
                 return drawn, sections, digests
             began_s = time.thread_time()
-            taken, stores = tuple(self._take_views()), tuple(self._take_stores())
-            if drawn < 0 or taken != views or stores != self._stores:
+            new_views, stores = tuple(self._take_views()), tuple(self._take_stores())
+            if drawn < 0 or new_views != views or stores != self._stores:
                 self._stores = stores
-                sections = render_sections(taken, self._read_case is not None, stores)
+                sections = render_sections(new_views, self._read_case is not None, stores)
                 digests = {name: digest(html) for name, html in sections.items()}
-            self._drawn, self._drawn_s = (news, taken, sections, digests), now_s
+            self._drawn, self._drawn_s = (news, new_views, sections, digests), now_s
             pause_s = _PAUSES * (time.thread_time() - began_s)
             self._next_s = now_s + min(pause_s, _STALE_S)
             return news, sections, digests
@@ -176,9 +176,9 @@ class LiveQueries:
         self._ended_us: dict[str, int] = {}
 
     def add(self, progress: Mapping[str, Any], batch: Batch) -> None:
-        """Take what a query reports of a batch, or that it has nothing to do.
+        """Take a query's report on a batch, or that it has nothing to do.
 
-        `batch` is what `read_progress` makes of the progress.
+        `batch` is the result of `read_progress` for the progress.
         """
         query = str(progress["id"])
         took_ms = (progress.get("durationMs") or {}).get("triggerExecution") or 0

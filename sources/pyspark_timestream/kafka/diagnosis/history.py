@@ -1,27 +1,31 @@
-"""The history of a stream: its batches, and when each was planned.
+"""The history of a stream: its batches, and when each was planned; and the report of its progress.
 
 It has two sources: the offset log in Spark's checkpoint (all recent batches, without log ends), and
 a query's progress (this run's batches, with log ends). Both become the same `Batch`es, and these
 one history per stream. Files of the log that are half-written are skipped with a note.
+`build_progress` makes the report (13.5) that `read_progress` reads.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import check_offset, parse_offset, read_entry
-from pyspark_timestream.core.instants import parse_instant
+from pyspark_timestream.core.instants import format_instant, parse_instant
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.offsets.offset import (
+    NO_MALFORMED_VALUES,
+    MalformedValues,
     PartitionOffset,
     StreamOffset,
     read_recorded_offset,
 )
+from pyspark_timestream.kafka.offsets.positions import find_ended, limit_ends
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState, min_cti
+from pyspark_timestream.rules.state import COUNTERS, PartitionState, min_cti
 
 _NEXT_STEP: Final = "pass the directory that the query had as option 'checkpointLocation'"
 _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
@@ -41,7 +45,7 @@ class Batch:
 
     @cached_property
     def records(self) -> "tuple[BatchRecord, ...]":
-        """The batch of each Kafka stream of this package, read once for all who ask.
+        """The batch of each Kafka stream of this package, read once and then kept.
 
         Raises:
             CheckpointMismatch, CheckpointUnreadable: an offset of another version, or a damaged
@@ -56,7 +60,7 @@ class Batch:
 
     @property
     def ctis(self) -> list[tuple[str, int | None]]:
-        """The id and the CTI of each Kafka stream, without all that is known of its partitions."""
+        """The id and the CTI of each Kafka stream, read without its partitions."""
         return [
             (str(value["stream"]), value["cti"])
             for value in self.offsets
@@ -72,8 +76,8 @@ class BatchRecord:
         planned_us: the wall clock when it was planned.
         offset: its offset: ranges, and the state before them.
         readable_ends: for each partition the offset after its last readable record then, if known.
-        topic_settings: the option `timeSettings`, and what was taken from the topic; None without
-            the option, and if only the offset log is known.
+        topic_settings: the option `timeSettings`, and the settings taken from the topic; None
+            without the option, and if only the offset log is known.
     """
 
     planned_us: int
@@ -89,7 +93,10 @@ class BatchRecord:
     @cached_property
     def states(self) -> Mapping[Partition, PartitionState]:
         """The clock of each partition."""
-        return {part: each.state for part, each in self.offset.partitions.items()}
+        return {
+            partition: partition_offset.state
+            for partition, partition_offset in self.offset.partitions.items()
+        }
 
 
 History = tuple[BatchRecord, ...]
@@ -113,12 +120,12 @@ def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
         raise CheckpointUnreadable(
             f"nothing in '{root}' can be explained: {reason}", next_step=_NEXT_STEP
         )
-    kept = drop_skipped(batches)
+    finished = drop_skipped(batches)
     notes += [
         f"batch {number} was never finished: a forced repartition of the state skipped it"
-        for number in batches.keys() - kept.keys()
+        for number in batches.keys() - finished.keys()
     ]
-    return kept, notes
+    return finished, notes
 
 
 def read_batches(root: Path, numbers: Iterable[int]) -> tuple[dict[int, Batch], dict[int, str]]:
@@ -140,7 +147,7 @@ def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
     A forced repartition of the state skips a failed batch: the next batch begins where the failed
     one began, so the stream's own batch number goes back.
     """
-    kept = {}
+    finished = {}
     least: dict[str, int] = {}
     for number in sorted(batches, reverse=True):
         remaining = {
@@ -150,10 +157,10 @@ def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
             and isinstance(value["stream"], str)
             and isinstance(value.get("number"), int)
         }
-        if all(at <= least.get(stream, at) for stream, at in remaining.items()):
-            kept[number] = batches[number]
+        if all(position <= least.get(stream, position) for stream, position in remaining.items()):
+            finished[number] = batches[number]
             least.update(remaining)
-    return dict(sorted(kept.items()))
+    return dict(sorted(finished.items()))
 
 
 def read_progress(progress: Mapping[str, Any]) -> Batch:
@@ -172,8 +179,8 @@ def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
     for batch in batches:
         for record in batch.records:
             moments = by_source.setdefault(record.offset.stream, {})
-            seen = moments.get(record.offset.number)
-            moments[record.offset.number] = record if seen is None else _merge(seen, record)
+            earlier = moments.get(record.offset.number)
+            moments[record.offset.number] = record if earlier is None else _merge(earlier, record)
     return {
         stream: tuple(moment for _, moment in sorted(moments.items()))
         for stream, moments in by_source.items()
@@ -193,7 +200,10 @@ def find_silent_writers(state: PartitionState) -> list[str]:
 
 
 def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) -> int | None:
-    """Return when the first batch was planned since which `same` holds; None if it does not now."""
+    """Return when the first of the last batches in a row for which `same` holds was planned.
+
+    None if it does not hold for the last batch.
+    """
     start = None
     for moment in reversed(history):
         if not same(moment):
@@ -203,15 +213,15 @@ def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) 
 
 
 def find_since(
-    history: History, parts: Iterable[Partition], holds: Callable[[PartitionOffset], bool]
+    history: History, partitions: Iterable[Partition], holds: Callable[[PartitionOffset], bool]
 ) -> int | None:
-    """Return when the first batch was planned since which `holds` is true of one of `parts`."""
-    named = frozenset(parts)
+    """Return since when `holds` has been true, without a break, of one of `partitions`."""
+    chosen = frozenset(partitions)
     return find_unchanged_since(
         history,
         lambda moment: any(
-            part in named and holds(partition_offset)
-            for part, partition_offset in moment.offset.partitions.items()
+            partition in chosen and holds(partition_offset)
+            for partition, partition_offset in moment.offset.partitions.items()
         ),
     )
 
@@ -219,27 +229,27 @@ def find_since(
 def find_blocking_partitions(moment: BatchRecord) -> frozenset[Partition]:
     """Return the partitions at the stream's CTI or without one, except idle ones."""
     clocks = {
-        part: partition_offset.state.cti_us
-        for part, partition_offset in moment.offset.partitions.items()
+        partition: partition_offset.state.cti_us
+        for partition, partition_offset in moment.offset.partitions.items()
         if not partition_offset.idle
     }
     least = min_cti(clocks.values())
-    return frozenset(part for part, cti_us in clocks.items() if cti_us == least)
+    return frozenset(partition for partition, cti_us in clocks.items() if cti_us == least)
 
 
 def count_remaining(history: History) -> dict[Partition, int]:
     """Return how many offsets of each partition are left after the last batch, where known.
 
-    Log ends come from the last progress that has them, so the log may be longer by now.
+    The ends come from the last progress that has them, so a log may be longer by now.
     """
     ends: dict[Partition, int] = {}
     for moment in history:
         ends.update(moment.readable_ends)
     partition_offsets = history[-1].offset.partitions
     return {
-        part: max(ends[part] - partition_offset.end_exclusive, 0)
-        for part, partition_offset in partition_offsets.items()
-        if part in ends
+        partition: max(ends[partition] - partition_offset.end_exclusive, 0)
+        for partition, partition_offset in partition_offsets.items()
+        if partition in ends
     }
 
 
@@ -258,12 +268,84 @@ def _read_record(planned_us: int, value: Mapping[str, Any], report: Any) -> Batc
         for topic, entries in (report.get("partitions") or {}).items()
         for number, entry in entries.items()
     }
-    given = report.get("timeSettings")
-    return BatchRecord(planned_us, offset, ends, (given["from"], given["taken"]) if given else None)
+    settings = report.get("timeSettings")
+    return BatchRecord(
+        planned_us, offset, ends, (settings["from"], settings["taken"]) if settings else None
+    )
 
 
-def _merge(seen: BatchRecord, record: BatchRecord) -> BatchRecord:
+def _merge(earlier: BatchRecord, record: BatchRecord) -> BatchRecord:
     """Merge a batch from two sources; their times agree within milliseconds, so keep the first."""
-    ends = {**seen.readable_ends, **record.readable_ends}
-    settings = record.topic_settings or seen.topic_settings
-    return BatchRecord(seen.planned_us, record.offset, ends, settings)
+    ends = {**earlier.readable_ends, **record.readable_ends}
+    settings = record.topic_settings or earlier.topic_settings
+    return BatchRecord(earlier.planned_us, record.offset, ends, settings)
+
+
+# -- the report of progress ------------------------------------------------------------------------
+
+
+def build_progress(
+    offset: StreamOffset,
+    readable_ends: Mapping[Partition, int],
+    until_us: int | None = None,
+    topic_settings: tuple[str, Mapping[str, str]] | None = None,
+    warnings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Build the progress report of the batch `offset`, as of the batch's start.
+
+    A partition's `offset` is the batch's start, and its `lag` is the number of offsets from there
+    to the end of the log, or to the stream's own end. Counters are per partition, and summed over
+    existing partitions; `malformedValues` counts by reason as well.
+
+    `until_us` is option `endingCti`, `topic_settings` the text of option `timeSettings` with the
+    options taken from there, and `warnings` the texts of the warnings that hold.
+    """
+    ends = limit_ends(readable_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
+    topics: dict[str, dict[str, Any]] = {}
+    totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_VALUES
+    for partition, partition_offset in sorted(offset.partitions.items()):
+        topics.setdefault(partition.topic, {})[str(partition.number)] = _build_partition(
+            partition_offset, ends.get(partition, partition_offset.end_exclusive)
+        )
+        for name, count in partition_offset.state.counters().items():
+            totals[name] += count
+        malformed += partition_offset.malformed_values
+    return {
+        "cti": _format_cti(offset.cti_us),
+        "endOfStream": offset.end_of_run,
+        "partitions": topics,
+        "warnings": list(warnings),
+        "changes": [
+            {
+                "batch": change.number,
+                "cti": _format_cti(change.cti_us),
+                "from": dict(change.old),
+                "to": dict(change.new),
+            }
+            for change in offset.changes
+        ],
+        **totals,
+        "malformedValues": _report_malformed(malformed),
+        "timeSettings": topic_settings
+        and {"from": topic_settings[0], "taken": dict(topic_settings[1])},
+    }
+
+
+def _build_partition(partition_offset: PartitionOffset, readable_end: int) -> dict[str, Any]:
+    return {
+        "cti": _format_cti(partition_offset.state.cti_us),
+        "idle": partition_offset.idle,
+        "lag": max(readable_end - partition_offset.start_inclusive, 0),
+        "offset": partition_offset.start_inclusive,
+        **partition_offset.state.counters(),
+        "malformedValues": _report_malformed(partition_offset.malformed_values),
+        "waits": partition_offset.waits,
+    }
+
+
+def _report_malformed(malformed: MalformedValues) -> dict[str, int]:
+    return {"total": malformed.total, **dict(malformed.by_reason)}
+
+
+def _format_cti(cti_us: int | None) -> str | None:
+    return None if cti_us is None else format_instant(cti_us)

@@ -3,17 +3,10 @@
 For each batch the driver reads imported CTIs, asks the broker for partitions and ends, handles
 losses, updates idle partitions, finds the clocks after the last batch (`end_states`), updates the
 warnings, and then calls the pure `plan_next_offset`. The offset holds everything that a restart
-needs; the fields of `StreamDriver` are caches and the state of the current run.
-
-A bounded run (semantics 7.1) reads up to bounds, the ends of one moment. Bounds that are too low do
-little harm if another run follows, but a final CTI (7.3, 11.12) would cut off the records above
-them for good. Metadata may lack a partition for a moment, and a broker that no longer leads a
-partition may return an old end of its log. A running stream therefore takes its bounds only when
-the logs have everything that it has read, and never below the ends that it has seen (`RunEnds`).
+needs; the fields of `StreamDriver` are caches (`trackers`) and the state of the current run.
 """
 
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -36,6 +29,7 @@ from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas
 from pyspark_timestream.kafka.decode.records import Projection
 from pyspark_timestream.kafka.diagnosis.diagnoses import recall_warnings
+from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.driver.end_states import (
     EndStates,
@@ -47,8 +41,11 @@ from pyspark_timestream.kafka.driver.end_states import (
 from pyspark_timestream.kafka.driver.trackers import (
     CtiImporter,
     IdleTracker,
+    PartitionCache,
+    RunEnds,
     change_import,
     derive_import_options,
+    make_steady_clock,
 )
 from pyspark_timestream.kafka.offsets.changes import (
     ClockChange,
@@ -59,7 +56,6 @@ from pyspark_timestream.kafka.offsets.changes import (
 from pyspark_timestream.kafka.offsets.group_metadata import group_name
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.next_offset import (
-    build_progress,
     carry_over,
     plan_first_offset,
     plan_next_offset,
@@ -97,169 +93,6 @@ from pyspark_timestream.kafka.registry import add_newer_readers, fix_readers
 from pyspark_timestream.kafka.task import RangeEnd
 from pyspark_timestream.rules.state import PartitionState
 
-
-def make_steady_clock() -> Callable[[], int]:
-    """Return a clock, in us, that starts at the wall clock and does not follow its jumps."""
-    ahead_us = (time.time_ns() - time.monotonic_ns()) // 1_000
-    return lambda: ahead_us + time.monotonic_ns() // 1_000
-
-
-_REFRESH_AGE_S: Final = 1.0
-"""Age after which the partitions are listed again in the background."""
-
-_MAX_AGE_S: Final = 2.0
-"""Age after which the cache is not used: infrequent batches must not miss new partitions."""
-
-
-class PartitionCache:
-    """Caches the partitions of a running query; `ask` lists them, and may run in any thread."""
-
-    def __init__(
-        self, ask: Callable[[], list[Partition]], clock_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._ask, self._clock_s = ask, clock_s
-        self._coming: tuple[float, Future[list[Partition]]] | None = None
-        self._partitions: list[Partition] = []
-        self.asked_at_s = float("-inf")
-        """Time of the request that returned the cached partitions."""
-
-    def get(self, fresh: bool = False) -> list[Partition]:
-        """Return the partitions of a moment ago, or those of now if `fresh`.
-
-        Raises:
-            BrokerUnreachable: a request was needed, and the broker did not answer.
-        """
-        now_s = self._clock_s()
-        if self._coming is not None and self._coming[1].done():
-            asked_at, answer = self._coming
-            self._coming = None
-            if answer.exception() is None:
-                self.asked_at_s, self._partitions = asked_at, answer.result()
-        if fresh or now_s - self.asked_at_s > _MAX_AGE_S:
-            self._coming = None
-            self.asked_at_s, self._partitions = now_s, self._ask()
-        elif now_s - self.asked_at_s > _REFRESH_AGE_S and self._coming is None:
-            self._coming = now_s, _ask_in_background(self._ask)
-        return self._partitions
-
-
-def _ask_in_background(ask: Callable[[], list[Partition]]) -> Future[list[Partition]]:
-    """Call `ask` in a daemon thread, which does not keep the process alive."""
-    answer: Future[list[Partition]] = Future()
-
-    def wait() -> None:
-        try:
-            answer.set_result(ask())
-        except Exception as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=wait, daemon=True).start()
-    return answer
-
-
-Ends = dict[Partition, int]
-
-
-class RunEnds:
-    """Knows the ends of the partitions in one run, and its bounds."""
-
-    def __init__(self, get_broker: Callable[[], Broker], partition_cache: PartitionCache) -> None:
-        self._get_broker = get_broker
-        self._partition_cache = partition_cache
-        self._bounds: Ends | None = None
-        self._bound_high_watermarks: Ends = {}
-        self.readable_ends: Ends = {}
-        """The ends of the logs by the last request."""
-
-    @property
-    def is_bounded(self) -> bool:
-        """Return whether this is a bounded run."""
-        return self._bounds is not None
-
-    def limit(self, bounds: Mapping[Partition, int]) -> None:
-        """Read no further than `bounds`."""
-        self._bounds = dict(bounds)
-
-    def limit_to_current_ends(self, seen: Mapping[Partition, int], has_import: bool) -> None:
-        """Read no further than the current ends, or those `seen` in this run if they are higher.
-
-        With an import, note the ends including open transactions as well: imported CTIs wait for
-        those.
-        """
-        if has_import:
-            partitions = self._partition_cache.get(fresh=True)
-            self._bound_high_watermarks = self._get_broker().high_watermarks(partitions)
-        ends = self.get(fresh=True)
-        self._bounds = {
-            **seen,
-            **{partition: max(end, seen.get(partition, 0)) for partition, end in ends.items()},
-        }
-
-    def get(self, fresh: bool = False) -> Ends:
-        """Return how far each partition may be read now."""
-        self.readable_ends = self._get_broker().ends(self._partition_cache.get(fresh))
-        if self._bounds is None:
-            return self.readable_ends
-        # A topic that was truncated after the run began ends before its bound.
-        return {
-            partition: min(bound, self.readable_ends.get(partition, bound))
-            for partition, bound in self._bounds.items()
-        }
-
-    def wait_for(self, places: Mapping[Partition, int]) -> Ends:
-        """Return the ends once each log reaches its place, or has not for `LEADER_CHANGE_GRACE_S`.
-
-        The wait matters: a partition that is taken for lost by mistake is read from its beginning
-        when it is found again.
-        """
-        asked_s, ends = time.monotonic(), self.get()
-        since_s: dict[Partition, float] = {}
-        while True:
-            # Measure from the first answer that shows the log too short to the last request: a slow
-            # answer describes an earlier moment. Each partition has a measure of its own.
-            now_s, readable = time.monotonic(), self.readable_ends
-            short = [each for each, offset in places.items() if readable.get(each, -1) < offset]
-            since_s = {each: since_s.get(each, now_s) for each in short}
-            if all(asked_s - since_s[each] >= LEADER_CHANGE_GRACE_S for each in short):
-                return ends
-            time.sleep(LEADER_CHANGE_GRACE_S / 10)
-            asked_s = time.monotonic()
-            ends = self.get(fresh=True)
-
-    def find_first(self) -> tuple[Ends, Ends]:
-        """Return, for a first batch, each partition's first offset and how far it may be read.
-
-        A partition that is left out would be found later, and then be read from its beginning. So
-        one that lacks an answer, because its leader changes just now, is waited for.
-        """
-        asked_s = time.monotonic()
-        deadline_s = asked_s + LEADER_CHANGE_GRACE_S
-        while True:
-            ends = self.get(fresh=not self.is_bounded)
-            earliest = self._get_broker().earliest(ends)
-            listed = ends.keys() if self.is_bounded else {*self._partition_cache.get()}
-            if not listed - (ends.keys() & earliest.keys()) or asked_s >= deadline_s:
-                return earliest, {each: end for each, end in ends.items() if each in earliest}
-            time.sleep(LEADER_CHANGE_GRACE_S / 10)
-            asked_s = time.monotonic()
-
-    def reaches(self, places: Mapping[Partition, int]) -> bool:
-        """Return whether the log of every partition of `places` reaches its offset."""
-        return all(
-            self.readable_ends.get(partition, -1) >= offset for partition, offset in places.items()
-        )
-
-    def get_high_watermarks(self) -> Ends:
-        """Return the ends of the logs, including the records of open transactions.
-
-        Call this after reading the imported topic and before asking for the stable ends. Reading
-        up to a stable end at or above one of these ends then covers every record below it.
-        """
-        if self._bounds is not None:
-            return dict(self._bound_high_watermarks)
-        return self._get_broker().high_watermarks(self._partition_cache.get())
-
-
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -292,7 +125,7 @@ class StreamDriver:
         projection: Projection | None = None,
     ) -> None:
         self._options = options
-        self._asked = options.settings()
+        self._user_settings = options.settings()
         self._waits_until_us: int | None = None
         self._create_reader = create_reader
         self._importer: CtiImporter | None = None
@@ -305,7 +138,7 @@ class StreamDriver:
         self._partition_cache = PartitionCache(lambda: self._broker.partitions())
         self._ends = RunEnds(lambda: self._broker, self._partition_cache)
         self._started = False
-        self._told_to_end = False
+        self._has_end_request = False
         self._committed_batch = -1
         self._filled_us: int | None = None
         self._last_end_states: tuple[StreamOffset, EndStates] | None = None
@@ -318,8 +151,8 @@ class StreamDriver:
         self._commit_thread = ThreadPoolExecutor(1, "timestream-commit")
         self._committing: Future[object] | None = None
 
-    def limit_to_current_ends(self, seen: Mapping[Partition, int] | None = None) -> None:
-        """Make this a bounded run up to the current ends, or up to `seen` if that is higher."""
+    def limit_to_current_ends(self, read_ends: Mapping[Partition, int] | None = None) -> None:
+        """Make this a bounded run up to the current ends, or up to `read_ends` if higher."""
         if self._connected is None:
             # No request here uses the group, so any name will do until the stream has its own.
             self._connect(self._options.group_prefix)
@@ -327,7 +160,7 @@ class StreamDriver:
         importer = self._get_importer()
         if importer is not None:
             importer.limit_to_current_ends()
-        self._ends.limit_to_current_ends(seen or {}, importer is not None)
+        self._ends.limit_to_current_ends(read_ends or {}, importer is not None)
         if not self._started:
             # A run that goes on keeps the times of its idle partitions.
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
@@ -367,7 +200,9 @@ class StreamDriver:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         self._wait_for_commit()
         options, change_from = self._options, self._options.change_from
-        check_stream_offset(start, self._asked, options.topic_settings, change_from=change_from)
+        check_stream_offset(
+            start, self._user_settings, options.topic_settings, change_from=change_from
+        )
         previous = None if is_initial_offset(start) else self.read_offset(start)
         self.fix_schemas({} if previous is None else previous.schemas)
         if previous is not None and not self._started:
@@ -381,7 +216,7 @@ class StreamDriver:
             planned = self._plan_next(previous, run)
             if planned is not previous and has_reached(planned.cti_us, self._waits_until_us):
                 # Spark never gets the plan that was made with the old options.
-                self._adopt_settings(self._asked, None)
+                self._adopt_settings(self._user_settings, None)
                 run = self._describe_run(cap, previous)
                 planned = self._plan_next(previous, run)
             self._idle_tracker.note_batch(planned is not previous, self._now_us())
@@ -402,7 +237,7 @@ class StreamDriver:
 
     @property
     def planned(self) -> StreamOffset | None:
-        """The offset that `plan` has returned last."""
+        """The offset that `plan` returned last."""
         return self._planned
 
     def _wait_for_instant(self, previous: StreamOffset) -> None:
@@ -412,11 +247,11 @@ class StreamDriver:
             CheckpointMismatch: the last batch had reached it.
         """
         at_us = self._options.change_at_us
-        if at_us is None or previous.settings == self._asked:
+        if at_us is None or previous.settings == self._user_settings:
             return
         if has_reached(previous.cti_us, at_us):
             assert previous.cti_us is not None
-            change = ClockChange(0, None, *compare_settings(previous.settings, self._asked))
+            change = ClockChange(0, None, *compare_settings(previous.settings, self._user_settings))
             raise CheckpointMismatch(
                 f"option 'changeFrom' is '{format_instant(at_us)}', and the stream's CTI was "
                 f"already {format_instant(previous.cti_us)} when its last batch was planned "
@@ -433,10 +268,10 @@ class StreamDriver:
             self._importer.change(options)
 
     def read_offset(self, value: Mapping[str, Any]) -> StreamOffset:
-        """Read an offset that Spark gives back; one that an earlier run wrote may be damaged.
+        """Read an offset that Spark gives back.
 
         Raises:
-            CheckpointUnreadable: it is.
+            CheckpointUnreadable: it is damaged, which one that an earlier run wrote may be.
         """
         number = value.get("number")
         if self._own_from is not None and isinstance(number, int) and number >= self._own_from:
@@ -455,7 +290,7 @@ class StreamDriver:
 
     def _follow_end_request(self, previous: StreamOffset | None) -> None:
         """Make this a bounded run with a final CTI if `end_stream` asks for one (11.12)."""
-        if previous is None or self._told_to_end:
+        if previous is None or self._has_end_request:
             return
         if not self._requests.take(previous.stream, self._started):
             return
@@ -466,13 +301,13 @@ class StreamDriver:
                 # The next batch handles the loss first; the request stays.
                 return
             self.limit_to_current_ends(ends)
-        self._told_to_end = True
+        self._has_end_request = True
 
     def _describe_run(self, cap: int | None, previous: StreamOffset | None) -> RunContext:
         """Return the limits of the next batch."""
         options, change = self._options, None
         if previous is not None:
-            settings = self._asked if self._waits_until_us is None else previous.settings
+            settings = self._user_settings if self._waits_until_us is None else previous.settings
             unpinned = _list_unpinned(options, previous.stream)
             change = find_change(options, settings, previous, unpinned)
         return RunContext(
@@ -481,7 +316,7 @@ class StreamDriver:
             max_tasks=options.max_tasks,
             bounded=self._ends.is_bounded,
             new_start=not self._started,
-            final_cti=options.final_cti or (self._told_to_end and options.has_ctis),
+            final_cti=options.final_cti or (self._has_end_request and options.has_ctis),
             idle_timeout_us=options.idle_timeout_us,
             idle_advance_us=options.idle_advance_us,
             max_skew=MaxSkew.from_options(options),
@@ -503,21 +338,21 @@ class StreamDriver:
         return None if is_due else self._options.min_offsets
 
     def find_recreated(self, offset: StreamOffset, ranges: Iterable[Range]) -> frozenset[str]:
-        """Return the topics of what runs again up to `offset` that were created again since (9.1).
+        """Return the topics of a batch that runs again, if they were created again since (9.1).
 
         Args:
-            offset: the end of a batch, or of several that Spark joins (8.6).
-            ranges: what all of them read.
+            offset: the end of the batch, or of several that Spark joins (8.6).
+            ranges: the ranges that all of them read.
 
         Raises:
-            DataLost: there is one, and option `failOnDataLoss` is true.
+            DataLost: there is such a topic, and option `failOnDataLoss` is true.
             BrokerUnreachable: the brokers do not tell a topic's id.
         """
         if self._own_from is not None:
             # Spark runs a batch again as the first one of a run.
             return frozenset()
         topics = {offset_range.partition.topic for offset_range in ranges if offset_range.size}
-        recorded = {name: each for name, each in offset.topic_ids.items() if name in topics}
+        recorded = {name: topic_id for name, topic_id in offset.topic_ids.items() if name in topics}
         if not recorded:
             return frozenset()
         recreated = recreated_topics(recorded, self._identify_surely(offset, recorded.keys()))
@@ -530,7 +365,7 @@ class StreamDriver:
         return recreated
 
     def _identify_surely(self, offset: StreamOffset, topics: Set[str]) -> dict[str, str]:
-        """Return the ids of those topics that exist; ask again while one is not told."""
+        """Return the ids of the topics that exist; ask again until the brokers tell all of them."""
         self._connect(group_name(self._options.group_prefix, offset.stream))
         deadline_s = time.monotonic() + LEADER_CHANGE_GRACE_S
         while True:
@@ -538,7 +373,7 @@ class StreamDriver:
             # Of a deleted topic, the tasks report the loss.
             unknown = topics - topic_ids.keys()
             if unknown:
-                unknown &= {each.topic for each in self._partition_cache.get(fresh=True)}
+                unknown &= {partition.topic for partition in self._partition_cache.get(fresh=True)}
             if not unknown:
                 return topic_ids
             if time.monotonic() >= deadline_s:
@@ -567,8 +402,8 @@ class StreamDriver:
     ) -> None:
         """Take the clocks after the batch `offset` from its rows, which this process has read.
 
-        `commit` runs beside the batch: only a restart needs what it leaves in the group. The next
-        `plan` waits for it.
+        `commit` runs in the background, because only a restart needs what it writes to the group.
+        The next `plan` waits for it.
         """
         self._last_end_states = (offset, take_end_states(offset, ended))
         self._committing = self._commit_thread.submit(commit)
@@ -616,8 +451,8 @@ class StreamDriver:
             high_watermarks=limit_ends(high_watermarks, fixed, {}),
         )
         warnings = self._warner.warn_at_start(earliest, starts, run.bounded)
-        first = plan_first_offset(stream, self._options.settings(), snapshot, run, warnings)
-        return replace(first, fixed_ends=fixed)
+        planned = plan_first_offset(stream, self._options.settings(), snapshot, run, warnings)
+        return replace(planned, fixed_ends=fixed)
 
     def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
         self._connect(group_name(self._options.group_prefix, previous.stream))
@@ -625,26 +460,26 @@ class StreamDriver:
         imported = self._read_imported(previous, run.change)
         is_news = has_new_import(previous, imported)
         high_watermarks = self._ends.get_high_watermarks() if is_news else {}
-        places = self._find_positions(previous, run)
+        where = self._find_positions(previous, run)
         if imported is not None:
-            new = places.positions.keys() - previous.partitions.keys()
-            held = places.positions.keys() if is_news else new
-            high_watermarks = self._complete(high_watermarks, held)
-            if is_news and not held <= high_watermarks.keys():
+            new = where.positions.keys() - previous.partitions.keys()
+            waited_for = where.positions.keys() if is_news else new
+            high_watermarks = self._complete(high_watermarks, waited_for)
+            if is_news and not waited_for <= high_watermarks.keys():
                 # While a partition's leader changes, its end is unknown, so a later batch takes the
                 # new CTIs.
                 imported = previous.imported
         now_us = self._now_us()
-        caught_up_since_us = self._watch_idle(previous, places.positions, run, now_us)
+        caught_up_since_us = self._watch_idle(previous, where.positions, run, now_us)
         end_states = self._get_end_states(previous)
         snapshot = BrokerSnapshot(
-            positions=places.positions,
-            ends=places.ends,
-            lost=places.lost,
+            positions=where.positions,
+            ends=where.ends,
+            lost=where.lost,
             now_us=now_us,
             caught_up_since_us=caught_up_since_us,
             nothing_to_do=not run.bounded and self._idle_tracker.has_nothing_to_do(now_us),
-            topic_ids=places.topic_ids,
+            topic_ids=where.topic_ids,
             imported=imported,
             high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),
             malformed_values=end_states.malformed_values,
@@ -672,7 +507,11 @@ class StreamDriver:
         ends = limit_ends(self._ends.wait_for(open_at), previous.fixed_ends, ended)
         readable_ends, before = self._ends.readable_ends, open_at | ended
         # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
-        new = [each for each in ends if each not in before and each in readable_ends]
+        new = [
+            partition
+            for partition in ends
+            if partition not in before and partition in readable_ends
+        ]
         has_caught_up = not new and not run.new_start and ends == before
         if has_caught_up:
             # A stream that has caught up has no unread records to lose, so it saves the request.
@@ -720,7 +559,11 @@ class StreamDriver:
         """Return which partitions have caught up, and since when (semantics 5.3)."""
         if run.new_start:
             self._idle_tracker.resume(previous.partitions)
-        idle = {partition for partition, last in previous.partitions.items() if last.idle}
+        idle = {
+            partition
+            for partition, partition_offset in previous.partitions.items()
+            if partition_offset.idle
+        }
         readable_ends = self._ends.readable_ends
         return self._idle_tracker.update(self._broker, positions, readable_ends, idle, now_us)
 
@@ -759,7 +602,9 @@ class StreamDriver:
     def _get_topic_ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
         """Return topic ids; ask the broker if `fresh`, or if partitions were listed since then."""
         if fresh or self._ids_asked_at_s != self._partition_cache.asked_at_s:
-            return self._note_topic_ids(self._broker.topic_ids({each.topic for each in partitions}))
+            return self._note_topic_ids(
+                self._broker.topic_ids({partition.topic for partition in partitions})
+            )
         return self._note_topic_ids(self._topic_ids)
 
     def _note_topic_ids(self, topic_ids: dict[str, str]) -> dict[str, str]:
@@ -772,9 +617,9 @@ class StreamDriver:
         """Return what the offset notes beside the pinned options."""
         unpinned = _list_unpinned(self._options, planned.stream)
         if self._waits_until_us is not None:
-            waiting = compare_settings(planned.settings, self._asked)
-            at = format_instant(self._waits_until_us)
-            unpinned["changeFrom"] = f"{at}: {ClockChange(0, None, *waiting).describe()}"
+            waiting = compare_settings(planned.settings, self._user_settings)
+            instant = format_instant(self._waits_until_us)
+            unpinned["changeFrom"] = f"{instant}: {ClockChange(0, None, *waiting).describe()}"
         return unpinned
 
     def _connect(self, group: str) -> None:
@@ -825,5 +670,7 @@ def _find_open(previous: StreamOffset, ended: Mapping[Partition, int]) -> dict[P
     """Return the positions after `previous` of the partitions that have not ended."""
     partitions = previous.partitions.items()
     return {
-        partition: last.end_exclusive for partition, last in partitions if partition not in ended
+        partition: partition_offset.end_exclusive
+        for partition, partition_offset in partitions
+        if partition not in ended
     }

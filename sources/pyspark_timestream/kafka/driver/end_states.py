@@ -44,7 +44,7 @@ class EndStates:
     Attributes:
         states: every partition's clock.
         malformed_values: per partition, the malformed values and keys that tasks counted.
-        diagnoses: problems found on the way, for the user.
+        diagnoses: the problems found while looking for these, for the user.
     """
 
     states: Mapping[Partition, PartitionState]
@@ -84,27 +84,34 @@ def find_end_states(
 ) -> EndStates:
     """Find the end states of the batch `offset` in the group's metadata.
 
-    `read_again` computes the clock after a range from its records; None if the states only hold
-    counts, which are not worth that.
+    `read_again` computes the clock after a range from its records; None if the states hold only
+    counts, which are not worth reading the records again.
     """
     begun = copy_start_states(offset)
     states, malformed = dict(begun.states), dict(begun.malformed_values)
-    left: dict[Partition, GroupMetadata] = {}
+    committed_states: dict[Partition, GroupMetadata] = {}
     for offset_range in offset.ranges():
         if not offset_range.size:
             continue
         partition = offset_range.partition
-        left[partition] = decode_group_metadata(offset, partition, metadata.get(partition))
-        malformed[partition] += left[partition].malformed_values
-        state = left[partition].state
+        committed_states[partition] = decode_group_metadata(
+            offset, partition, metadata.get(partition)
+        )
+        malformed[partition] += committed_states[partition].malformed_values
+        state = committed_states[partition].state
         if state is None and read_again is not None:
             state = read_again(offset_range)
         states[partition] = state or states[partition]
-    if not left:
+    if not committed_states:
         return EndStates(states, malformed, _repeat_findings(offset))
-    diagnoses = [*_find_broken_settings(left), *_find_refused_states(left, states)]
-    if any(committed.state is None for committed in left.values()):
-        diagnoses += _find_missing_states(left, group, is_read_again=read_again is not None)
+    diagnoses = [
+        *_find_broken_settings(committed_states),
+        *_find_refused_states(committed_states, states),
+    ]
+    if any(committed.state is None for committed in committed_states.values()):
+        diagnoses += _find_missing_states(
+            committed_states, group, is_read_again=read_again is not None
+        )
     return EndStates(states, malformed, tuple(diagnoses))
 
 
@@ -117,19 +124,23 @@ def _repeat_findings(offset: StreamOffset) -> tuple[Diagnosis, ...]:
     )
 
 
-def _find_broken_settings(left: Mapping[Partition, GroupMetadata]) -> Iterator[Diagnosis]:
-    settings = {name: value for committed in left.values() for name, value in committed.settings}
+def _find_broken_settings(
+    committed_states: Mapping[Partition, GroupMetadata],
+) -> Iterator[Diagnosis]:
+    settings = {
+        name: value for committed in committed_states.values() for name, value in committed.settings
+    }
     for name, value in sorted(settings.items()):
         text = f"the query runs with '{value}', by which {REQUIRED_SETTINGS[name].reason}"
         yield Diagnosis(Kind.SESSION_SETTING, f"setting '{name}'", text, advice=suggest_fix(name))
 
 
 def _find_refused_states(
-    left: Mapping[Partition, GroupMetadata], states: Mapping[Partition, PartitionState]
+    committed_states: Mapping[Partition, GroupMetadata], states: Mapping[Partition, PartitionState]
 ) -> Iterator[Diagnosis]:
     lengths = {
         partition: committed.refused_length
-        for partition, committed in left.items()
+        for partition, committed in committed_states.items()
         if committed.refused_length
     }
     if not lengths:
@@ -152,10 +163,14 @@ def _find_refused_states(
 
 
 def _find_missing_states(
-    left: Mapping[Partition, GroupMetadata], group: str, *, is_read_again: bool
+    committed_states: Mapping[Partition, GroupMetadata], group: str, *, is_read_again: bool
 ) -> Iterator[Diagnosis]:
     others = sorted(
-        {committed.other_stream for committed in left.values() if committed.other_stream}
+        {
+            committed.other_stream
+            for committed in committed_states.values()
+            if committed.other_stream
+        }
     )
     if others:
         text = f"stream {', '.join(others)} writes over what the tasks of this one leave there: "
@@ -172,7 +187,7 @@ def find_restored_states(
     broker: Broker,
     read_again: Callable[[Range], PartitionState],
 ) -> EndStates:
-    """Return the clocks after the batch `offset`; `read_again` restores one from its records.
+    """Return the clocks after the batch `offset`; `read_again` restores a clock from its records.
 
     Raises:
         DataLost: no task committed a state, and its records are gone.
@@ -181,12 +196,12 @@ def find_restored_states(
         # No task sees a whole partition, so none has its state. Cutting is only allowed without
         # CTIs, so the state would hold nothing but counts.
         return copy_start_states(offset)
-    left = broker.committed_metadata(
+    metadata = broker.committed_metadata(
         [offset_range.partition for offset_range in offset.ranges() if offset_range.size]
     )
-    own = group_name(options.group_prefix, offset.stream)
+    default_group = group_name(options.group_prefix, offset.stream)
     again = read_again if options.is_ordered else None
-    return find_end_states(offset, left, again, options.client.get("group.id", own))
+    return find_end_states(offset, metadata, again, options.client.get("group.id", default_group))
 
 
 def lose_clock(options: KafkaOptions, offset: StreamOffset, offset_range: Range) -> PartitionState:

@@ -1,14 +1,24 @@
-"""Watches idle partitions and an imported topic on the driver.
+"""What the driver tracks of the brokers in one run: partitions, ends, idleness, imported CTIs.
 
 `IdleTracker` (semantics 5.3) applies the rules of `stream_state` to the brokers' answers. It asks
 for open transactions only when they matter: before a partition becomes idle, and once a second
 after that. `CtiImporter` (6.1) reads the topic of `ctiImport` as the stream reads its own topics:
 `rules.step` per partition, then the minimum. Each update continues at the end of the last one, or
 of the last offset.
+
+`PartitionCache` lists the partitions. `RunEnds` knows the ends of their logs, and the bounds of a
+bounded run (7.1): the ends of one moment. Bounds that are too low do little harm if another run
+follows, but a final CTI (7.3, 11.12) would cut off the records above them for good. Metadata may
+lack a partition for a moment, and a broker that no longer leads a partition may return an old end
+of its log. So a running stream takes its bounds only when the logs have everything that it has
+read, and never below the ends that it has seen.
 """
 
 import logging
-from collections.abc import Mapping, Set
+import threading
+import time
+from collections.abc import Callable, Mapping, Set
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
@@ -90,16 +100,16 @@ class IdleTracker:
         ]
         since_us = find_caught_up(self._since_us, caught_up, now_us, self._troubled(broker))
         self._troubles = broker.trouble_count
-        asked = set(newly_idle(since_us, idle, self._timeout_us, now_us))
+        to_check = set(newly_idle(since_us, idle, self._timeout_us, now_us))
         if (
             self._timeout_us is not None
             and now_us - self._asked_us >= _TRANSACTION_CHECK_INTERVAL_US
         ):
-            asked |= idle & since_us.keys()
+            to_check |= idle & since_us.keys()
             self._asked_us = now_us
         busy = (
-            broker.open_transactions({partition: ends[partition] for partition in asked})
-            if asked
+            broker.open_transactions({partition: ends[partition] for partition in to_check})
+            if to_check
             else set()
         )
         if self._troubled(broker):
@@ -175,36 +185,36 @@ def change_import(
 class CtiImporter:
     """Reads the imported topic, update by update; `derive_import_options` gives its options."""
 
-    def __init__(self, options: KafkaOptions, broker: Broker, read: ReadRange) -> None:
+    def __init__(self, options: KafkaOptions, broker: Broker, read_range: ReadRange) -> None:
         self._options = options
         self._broker = broker
-        self._read = read
+        self._read_range = read_range
         self._bounds: dict[Partition, int] | None = None
         self._listed: list[Partition] = []
         self._listed_us = -_DISCOVERY_INTERVAL_US
         self._missing_since_us: dict[Partition, int | None] = {}
-        self._known: ImportedTopic | None = None
+        self._topic: ImportedTopic | None = None
         self._idle_tracker = IdleTracker(options.idle_timeout_us)
         self.topic_ids: dict[str, str] = {}
 
     def change(self, options: KafkaOptions) -> None:
         """Go on by other options of the topic, from where it has been read."""
-        if self._known is not None:
-            self._known = change_import(self._known, self._options, options)
+        if self._topic is not None:
+            self._topic = change_import(self._topic, self._options, options)
         self._options = options
 
     def limit_to_current_ends(self) -> None:
         """Read no further than the topic's current ends."""
         ends = self._broker.ends(self._broker.partitions())
-        if self._known is None:
+        if self._topic is None:
             self._bounds = ends
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
         else:
             # A run that goes on keeps its positions, even of a partition that is missing for a
             # moment, and the times of its idle partitions.
-            read = self._known.positions
-            self._bounds = read | {
-                partition: max(end, read.get(partition, 0)) for partition, end in ends.items()
+            positions = self._topic.positions
+            self._bounds = positions | {
+                partition: max(end, positions.get(partition, 0)) for partition, end in ends.items()
             }
 
     def update(
@@ -218,12 +228,12 @@ class CtiImporter:
             OptionError: the topic does not exist.
             DataLost: records of the topic are gone, and option `failOnDataLoss` is true.
         """
-        if self._known is None:
-            self._known, self.topic_ids = recorded or ImportedTopic(), dict(topic_ids)
-            self._idle_tracker.resume(self._known.partitions)
-        last = self._known
+        if self._topic is None:
+            self._topic, self.topic_ids = recorded or ImportedTopic(), dict(topic_ids)
+            self._idle_tracker.resume(self._topic.partitions)
+        topic = self._topic
         recreated = self._refresh_partitions(now_us)
-        last_positions = last.positions
+        last_positions = topic.positions
         readable_ends = self._broker.ends(self._listed)
         if not readable_ends and not last_positions:
             raise OptionError(
@@ -232,36 +242,38 @@ class CtiImporter:
                 "an existing topic",
                 "create it",
             )
-        last = self._update_idle(last, readable_ends, now_us)
+        topic = self._update_idle(topic, readable_ends, now_us)
         ends = self._apply_bounds(
             self._keep_missing(readable_ends, last_positions, recreated, now_us), last_positions
         )
         if ends != last_positions or recreated:
-            last = self._read_all(last, last_positions, ends, recreated)
-        self._known = replace(last, cti_us=merge_topic_cti(last.partitions.values(), last.cti_us))
-        return self._known
+            topic = self._read_all(topic, last_positions, ends, recreated)
+        self._topic = replace(
+            topic, cti_us=merge_topic_cti(topic.partitions.values(), topic.cti_us)
+        )
+        return self._topic
 
     def _update_idle(
-        self, last: ImportedTopic, readable_ends: Mapping[Partition, int], now_us: int
+        self, topic: ImportedTopic, readable_ends: Mapping[Partition, int], now_us: int
     ) -> ImportedTopic:
         """Update the idle partitions; raise one that is active again to the topic's CTI."""
-        was_idle = {partition for partition, state in last.partitions.items() if state.idle}
+        was_idle = {partition for partition, state in topic.partitions.items() if state.idle}
         since_us = self._idle_tracker.update(
-            self._broker, last.positions, readable_ends, was_idle, now_us
+            self._broker, topic.positions, readable_ends, was_idle, now_us
         )
         idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
         partitions = {}
-        for partition, state in last.partitions.items():
-            if partition in was_idle - idle and last.cti_us is not None:
-                state = _raise_partition(state, last.cti_us)
+        for partition, state in topic.partitions.items():
+            if partition in was_idle - idle and topic.cti_us is not None:
+                state = _raise_partition(state, topic.cti_us)
             partitions[partition] = replace(
                 state, idle=partition in idle, caught_up_since_us=since_us.get(partition)
             )
-        return replace(last, partitions=partitions)
+        return replace(topic, partitions=partitions)
 
     def _read_all(
         self,
-        last: ImportedTopic,
+        topic: ImportedTopic,
         last_positions: Mapping[Partition, int],
         ends: Mapping[Partition, int],
         recreated: frozenset[str],
@@ -279,19 +291,19 @@ class CtiImporter:
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         begun = {
-            partition: replace(last.partitions[partition], position=position)
+            partition: replace(topic.partitions[partition], position=position)
             for partition, position in positions.items()
         }
         begun |= {
-            partition: _start_partition(last, earliest[partition])
+            partition: _start_partition(topic, earliest[partition])
             for partition in ends
             if partition not in last_positions and partition in earliest
         }
-        read = {
+        partitions = {
             partition: self._read_partition(partition, state, ends[partition])
             for partition, state in begun.items()
         }
-        return replace(last, partitions=read)
+        return replace(topic, partitions=partitions)
 
     def _refresh_partitions(self, now_us: int) -> frozenset[str]:
         """List the partitions at most once a second; return the topic if it was recreated."""
@@ -325,17 +337,17 @@ class CtiImporter:
             partition: (before[partition] or now_us) if partition in before else None
             for partition in missing
         }
-        held = {
+        waiting = {
             partition for partition, us in since_us.items() if us is None or now_us - us < grace_us
         }
-        return ends | {partition: last_positions[partition] for partition in held}
+        return ends | {partition: last_positions[partition] for partition in waiting}
 
     def _apply_bounds(
         self, readable_ends: dict[Partition, int], last_positions: Mapping[Partition, int]
     ) -> dict[Partition, int]:
         """Limit `readable_ends` to the bounds of this run.
 
-        A known partition that was missing for a moment when the run began is read no further.
+        Read no further a partition that was missing for a moment when the run began.
         """
         if self._bounds is None:
             return readable_ends
@@ -355,16 +367,16 @@ class CtiImporter:
         if offset_range.size <= 0:
             return begun
         for state, ctis_us in follow_clock(
-            self._options, TaskRange(offset_range, begun.state), self._read
+            self._options, TaskRange(offset_range, begun.state), self._read_range
         ):
             begun = advance(begun, state, ctis_us)
         return replace(begun, position=end)
 
 
-def _start_partition(last: ImportedTopic, position: int) -> ImportedPartition:
+def _start_partition(topic: ImportedTopic, position: int) -> ImportedPartition:
     """Return the state of a new partition, raised to the topic's CTI so that this stays."""
     new = ImportedPartition(position)
-    return new if last.cti_us is None else _raise_partition(new, last.cti_us)
+    return new if topic.cti_us is None else _raise_partition(new, topic.cti_us)
 
 
 def _raise_partition(partition: ImportedPartition, cti_us: int) -> ImportedPartition:
@@ -373,3 +385,175 @@ def _raise_partition(partition: ImportedPartition, cti_us: int) -> ImportedParti
         state=raise_cti(partition.state, cti_us),
         cti_us=max_known(partition.cti_us, cti_us),
     )
+
+
+# -- partitions and the ends of their logs ---------------------------------------------------------
+
+
+def make_steady_clock() -> Callable[[], int]:
+    """Return a clock, in us, that starts at the wall clock and does not follow its jumps."""
+    ahead_us = (time.time_ns() - time.monotonic_ns()) // 1_000
+    return lambda: ahead_us + time.monotonic_ns() // 1_000
+
+
+_REFRESH_AGE_S: Final = 1.0
+"""Age after which the partitions are listed again in the background."""
+
+_MAX_AGE_S: Final = 2.0
+"""Age after which the cache is not used: infrequent batches must not miss new partitions."""
+
+
+class PartitionCache:
+    """Caches the partitions of a running query; `ask` lists them, and may run in any thread."""
+
+    def __init__(
+        self, ask: Callable[[], list[Partition]], clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ask, self._clock_s = ask, clock_s
+        self._coming: tuple[float, Future[list[Partition]]] | None = None
+        self._partitions: list[Partition] = []
+        self.asked_at_s = float("-inf")
+        """Time of the request that returned the cached partitions."""
+
+    def get(self, fresh: bool = False) -> list[Partition]:
+        """Return the partitions of a moment ago, or those of now if `fresh`.
+
+        Raises:
+            BrokerUnreachable: a request was needed, and the broker did not answer.
+        """
+        now_s = self._clock_s()
+        if self._coming is not None and self._coming[1].done():
+            asked_at, answer = self._coming
+            self._coming = None
+            if answer.exception() is None:
+                self.asked_at_s, self._partitions = asked_at, answer.result()
+        if fresh or now_s - self.asked_at_s > _MAX_AGE_S:
+            self._coming = None
+            self.asked_at_s, self._partitions = now_s, self._ask()
+        elif now_s - self.asked_at_s > _REFRESH_AGE_S and self._coming is None:
+            self._coming = now_s, _ask_in_background(self._ask)
+        return self._partitions
+
+
+def _ask_in_background(ask: Callable[[], list[Partition]]) -> Future[list[Partition]]:
+    """Call `ask` in a daemon thread, which does not keep the process alive."""
+    answer: Future[list[Partition]] = Future()
+
+    def wait() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return answer
+
+
+Ends = dict[Partition, int]
+
+
+class RunEnds:
+    """Knows the ends of the partitions in one run, and its bounds."""
+
+    def __init__(self, get_broker: Callable[[], Broker], partition_cache: PartitionCache) -> None:
+        self._get_broker = get_broker
+        self._partition_cache = partition_cache
+        self._bounds: Ends | None = None
+        self._bound_high_watermarks: Ends = {}
+        self.readable_ends: Ends = {}
+        """The ends of the logs by the last request."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Return whether this is a bounded run."""
+        return self._bounds is not None
+
+    def limit(self, bounds: Mapping[Partition, int]) -> None:
+        """Read no further than `bounds`."""
+        self._bounds = dict(bounds)
+
+    def limit_to_current_ends(self, read_ends: Mapping[Partition, int], has_import: bool) -> None:
+        """Read no further than the current ends, or than `read_ends` of this run if higher.
+
+        With an import, also note the ends that include open transactions: imported CTIs wait for
+        these.
+        """
+        if has_import:
+            partitions = self._partition_cache.get(fresh=True)
+            self._bound_high_watermarks = self._get_broker().high_watermarks(partitions)
+        ends = self.get(fresh=True)
+        self._bounds = {
+            **read_ends,
+            **{partition: max(end, read_ends.get(partition, 0)) for partition, end in ends.items()},
+        }
+
+    def get(self, fresh: bool = False) -> Ends:
+        """Return how far each partition may be read now."""
+        self.readable_ends = self._get_broker().ends(self._partition_cache.get(fresh))
+        if self._bounds is None:
+            return self.readable_ends
+        # A topic that was truncated after the run began ends before its bound.
+        return {
+            partition: min(bound, self.readable_ends.get(partition, bound))
+            for partition, bound in self._bounds.items()
+        }
+
+    def wait_for(self, positions: Mapping[Partition, int]) -> Ends:
+        """Return the ends; wait up to `LEADER_CHANGE_GRACE_S` for each log to reach its position.
+
+        The wait matters: a partition that is taken for lost by mistake is read from its beginning
+        when it is found again.
+        """
+        asked_s, ends = time.monotonic(), self.get()
+        since_s: dict[Partition, float] = {}
+        while True:
+            # Measure from the first answer with the log too short to the last request, for each
+            # partition by itself: a slow answer describes an earlier moment.
+            now_s, readable = time.monotonic(), self.readable_ends
+            short = [
+                partition
+                for partition, offset in positions.items()
+                if readable.get(partition, -1) < offset
+            ]
+            since_s = {partition: since_s.get(partition, now_s) for partition in short}
+            if all(asked_s - since_s[partition] >= LEADER_CHANGE_GRACE_S for partition in short):
+                return ends
+            time.sleep(LEADER_CHANGE_GRACE_S / 10)
+            asked_s = time.monotonic()
+            ends = self.get(fresh=True)
+
+    def find_first(self) -> tuple[Ends, Ends]:
+        """Return, for a first batch, each partition's first offset and how far it may be read.
+
+        A partition that is left out would be found later, and then be read from its beginning. So
+        wait for a partition without an answer: its leader may be changing.
+        """
+        asked_s = time.monotonic()
+        deadline_s = asked_s + LEADER_CHANGE_GRACE_S
+        while True:
+            ends = self.get(fresh=not self.is_bounded)
+            earliest = self._get_broker().earliest(ends)
+            listed = ends.keys() if self.is_bounded else {*self._partition_cache.get()}
+            if not listed - (ends.keys() & earliest.keys()) or asked_s >= deadline_s:
+                return earliest, {
+                    partition: end for partition, end in ends.items() if partition in earliest
+                }
+            time.sleep(LEADER_CHANGE_GRACE_S / 10)
+            asked_s = time.monotonic()
+
+    def reaches(self, positions: Mapping[Partition, int]) -> bool:
+        """Return whether the log of each partition reaches its position."""
+        return all(
+            self.readable_ends.get(partition, -1) >= offset
+            for partition, offset in positions.items()
+        )
+
+    def get_high_watermarks(self) -> Ends:
+        """Return the ends of the logs, including the records of open transactions.
+
+        Call this after reading the imported topic and before asking for the stable ends. Reading
+        up to a stable end at or above one of these ends then covers every record below it.
+        """
+        if self._bounds is not None:
+            return dict(self._bound_high_watermarks)
+        return self._get_broker().high_watermarks(self._partition_cache.get())

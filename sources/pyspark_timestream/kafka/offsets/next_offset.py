@@ -1,31 +1,28 @@
-"""Plans the next offset of a stream (semantics 5 to 8), and reports its progress (13.5).
+"""Plans the next offset of a stream (semantics 5 to 8).
 
 `plan_next_offset` follows semantics 8.1: it begins with an offset that reads nothing, at the end
 of the last batch, and each step adds one decision. A step that depends on a wall clock or
 another topic uses the `BrokerSnapshot`, and the offset records the decision.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from pyspark_timestream.core.instants import FINAL_US, format_instant
+from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.changes import ClockChange, keep_changes
 from pyspark_timestream.kafka.offsets.imported_ctis import Pending, defer, release
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
-    MalformedValues,
     PartitionOffset,
     StreamOffset,
     Warnings,
 )
 from pyspark_timestream.kafka.offsets.positions import (
-    find_ended,
     has_reached,
     has_stream_ended,
     keep_missing,
-    limit_ends,
     recreated_topics,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
@@ -44,7 +41,7 @@ from pyspark_timestream.kafka.offsets.tasks import (
     note_restart_point,
 )
 from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
-from pyspark_timestream.rules.state import COUNTERS, compute_stream_cti, raise_cti
+from pyspark_timestream.rules.state import compute_stream_cti, raise_cti
 
 NO_TIME_INDEX: Final[Mapping[Partition, int | None]] = {}
 
@@ -110,14 +107,14 @@ def carry_over(state: StreamState) -> StreamOffset:
 def _carry_over_partition(
     state: StreamState, partition: Partition, position: int
 ) -> PartitionOffset:
-    last, snapshot = state.last_of(partition), state.snapshot
+    last_offset, snapshot = state.last_of(partition), state.snapshot
     return PartitionOffset(
         position,
         position,
         state.clock_of(partition),
         idle=state.was_idle(partition),
         caught_up_since_us=snapshot.caught_up_since_us.get(partition),
-        pending=last.pending if last else (),
+        pending=last_offset.pending if last_offset else (),
         malformed_values=snapshot.malformed_values.get(partition, NO_MALFORMED_VALUES),
     )
 
@@ -163,9 +160,9 @@ def _change_rules(state: StreamState, planned: StreamOffset) -> StreamOffset:
             )
             if state.last_of(partition)
             else partition_offset
-            for partition, partition_offset in each.items()
+            for partition, partition_offset in partition_offsets.items()
         }
-        for each in (planned.partitions, planned.missing)
+        for partition_offsets in (planned.partitions, planned.missing)
     )
     return replace(planned, settings=change.settings, partitions=partitions, missing=missing)
 
@@ -191,9 +188,9 @@ def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
                     committed,
                 ),
             )
-            for partition, partition_offset in each.items()
+            for partition, partition_offset in partition_offsets.items()
         }
-        for each in (planned.partitions, planned.missing)
+        for partition_offsets in (planned.partitions, planned.missing)
     )
     return replace(planned, changes=changes, partitions=partitions, missing=missing)
 
@@ -236,10 +233,10 @@ def _defer_import(
     recreated: Collection[str],
 ) -> Pending:
     """Return the imported CTIs that wait for a partition's records, including a new one."""
-    snapshot, last = state.snapshot, state.last_of(partition)
+    snapshot, last_offset = state.snapshot, state.last_of(partition)
     position, pending = partition_offset.start_inclusive, partition_offset.pending
     end = snapshot.ends.get(partition, position)
-    is_moved = last is not None and position != last.end_exclusive
+    is_moved = last_offset is not None and position != last_offset.end_exclusive
     if pending and (is_moved or partition.topic in recreated):
         # Records are gone or the log is another one, so the offsets of the pairs mean nothing.
         pending = ((end, pending[-1][1]),)
@@ -308,13 +305,13 @@ def _set_ranges(
     limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets, aligned)
     changes = {}
     for partition, partition_offset in planned.partitions.items():
-        last, clock = state.last_of(partition), partition_offset.state
-        place = planned.number, partition_offset.start_inclusive, run.committed_batch
+        last_offset, clock = state.last_of(partition), partition_offset.state
+        batch = planned.number, partition_offset.start_inclusive, run.committed_batch
         forced_us = None if clock.cti_us == state.clock_of(partition).cti_us else clock.cti_us
         changes[partition] = {
             "end_exclusive": limited[partition],
-            "restart_points": note_restart_point(last, *place),
-            "forced_ctis": note_forced_cti(last, *place, cti_us=forced_us),
+            "restart_points": note_restart_point(last_offset, *batch),
+            "forced_ctis": note_forced_cti(last_offset, *batch, cti_us=forced_us),
             "waits": partition in waiting,
         }
     return _change(planned, changes)
@@ -385,70 +382,3 @@ def _change(planned: StreamOffset, changes: Mapping[Partition, Mapping[str, Any]
         for partition, fields in changes.items()
     }
     return replace(planned, partitions={**planned.partitions, **changed})
-
-
-def build_progress(
-    offset: StreamOffset,
-    readable_ends: Mapping[Partition, int],
-    until_us: int | None = None,
-    topic_settings: tuple[str, Mapping[str, str]] | None = None,
-    warnings: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Build the progress report of the batch `offset`, as of the batch's start.
-
-    A partition's `offset` is the batch's start, and its `lag` is the number of offsets from there
-    to the end of the log, or to the stream's own end. Counters are per partition, and summed over
-    existing partitions; `malformedValues` counts by reason as well.
-
-    `until_us` is option `endingCti`, `topic_settings` the text of option `timeSettings` with the
-    options taken from there, and `warnings` the texts of the warnings that hold.
-    """
-    ends = limit_ends(readable_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
-    topics: dict[str, dict[str, Any]] = {}
-    totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_VALUES
-    for partition, partition_offset in sorted(offset.partitions.items()):
-        topics.setdefault(partition.topic, {})[str(partition.number)] = _build_partition(
-            partition_offset, ends.get(partition, partition_offset.end_exclusive)
-        )
-        for name, count in partition_offset.state.counters().items():
-            totals[name] += count
-        malformed += partition_offset.malformed_values
-    return {
-        "cti": _format_cti(offset.cti_us),
-        "endOfStream": offset.end_of_run,
-        "partitions": topics,
-        "warnings": list(warnings),
-        "changes": [
-            {
-                "batch": change.number,
-                "cti": _format_cti(change.cti_us),
-                "from": dict(change.old),
-                "to": dict(change.new),
-            }
-            for change in offset.changes
-        ],
-        **totals,
-        "malformedValues": _report_malformed(malformed),
-        "timeSettings": topic_settings
-        and {"from": topic_settings[0], "taken": dict(topic_settings[1])},
-    }
-
-
-def _build_partition(partition_offset: PartitionOffset, readable_end: int) -> dict[str, Any]:
-    return {
-        "cti": _format_cti(partition_offset.state.cti_us),
-        "idle": partition_offset.idle,
-        "lag": max(readable_end - partition_offset.start_inclusive, 0),
-        "offset": partition_offset.start_inclusive,
-        **partition_offset.state.counters(),
-        "malformedValues": _report_malformed(partition_offset.malformed_values),
-        "waits": partition_offset.waits,
-    }
-
-
-def _report_malformed(malformed: MalformedValues) -> dict[str, int]:
-    return {"total": malformed.total, **dict(malformed.by_reason)}
-
-
-def _format_cti(cti_us: int | None) -> str | None:
-    return None if cti_us is None else format_instant(cti_us)

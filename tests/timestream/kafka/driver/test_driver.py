@@ -31,7 +31,9 @@ from pyspark_timestream.rules.state import PartitionState
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.driver.LEADER_CHANGE_GRACE_S", 0.05)
+    for module in ("driver", "trackers"):
+        name = f"pyspark_timestream.kafka.driver.{module}.LEADER_CHANGE_GRACE_S"
+        monkeypatch.setattr(name, 0.05)
 
 
 class Imports:
@@ -211,8 +213,8 @@ def test_the_troubles_of_two_partitions_do_not_add_up(monkeypatch):
     clock = SimpleNamespace(
         monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
     )
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.driver.time", clock)
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.driver.LEADER_CHANGE_GRACE_S", 5)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.trackers.time", clock)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.trackers.LEADER_CHANGE_GRACE_S", 5)
     broker = FakeBroker(p0=(0, 100), p1=(0, 100))
     run = Driven(broker, failOnDataLoss="false")
     assert run.plan() == {0: (0, 100), 1: (0, 100)}
@@ -466,8 +468,8 @@ def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
 
 
 def test_no_batch_lists_partitions_before_it_is_time_to(monkeypatch):
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.driver._REFRESH_AGE_S", 3_600.0)
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.driver._MAX_AGE_S", 3_600.0)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.trackers._REFRESH_AGE_S", 3_600.0)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.trackers._MAX_AGE_S", 3_600.0)
     broker = FakeBroker(p0=(0, 2))
     listed, list_all = [], broker.partitions
     broker.partitions = lambda: listed.append(1) or list_all()

@@ -97,7 +97,7 @@ def test_a_stream_ends_once_wherever_it_is_killed(tmp_path, caps, told, killed, 
 def test_a_leader_change_while_a_stream_ends_cuts_off_no_records(
     tmp_path, monkeypatch, grace_s, trouble, later
 ):
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.driver.LEADER_CHANGE_GRACE_S", grace_s)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.trackers.LEADER_CHANGE_GRACE_S", grace_s)
     broker = FakeBroker(p0=(0, 20), p1=(5, 9))
     run = run_of(broker, tmp_path)
     run.plan()

@@ -11,7 +11,7 @@ from timestream.changing import COLUMNS, SECOND, Changing, Logs, judge_points, p
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.offsets.next_offset import build_progress
+from pyspark_timestream.kafka.diagnosis.history import build_progress
 
 OLD = {"startTime": "header:t", "ctiFrequency": "1", "ctiDelay": "2 s", "violationPolicy": "flag"}
 NEW = {"startTime": "header:t", "ctiFrequency": "2", "ctiDelay": "0 s", "violationPolicy": "drop"}

@@ -7,7 +7,7 @@ import pytest
 from timestream.builders import at
 
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.driver.driver import PartitionCache
+from pyspark_timestream.kafka.driver.trackers import PartitionCache
 
 
 class Asked:

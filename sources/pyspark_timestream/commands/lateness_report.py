@@ -14,7 +14,7 @@ from pyspark_timestream.commands.measure_lateness import (
 )
 from pyspark_timestream.commands.peek.command import (
     add_source_arguments,
-    read_given,
+    read_arguments,
     run_command,
     terminal_width,
 )
@@ -41,14 +41,16 @@ def format_report(
     report: Lateness, options: Mapping[str, str], width: int, *, all_delays: bool
 ) -> str:
     """Format a report; without `all_delays` show none after the first without late rows."""
-    shown = list(report.delays)
+    results = list(report.delays)
     if not all_delays:
-        lossless = next((place for place, each in enumerate(shown) if not each.late), len(shown))
-        shown = shown[: lossless + 1]
+        lossless = next(
+            (index for index, result in enumerate(results) if not result.late), len(results)
+        )
+        results = results[: lossless + 1]
     sections = [
         _format_head(report),
-        _draw_delays(report, shown, width),
-        _format_partitions(shown, width),
+        _draw_delays(report, results, width),
+        _format_partitions(results, width),
         _format_remarks(report, options),
         *_format_advice(report, options),
     ]
@@ -60,8 +62,8 @@ def to_json(report: Lateness) -> str:
     rows = []
     for delay in report.delays:
         row = build_row(delay, report.sampled_every)
-        named = {f"{name}_us" if name in DURATIONS else name: cell for name, cell in row.items()}
-        rows.append({"delay": _format_delay(delay), **named})
+        cells = {f"{name}_us" if name in DURATIONS else name: cell for name, cell in row.items()}
+        rows.append({"delay": _format_delay(delay), **cells})
     lossless, nearly = report.find_lossless(), report.find_nearly_lossless()
     fields = {
         "topics": list(report.topics),
@@ -84,58 +86,60 @@ def _format_head(report: Lateness) -> list[str]:
         f"{format_count(least.events, 'event')}"
     ]
     if report.first_us is not None and report.last_us is not None:
-        first, last = format_instant(report.first_us), format_instant(report.last_us)
-        lines.append(f"Their records' timestamps: {first} to {last}")
+        from_, to = format_instant(report.first_us), format_instant(report.last_us)
+        lines.append(f"Their records' timestamps: {from_} to {to}")
     return lines
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _draw_delays(report: Lateness, shown: Sequence[DelayResult], width: int) -> list[str]:
+def _draw_delays(report: Lateness, results: Sequence[DelayResult], width: int) -> list[str]:
     head = ["ctiDelay", "late", "", "waits: half", "95 %", "all", "none yet"]
-    rows = [head, *(_describe_delay(report, each) for each in shown)]
+    rows = [head, *(_describe_delay(report, result) for result in results)]
     table = align(rows, to_right=True)
     room = width - max(map(len, table)) - len(GAP)
     if room < _MIN_BAR:
         return table
     longest = min(room, _MAX_BAR)
-    most = max(each.late for each in shown)
-    bars = ["", *(_draw_bar(each.late, most, longest) for each in shown)]
+    most_late = max(result.late for result in results)
+    bars = ["", *(_draw_bar(result.late, most_late, longest) for result in results)]
     return [f"{line}{GAP}{bar}".rstrip() for line, bar in zip(table, bars, strict=True)]
 
 
-def _describe_delay(report: Lateness, each: DelayResult) -> list[str]:
+def _describe_delay(report: Lateness, result: DelayResult) -> list[str]:
     return [
-        _format_delay(each),
-        f"{each.late:,}",
-        _format_share(each.late_share),
-        *("-" if us is None else shorten_duration(us) for us in each.waits.summarize_us()),
-        f"{each.waiting * report.sampled_every:,}",
+        _format_delay(result),
+        f"{result.late:,}",
+        _format_share(result.late_share),
+        *("-" if us is None else shorten_duration(us) for us in result.waits.summarize_us()),
+        f"{result.waiting * report.sampled_every:,}",
     ]
 
 
-def _draw_bar(late: int, most: int, longest: int) -> str:
+def _draw_bar(late: int, most_late: int, longest: int) -> str:
     """Draw a bar with at least one character if there is a late row."""
-    return "#" * max(round(longest * late / most), 1) if late else ""
+    return "#" * max(round(longest * late / most_late), 1) if late else ""
 
 
-def _format_partitions(shown: Sequence[DelayResult], width: int) -> list[str]:
+def _format_partitions(results: Sequence[DelayResult], width: int) -> list[str]:
     """Format the late rows of each partition, those with the most first."""
-    first = shown[0].partitions
-    if len(first) < 2:
+    states = results[0].partitions
+    if len(states) < 2:
         return []
-    parts = sorted(first, key=lambda part: (-first[part].flagged, part))
-    several = len({part.topic for part in first}) > 1
-    rows = [["late by partition", *map(_format_short_delay, shown)]]
-    for part in parts[:_MAX_PARTITIONS]:
-        cells = (f"{each.partitions[part].flagged:,}" for each in shown)
-        rows.append([f"{part.topic} {part.number}" if several else str(part.number), *cells])
+    partitions = sorted(states, key=lambda partition: (-states[partition].flagged, partition))
+    several = len({partition.topic for partition in states}) > 1
+    rows = [["late by partition", *map(_format_short_delay, results)]]
+    for partition in partitions[:_MAX_PARTITIONS]:
+        cells = (f"{result.partitions[partition].flagged:,}" for result in results)
+        rows.append(
+            [f"{partition.topic} {partition.number}" if several else str(partition.number), *cells]
+        )
     lines = align(rows, to_right=True)
     while len(rows[0]) > 2 and max(map(len, lines)) > width:
         rows = [row[:-1] for row in rows]
         lines = align(rows, to_right=True)
-    more = len(first) - _MAX_PARTITIONS
+    more = len(states) - _MAX_PARTITIONS
     if more > 0:
         lines.append(
             f"and {format_count(more, 'more partition')}, with fewer late rows: see --json"
@@ -171,8 +175,10 @@ def _format_advice(report: Lateness, options: Mapping[str, str]) -> list[list[st
     if lossless is not None:
         sections.append(_format_choice("No late row in what was read", lossless, options))
     else:
-        last = _format_delay(report.delays[-1])
-        sections.append([f"Each delay up to {last} has late rows: try longer ones with --delays."])
+        longest = _format_delay(report.delays[-1])
+        sections.append(
+            [f"Each delay up to {longest} has late rows: try longer ones with --delays."]
+        )
     if nearly is not None and (lossless is None or nearly.delay_us < lossless.delay_us):
         title = f"{nearly.late:,} late ({_format_share(nearly.late_share)}), below 0.1 %"
         sections.append(_format_choice(title, nearly, options))
@@ -180,8 +186,8 @@ def _format_advice(report: Lateness, options: Mapping[str, str]) -> list[list[st
 
 
 def _format_choice(title: str, result: DelayResult, options: Mapping[str, str]) -> list[str]:
-    given = {name: options[name] for name in _TIME_OPTIONS if name in options}
-    given["ctiDelay"] = _format_delay(result)
+    settings = {name: options[name] for name in _TIME_OPTIONS if name in options}
+    settings["ctiDelay"] = _format_delay(result)
     median_us, most_us, _ = result.waits.summarize_us()
     cost = "what it costs in waiting is unknown: no CTI passed an event"
     if median_us is not None and most_us is not None:
@@ -189,7 +195,9 @@ def _format_choice(title: str, result: DelayResult, options: Mapping[str, str]) 
             f"half of the events wait for at most {shorten_duration(median_us)}, "
             f"95 % for at most {shorten_duration(most_us)}"
         )
-    lines = [f"    .option({json.dumps(name)}, {json.dumps(text)})" for name, text in given.items()]
+    lines = [
+        f"    .option({json.dumps(name)}, {json.dumps(text)})" for name, text in settings.items()
+    ]
     return [f"{title}; {cost}:", *lines]
 
 
@@ -242,14 +250,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(given: argparse.Namespace) -> int:
+def main(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
 
     def report() -> str:
-        raw = read_given(given)
-        lateness = find_lateness(raw, given.delays, given.last)
-        if given.json:
+        raw = read_arguments(arguments)
+        lateness = find_lateness(raw, arguments.delays, arguments.last)
+        if arguments.json:
             return to_json(lateness)
-        return format_report(lateness, raw, terminal_width(), all_delays=given.delays is not None)
+        return format_report(
+            lateness, raw, terminal_width(), all_delays=arguments.delays is not None
+        )
 
     return run_command(report)

@@ -1,7 +1,7 @@
 """`TimeMetrics` connects Spark's query events, the wall clock and the exporters.
 
-OpenTelemetry asks one instrument after the other. All instruments answer from one snapshot until
-one is asked again, so that a collection shows the numbers of one moment.
+OpenTelemetry asks one instrument after the other. They all answer from one snapshot until one of
+them is asked again, so that a collection shows the numbers of one moment.
 """
 
 import json
@@ -66,8 +66,8 @@ def _render_labels(sample: Sample) -> str:
 
 def _escape(text: str) -> str:
     """Escape `text` for the format; `?` replaces half a surrogate pair, which UTF-8 lacks."""
-    whole = text.encode("utf-8", "replace").decode("utf-8")
-    return whole.replace("\\", r"\\").replace("\n", r"\n")
+    encodable = text.encode("utf-8", "replace").decode("utf-8")
+    return encodable.replace("\\", r"\\").replace("\n", r"\n")
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -108,7 +108,9 @@ def register_instruments(
 
 def _create_callback(metric: Metric, snapshot: "_Snapshot", observe: Any) -> Callable[[Any], Any]:
     def answer(options: object) -> list[Any]:
-        return [observe(each.value, dict(each.attributes)) for each in snapshot.answer(metric)]
+        return [
+            observe(sample.value, dict(sample.attributes)) for sample in snapshot.answer(metric)
+        ]
 
     return answer
 
@@ -181,7 +183,7 @@ class TimeMetrics(StreamingQueryListener):
         self._lock = Lock()
         self._page = LiveQueries(_read_clock, keep_us) if page else None
         self._state = MetricsState(max_partitions, keep_us)
-        self._told = set[str]()
+        self._warned = set[str]()
         # Compare by identity, because a provider may be false by its own rules.
         if opentelemetry is not False and opentelemetry is not None:
             provider = None if opentelemetry is True else opentelemetry
@@ -220,10 +222,10 @@ class TimeMetrics(StreamingQueryListener):
                 state = record_progress(state, progress, now_us, batch=batch)
             except Exception as error:
                 # Try again without the diagnoses: the numbers themselves may be readable.
-                self._tell("the diagnoses of a batch", error)
+                self._warn("the diagnoses of a batch", error)
                 state = record_failure(state)
                 state = record_progress(state, progress, now_us, batch=batch, explains=False)
-            self._tell_limit(state)
+            self._warn_of_limit(state)
             self._show(progress, batch)
             return state
 
@@ -252,7 +254,7 @@ class TimeMetrics(StreamingQueryListener):
             if self._page is not None:
                 self._page.add(progress, batch)
         except Exception as error:
-            self._tell("a batch for the live page", error)
+            self._warn("a batch for the live page", error)
 
     def _take_samples(self) -> list[Sample]:
         return list(list_samples(self._state, _read_clock()))
@@ -264,21 +266,21 @@ class TimeMetrics(StreamingQueryListener):
                 self._state = change(self._state)
             except Exception as error:
                 self._state = record_failure(self._state)
-                self._tell("an event", error)
+                self._warn("an event", error)
 
-    def _tell(self, what: str, error: Exception) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _warn(self, subject: str, error: Exception) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
             _LOG.warning(
                 "TimeMetrics could not read %s, and goes on without it; further ones are counted "
                 "in timestream_listener_failures_total: %s: %s",
-                what, type(error).__name__, error, exc_info=error,
+                subject, type(error).__name__, error, exc_info=error,
             )  # fmt: skip
 
-    def _tell_limit(self, state: MetricsState) -> None:
+    def _warn_of_limit(self, state: MetricsState) -> None:
         is_cut = any(query.is_cut for query in state.queries.values())
-        if is_cut and "limit" not in self._told:
-            self._told.add("limit")
+        if is_cut and "limit" not in self._warned:
+            self._warned.add("limit")
             _LOG.warning(
                 "TimeMetrics exports the first %d partitions of a stream one by one, and all "
                 "others as one, '(others)'; next step: pass a larger max_partitions",

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyspark_timestream.commands.lateness import format_report, to_json
+from pyspark_timestream.commands.lateness_report import format_report, to_json
 from pyspark_timestream.commands.measure_lateness import (
     DelayClock,
     DelayResult,

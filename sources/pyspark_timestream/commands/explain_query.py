@@ -56,7 +56,7 @@ def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
                 "gone, `python -m pyspark_timestream explain --checkpoint DIRECTORY` says the same",
             )
         )
-    reports = [json.loads(each.json) for each in query.recentProgress]
+    reports = [json.loads(report.json) for report in query.recentProgress]
     batches = [*_read_offset_log(query), *map(read_progress, reports)]
     streams = build_histories(batches)
     failed = query.exception() is not None
@@ -98,7 +98,7 @@ def _find_plan_mistakes(
 ) -> dict[str, list[Diagnosis]]:
     """Return by stream the mistakes in the query's plan, or in its progress if there is no plan."""
     offsets = batches[-1].offsets if batches else ()
-    streams = [each.get("stream") if isinstance(each, dict) else None for each in offsets]
+    streams = [offset.get("stream") if isinstance(offset, dict) else None for offset in offsets]
     by_java = _ask_java(query, lambda java: find_plan_mistakes(ClassicStep(java.logicalPlan())))
     causes: Sequence[Diagnosis | None] = by_java or []
     if by_java is None and len(streams) == 1 and reports and batches[-1].reports:
@@ -108,7 +108,7 @@ def _find_plan_mistakes(
     if not any(causes) and loses_ctis(reports, has_ended=is_over and has_ended(query)):
         causes = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
     pairs = zip(streams, causes, strict=False)
-    return {stream: [each] for stream, each in pairs if stream is not None and each is not None}
+    return {stream: [cause] for stream, cause in pairs if stream is not None and cause is not None}
 
 
 def _read_offset_log(query: StreamingQuery) -> list[Batch]:
@@ -153,13 +153,13 @@ def _lacks_retained_range(query: StreamingQuery) -> bool:
 
 
 def _read_tseries_options(write: Any) -> set[str] | None:
-    """Return the names of the options of a plan that writes into `tseries`; None if it does not."""
+    """Return the option names of a plan that writes into `tseries`; None for another plan."""
     if write.getClass().getSimpleName() != "WriteToMicroBatchDataSource":
         return None
-    names, given = write.writeOptions().keysIterator(), set()
+    names, options = write.writeOptions().keysIterator(), set()
     while names.hasNext():
-        given.add(str(names.next()).lower())
-    return given if write.table().name() == "tseries" else None
+        options.add(str(names.next()).lower())
+    return options if write.table().name() == "tseries" else None
 
 
 # -- mistakes in a plan ---------------------------------------------------------------------------
@@ -170,7 +170,7 @@ ONE_BATCH: Final = Diagnosis(
     "a run of one batch has no end-of-run batch: the last CTI comes with the next run, a final CTI "
     "never, so the last windows are not released",
 )
-"""The diagnosis of a query that Spark ends after one batch, which its source cannot know."""
+"""The diagnosis of a query that Spark ends after one batch; the source itself cannot see that."""
 
 _CTI_COLUMN: Final = "cti"
 _STATEFUL_OPERATORS: Final = (
@@ -195,7 +195,7 @@ def find_progress_mistake(
 ) -> Diagnosis | None:
     """Return the mistake that a query's last progress shows, for clients without its plan.
 
-    `report` is the part of it that its only source of CTIs reported.
+    `report` is the report of its only source of CTIs.
     """
     if report.get("cti") is None or not progress.get("stateOperators"):
         return None
@@ -215,15 +215,15 @@ def _list_paths(
     """Yield each source with the operators above it, nearest first."""
     if not node.inputs:
         yield (node, *above)
-    for each in node.inputs:
-        yield from _list_paths(each, (node, *above))
+    for below in node.inputs:
+        yield from _list_paths(below, (node, *above))
 
 
 def _find_mistake(path: tuple[ClassicStep, ...]) -> Diagnosis | None:
-    source, *way = path
+    source, *operators = path
     if not any(column.endswith(_CTI_COLUMN) for column in source.columns):
         return None
-    for operator in way:
+    for operator in operators:
         if operator.watermark is not None:
             watermark = operator.watermark
             return (
@@ -231,7 +231,9 @@ def _find_mistake(path: tuple[ClassicStep, ...]) -> Diagnosis | None:
                 if watermark.endswith(_CTI_COLUMN)
                 else _own_watermark(f"withWatermark on column '{watermark}'")
             )
-        joins_streams = operator.name == JOIN and all(each.is_stream for each in operator.inputs)
+        joins_streams = operator.name == JOIN and all(
+            input_.is_stream for input_ in operator.inputs
+        )
         if operator.name in _STATEFUL_OPERATORS or joins_streams:
             return _no_advance_time(operator.name)
     return None

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from timestream.builders import at
 
+from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.changes import ClockChange
-from pyspark_timestream.kafka.offsets.next_offset import build_progress
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState
 

@@ -14,7 +14,7 @@ EACH = ["--cti-frequency", "1"]
 LOADED = """
 import sys
 from pyspark_timestream import measure_lateness
-from pyspark_timestream.commands import lateness
+from pyspark_timestream.commands import lateness_report
 print([name for name in sys.modules if name.split(".")[0] in ("pyspark", "py4j")])
 """
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pyspark_timestream.commands.explain_time import find_plan_mistakes, find_progress_mistake
+from pyspark_timestream.commands.explain_query import find_plan_mistakes, find_progress_mistake
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 
 pytestmark = pytest.mark.spark

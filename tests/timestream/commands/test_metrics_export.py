@@ -13,7 +13,7 @@ import pytest
 from timestream.histories import share, state
 from timestream.progress_events import event, offset_of, parse_page, values
 
-from pyspark_timestream.commands.time_metrics import TimeMetrics
+from pyspark_timestream.commands.metrics_export import TimeMetrics
 from pyspark_timestream.core.serving import PageServer
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 
