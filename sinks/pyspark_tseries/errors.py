@@ -230,9 +230,9 @@ DAMAGES: Final = {
 
 def damage_error(kind: str, root: str, problem: str, path: str | None = None) -> UnusableStore:
     """Return the error of the store at `root` for damage of this kind."""
-    known = DAMAGES[kind]
-    step = known.next_step.format(root=root)
-    return UnusableStore(problem, known.accepts, step, kind=kind, path=path)
+    damage = DAMAGES[kind]
+    step = damage.next_step.format(root=root)
+    return UnusableStore(problem, damage.accepts, step, kind=kind, path=path)
 
 
 @dataclass(frozen=True, slots=True)

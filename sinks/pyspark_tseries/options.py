@@ -186,9 +186,9 @@ def _fill_value(value: str) -> Any:
     word = value.strip().lower()
     if word in FILLS:
         return word
-    for read in (int, float):
+    for convert in (int, float):
         with contextlib.suppress(ValueError):
-            return read(value)
+            return convert(value)
     return value
 
 
@@ -760,10 +760,10 @@ def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
         )
     foreign = {
         spec.name: belongs
-        for other, belongs in _BELONGS.items()
-        if other is not mine
-        for spec in option_specs(other).values()
+        for other_class, belongs in _BELONGS.items()
+        if other_class is not mine
+        for spec in option_specs(other_class).values()
     }
-    read = read_options(mine, raw, foreign=foreign, prefixes=(_STORAGE,))
+    parsed = read_options(mine, raw, foreign=foreign, prefixes=(_STORAGE,))
     storage = {key[len(_STORAGE) :]: raw[key] for key in raw if key.lower().startswith(_STORAGE)}
-    return dataclasses.replace(read, storage=parse_location(read.path, storage).options)
+    return dataclasses.replace(parsed, storage=parse_location(parsed.path, storage).options)
