@@ -109,11 +109,11 @@ _MODULES = {
     "describe": "maintain.verify",
     "withdraw_corrections": "maintain.erase",
 }
-"""The modules of what is no error."""
+"""By exported name, the module that defines it; all other exported names are errors."""
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})  # What is imported lazily is there, too.
+    return sorted({*globals(), *__all__})  # Also names that are imported lazily.
 
 
 def __getattr__(name: str) -> Any:

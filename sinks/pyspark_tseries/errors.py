@@ -92,7 +92,7 @@ class UnusableStore(TseriesError):
 class StorageFailed(TseriesError, OSError):
     """The disk, mount or file system refuses: it is full, read-only, away, or of other rights.
 
-    See to what the message names, then do it again. A commit is stored whole or not at all.
+    Mend the cause that the message names, then do it again. A commit is stored whole or not at all.
 
     Attributes:
         code: the operating system's number of the failure, such as `errno.ENOSPC`; None if unknown.

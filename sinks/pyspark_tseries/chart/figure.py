@@ -99,7 +99,7 @@ def number_axis(low: float, high: float, max_ticks: int, *, is_whole: bool = Fal
         low, high = low - room, high + room
     else:
         room = (high - low) / 20
-        # An axis of values that are not negative does not show what is below zero.
+        # An axis without negative values does not reach below zero.
         low = max(low - room, 0.0) if low >= 0 and not base else low - room
         high = min(high + room, 0.0) if high <= 0 and not base else high + room
     step = _round_step((high - low) / max(max_ticks, 1))
@@ -341,7 +341,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Figure:
-    """What a chart shows: panels above one axis of time, from `low` to `high` microseconds.
+    """The contents of a chart: panels above one axis of time, from `low` to `high` microseconds.
 
     Attributes:
         title: the caller's title, or the name of the only series; else empty.
@@ -420,7 +420,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ChartRequest:
-    """What the caller of a chart asks for.
+    """The request of the caller of a chart.
 
     Attributes:
         columns: the columns; None for the first that can be drawn.

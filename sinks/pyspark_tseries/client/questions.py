@@ -482,8 +482,8 @@ class RangeQuery:
         """Run the query as `select_from` does, and return the rows as a stream of record batches.
 
         Memory stays bounded, however many series there are, and whatever the length of a series:
-        a few hundred megabytes, and the edits of what is read at a time. A series is held as a
-        whole where the query counts events, has a `limit`, or asks for overridden values. The whole
+        a few hundred megabytes, and the edits of the rows read at a time. A series is held as a
+        whole if the query counts events, has a `limit`, or asks for overridden values. The whole
         stream is of one commit; read it before maintenance removes replaced files, an hour later.
 
         Args:
@@ -585,7 +585,7 @@ class Questions(ABC):
 
         A series without such an event has no row. An erased event has null values. The process
         keeps the events in memory (512 MB at most, of all stores), and the next question for these
-        series reads later commits alone.
+        series reads only later commits.
 
         Args:
             series: the name of a series, or of several; None: all that `prefix` or `pattern` picks.

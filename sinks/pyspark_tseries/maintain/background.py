@@ -108,7 +108,7 @@ class MaintenanceResult:
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlan:
-    """What a round of maintenance would do now.
+    """The work of a round of maintenance that began now.
 
     Attributes:
         merged_files: the number of event files to merge; 0 for none.

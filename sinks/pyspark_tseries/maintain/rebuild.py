@@ -1,4 +1,4 @@
-"""Compute heads, and the bounds in the log, again from what is whole.
+"""Recompute heads, and the bounds in the log, from undamaged files.
 
 Events give the state of each series; the rest of a head, its commit metadata and floors, exists
 nowhere else. A rebuild takes the newest readable metadata of committed heads, and the floors of the

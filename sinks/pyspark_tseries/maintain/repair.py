@@ -133,7 +133,7 @@ class LostCommit:
 def find_lost_commits(
     location: Location, head_id: int | None, last_kept: int, newest: int
 ) -> list[LostCommit]:
-    """Collect what is known of the commits after the version `last`, up to `newest`.
+    """Collect the known facts of the commits after the version `last_kept`, up to `newest`.
 
     A torn entry does not name its files. If exactly one attempt on top of the commit before it has
     left files, that attempt is assumed to be the commit.
@@ -600,7 +600,7 @@ def repair(
     storage_options: Mapping[str, str] | None = None,
     principal: str | None = None,
 ) -> RepairResult:
-    """Repair what can be repaired of the store at `path`; report what was done and what is lost.
+    """Repair the store at `path` as far as possible; report the repairs and the losses.
 
     A dry run reports only the first repairs, since later ones depend on their outcome. With
     `give_up`, repair also gives up whole commits if a file of an earlier one is damaged and cannot

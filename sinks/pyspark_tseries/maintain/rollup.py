@@ -104,7 +104,7 @@ _ANY_FUTURE: Final = FutureLimit(MAX_NUMBER)
 
 @dataclass(frozen=True, slots=True)
 class RollupResult:
-    """What a run of a rollup did.
+    """The result of a run of a rollup.
 
     Attributes:
         added: how many buckets it appended.
@@ -688,7 +688,7 @@ class _RollupRun:
         return low, np.where(keeps_all, NEVER_US, low_us)
 
     def _filter_complete(self, buckets: pa.Table, first_buckets: dict[str, int]) -> pa.Table:
-        """Return the buckets whose events are all still in the source."""
+        """Return the buckets that still have all their events in the source."""
         names, codes = encode_runs(buckets["series"])
         starts, series = to_int64(buckets["timestamp"]), names.to_pylist()
         low, low_us = self._find_bounds(series)

@@ -243,7 +243,7 @@ def _divide_series(
     names: Sequence[str] | None,
     key_range: KeyRange,
 ) -> list[KeyRange]:
-    """Divide the series of a key range into groups whose files have a limited size."""
+    """Divide the series of a key range into groups with files of a limited size."""
     scan = Scan(snapshot, head, query, names, key_range)
     size = sum(file.size for file in (*scan.originals, *scan.edits))
     if size <= MAX_GROUP_BYTES or key_range != ALL_KEYS or (names is not None and len(names) < 2):

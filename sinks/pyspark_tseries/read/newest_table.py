@@ -254,7 +254,7 @@ class _Match:
 
 @dataclass(frozen=True)
 class _Question:
-    """A question for newest events; see `ask_newest`. `columns` has `KEYS`, too."""
+    """A question for newest events; see `ask_newest`. `columns` also has `KEYS`."""
 
     snapshot: Snapshot
     series: Series

@@ -78,7 +78,7 @@ class View:
 
     @property
     def access(self) -> AccessCheck:
-        """What the principal may do."""
+        """The permissions of the principal."""
         return AccessCheck(self.snapshot.settings.policy, self.principal)
 
     def choose(self, choice: SeriesChoice) -> tuple[SeriesIndex, list[str] | None]:

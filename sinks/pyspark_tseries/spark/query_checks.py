@@ -516,7 +516,7 @@ def check_in_commit(
 
 
 def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]) -> None:
-    """Refuse a store that lacks what the query has stored in it."""
+    """Refuse a store that lacks batches which the query has stored in it."""
     name, batch = token
     # Ignore the records of later batches: the checkpoint was set back, perhaps by hand.
     earlier = [stored_batch for stored_batch in before.batches if stored_batch[0] < batch]

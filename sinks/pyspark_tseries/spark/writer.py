@@ -208,7 +208,7 @@ def _refresh_in_background(store: "Store") -> None:
 
 
 def refresh_quietly(store: "Store") -> None:
-    """Refresh `store` and ignore errors: the next batch refreshes it, too, and reports them."""
+    """Refresh `store` and ignore errors: the next batch also refreshes it, and reports them."""
     with contextlib.suppress(Exception):
         store.refresh()
 

@@ -148,7 +148,7 @@ class Snapshot:
 
     @property
     def _oldest(self) -> int:
-        """The first commit as of which all rows that were visible are stored."""
+        """The first commit that still has all rows that were visible then."""
         since = self.metadata.retained_since
         return max(self.horizon, -1 if since is None else since)
 
