@@ -189,7 +189,7 @@ def _check_content(
             )
     rows, last_key = 0, None
     for group in range(footer.groups):
-        table = pa.table(source.columns([group], kinds.names, use_threads=True))
+        table = pa.table(source.columns([group], kinds.names, threads=True))
         table.validate(full=True)
         if table.num_rows != footer.rows(group):
             raise _DamagedFile(

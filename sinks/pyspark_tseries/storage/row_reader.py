@@ -511,11 +511,10 @@ def _map_pieces(
         for file, footer in zip(files, footers, strict=True)
         for piece in plan_pieces(file, footer, of_groups, piece_rows)
     ]
-    use_threads = len(pieces) == 1
+    threads = len(pieces) == 1
     results = map_parallel(
         lambda job: [
-            function(rows)
-            for rows in read_pieces(location, job, schema, of_rows, use_threads, series)
+            function(rows) for rows in read_pieces(location, job, schema, of_rows, threads, series)
         ],
         _divide_pieces(pieces, width),
         width,
@@ -528,7 +527,7 @@ def stream_file(
 ) -> Iterator[pa.Table]:
     """Yield what `read_files` returns for one file, piece by piece."""
     for piece in plan_pieces(file, _footer(location, file), row_filter):
-        for rows in read_pieces(location, [piece], schema, row_filter, use_threads=True):
+        for rows in read_pieces(location, [piece], schema, row_filter, threads=True):
             yield _assemble(rows.fixed, [rows], schema)
 
 
@@ -597,7 +596,7 @@ def read_pieces(
     pieces: Sequence[FilePiece],
     schema: pa.Schema,
     row_filter: RowFilter,
-    use_threads: bool = False,
+    threads: bool = False,
     series: Sequence[str] = (),
 ) -> Iterator[PieceRows]:
     """Yield the needed rows of some pieces of one file; open the file once."""
@@ -608,18 +607,14 @@ def read_pieces(
     ):
         source = OpenFile(location, file, first_piece.footer)
         for piece in pieces:
-            rows = _read_by_runs(source, piece, schema, use_threads, series) if series else None
-            rows = rows or _read_piece(source, piece, schema, row_filter, use_threads)
+            rows = _read_by_runs(source, piece, schema, threads, series) if series else None
+            rows = rows or _read_piece(source, piece, schema, row_filter, threads)
             if rows is not None:
                 yield rows
 
 
 def _read_by_runs(
-    source: "OpenFile",
-    piece: FilePiece,
-    schema: pa.Schema,
-    use_threads: bool,
-    series: Sequence[str],
+    source: "OpenFile", piece: FilePiece, schema: pa.Schema, threads: bool, series: Sequence[str]
 ) -> PieceRows | None:
     """Return all rows of a piece without reading the column `series`; None if it must be read.
 
@@ -630,7 +625,7 @@ def _read_by_runs(
     if names is None:
         return None
     others = schema.remove(schema.get_field_index("series"))
-    rows = _read_piece(source, piece, others, ALL_ROWS, use_threads)
+    rows = _read_piece(source, piece, others, ALL_ROWS, threads)
     if rows is None or "timestamp" not in rows.columns.column_names:
         return None
     us = to_int64(rows.columns["timestamp"])
@@ -669,24 +664,20 @@ def _names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[Sequence[s
 
 
 def _read_piece(
-    source: "OpenFile",
-    piece: FilePiece,
-    schema: pa.Schema,
-    row_filter: RowFilter,
-    use_threads: bool,
+    source: "OpenFile", piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, threads: bool
 ) -> PieceRows | None:
     sizes = np.array([piece.footer.rows(group) for group in piece.groups])
     needed = np.ones(int(sizes.sum()), bool)
     # A second read, or another thread, takes longer than all columns of a few rows.
     is_small = len(needed) <= SMALL_PIECE_ROWS
-    use_threads = use_threads and not is_small
+    threads = threads and not is_small
     tests, at_once = row_filter.columns, []
     if is_small:
         fixed = _constant_columns(piece.footer, piece.groups, schema.names)
         at_once = [name for name in schema.names if name not in fixed and name not in tests]
     coded = [field.name for field in schema if pa.types.is_dictionary(field.type)]
     coded = ["series", *(name for name in coded if name != "series")]
-    tested = source.columns(piece.groups, [*tests, *at_once], use_threads, coded)
+    tested = source.columns(piece.groups, [*tests, *at_once], threads, coded)
     if tests:
         start, flags = row_filter.match_rows(pa.table(tested), is_sorted=not piece.file.is_foreign)
         needed[:start] = needed[start + len(flags) :] = False
@@ -703,7 +694,7 @@ def _read_piece(
     names = [name for name in tested if name in tests or name not in fixed]
     columns = {
         **_filter_columns({name: tested[name] for name in names if name in schema.names}, needed),
-        **_filter_columns(source.columns(groups, other_columns, use_threads, texts), needed_rows),
+        **_filter_columns(source.columns(groups, other_columns, threads, texts), needed_rows),
     }
     return PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)
 
@@ -770,10 +761,10 @@ class OpenFile:
         self,
         groups: Sequence[int],
         names: Sequence[str],
-        use_threads: bool,
+        threads: bool,
         encoded: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Read columns of row groups, by name; `use_threads` lets Arrow use all cores.
+        """Read columns of row groups, by name; `threads` lets Arrow use all cores.
 
         Text columns of `encoded` that are stored as dictionaries are returned as dictionaries. This
         pays if many rows are dropped.
@@ -795,7 +786,7 @@ class OpenFile:
             if name in names and self.footer.has_dictionary(groups[0], name)
         )
         source = self._reader(dictionaries)
-        table = source.read_row_groups(groups, columns=names, use_threads=use_threads)
+        table = source.read_row_groups(groups, columns=names, use_threads=threads)
         return {name: _in_microseconds(table[name]) for name in names}
 
 
