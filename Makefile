@@ -93,6 +93,10 @@ test test-spark test-4.2 integration: export JVM_FLAGS := $(JVM_FLAGS)
 test test-spark test-4.2 integration: export OPENBLAS_NUM_THREADS := 1
 test test-spark integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS) $(SHARED_CLASSES)
 test-4.2: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
+# To compile the code of a query takes longer than to interpret it for the few rows of a test; the
+# sessions of `make soak` compile, as those of users do.
+test test-spark test-4.2 integration: export PYSPARK_SUBMIT_ARGS := --conf spark.sql.codegen.wholeStage=false \
+	--conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell
 # One session of Spark gains less by kept classes than it takes to make them, so none are made.
 test: java $(READY) ## the fast tests: rules, storage, and a stream of Spark for what users rely on
 	$(BIN)/python -m pytest tests -m "(not session or everyday) and not soak" $(WORKERS) $(RERUNS)

@@ -30,7 +30,10 @@ from kafka_process import free_port
 from kafka_query import DAY_MS
 from lengths import outside_ci
 from pyspark.sql import SparkSession
+from spark_session import read_back
 from tseries.object_store import Bucket, bucket  # noqa: F401 a fixture
+
+from pyspark_tseries import TimeSeries
 
 LATE_ROWS = "docs/how-to/late-rows.md"
 S3 = "docs/how-to/s3.md"
@@ -251,9 +254,10 @@ def test_make_run_says_what_it_does_and_its_hint_runs_as_printed(tmp_path: Path)
 
 
 @pytest.mark.timeout(300)
-def test_make_run_flights_shows_each_step_and_its_hint_runs_as_printed(
+def test_make_run_flights_shows_each_step_and_its_hint_reads_its_store(
     tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KAFKA_TIER", raising=False)
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap)
     done = run_script("flights.py", tmp_path, "--records=3000", f"--place={tmp_path}")
@@ -262,7 +266,9 @@ def test_make_run_flights_shows_each_step_and_its_hint_runs_as_printed(
     assert [line[: len(step)] for line, step in zip(begun, steps, strict=True)] == steps
     assert done.stdout.count("  done after") == 4
     assert done.stderr == ""
-    assert "EWR" in run_hint(done.stdout, tmp_path)
+    # The same command as that of `make run`, which runs above.
+    assert done.stdout.endswith(f" with\n\n{read_back(tmp_path / 'store')}\n")
+    assert "EWR" in TimeSeries.open(tmp_path / "store").series()["series"].to_pylist()
 
 
 def run_script(name: str, place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,8 +13,8 @@ from kafka_query import Stream, ctis, event
 from lengths import outside_ci, repetitions
 from pyspark.sql import SparkSession
 
-KILLS = repetitions(2, 6)
-EVENTS = 36 * KILLS
+KILLS = repetitions(1, 6)
+EVENTS = 36 * KILLS + 36
 
 pytestmark = [
     pytest.mark.timeout(400),

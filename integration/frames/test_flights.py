@@ -182,7 +182,11 @@ def test_tasks_and_batch_sizes_change_nothing(ran, topic, whole, options) -> Non
     assert ran(topic, **DROPPING, **options).rows == whole
 
 
-@pytest.mark.parametrize("encoding", TYPED)
+# Of milliseconds tests/timestream/kafka/decode/avro reads the same values as of microseconds.
+@pytest.mark.parametrize(
+    "encoding",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name == "avro-millis")) for name in TYPED],
+)
 def test_the_same_flights_in_any_format_give_the_same_store(ran, topics, part, encoding) -> None:
     topic, options = topics(encoding, count=PART)
     plain, typed = ran(part, **DROPPING), ran(topic, **DROPPING, **options)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from broker import Broker
 from harness import forget_batches, latest
-from kafka_query import Stream, event
+from kafka_query import Stream, event, read_rows
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
@@ -110,7 +110,7 @@ def noted(checkpoint: Path) -> list[int]:
 def written(made: Stream) -> list[Row]:
     """The rows of the batches that a running query has written whole."""
     places = sorted(mark.parent for mark in (made.place / "rows").glob("batch=*/_SUCCESS"))
-    return [row for place in places for row in made.spark.read.parquet(str(place)).collect()]
+    return [row for place in places for row in read_rows(place)]
 
 
 def events(rows) -> list[tuple[int, int, str | None]]:

@@ -7,7 +7,7 @@ import time
 import pytest
 from broker import Record, unique_name
 from confluent_kafka import TopicPartition
-from kafka_query import DAY_MS, Stream, event, seconds, times
+from kafka_query import DAY_MS, Stream, event, read_rows, seconds, times
 from pyspark.sql import Row
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
@@ -31,7 +31,7 @@ def until(condition, what: str) -> None:
 def written(made: Stream) -> list[Row]:
     """The rows of the batches that a running query has written whole."""
     places = sorted(mark.parent for mark in (made.place / "rows").glob("batch=*/_SUCCESS"))
-    return [row for place in places for row in made.spark.read.parquet(str(place)).collect()]
+    return [row for place in places for row in read_rows(place)]
 
 
 def offsets(rows) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from broker import Broker
 from harness import JOBS, Job, between_files_and_checkpoint, latest, run_until
-from kafka_query import Stream, event, seconds
+from kafka_query import Stream, event, read_rows, seconds
 from running_stream import found, is_idle, offset_of, running, told, transaction
 
 pytestmark = pytest.mark.timeout(400)
@@ -192,9 +192,9 @@ def test_what_a_clock_or_another_topic_decided_replays_identically_after_a_kill(
     assert attempt.hit
     batch = latest(checkpoint / "offsets")
     place = made.place / "rows" / f"batch={batch:06d}"
-    before = sorted(made.spark.read.parquet(str(place)).collect(), key=str)
+    before = sorted(read_rows(place), key=str)
     made.run()
-    after = sorted(made.spark.read.parquet(str(place)).collect(), key=str)
+    after = sorted(read_rows(place), key=str)
     assert after == before
     assert {(seconds(row.start_time), row.violation) for row in after if row["cti"] is None} == {
         (3, "late"), (30, None), (4, "late"),
@@ -227,12 +227,12 @@ def test_the_clock_of_a_quiet_stream_replays_identically_after_a_kill(stream) ->
     assert cti_us is not None
     assert began - 4 < cti_us / 1e6 < time.time() - 3
     place = made.place / "rows" / f"batch={batch:06d}"
-    before = made.spark.read.parquet(str(place)).collect()
+    before = read_rows(place)
     # Something old and something new: the first is late by the recorded CTI, whatever time it is.
     old = event(10, 1)._replace(timestamp_ms=cti_us // 1000 - 1)
     made.broker.produce(made.topic, [old, old._replace(timestamp_ms=cti_us // 1000 + 1)])
     made.run()
-    assert made.spark.read.parquet(str(place)).collect() == before
+    assert read_rows(place) == before
     assert [row.cti.timestamp() for row in before] == [cti_us / 1e6]
     assert [row[2] for row in found(made)] == [None, None, "late", None]
 

@@ -8,6 +8,8 @@ import pytest
 # As `make test` has it: importing the helpers warns where Spark would start another Python.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
+RAW_FILES = "org.apache.hadoop.fs.local.RawLocalFs"
+
 
 @pytest.fixture
 def without_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +30,8 @@ def spark():
         .config("spark.sql.shuffle.partitions", "1")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.unix.domain.socket.enabled", "true")
+        # Hadoop runs `chmod` twice for each file of a checkpoint otherwise.
+        .config("spark.hadoop.fs.AbstractFileSystem.file.impl", RAW_FILES)
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Producer
-from kafka_query import DAY_MS, Stream, ctis, seconds
+from kafka_query import DAY_MS, Stream, ctis, read_rows, seconds
 from pyspark.sql import Row
 
 
@@ -49,7 +49,7 @@ def rows(made: Stream) -> list[Row]:
     done = {int(place.name) for place in (made.place / "checkpoint" / "commits").glob("[0-9]*")}
     places = sorted((made.place / "rows").glob("batch=*"))
     kept = [place for place in places if int(place.name[6:]) in done]
-    return [row for place in kept for row in made.spark.read.parquet(str(place)).collect()]
+    return [row for place in kept for row in read_rows(place)]
 
 
 def found(made: Stream) -> list[tuple[int, float | None, str | None]]:

@@ -36,6 +36,8 @@ def local_spark(
         "spark.driver.bindAddress": "127.0.0.1",
         # A query without new data asks its source a hundred times a second otherwise.
         "spark.sql.streaming.pollingDelay": "50ms",
+        # Arrow reads these as Spark does, with their zone.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # The driver has these already.
         "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
     }
