@@ -5,10 +5,10 @@ unused files at worst. A file of another tool may lack statistics and have any n
 come from the footer, or from the rows.
 
 Parquet's own checksums cover the contents of pages, but not page headers and the footer: one wrong
-bit there can shift values without an error. So we add a key to the footer of a file on a local
-path, and fill it in last. It has eight hexadecimal digits for the footer (with zeros in their
-place), then eight for each column chunk, row group by row group. Other readers ignore it. An object
-store checks its contents itself.
+bit there can shift values without an error. So this module adds a key to the footer of a file on a
+local path, and fills in its value last: eight hexadecimal digits for the footer (computed with
+zeros in their place), then eight for each column chunk, row group by row group. Other readers
+ignore the key. An object store checks its contents itself.
 """
 
 import contextlib
@@ -48,9 +48,9 @@ _OFTEN_CONSTANT: Final = (
 
 
 def choose_compression(events: pa.Table) -> str | dict[str, str]:
-    """Choose each column's compression: none for constant ones, where it costs more than it saves.
+    """Choose each column's compression: none for constant columns, because it would cost more.
 
-    Nested columns would need the names of their leaves, so a table with any has all compressed.
+    Nested columns would need the names of their leaves, so if a table has any, all are compressed.
     """
     if any(pa.types.is_nested(field.type) for field in events.schema):
         return "zstd"
@@ -79,9 +79,11 @@ def split_dictionaries(events: pa.Table, group_rows: int) -> pa.Table:
     names, codes = series.dictionary, series.indices.to_numpy()
     groups = []
     for start in range(0, len(codes), group_rows):
-        mine = codes[start : start + group_rows]
-        used = names.slice(mine[0], mine[-1] - mine[0] + 1)
-        groups.append(pa.DictionaryArray.from_arrays(pa.array(mine - mine[0]), used))
+        group_codes = codes[start : start + group_rows]
+        group_names = names.slice(group_codes[0], group_codes[-1] - group_codes[0] + 1)
+        groups.append(
+            pa.DictionaryArray.from_arrays(pa.array(group_codes - group_codes[0]), group_names)
+        )
     return events.set_column(0, "series", pa.chunked_array(groups))
 
 
@@ -98,9 +100,9 @@ def has_raw_bounds(column: Any) -> bool:
     )
 
 
-def rows_for_bytes(rows: pa.Table, size: int, most: int) -> int:
-    """Return how many rows like these have about `size` bytes, from 1 to `most`."""
-    return max(1, min(most, int(size * rows.num_rows // max(rows.nbytes, 1))))
+def rows_for_bytes(rows: pa.Table, size: int, max_rows: int) -> int:
+    """Return the number of rows like these with about `size` bytes, from 1 to `max_rows`."""
+    return max(1, min(max_rows, int(size * rows.num_rows // max(rows.nbytes, 1))))
 
 
 def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
@@ -198,7 +200,7 @@ _TAIL_BYTES: Final = 64 * 1024
 
 
 def count_leaves(kind: pa.DataType) -> int:
-    """Return how many chunks a column of the type `kind` has in each row group."""
+    """Return the number of chunks of a column of the type `kind` in each row group."""
     if pa.types.is_map(kind):
         return count_leaves(kind.key_type) + count_leaves(kind.item_type)
     if pa.types.is_list(kind):
@@ -229,9 +231,9 @@ def fill_in_checksums(path: str, metadata: Any) -> None:
     try:
         end = os.fstat(descriptor).st_size - _TRAILER_BYTES
         length = int.from_bytes(os.pread(descriptor, 4, end), "little")
-        sums = [zlib.crc32(os.pread(descriptor, n, at)) for at, n in _chunk_spans(metadata)]
-        at, sealed = _compute_checksums(os.pread(descriptor, length, end - length), sums)
-        os.pwrite(descriptor, sealed, end - length + at)
+        sums = [zlib.crc32(os.pread(descriptor, n, offset)) for offset, n in _chunk_spans(metadata)]
+        offset, sealed = _compute_checksums(os.pread(descriptor, length, end - length), sums)
+        os.pwrite(descriptor, sealed, end - length + offset)
     finally:
         os.close(descriptor)
 
@@ -240,10 +242,10 @@ def fill_in_content(content: bytearray, metadata: Any) -> None:
     """Do the same as `fill_in_checksums` for a whole file in memory."""
     end = len(content) - _TRAILER_BYTES
     length = int.from_bytes(content[end : end + 4], "little")
-    whole = memoryview(content)
-    sums = [zlib.crc32(whole[at : at + size]) for at, size in _chunk_spans(metadata)]
-    at, sealed = _compute_checksums(bytes(whole[end - length : end]), sums)
-    whole[end - length + at : end - length + at + len(sealed)] = sealed
+    view = memoryview(content)
+    sums = [zlib.crc32(view[offset : offset + size]) for offset, size in _chunk_spans(metadata)]
+    offset, sealed = _compute_checksums(bytes(view[end - length : end]), sums)
+    view[end - length + offset : end - length + offset + len(sealed)] = sealed
 
 
 def _chunk_spans(metadata: Any) -> Iterator[tuple[int, int]]:
@@ -255,31 +257,31 @@ def _chunk_spans(metadata: Any) -> Iterator[tuple[int, int]]:
 
 def _compute_checksums(footer: bytes, sums: Iterable[int]) -> tuple[int, bytes]:
     """Return the offset of the checksums in the footer, and the checksums."""
-    place = _find_value(footer)
-    assert place is not None, "the file was written without room for checksums"
-    at, size = place
-    chunks = b"".join(b"%08x" % one for one in sums)
+    value_span = _find_value(footer)
+    assert value_span is not None, "the file was written without room for checksums"
+    offset, size = value_span
+    chunks = b"".join(b"%08x" % checksum for checksum in sums)
     assert len(chunks) == size - _CHECKSUM_DIGITS, "there is not as much room as there are chunks"
-    filled = footer[: at + _CHECKSUM_DIGITS] + chunks + footer[at + size :]
-    return at, b"%08x" % zlib.crc32(filled) + chunks
+    filled = footer[: offset + _CHECKSUM_DIGITS] + chunks + footer[offset + size :]
+    return offset, b"%08x" % zlib.crc32(filled) + chunks
 
 
 def _find_value(footer: bytes) -> tuple[int, int] | None:
     """Return offset and size of the key's value; None if the key is missing."""
-    at = footer.rfind(_KEY.encode())
-    if at < 0:
+    offset = footer.rfind(_KEY.encode())
+    if offset < 0:
         return None
-    at += len(_KEY)
-    if footer[at : at + 1] != _THRIFT_VALUE_FIELD:
-        return at, 0
+    offset += len(_KEY)
+    if footer[offset : offset + 1] != _THRIFT_VALUE_FIELD:
+        return offset, 0
     size = shift = 0  # The size is a varint: seven bits a byte, the low ones first.
-    for byte in footer[at + 1 : at + 6]:
-        at += 1
+    for byte in footer[offset + 1 : offset + 6]:
+        offset += 1
         size |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
             break
-    return at + 1, size
+    return offset + 1, size
 
 
 def read_footer(source: Any, size: int) -> tuple[Any, Checksums | None]:
@@ -309,13 +311,13 @@ def _read_tail(source: Any, size: int, length: int) -> bytes:
 
 
 def _verify_footer(footer: bytes) -> Checksums | None:
-    place = _find_value(footer)
-    if place is None:
+    value_span = _find_value(footer)
+    if value_span is None:
         return None
-    at, size = place
-    zeros = footer[:at] + b"0" * _CHECKSUM_DIGITS + footer[at + _CHECKSUM_DIGITS :]
+    offset, size = value_span
+    zeros = footer[:offset] + b"0" * _CHECKSUM_DIGITS + footer[offset + _CHECKSUM_DIGITS :]
     try:
-        sums = np.frombuffer(bytes.fromhex(footer[at : at + size].decode()), ">u4")
+        sums = np.frombuffer(bytes.fromhex(footer[offset : offset + size].decode()), ">u4")
     except ValueError:
         sums = np.empty(0, np.uint32)
     if not len(sums) or zlib.crc32(zeros) != sums[0]:
@@ -347,7 +349,7 @@ class FileStats:
 
     def to_json(self) -> str:
         """Return the bounds as Delta's statistics."""
-        least, most = (
+        lowest, highest = (
             {
                 "series": self.series[end],
                 "sequence": self.sequence[end],
@@ -355,10 +357,15 @@ class FileStats:
             }
             for end in (0, 1)
         )
-        nulls = dict.fromkeys(least, 0)
-        said = {"numRecords": self.rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+        nulls = dict.fromkeys(lowest, 0)
+        statistics = {
+            "numRecords": self.rows,
+            "minValues": lowest,
+            "maxValues": highest,
+            "nullCount": nulls,
+        }
         # Do not escape: deltalake 1.6 misreads escaped characters of even planes.
-        return json.dumps(said, ensure_ascii=False)
+        return json.dumps(statistics, ensure_ascii=False)
 
 
 def compute_stats(table: pa.Table) -> FileStats:
@@ -393,30 +400,32 @@ def read_bounds(location: Location, path: str, size: int) -> Bounds:
     """
     try:
         metadata = pq.read_metadata(location.file(path), filesystem=location.filesystem)
-        known: dict[str, Any] = {name: _footer_bounds(metadata, name) for name in _BOUNDED_COLUMNS}
-        missing = [name for name, bounds in known.items() if bounds is None]
+        bounds_of: dict[str, Any] = {
+            name: _footer_bounds(metadata, name) for name in _BOUNDED_COLUMNS
+        }
+        missing = [name for name, column_bounds in bounds_of.items() if column_bounds is None]
         if missing and metadata.num_rows:
-            known.update(_row_bounds(location, path, missing))
+            bounds_of.update(_row_bounds(location, path, missing))
     except (OSError, pa.ArrowException, KeyError):
         return _UNKNOWN
     if not metadata.num_rows:
         return FileStats(0, ("", ""), (0, 0), (0, 0)), (0, 0)
-    series, sequence, us, commits = (known[name] for name in _BOUNDED_COLUMNS)
+    series, sequence, us, commits = (bounds_of[name] for name in _BOUNDED_COLUMNS)
     return FileStats(metadata.num_rows, series, sequence, us), commits
 
 
 def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
     """Return the bounds of a column from the footer; None if it lacks them."""
-    place = metadata.schema.names.index(column)
-    groups = [metadata.row_group(group).column(place) for group in range(metadata.num_row_groups)]
-    known = [group.statistics for group in groups]
-    if not known or not all(group is not None and group.has_min_max for group in known):
+    leaf = metadata.schema.names.index(column)
+    groups = [metadata.row_group(group).column(leaf) for group in range(metadata.num_row_groups)]
+    statistics = [group.statistics for group in groups]
+    if not statistics or not all(group is not None and group.has_min_max for group in statistics):
         return None
     if column == "series":
-        return min(group.min for group in known), max(group.max for group in known)
-    if not has_raw_bounds(metadata.schema.column(place)):
+        return min(group.min for group in statistics), max(group.max for group in statistics)
+    if not has_raw_bounds(metadata.schema.column(leaf)):
         return None
-    return min(group.min_raw for group in known), max(group.max_raw for group in known)
+    return min(group.min_raw for group in statistics), max(group.max_raw for group in statistics)
 
 
 def _row_bounds(
@@ -471,7 +480,7 @@ class DataFile:
 
     @property
     def file_group(self) -> str:
-        """The part of the name that files have in common if they were written together."""
+        """The part of the name that is the same in all files written together."""
         return os.path.basename(self.path).split(".")[0].partition("_")[0]
 
     @property
@@ -486,15 +495,15 @@ def explain_read_errors(location: Location, file: DataFile) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        said = location.redact(str(error))
+        reason = location.redact(str(error))
         if (
             not location.is_local
-            and "AWS Error" in said
+            and "AWS Error" in reason
             and not isinstance(error, FileNotFoundError)
         ):
             raise
         raise UnusableStore(
-            f"file '{file.path}' of the store '{location.root}' cannot be read: {said}; by the "
+            f"file '{file.path}' of the store '{location.root}' cannot be read: {reason}; by the "
             f"log it has {describe_contents(file)}",
             "files that are there and as they were written, and a query that was planned within "
             "the hour",
@@ -509,21 +518,21 @@ def describe_contents(file: DataFile) -> str:
     """Describe the contents of `file` according to the log, for people."""
     if not file.rows:
         return "rows that only the file knows"
-    least, most = (format_instant(clamp_instant(us)) for us in (file.min_us, file.max_us))
+    oldest, newest = (format_instant(clamp_instant(us)) for us in (file.min_us, file.max_us))
     return (
         f"{file.rows} rows of series '{file.first}' to '{file.last}', sequences "
-        f"{file.min_sequence} to {file.max_sequence}, times {least} to {most}, commits "
+        f"{file.min_sequence} to {file.max_sequence}, times {oldest} to {newest}, commits "
         f"{file.first_commit} to {file.last_commit}"
     )
 
 
-def compacted_path(kind: str, commits: tuple[int, int], run: int, number: int) -> str:
+def compacted_path(kind: str, commits: tuple[int, int], group_id: int, number: int) -> str:
     """Return the path of a file that compaction writes; its name sorts by the first commit.
 
     >>> compacted_path("event", (3, 70), 10, 0)
     'kind=event/0000000003-0000000070-000000000000000a_0000.parquet'
     """
-    return f"kind={kind}/{commits[0]:010d}-{commits[1]:010d}-{run:016x}_{number:04d}.parquet"
+    return f"kind={kind}/{commits[0]:010d}-{commits[1]:010d}-{group_id:016x}_{number:04d}.parquet"
 
 
 def data_files(location: Location, actions: pa.Table) -> list[DataFile]:
@@ -547,16 +556,16 @@ def _place(file: DataFile) -> tuple[int, str, str]:
 
 
 LoggedFiles = Mapping[str, Mapping[str, Any]]
-"""What Delta's log says of files that an entry adds or removes, by path."""
+"""The actions of a log entry that add or remove files, by path."""
 
 MAX_ENTRIES_HELD: Final = 1000
-"""If nobody asks for the files for this many entries, Delta lists them faster."""
+"""After this many entries without a request for the files, Delta lists them faster."""
 
 
 class LiveFiles:
-    """The files of a store, kept up to date by what each new entry of the log adds and removes.
+    """The files of a store, kept up to date from each new entry of the log.
 
-    Delta lists all files of a table anew, which takes longer than a small commit if they are many.
+    Delta lists all files of a table anew. If they are many, that takes longer than a small commit.
     """
 
     def __init__(self) -> None:
@@ -568,27 +577,27 @@ class LiveFiles:
         """Forget all files, so that they are listed anew."""
         self._files, self._later = None, []
 
-    def follow(self, added: LoggedFiles, removed: Collection[str]) -> None:
+    def follow(self, added_files: LoggedFiles, removed: Collection[str]) -> None:
         """Take the next entry, with the files that it adds and the paths that it removes."""
         if self._files is not None:
-            self._later.append((added, removed))
+            self._later.append((added_files, removed))
         if len(self._later) > MAX_ENTRIES_HELD:
             self.forget()
 
-    def listed(self, read: Callable[[], list[DataFile]]) -> list[DataFile]:
-        """Return the files in the order of their commits; `read` lists them anew if need be."""
+    def listed(self, list_anew: Callable[[], list[DataFile]]) -> list[DataFile]:
+        """Return the files in the order of their commits; `list_anew` lists them if need be."""
         later, self._later = self._later, []
         if self._files is None or not all(self._apply(*entry) for entry in later):
             self.forget()
-            files = read()
+            files = list_anew()
             self._files, self._paths = files, {file.path for file in files}
         return self._files.copy()
 
-    def _apply(self, added: LoggedFiles, removed: Collection[str]) -> bool:
-        """Apply an entry; return False if only Delta knows what it says."""
+    def _apply(self, added_files: LoggedFiles, removed: Collection[str]) -> bool:
+        """Apply an entry; return False if only Delta can read it."""
         assert self._files is not None
-        new = [_added_file(path, action) for path, action in added.items()]
-        if not self._paths.isdisjoint(added) or not self._paths.issuperset(removed):
+        new = [_added_file(path, action) for path, action in added_files.items()]
+        if not self._paths.isdisjoint(added_files) or not self._paths.issuperset(removed):
             return False
         if removed:
             self._paths.difference_update(removed)
@@ -602,20 +611,20 @@ class LiveFiles:
 
 
 def _added_file(path: str, action: Mapping[str, Any]) -> DataFile | None:
-    """Return a file of this package as an entry adds it; None for any other."""
-    parts = EVENT_FILE_PATH.fullmatch(path)
+    """Return a file of this package that an entry adds; None for any other file."""
+    path_fields = EVENT_FILE_PATH.fullmatch(path)
     try:
-        said = json.loads(action["stats"])
-        ends = said["minValues"], said["maxValues"]
+        statistics = json.loads(action["stats"])
+        ends = statistics["minValues"], statistics["maxValues"]
         series, sequence, texts = (
             (ends[0][name], ends[1][name]) for name in ("series", "sequence", "timestamp")
         )
         us = parse_instant(texts[0]), parse_instant(texts[1])
-        stats = FileStats(said["numRecords"], series, sequence, us)
-        named = path, action["size"], action["partitionValues"]["kind"]
+        stats = FileStats(statistics["numRecords"], series, sequence, us)
+        file = path, action["size"], action["partitionValues"]["kind"]
     except (KeyError, TypeError, ValueError):
         return None
-    return None if parts is None else _make_data_file(named, stats, _commits_of(parts))
+    return None if path_fields is None else _make_data_file(file, stats, _commits_of(path_fields))
 
 
 def _log_column(actions: pa.Table, name: str) -> list[Any]:
@@ -629,13 +638,13 @@ def _log_column(actions: pa.Table, name: str) -> list[Any]:
 def _logged_file(location: Location, file: tuple[Any, ...], logged: FileStats) -> DataFile:
     """Return the file that the log names with the bounds `logged`, which may be null."""
     path, size, _ = file
-    parts = EVENT_FILE_PATH.fullmatch(path)
-    if parts is None and not is_inside_store(path):
+    path_fields = EVENT_FILE_PATH.fullmatch(path)
+    if path_fields is None and not is_inside_store(path):
         raise outside_file_error(location, path)
-    known = (logged.rows, *logged.series, *logged.sequence, *logged.us)
-    if parts is None or None in known:
+    logged_bounds = (logged.rows, *logged.series, *logged.sequence, *logged.us)
+    if path_fields is None or None in logged_bounds:
         return _make_data_file(file, *read_bounds(location, path, size))
-    return _make_data_file(file, logged, _commits_of(parts))
+    return _make_data_file(file, logged, _commits_of(path_fields))
 
 
 def _commits_of(path: re.Match[str]) -> tuple[int, int]:
@@ -661,10 +670,10 @@ def outside_file_error(location: Location, path: str) -> UnusableStore:
 def logged_series_bounds(actions: pa.Table) -> dict[str, tuple[str | None, str | None]]:
     """Return the first and last series of each file, by path, as deltalake reads the log.
 
-    None stands for a bound that the log lacks, as after another tool: nobody passes over a row.
+    None stands for a bound that the log lacks, as after another tool: then no reader skips a row.
     """
     columns = (_log_column(actions, name) for name in ("path", "min.series", "max.series"))
-    return {path: (first, last) for path, first, last in zip(*columns, strict=True)}
+    return {path: (lowest, highest) for path, lowest, highest in zip(*columns, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -693,7 +702,7 @@ def write_events(
     """Write events to `path`, relative to the store, in row groups of `group_rows`.
 
     `table` is sorted by (series, sequence) and not empty; the file's footer keeps `notes`. A caller
-    that knows the events' bounds gives them as `stats`.
+    that knows the events' bounds passes them as `stats`.
     """
     table = drop_empty_erasure(table)
     full = location.file(path)

@@ -55,8 +55,8 @@ def _read_policy(store: Store | Location) -> Policy | None:
         properties = opened.properties()
         return opened.settings.policy
     except UnusableStore:
-        known = readable_metadata(location).values()
-        newest = max(known, key=lambda metadata: metadata.commit, default=NO_COMMIT)
+        readable = readable_metadata(location).values()
+        newest = max(readable, key=lambda metadata: metadata.commit, default=NO_COMMIT)
         return read_settings(properties, newest).policy
 
 
@@ -87,9 +87,9 @@ def replace_index(
             if timed:
                 store.check_time(index.metadata.commit_us)
             new_id = store.new_id()
-            written = make_full_table(index)
-            index = dataclasses.replace(index, metadata=read_metadata(written.schema))
-            write_head(store.location, new_id, written)
+            head_table = make_full_table(index)
+            index = dataclasses.replace(index, metadata=read_metadata(head_table.schema))
+            write_head(store.location, new_id, head_table)
             try:
                 # If it fails, it may have succeeded nevertheless: leave its file to maintenance.
                 store.commit_prepared(PreparedCommit(new_id, index, [], []), {}, synced=True)
@@ -105,7 +105,7 @@ def replace_index(
 def replace_files(
     store: Store,
     removed: Sequence[DataFile],
-    written: Sequence[WrittenFile],
+    new_files: Sequence[WrittenFile],
     horizon: int | None,
     now_us: int,
 ) -> bool:
@@ -117,8 +117,8 @@ def replace_files(
         DeltaError: a competing commit was first, or the storage failed.
     """
     changes, now_ms = horizon is not None, now_us // 1000
-    actions = [*remove_files(removed, now_ms, changes), *add_files(written, now_ms, changes)]
-    files = [store.location.file(file.path) for file in written]
+    actions = [*remove_files(removed, now_ms, changes), *add_files(new_files, now_ms, changes)]
+    files = [store.location.file(file.path) for file in new_files]
     with store.commit_lock() as log:
         live = {file.path for file in store.data_files()}
         if not live.issuperset(file.path for file in removed):
@@ -139,8 +139,8 @@ def add_columns(store: Store, requested: Sequence[pa.Field]) -> None:
 
     def attempt() -> bool:
         with store.commit_lock() as log:
-            known = {name.lower() for name in pa.schema(log.table.schema()).names}
-            new = [field for field in requested if field.name.lower() not in known]
+            existing_names = {name.lower() for name in pa.schema(log.table.schema()).names}
+            new = [field for field in requested if field.name.lower() not in existing_names]
             if new:
                 log.add_columns(pa.schema(new))
                 store.refresh()
@@ -231,9 +231,9 @@ def forget_writer(store: Store, writer: str, now_us: int, principal: str) -> Non
     """
 
     def change(index: SeriesIndex, metadata: CommitMetadata) -> SeriesIndex:
-        known = metadata.ctis.writers
-        if writer not in known:
-            names = ", ".join(map(repr, sorted(known))) or "none"
+        writers = metadata.ctis.writers
+        if writer not in writers:
+            names = ", ".join(map(repr, sorted(writers))) or "none"
             raise ValueError(f"writer {writer!r} is not known; accepted: {names}")
         ctis = metadata.ctis.forget(writer, metadata.commit)
         return dataclasses.replace(index, metadata=dataclasses.replace(metadata, ctis=ctis))

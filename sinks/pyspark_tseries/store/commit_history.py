@@ -43,37 +43,37 @@ def last_commit_id(store: Store) -> CommitId | None:
 def find_commit_id(store: Store, number: int) -> CommitId | None:
     """Return the commit `number`, or the last one before it; None if that is not known."""
     with store.reading() as log:
-        last, version = last_commit_id(store), log.version()
-    if last is None or number >= last.number:
-        return last
+        last_commit, version = last_commit_id(store), log.version()
+    if last_commit is None or number >= last_commit.number:
+        return last_commit
     return _find_in_log(store.location, number, version) or _find_kept(store.location, number)
 
 
 def describe_change(store: Store, commit: CommitId) -> str | None:
     """Describe what the store has in place of an earlier commit; None if it still has that commit.
 
-    If nobody kept a commit's id, because another tool removed its log entry, it counts as there.
+    If a commit's id was not kept, because another tool removed its log entry, the store has it.
     """
     with store.reading() as log:
-        proven, last = log.proven, last_commit_id(store)
+        proven, last_commit = log.proven, last_commit_id(store)
     if proven.get(commit.number) == commit.id:
         return None
-    if last is None:
+    if last_commit is None:
         return "has no commit"
-    if commit.number > last.number:
-        return f"ends with {last}"
+    if commit.number > last_commit.number:
+        return f"ends with {last_commit}"
     present = find_commit_id(store, commit.number)
     if present is not None and present.number == commit.number and present != commit:
         return f"has {present} in its place"
     if present is not None and present.number < commit.number:
         return f"has no commit of that number after {present}"
-    # If the log is replaced meanwhile, this is no longer what is known of it.
+    # If the log is replaced meanwhile, `proven` no longer belongs to it.
     _note(proven, commit)
     return None
 
 
 def note_commit(store: Store, commit: CommitId) -> None:
-    """Take note that the store's log has a commit, so that nobody need search for it."""
+    """Note that the store's log has a commit, so that no one has to search for it."""
     with store.reading() as log:
         _note(log.proven, commit)
 
@@ -102,28 +102,28 @@ def is_given_up(location: Location, lost: CommitId) -> bool:
 
 def keep_history(store: Store) -> None:
     """Keep the ids of the log's commits, before maintenance removes entries."""
-    last = last_commit_id(store)
-    if last is None:
+    last_commit = last_commit_id(store)
+    if last_commit is None:
         return
-    location, kept, changed = store.location, dict[int, dict[int, int]](), set[int]()
-    above = last.number + COMMITS_PER_FILE
+    location, kept_ids, changed = store.location, dict[int, dict[int, int]](), set[int]()
+    above = last_commit.number + COMMITS_PER_FILE
     for commit in _ids_from_end(location, store.version()):
-        first = _first_of(commit.number)
-        if first not in kept:
-            kept[first] = _read_kept(location, first)
+        file_start = _first_of(commit.number)
+        if file_start not in kept_ids:
+            kept_ids[file_start] = _read_kept(location, file_start)
         # Kept ids of numbers between two commits of the log come from a log that was replaced.
         gone = range(commit.number + 1, above)
         for number in gone:
-            if kept.get(_first_of(number), {}).pop(number, None) is not None:
+            if kept_ids.get(_first_of(number), {}).pop(number, None) is not None:
                 changed.add(_first_of(number))
-        if kept[first].get(commit.number) == commit.id:
+        if kept_ids[file_start].get(commit.number) == commit.id:
             break
-        kept[first][commit.number], above = commit.id, commit.number
-        changed.add(first)
+        kept_ids[file_start][commit.number], above = commit.id, commit.number
+        changed.add(file_start)
     # Write the oldest first: the next run goes back only to the first commit that is already kept,
     # so after a crash no older one may be missing.
-    for first in sorted(changed):
-        _write_kept(location, first, kept[first])
+    for file_start in sorted(changed):
+        _write_kept(location, file_start, kept_ids[file_start])
 
 
 def _find_in_log(location: Location, number: int, newest: int) -> CommitId | None:
@@ -131,21 +131,21 @@ def _find_in_log(location: Location, number: int, newest: int) -> CommitId | Non
     versions = _list_versions(location, newest)
     low, high, best = 0, len(versions), None
     while low < high:
-        middle = at = (low + high) // 2
+        middle = probe = (low + high) // 2
         commit = None
-        while at >= low and (commit := _read_commit_id(location, versions[at])) is None:
-            at -= 1  # The entry is of a compaction or of another tool.
+        while probe >= low and (commit := _read_commit_id(location, versions[probe])) is None:
+            probe -= 1  # The entry is of a compaction or of another tool.
         if commit is None:
             low = middle + 1
         elif commit.number <= number:
             best, low = commit, middle + 1
         else:
-            high = at
+            high = probe
     return best
 
 
 def _list_versions(location: Location, newest: int) -> list[int]:
-    """Return the versions of the log's entries up to `newest`, rising."""
+    """Return the versions of the log's entries up to `newest`, ascending."""
     log = location.file("_delta_log")
     if location.is_local:
         names = os.listdir(log)
@@ -176,8 +176,8 @@ def _first_of(number: int) -> int:
     return number // COMMITS_PER_FILE * COMMITS_PER_FILE
 
 
-def _kept_path(location: Location, first: int) -> str:
-    return location.file("_tseries", "history", f"{first // COMMITS_PER_FILE:010d}")
+def _kept_path(location: Location, file_start: int) -> str:
+    return location.file("_tseries", "history", f"{file_start // COMMITS_PER_FILE:010d}")
 
 
 def _find_kept(location: Location, number: int) -> CommitId | None:
@@ -186,16 +186,16 @@ def _find_kept(location: Location, number: int) -> CommitId | None:
     return None if head_id is None else CommitId(number, head_id)
 
 
-def _read_kept(location: Location, first: int) -> dict[int, int]:
+def _read_kept(location: Location, file_start: int) -> dict[int, int]:
     try:
-        with location.read(_kept_path(location, first)) as file:
-            return unpack_ids(file.read(), first)
+        with location.read(_kept_path(location, file_start)) as file:
+            return unpack_ids(file.read(), file_start)
     except FileNotFoundError:
         return {}
 
 
-def _write_kept(location: Location, first: int, ids: dict[int, int]) -> None:
-    path, content = _kept_path(location, first), pack_ids(ids, first)
+def _write_kept(location: Location, file_start: int, ids: dict[int, int]) -> None:
+    path, content = _kept_path(location, file_start), pack_ids(ids, file_start)
     if not location.is_local:
         with location.write(path) as file:
             file.write(content)

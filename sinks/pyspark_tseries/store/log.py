@@ -106,7 +106,7 @@ def _unreadable_error(location: Location, error: Exception) -> UnusableStore:
 
 
 _delta_process: int | None = None
-"""The process that used Delta first: those that are forked from it cannot."""
+"""The process that used Delta first; its forks cannot use it."""
 
 
 def _require_delta(location: Location) -> None:
@@ -316,7 +316,7 @@ def _create_local(location: Location, schema: pa.Schema, properties: dict[str, s
         with open(os.path.join(elsewhere, "_delta_log", f"{0:020d}.json"), "rb") as file:
             entry = adopt_entry(file.read(), -1, f"{location.uri}/")
     make_directories(location.file("_delta_log"))
-    write_entry(location, 0, entry, [], synced=True, known=set())
+    write_entry(location, 0, entry, [], synced=True, synced_directories=set())
 
 
 def write_entry(
@@ -326,7 +326,7 @@ def write_entry(
     files: Sequence[str],
     *,
     synced: bool,
-    known: set[str],
+    synced_directories: set[str],
 ) -> None:
     """Make `entry` the log's entry `version`.
 
@@ -336,7 +336,7 @@ def write_entry(
         entry: the lines of the entry.
         files: the full paths of all files that the entry depends on.
         synced: True if the entry and `files` must survive a power loss once this returns.
-        known: directories that are known to survive a power loss; the call adds to them.
+        synced_directories: directories that survive a power loss; the call adds to them.
 
     Raises:
         FileExistsError: there is already an entry of this version; nothing was changed.
@@ -348,11 +348,11 @@ def write_entry(
         location.write_whole(draft, entry, new=True)
         if synced:
             directories = {*list_directories(location.root, [*files, os.path.join(log, "")])}
-            new = directories - known
+            new = directories - synced_directories
             above = (os.path.dirname(path) for path in new if path != location.root)
             names = [*map(os.path.dirname, files), *new, *above]
             sync([draft, *files, *names])
-            known |= directories
+            synced_directories |= directories
         move_exclusively(draft, entry_path(location, version))
         if synced:
             sync([log])
@@ -362,13 +362,13 @@ def write_entry(
 
 def unreachable_error(location: Location, done: str, error: Exception) -> UnusableStore:
     """Return an error without the secrets that `error`, the storage's answer, may contain."""
-    said = " ".join(_COLOUR_CODES.sub("", location.redact(str(error))).split())
+    reason = " ".join(_COLOUR_CODES.sub("", location.redact(str(error))).split())
     accepted, options = "a directory that can be written", ""
     if not location.is_local:
         accepted = "a prefix in a bucket that exists, and credentials that may read and write it"
         options = " and storageOptions (storage_options=, --storage-option)"
     return UnusableStore(
-        f"'{location.root}' cannot be {done} as a store: {said[:500]}",
+        f"'{location.root}' cannot be {done} as a store: {reason[:500]}",
         accepted,
         f"check the path{options}",
     )
@@ -639,17 +639,17 @@ class Log:
             self._add_remote(change)
 
     def _change_columns_remote(self, change: NewEntry) -> None:
-        """Set the columns in an entry of its own: Delta sets them only where it overwrites files.
+        """Set the columns in a separate entry: Delta sets them only when it overwrites files.
 
-        The partition that it overwrites has no files.
+        The overwritten partition has no files.
         """
         assert change.metadata is not None
-        named = {
+        transactions = {
             name: version
             for name, version in change.transactions.items()
             if name != HEAD_TRANSACTION
         }
-        columns = NewEntry(transactions=named)
+        columns = NewEntry(transactions=transactions)
         self.table.create_write_transaction(
             [],
             "overwrite",
@@ -658,7 +658,7 @@ class Log:
             partition_filters=[("kind", "=", "none")],
             commit_properties=CommitProperties(
                 max_commit_retries=0,
-                app_transactions=[Transaction(*pair) for pair in named.items()],
+                app_transactions=[Transaction(*pair) for pair in transactions.items()],
                 custom_metadata={"tseries": seal_info(columns, columns.info(self._checked))},
             ),
             post_commithook_properties=PostCommitHookProperties(True, False),
@@ -690,7 +690,7 @@ class Log:
         if not self._is_writable:
             _check_writable(self._table, self.location)
             self._is_writable = True
-        gone = {action.path for action in change.actions if action.statistics is None}
+        removed_paths = {action.path for action in change.actions if action.statistics is None}
         while True:
             version = self.version()
             if synced:
@@ -705,8 +705,11 @@ class Log:
             # columns may not: it would undo what another client has changed there.
             if (
                 change.metadata is not None
-                or any(self.transaction(name) != known for name, known in before.items())
-                or not (gone <= set(self.paths()))
+                or any(
+                    self.transaction(name) != transaction_before
+                    for name, transaction_before in before.items()
+                )
+                or not (removed_paths <= set(self.paths()))
             ):
                 raise CommitFailedError("a competing commit was first")
         self._checkpoint(version + 1)
@@ -715,7 +718,12 @@ class Log:
         """Make `entry` the next one; if there is one, bring the log up to date and return False."""
         try:
             write_entry(
-                self.location, version, entry, files, synced=synced, known=self._directories
+                self.location,
+                version,
+                entry,
+                files,
+                synced=synced,
+                synced_directories=self._directories,
             )
         except FileExistsError:
             if not self._refresh_table() or self._version < version:
@@ -725,11 +733,11 @@ class Log:
         return True
 
     def _checkpoint(self, version: int) -> None:
-        """Have a checkpoint written, by another thread, if one is due after the entry `version`."""
-        wanted = self.properties().get("delta.checkpointInterval")
-        interval = DEFAULT_CHECKPOINT_INTERVAL if wanted is None else int(wanted)
+        """Let another thread write a checkpoint if one is due after the entry `version`."""
+        setting = self.properties().get("delta.checkpointInterval")
+        interval = DEFAULT_CHECKPOINT_INTERVAL if setting is None else int(setting)
         if self._last_checkpoint is None:
-            # A process that commits once must write one, too, if those before it have not.
+            # A process that commits once must also write one, if earlier processes have not.
             self._last_checkpoint = read_last_checkpoint(self.location).version
         if not 0 <= version - self._last_checkpoint < interval:  # A wrong one may be later.
             self._last_checkpoint = version
@@ -758,20 +766,20 @@ class Log:
 
         `table` is the table as it was earlier.
         """
-        schemas = [json.loads(known.schema().to_json()) for known in (table, self.table)]
+        schemas = [json.loads(version.schema().to_json()) for version in (table, self.table)]
         return None if schemas[0] == schemas[1] else self._metadata_of(schemas[0])
 
     def _metadata_of(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        known = self.table.metadata()
+        metadata = self.table.metadata()
         return {
-            "id": known.id,
-            "name": known.name,
-            "description": known.description,
+            "id": metadata.id,
+            "name": metadata.name,
+            "description": metadata.description,
             "format": {"provider": "parquet", "options": {}},
             "schemaString": json.dumps(schema, separators=(",", ":")),
-            "partitionColumns": known.partition_columns,
-            "createdTime": known.created_time,
-            "configuration": known.configuration,
+            "partitionColumns": metadata.partition_columns,
+            "createdTime": metadata.created_time,
+            "configuration": metadata.configuration,
         }
 
     def allow_local_times(self) -> None:
@@ -836,17 +844,19 @@ def _check_table(table: DeltaTable, location: Location) -> None:
 def _check_writable(table: DeltaTable, location: Location) -> None:
     """Raise UnusableStore if the table requires features that this package cannot write."""
     protocol = table.protocol()
-    asked = set(protocol.writer_features or ()) - _SUPPORTED_FEATURES
-    if protocol.min_writer_version > 2 and (asked or protocol.min_writer_version < 7):
-        named = ", ".join(sorted(asked)) or f"writer version {protocol.min_writer_version}"
+    features = set(protocol.writer_features or ()) - _SUPPORTED_FEATURES
+    if protocol.min_writer_version > 2 and (features or protocol.min_writer_version < 7):
+        feature_names = (
+            ", ".join(sorted(features)) or f"writer version {protocol.min_writer_version}"
+        )
         before = _version_before_protocol(table, location)
         undo = f"deltalake.DeltaTable('{location.uri}').restore({before}, "
-        way = f", or undo it with {undo}protocol_downgrade_allowed=True)"
+        undo_step = f", or undo it with {undo}protocol_downgrade_allowed=True)"
         raise UnusableStore(
-            f"the table of the store '{location.root}' asks its writers for {named}, which "
+            f"the table of the store '{location.root}' asks its writers for {feature_names}, which "
             "another tool has switched on",
             ", ".join(sorted(_SUPPORTED_FEATURES)),
-            "drop that feature with the tool" + ("" if before is None else way),
+            "drop that feature with the tool" + ("" if before is None else undo_step),
         )
 
 

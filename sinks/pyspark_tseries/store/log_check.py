@@ -122,7 +122,7 @@ def _checkpoint_name(version: int) -> str:
 
 
 def _is_as_recorded(path: str, recorded: LastCheckpoint) -> bool:
-    """Return False if a checkpoint differs from its checksum in `mark`; True if it has none."""
+    """Return False if a checkpoint differs from its recorded checksum; True if it has none."""
     name = os.path.basename(path)
     noted = recorded.checksums.get(int(name[:20]))
     if noted is None or name != _checkpoint_name(int(name[:20])):
@@ -132,7 +132,7 @@ def _is_as_recorded(path: str, recorded: LastCheckpoint) -> bool:
 
 
 def check_entries(location: Location, newest: int, checked: int) -> list[Entry]:
-    """Return the unchecked entries after `checked` and up to `newest`, rising by version.
+    """Return the unchecked entries after `checked` and up to `newest`, ascending by version.
 
     Raises:
         UnusableStore: an entry is torn, or names a file outside of the store; or another tool
@@ -155,7 +155,7 @@ def check_entries(location: Location, newest: int, checked: int) -> list[Entry]:
 def unchecked_entries(
     location: Location, newest: int, checked: int
 ) -> tuple[list[Entry], int | None]:
-    """Return the unchecked entries after `checked`, rising by version.
+    """Return the unchecked entries after `checked`, ascending by version.
 
     Returns:
         The entries; and the newest unchecked version that the log does not contain any more,
@@ -192,12 +192,12 @@ def unknown_changes_error(location: Location, version: int, newest: int) -> Unus
 
 
 def _foreign_change_error(location: Location, change: ForeignChange) -> UnusableStore:
-    first, where = change.first, location.root
+    entry, root = change.first, location.root
     error = damage_error(
         "foreign change",
-        where,
-        f"store '{where}': version {first.version} of its log is a {first.operation or 'commit'} "
-        f"by '{first.engine}' that changes rows: {len(change.missing)} of its files are missing, "
+        root,
+        f"store '{root}': version {entry.version} of its log is a {entry.operation or 'commit'} "
+        f"by '{entry.engine}' that changes rows: {len(change.missing)} of its files are missing, "
         f"and {len(change.extra)} are not of this package",
     )
     if change.followed:
@@ -388,7 +388,7 @@ def unsynced_files(
     for version in range(newest, synced, -1):
         entry = None if newest - version > MAX_UNSYNCED_ENTRIES else read_entry(location, version)
         if entry is None:
-            # Nobody knows whether the older entries were synced, so sync everything, once.
+            # It is unknown whether the older entries were synced, so sync everything, once.
             files = [location.file(path) for path in live()]
             for directory in ("_delta_log", "_tseries/head"):
                 files += (path for path, _ in location.list_files(location.file(directory)))
@@ -425,7 +425,7 @@ class LogFile:
 
 
 def list_log_files(location: Location) -> list[LogFile]:
-    """Return the entries and checkpoints of the log, rising by version."""
+    """Return the entries and checkpoints of the log, ascending by version."""
     files = []
     for full, modified_ns in location.list_files(location.file("_delta_log")):
         name = _LOG_FILE.fullmatch(os.path.basename(full))
@@ -435,9 +435,9 @@ def list_log_files(location: Location) -> list[LogFile]:
 
 
 def read_commit_us(location: Location, version: int) -> int | None:
-    """Return the wall clock of the entry's writer as it committed, as its `commitInfo` tells.
+    """Return the time of the entry by its writer's wall clock, from its `commitInfo`.
 
-    None: the entry is torn, or does not tell.
+    Return None if the entry is torn, or has no time.
 
     Raises:
         OSError: it cannot be read; FileNotFoundError: it was removed.

@@ -12,8 +12,8 @@ readers time, so the commit that makes one due does not wait for it: a thread of
 it (`checkpoint_later`), and the process ends after it.
 
 Delta writes checkpoints, and some entries, into a *shadow*, a copy of the end of the log; then they
-are moved, or written as any entry is. For a checkpoint the copy has all entries since the last one
-as a single entry: Delta takes three times as long to read them apart.
+are moved, or written like any entry. For a checkpoint the copy has all entries since the last one
+as a single entry, because Delta takes three times as long to read them one by one.
 
 `_last_checkpoint` gets an object `tseries` with the checksums of the file and of the checkpoints.
 Another tool that writes a checkpoint drops this object; then the checksums are unknown until this
@@ -124,15 +124,17 @@ class NewEntry:
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the actions and transactions as lines of an entry."""
-        named = ({"appId": name, "version": at} for name, at in self.transactions.items())
+        transactions = (
+            {"appId": name, "version": version} for name, version in self.transactions.items()
+        )
         return [
             *([] if self.metadata is None else [{"metaData": self.metadata}]),
             *(action.to_json() for action in self.actions),
-            *({"txn": transaction} for transaction in named),
+            *({"txn": transaction} for transaction in transactions),
         ]
 
     def files(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return by path what the entry says of the files of its actions `add` or `remove`."""
+        """Return the actions `add` or `remove` of the entry, by path."""
         lines = (action.to_json() for action in self.actions)
         return {line[kind]["path"]: line[kind] for line in lines if kind in line}
 
@@ -212,7 +214,7 @@ def adopt_entry(entry: bytes, checked: int, location: str) -> bytes:
 
 
 def seal(content: bytes) -> bytes:
-    """Return `content` with its checksum in the place that it has for it."""
+    """Return `content` with its checksum in place of the zeros."""
     match = _CHECKSUM.search(content)
     assert match is not None, "there is no room for a checksum"
     crc = _checksum_around(content, *match.span(1))
@@ -244,9 +246,9 @@ def correct_bit(content: bytes) -> bytes | None:
             for key in re.finditer(broken, content, re.DOTALL)
         )
     for candidate in candidates:
-        place = _CHECKSUM_PLACE.search(candidate)
-        if place is not None:
-            corrected = _correct_around(candidate, *place.span(1))
+        checksum = _CHECKSUM_PLACE.search(candidate)
+        if checksum is not None:
+            corrected = _correct_around(candidate, *checksum.span(1))
             if corrected is not None and has_wrong_checksum(corrected) is False:
                 return corrected
     return None
@@ -260,7 +262,9 @@ _CRC_POLYNOMIAL: Final = 0xEDB88320
 def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
     """Return `content`, with its checksum from `start` to `end`, after flipping the wrong bit."""
     right = b"%08x" % _checksum_around(content, start, end)
-    wrong = [place for place in range(start, end) if content[place] != right[place - start]]
+    wrong = [
+        position for position in range(start, end) if content[position] != right[position - start]
+    ]
     if not wrong:
         return content
     if len(wrong) == 1 and (content[wrong[0]] ^ right[wrong[0] - start]).bit_count() == 1:
@@ -269,13 +273,13 @@ def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
         difference = int(content[start:end], 16) ^ int(right, 16)
     except ValueError:
         return None
-    # Go from the last byte to the first; `changes` has what each bit of it changes in the checksum.
+    # Go from the last byte to the first; `changes` has the change of the checksum by each bit.
     table = [_shift(byte) for byte in range(256)]
     changes = [table[1 << bit] for bit in range(8)]
-    for place in range(len(content) - 1, -1, -1):
-        if difference in changes and not start <= place < end:
+    for position in range(len(content) - 1, -1, -1):
+        if difference in changes and not start <= position < end:
             flipped = bytearray(content)
-            flipped[place] ^= 1 << changes.index(difference)
+            flipped[position] ^= 1 << changes.index(difference)
             return bytes(flipped)
         changes = [change >> 8 ^ table[change & 0xFF] for change in changes]
     return None
@@ -303,14 +307,14 @@ _COVERED: Final = {
 
 def _content_checksum(lines: Iterable[Mapping[str, Any]], own_info: Mapping[str, Any]) -> str:
     """Return the checksum of an entry's actions and its object `tseries`, in any order and form."""
-    said = [
+    values = [
         [kind, [line[kind].get(field) for field in fields]]
         for line in lines
         for kind, fields in _COVERED.items()
         if kind in line
     ]
     own_fields = {name: value for name, value in own_info.items() if name != CHECKSUM_KEY}
-    items = sorted(json.dumps(item, sort_keys=True) for item in [*said, ["own", own_fields]])
+    items = sorted(json.dumps(item, sort_keys=True) for item in [*values, ["own", own_fields]])
     return f"{zlib.crc32(chr(10).join(items).encode()):08x}"
 
 
@@ -454,35 +458,35 @@ def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
     RESTORE returned to a sound one. A commit of this package on an unsound state leaves it unsound.
 
     Args:
-        entries: the entries, rising by version; the state before the first one is sound.
+        entries: the entries, ascending by version; the state before the first one is sound.
     """
     state: TableState = (frozenset(), frozenset())
     sound: dict[TableState, int] = {}
-    first = last = None
+    first_change = last_foreign = None
     followed = False
     for entry in entries:
         sound = sound or {state: entry.version - 1}
         after = _apply(state, entry)
         if entry.own is not None:
-            sound = {_apply(known, entry): version for known, version in sound.items()}
-            followed = followed or first is not None
+            sound = {_apply(sound_state, entry): version for sound_state, version in sound.items()}
+            followed = followed or first_change is not None
         else:
-            last = entry
+            last_foreign = entry
             if state in sound and not entry.changes_rows:
                 sound[after] = entry.version
         state = after
         if state in sound:
             sound[state] = entry.version
-            first, followed = None, False
+            first_change, followed = None, False
         else:
-            first = first or entry
-    if first is None or last is None:
+            first_change = first_change or entry
+    if first_change is None or last_foreign is None:
         return None
-    back, version = max(sound.items(), key=lambda known: known[1])
-    missing = (back[0] - state[0]) | (state[1] - back[1])
-    extra = (state[0] - back[0]) | (back[1] - state[1])
+    sound_files, version = max(sound.items(), key=lambda sound_state: sound_state[1])
+    missing = (sound_files[0] - state[0]) | (state[1] - sound_files[1])
+    extra = (state[0] - sound_files[0]) | (sound_files[1] - state[1])
     return ForeignChange(
-        first, last, version, followed, tuple(sorted(missing)), tuple(sorted(extra))
+        first_change, last_foreign, version, followed, tuple(sorted(missing)), tuple(sorted(extra))
     )
 
 
@@ -543,34 +547,34 @@ def _parse_last_checkpoint(content: bytes) -> LastCheckpoint:
     if has_wrong_checksum(content):
         return LastCheckpoint(damaged=True)
     try:
-        said = json.loads(content)
-        version, own_info = said["version"], said.get(_KEY, {})
-        known = {
+        fields = json.loads(content)
+        version, own_info = fields["version"], fields.get(_KEY, {})
+        checksums = {
             int(number): int(crc, 16) for number, crc in own_info.get("checkpoints", {}).items()
         }
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
             return LastCheckpoint(damaged=True)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return LastCheckpoint(damaged=True)
-    return LastCheckpoint(version, known)
+    return LastCheckpoint(version, checksums)
 
 
 def format_last_checkpoint(content: bytes, checksums: Mapping[int, int]) -> bytes:
     """Return `content`, a `_last_checkpoint` from Delta, with checksums of checkpoints."""
-    said: dict[str, Any] = json.loads(content)
-    known = {str(version): f"{crc:08x}" for version, crc in sorted(checksums.items())}
+    fields: dict[str, Any] = json.loads(content)
+    texts = {str(version): f"{crc:08x}" for version, crc in sorted(checksums.items())}
     # `seal` looks for the checksum after `lines`, as in a log entry.
-    said[_KEY] = {"checkpoints": known, "lines": 1, CHECKSUM_KEY: NO_CHECKSUM}
-    return seal(json.dumps(said, separators=(",", ":")).encode())
+    fields[_KEY] = {"checkpoints": texts, "lines": 1, CHECKSUM_KEY: NO_CHECKSUM}
+    return seal(json.dumps(fields, separators=(",", ":")).encode())
 
 
 UNREADABLE: Final = (DeltaError, OSError, ValueError)
-"""What Delta raises for a log that it cannot read: ValueError if an action lacks a field."""
+"""Delta's errors for a log that it cannot read: ValueError if an action lacks a field."""
 
 _LOG_DIRECTORY: Final = "_delta_log"
 CHECKPOINT_LOCK: Final = "checkpoint.lock"
-"""Who adds a checkpoint beside commits, or removes the log before one, holds this lock: so none is
-added that is older than what was removed."""
+"""Hold this lock to add a checkpoint beside commits, or to remove the log before one: so no added
+checkpoint is older than the removed log."""
 
 _NUMBERED: Final = re.compile(r"(\d{20})\.(json|checkpoint.*)")
 
@@ -598,12 +602,12 @@ def write_checkpoint(location: Location, version: int) -> None:
         copied = set(os.listdir(copied_log))  # Maintenance may remove these from the log meanwhile.
         DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
         names = [name for name in os.listdir(copied_log) if name not in copied]
-        parts = [name for name in names if _NUMBERED.fullmatch(name)]
-        _mark_checkpoint(location, copied_log, parts)
-        sync(os.path.join(copied_log, name) for name in [*parts, LAST_CHECKPOINT])
+        checkpoint_files = [name for name in names if _NUMBERED.fullmatch(name)]
+        _mark_checkpoint(location, copied_log, checkpoint_files)
+        sync(os.path.join(copied_log, name) for name in [*checkpoint_files, LAST_CHECKPOINT])
         if location.identity(entry_path(location, version)) != entry:
             return
-        for names in (parts, [LAST_CHECKPOINT]):
+        for names in (checkpoint_files, [LAST_CHECKPOINT]):
             for name in names:
                 os.replace(os.path.join(copied_log, name), os.path.join(log, name))
             sync([log])
@@ -627,7 +631,7 @@ def wait_for_checkpoints() -> None:
 class _Checkpointer:
     """Writes the checkpoints of this process's stores, one after the other, in one thread.
 
-    If a store's next one is due before its last one was begun, only the next one is written. The
+    If a store's next checkpoint is due before its last one was begun, only the next is written. The
     interpreter waits for the thread when it ends, so at most for one checkpoint of each store.
     """
 
@@ -653,8 +657,10 @@ class _Checkpointer:
             return  # It was written together with one that was due earlier.
         version, interval, entry = due
         with contextlib.suppress(*UNREADABLE), exclusive(location, CHECKPOINT_LOCK) as lock:
-            last = read_last_checkpoint(location).version
-            is_due = version - last >= interval or not has_checkpoint(location, last)
+            last_version = read_last_checkpoint(location).version
+            is_due = version - last_version >= interval or not has_checkpoint(
+                location, last_version
+            )
             # The store may have been removed meanwhile, and another one may be at its path.
             is_there = location.identity(entry_path(location, version)) == entry
             if lock is not None and is_due and is_there:
@@ -663,7 +669,7 @@ class _Checkpointer:
 
 @functools.lru_cache(maxsize=1)
 def _checkpointer(pid: int) -> _Checkpointer:
-    """Return the one of this process, which is `pid`: a fork lacks its parent's thread."""
+    """Return the checkpointer of this process, `pid`: a fork lacks its parent's thread."""
     return _Checkpointer()
 
 
@@ -675,18 +681,18 @@ def has_checkpoint(location: Location, version: int) -> bool:
     return bool(glob.glob(pattern))
 
 
-def _mark_checkpoint(location: Location, directory: str, parts: Sequence[str]) -> None:
-    """Record the checksums of new checkpoints, the files `parts` of the directory `made`."""
-    known = {
+def _mark_checkpoint(location: Location, directory: str, checkpoint_files: Sequence[str]) -> None:
+    """Record the checksums of new checkpoints, `checkpoint_files` in `directory`."""
+    checksums = {
         version: crc
         for version, crc in read_last_checkpoint(location).checksums.items()
         if os.path.exists(location.file(_LOG_DIRECTORY, f"{version:020d}.checkpoint.parquet"))
     }
-    for name in parts:
+    for name in checkpoint_files:
         with open(os.path.join(directory, name), "rb") as file:
-            known[int(name[:20])] = zlib.crc32(file.read())
+            checksums[int(name[:20])] = zlib.crc32(file.read())
     with open(os.path.join(directory, LAST_CHECKPOINT), "r+b") as file:
-        content = format_last_checkpoint(file.read(), known)
+        content = format_last_checkpoint(file.read(), checksums)
         file.seek(0)
         file.write(content)
 
@@ -696,9 +702,9 @@ def sync_checkpoint(location: Location) -> None:
     if location.is_local:
         log = location.file(_LOG_DIRECTORY)
         numbered = [name for name in os.listdir(log) if _NUMBERED.fullmatch(name)]
-        written = sorted(name for name in numbered if not name.endswith(".json"))
-        last = [name for name in written if name[:20] == written[-1][:20]]
-        sync([*(os.path.join(log, name) for name in last), log])
+        checkpoint_names = sorted(name for name in numbered if not name.endswith(".json"))
+        last_names = [name for name in checkpoint_names if name[:20] == checkpoint_names[-1][:20]]
+        sync([*(os.path.join(log, name) for name in last_names), log])
 
 
 def remove_shadows(location: Location, before_us: int) -> None:
@@ -756,10 +762,10 @@ def copy_log(location: Location, version: int, to: str, without: Collection[str]
 
 
 def _merge_log(location: Location, version: int, to: str) -> bool:
-    """Put a log of one checkpoint and one entry into the directory `to`; return False if it cannot.
+    """Put a log of one checkpoint and one entry into the directory `to`; return whether it could.
 
-    The checkpoint is the last one before `version`, under the number before it: it does not say of
-    which version it is.
+    The checkpoint is the last one before `version`, renamed to the number before `version`; a
+    checkpoint itself has no version.
     """
     log = location.file(_LOG_DIRECTORY)
     names = log_tail(os.listdir(log), version)
@@ -789,31 +795,31 @@ _PLAIN_CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
 
 
 def merge_entries(entries: Iterable[bytes]) -> bytes | None:
-    """Return one entry that has the effect of `entries`, rising; None if that is not certain.
+    """Return one entry with the effect of `entries`, ascending; None if that is not certain.
 
-    Of all actions on a file, a transaction, the columns or the protocol the last one counts.
+    The last action on a file, a transaction, the columns or the protocol counts.
     """
-    last: dict[tuple[str, str], bytes] = {}
+    last_lines: dict[tuple[str, str], bytes] = {}
     for entry in entries:
-        mine: dict[tuple[str, str], bytes] = {}
+        entry_lines: dict[tuple[str, str], bytes] = {}
         for line in entry.splitlines():
             subject = _subject_of(line)
-            if subject is None or subject in mine:
+            if subject is None or subject in entry_lines:
                 return None
-            mine[subject] = line
-        last |= mine
-    return b"".join(line + b"\n" for line in last.values())
+            entry_lines[subject] = line
+        last_lines |= entry_lines
+    return b"".join(line + b"\n" for line in last_lines.values())
 
 
 def _subject_of(line: bytes) -> tuple[str, str] | None:
-    """Return what a line of an entry is about; None if it may not replace an earlier line."""
+    """Return the subject of a line of an entry; None if it may not replace an earlier line."""
     try:
-        ((action, said),) = json.loads(line).items()
+        ((action, fields),) = json.loads(line).items()
         if action in ("add", "remove"):
             # Two deletion vectors of one file are two subjects.
-            return None if said.get("deletionVector") else ("file", str(said["path"]))
+            return None if fields.get("deletionVector") else ("file", str(fields["path"]))
         if action == "txn":
-            return action, str(said["appId"])
+            return action, str(fields["appId"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return (action, "") if action in ("commitInfo", "metaData", "protocol") else None
@@ -827,9 +833,9 @@ def log_tail(names: Iterable[str], version: int) -> list[str]:
         if (match := _NUMBERED.fullmatch(name))
     ]
     checkpoints = [number for number, kind, _ in numbered if kind != "json" and number <= version]
-    last = max(checkpoints, default=-1)
+    last_checkpoint = max(checkpoints, default=-1)
     return [
         name
         for number, kind, name in numbered
-        if (number == last if kind != "json" else last <= number <= version)
+        if (number == last_checkpoint if kind != "json" else last_checkpoint <= number <= version)
     ]

@@ -1,9 +1,9 @@
 """Let threads of one process that append single events share commits (semantics 16.9).
 
-The leader, one of the waiting callers, commits for all that are waiting when it gets the commit
-lock, so that they pay once for writing and syncing the files. The others sleep until their event is
-stored or refused; then the leader makes a new caller the leader. The callers could have got the
-same result one after the other: within a batch the events of a series are in the order of their
+The leader, one of the waiting callers, commits for all callers that are waiting when it gets the
+commit lock, so that files are written and synced once. The others sleep until their event is stored
+or refused; then the leader makes a new caller the leader. The callers could have got the same
+result one after the other: within a batch the events of a series are in the order of their
 timestamps, and none makes another late.
 
 A leader may be interrupted (Ctrl-C) in the middle of a commit, without knowing whether it is in the
@@ -108,8 +108,11 @@ class SharedBatch:
     def outcomes(self, commit: PreparedCommit) -> list[AppendedEvent | TseriesError]:
         """Return the outcome of each batch in `commit`, which `prepare` has returned."""
         refused, (events,) = self._refused[commit.head_id], commit.numbered
-        place = np.argsort(events.order)
-        sequence, us = events.sequence[place].tolist(), events.timestamp_us[place].tolist()
+        event_of_row = np.argsort(events.order)
+        sequence, us = (
+            events.sequence[event_of_row].tolist(),
+            events.timestamp_us[event_of_row].tolist(),
+        )
         number = commit.index.metadata.commit
         appended = (AppendedEvent(*event, number) for event in zip(sequence, us, strict=True))
         return [refused.get(row) or next(appended) for row in range(len(self._batches))]
@@ -123,7 +126,7 @@ def _join(batches: Sequence[Batch]) -> Batch:
 
 
 MAX_SHARED_EVENTS: Final = 1000
-"""The most events of a shared commit; so many are numbered and written in a few ms."""
+"""The most events of a shared commit; numbering and writing them takes a few ms."""
 
 Append = Callable[..., PreparedCommit | None]
 """`Store.append`."""
@@ -208,16 +211,16 @@ class SharedCommits:
             with self._mutex:
                 others = (caller for caller in self._waiting if leader.can_share(caller))
                 drawn = [leader, *islice(others, MAX_SHARED_EVENTS - 1)]
-                taken = set(map(id, drawn))
-                rest = [caller for caller in self._waiting if id(caller) not in taken]
-                shared.callers, self._waiting = drawn, rest
+                drawn_ids = set(map(id, drawn))
+                still_waiting = [caller for caller in self._waiting if id(caller) not in drawn_ids]
+                shared.callers, self._waiting = drawn, still_waiting
         return [caller.batch for caller in shared.callers]
 
     def _leave(self, caller: "_Caller") -> None:
         """Make another caller the leader if `caller` is; it may be interrupted at any moment."""
         with self._mutex:
             caller.has_left = True
-            self._waiting = [other for other in self._waiting if other is not caller]
+            self._waiting = [waiting for waiting in self._waiting if waiting is not caller]
             if self._leader is caller:
                 heirs = self._current.remaining() or self._waiting
                 self._leader = heirs[0] if heirs else None

@@ -66,10 +66,8 @@ from pyspark_tseries.write.batch import (
     Batch,
     CommitContext,
     PreparedCommit,
-    batch_transactions,
-    digest_transaction,
-    is_replay,
 )
+from pyspark_tseries.write.rows import batch_transactions, digest_transaction, is_replay
 
 COLUMNS_TRANSACTION: Final = "tseries:columns"
 """Its version is the last commit that gave value columns wider types."""
@@ -87,7 +85,7 @@ def backoff(attempt: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a store tries a commit again.
+    """The number of attempts of a commit, and the pauses between them.
 
     Attributes:
         commits: the attempts of a commit; with the pauses they take about half a minute, far longer
@@ -191,7 +189,7 @@ class Store:
     def forget_all() -> None:
         """Forget all open stores, so that the next opening reads a store as a new process does.
 
-        Return once all checkpoints are written that are due, as they are when a process has ended.
+        Return once all due checkpoints are written, as when a process has ended.
         """
         wait_for_checkpoints()
         with _opening_lock:
@@ -223,11 +221,11 @@ class Store:
     ) -> "Store":
         """Return a new store at `path`, or the one that another client has just created there.
 
-        `others` are properties of its table beside those of every store.
+        `others` are further properties of its table.
         """
         location = parse_location(path)
-        asked = retained, min_retention_us, subscription, policy
-        fixed = properties.new_properties(*asked, is_local=location.is_local)
+        settings = retained, min_retention_us, subscription, policy
+        fixed = properties.new_properties(*settings, is_local=location.is_local)
         create_table(location, table_schema(values), {**fixed, **(others or {})})
         store = Store.open(path)
         if retained is None:
@@ -279,8 +277,12 @@ class Store:
         head_id = self.head_id()
         if head_id is None:
             return NO_COMMIT
-        known_id, known = self._last.last
-        return known.metadata if head_id == known_id else read_head_metadata(self.location, head_id)
+        last_id, last_index = self._last.last
+        return (
+            last_index.metadata
+            if head_id == last_id
+            else read_head_metadata(self.location, head_id)
+        )
 
     def properties(self) -> dict[str, str]:
         """Return the table's properties in the log as last refreshed."""
@@ -336,9 +338,9 @@ class Store:
             UnusableStore: the log does not reach back so far.
         """
         with self._lock:
-            known = self.last_snapshot() if version == self.version() else None
-            if known is not None and version == self.version():
-                return known
+            snapshot = self.last_snapshot() if version == self.version() else None
+            if snapshot is not None and version == self.version():
+                return snapshot
         table = load_table_at(self.location, version)
         return Store(self.location, table, skip_checks=True).last_snapshot()
 
@@ -406,8 +408,8 @@ class Store:
             attempt: returns None, or raises DeltaError, to be called again after a pause.
             limit: how often it is called at most.
             outcome: what the attempts leave behind, for the error.
-            rivals: what interfered, for the error.
-            next_step: what to do then.
+            rivals: the clients that interfered, for the error.
+            next_step: the next step, for the error.
 
         Raises:
             StoreBusy: no attempt had a result.
@@ -516,13 +518,15 @@ class Store:
         raise lost if self.location.is_local else unreachable_error(self.location, "written", lost)
 
     def is_replay(self, token: tuple[str, int] | None, digest: int | None) -> bool:
-        """Call `write.batch.is_replay` for the log as last refreshed; False without a token."""
+        """Call `write.rows.is_replay` for the log as last refreshed; False without a token."""
         if token is None:
             return False
         with self._lock:
-            last = self.log.transaction(token[0])
-            stored = None if last is None else self.log.transaction(digest_transaction(token[0]))
-        return is_replay(self.root, token, digest, last, stored)
+            last_batch = self.log.transaction(token[0])
+            stored = (
+                None if last_batch is None else self.log.transaction(digest_transaction(token[0]))
+            )
+        return is_replay(self.root, token, digest, last_batch, stored)
 
     def transaction(self, name: str) -> int | None:
         """Return the last version of a transaction in the log as last refreshed, or None."""
@@ -542,7 +546,7 @@ class Store:
         synced: bool,
     ) -> PreparedCommit:
         """Make one attempt to commit; add it to `attempts` before it is in the log."""
-        # Taken first: this may bring the log up to date.
+        # Take the snapshot first: this may bring the log up to date.
         snapshot = self.last_snapshot() if batch.has_edits else None
         head_id, index = self.head_id(), self.index()
         working = heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
@@ -560,7 +564,7 @@ class Store:
             )
             attempt = batch.prepare(context)
             attempts.append(attempt)
-            # Taken first: nothing after this version has been compared with the head.
+            # Take the version first: no later entry has been compared with the head.
             version = self.version()
             if self.head_id() != head_id:
                 # A signal handler in this very thread may have committed in the meantime.
@@ -570,9 +574,9 @@ class Store:
         return attempt
 
     def _widened_values(self) -> Sequence[pa.Field]:
-        """Return the value columns if they have ever got wider types: rows may be made for others.
+        """Return the value columns if they have ever got wider types: rows may have earlier types.
 
-        Appends call this, and the table's columns take longer to read than a small commit.
+        Appends call this, and reading the table's columns takes longer than a small commit.
         """
         since = self.log.transaction(COLUMNS_TRANSACTION)
         if since is None:
@@ -627,10 +631,10 @@ class Store:
 
         Args:
             attempt: the commit; its files are written.
-            transactions: those that name the batch.
+            transactions: the transactions that name the batch.
             synced: as in `append`.
-            version: the version of the log that has the head the commit is made for; None for
-                that as last refreshed.
+            version: the version of the log with the head that the commit builds on; None for the
+                version as last refreshed.
 
         Raises:
             DeltaError: a competing commit was first, or has replaced one of `attempt.replaced`.
@@ -655,18 +659,18 @@ class Store:
 
 
 def _no_store_error(path: str | Location) -> NoSuchStore:
-    shown = path if isinstance(path, str) else path.root
+    location = path if isinstance(path, str) else path.root
     return NoSuchStore(
-        f"there is no store at '{shown}'",
+        f"there is no store at '{location}'",
         "a path that a tseries write has created",
         "correct the path, or write to it first",
     )
 
 
 class _LostLock:
-    """A store's lock in a forked process that nobody can take, as a thread of the parent held it.
+    """A store's lock in a forked process that was held by a thread of the parent.
 
-    What it guards is half changed, so whoever asks for it gets an error.
+    The state that it guards is half changed, so taking it raises an error.
     """
 
     def __init__(self, root: str) -> None:

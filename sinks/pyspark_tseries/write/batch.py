@@ -6,9 +6,6 @@ very commit, the commit publishes the file unchanged. It numbers and writes the 
 groups, in memory or by merging sorted files. Edits come last, all in memory at once. The files are
 not part of the store until a Delta commit names them.
 
-For each query and application, the store keeps the number of its last batch and a digest of that
-batch's rows (`write/rows.py`), as transactions of its Delta log.
-
 Edits are checked against their originals (semantics 18). An edit is an ordinary event at the end of
 its series that also carries sequence, timestamp and author of the original it overrides. As in
 `numbering`, nothing is kept between attempts: after a lost race the edits are checked again.
@@ -29,10 +26,9 @@ from pyspark_timestream.core.policies import (
     name_lenient,
 )
 from pyspark_timestream.core.threads import lazy
-from pyspark_tseries.errors import ConditionFailed, NoSuchEvent, ReplayDiffers
+from pyspark_tseries.errors import ConditionFailed, NoSuchEvent
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_names
 from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT, widen_rows
-from pyspark_tseries.model.commits import APPLICATION_PREFIX
 from pyspark_tseries.model.properties import AccessCheck, StoreSettings
 from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange, min_retained
 from pyspark_tseries.model.series_index import (
@@ -62,7 +58,7 @@ from pyspark_tseries.write.numbering import (
     write_numbered,
     write_sorted,
 )
-from pyspark_tseries.write.rows import EDIT_OF
+from pyspark_tseries.write.rows import EDIT_OF, batch_transactions
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
     OptimisticNumber,
@@ -133,28 +129,32 @@ def number_edits(
     """
     editable = _find_editable(targets, index, retained)
     before = lookup_after(targets.names, index, appended)
-    lost = np.flatnonzero(~editable)
-    example = _describe_missing(targets, int(lost[0]), before) if len(lost) else None
+    missing = np.flatnonzero(~editable)
+    example = _describe_missing(targets, int(missing[0]), before) if len(missing) else None
     if example and STORE_POLICIES[missing_original] is Action.FAIL:
-        raise _missing_original_error(example, len(lost))
+        raise _missing_original_error(example, len(missing))
     order = np.flatnonzero(editable)
     order = order[np.argsort(targets.codes[order], kind="stable")]
     present, codes = np.unique(targets.codes[order], return_inverse=True)
     before = {name: column[present] for name, column in before.items()}
-    last = before["last_sequence"]
+    last_sequence = before["last_sequence"]
     sizes = np.bincount(codes, minlength=len(present))
     within = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     us = np.maximum(before["newest_us"], now_us)
-    counts = {"last_sequence": last + sizes, "newest_us": us, "edits": before["edits"] + sizes}
+    counts = {
+        "last_sequence": last_sequence + sizes,
+        "newest_us": us,
+        "edits": before["edits"] + sizes,
+    }
     names = targets.names.take(pa.array(present))
     numbered = NumberedRows(
         order=order,
         names=names,
         codes=codes,
-        sequence=last[codes] + 1 + within,
+        sequence=last_sequence[codes] + 1 + within,
         timestamp_us=us[codes],
         change=_merge_changes(appended, make_change(names, before | counts)),
-        counts=Counts(dropped=len(lost), example=example),
+        counts=Counts(dropped=len(missing), example=example),
     )
     return NumberedEdits(numbered, _original_columns(targets, order))
 
@@ -164,30 +164,32 @@ def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedR
     before, codes = index.lookup(names), targets.codes
     newest = before["last_sequence"], before["original_us"]
     low, low_us = min_retained(retained, *newest, index.min_retained(names))
-    known = targets.us != NEVER_US
-    known &= ~targets.erased
+    is_editable = targets.us != NEVER_US
+    is_editable &= ~targets.erased
     visible = (targets.sequence >= low[codes]) & (targets.us >= low_us[codes])
-    editable: BoolArray = known & (visible | (targets.sequence > newest[0][codes]))
-    return editable
+    flags: BoolArray = is_editable & (visible | (targets.sequence > newest[0][codes]))
+    return flags
 
 
 def _describe_missing(
     targets: EditTargets, row: int, before: dict[str, Int64Array]
 ) -> dict[str, Any]:
     code, sequence = int(targets.codes[row]), int(targets.sequence[row])
-    last = int(before["last_sequence"][code])
-    hidden = _REASON_HIDDEN if 0 <= sequence <= last else _REASON_ABSENT
+    last_sequence = int(before["last_sequence"][code])
+    hidden = _REASON_HIDDEN if 0 <= sequence <= last_sequence else _REASON_ABSENT
     return {
         "series": targets.names[code].as_py(),
         "edit_of": sequence,
-        "last_sequence": None if last == NO_SEQUENCE else last,
+        "last_sequence": None if last_sequence == NO_SEQUENCE else last_sequence,
         "reason": _REASON_ERASED if targets.erased[row] else hidden,
     }
 
 
 def _missing_original_error(example: dict[str, Any], count: int) -> NoSuchEvent:
-    last = example["last_sequence"]
-    newest = "it is empty" if last is None else f"its newest event is sequence {last}"
+    last_sequence = example["last_sequence"]
+    newest = (
+        "it is empty" if last_sequence is None else f"its newest event is sequence {last_sequence}"
+    )
     step = "name the original_sequence where the event is an edit"
     if example["reason"] == _REASON_ERASED:
         step = "append a new event"
@@ -201,8 +203,8 @@ def _missing_original_error(example: dict[str, Any], count: int) -> NoSuchEvent:
 
 
 def _merge_changes(appended: pa.Table, edited: pa.Table) -> pa.Table:
-    rest = pc.invert(pc.is_in(appended["series"], edited["series"].combine_chunks()))
-    return pa.concat_tables([appended.filter(rest), edited]).combine_chunks()
+    is_not_edited = pc.invert(pc.is_in(appended["series"], edited["series"].combine_chunks()))
+    return pa.concat_tables([appended.filter(is_not_edited), edited]).combine_chunks()
 
 
 def _original_columns(targets: EditTargets, order: Int64Array) -> list[pa.Array]:
@@ -223,8 +225,8 @@ def find_originals(
     the row groups that may have one.
     """
     names, codes = encode_names(series)
-    wanted = sequence.to_numpy(zero_copy_only=False)
-    distinct, bounds = names.to_pylist(), (int(wanted.min()), int(wanted.max()))
+    sequences = sequence.to_numpy(zero_copy_only=False)
+    distinct, bounds = names.to_pylist(), (int(sequences.min()), int(sequences.max()))
     data = [
         file
         for file in files
@@ -235,105 +237,14 @@ def find_originals(
         and file.last >= distinct[0]
     ]
     row_filter = RowFilter(distinct, sequences=bounds)
-    is_wanted = pc.field("sequence").isin(pa.array(np.unique(wanted)))
-    originals = read_rows(location, data, BASE_SCHEMA, EVENT_NAMES, row_filter, is_wanted)
+    is_named = pc.field("sequence").isin(pa.array(np.unique(sequences)))
+    originals = read_rows(location, data, BASE_SCHEMA, EVENT_NAMES, row_filter, is_named)
     edits = pa.table({"series": series, "sequence": sequence, "row": np.arange(len(codes))})
     joined = edits.join(originals, ["series", "sequence"], join_type="left outer").sort_by("row")
     us = joined["timestamp"].cast(pa.int64()).fill_null(NEVER_US).to_numpy()
     author = joined["author"].combine_chunks().cast(pa.string())
     erased = joined[ERASURE_FIELD.name].is_valid().to_numpy()
-    return EditTargets(names, codes, wanted, us, author, erased)
-
-
-_DIGEST_PREFIX: Final = "tseries:rows:"
-
-
-def digest_transaction(transaction: str) -> str:
-    """Return the transaction with the digest of the last batch under `transaction`."""
-    return _DIGEST_PREFIX + transaction.removeprefix("tseries:")
-
-
-def batch_transactions(token: tuple[str, int] | None, digest: int | None) -> dict[str, int]:
-    """Return the transactions of a batch: its number, and the digest of its rows if known."""
-    if token is None:
-        return {}
-    return {
-        token[0]: token[1],
-        **({} if digest is None else {digest_transaction(token[0]): digest}),
-    }
-
-
-def is_replay(
-    root: str, token: tuple[str, int], digest: int | None, last: int | None, stored: int | None
-) -> bool:
-    """Return True if a batch repeats the last one of its transaction, False if it is new.
-
-    Args:
-        root: the store's location, for people.
-        token: the transaction, and the number of the batch.
-        digest: the digest of its rows; None if unknown.
-        last: the number of the last batch of this transaction in the store; None if there is none.
-        stored: the digest of that batch; None if unknown.
-
-    Raises:
-        ReplayDiffers: the batch is older than that one, or repeats it with other rows.
-    """
-    transaction, batch = token
-    if last is None or batch > last:
-        return False
-    if batch < last:
-        raise _older_batch_error(root, transaction, batch, last)
-    if digest is not None and stored is not None and digest != stored:
-        raise _other_rows_error(root, transaction, batch)
-    return True
-
-
-def _older_batch_error(root: str, transaction: str, batch: int, last: int) -> ReplayDiffers:
-    name = transaction.rpartition(":")[2]
-    if transaction.startswith(APPLICATION_PREFIX):
-        name = transaction.removeprefix(APPLICATION_PREFIX)
-        return ReplayDiffers(
-            f"txnVersion {batch} of txnAppId '{name}' is to be stored, and the store '{root}' has "
-            f"its version {last}",
-            f"a txnVersion above {last}, or {last} again with the same rows",
-            "give the write another txnAppId if it is new work: the numbers of batches begin at 0 "
-            "again with a new or deleted checkpoint. Nothing of the batch is stored",
-        )
-    return ReplayDiffers(
-        f"batch {batch} of query {name} is to be stored, and the store '{root}' has its "
-        f"batch {last}: the checkpoint is older than the store, as one that was put back, or "
-        "another driver runs this query as well",
-        f"a batch above {last}, or batch {last} again with the same rows",
-        "let one driver run the query alone; or put the newer checkpoint back, or a state of the "
-        "store that is as old as the checkpoint (a backup of both); or start with a new "
-        "checkpointLocation, and let the source start behind what is stored (startingOffsets, "
-        "startingTimestamp). Nothing of the batch is stored",
-    )
-
-
-def _other_rows_error(root: str, transaction: str, batch: int) -> ReplayDiffers:
-    name = transaction.rpartition(":")[2]
-    if transaction.startswith(APPLICATION_PREFIX):
-        name = transaction.removeprefix(APPLICATION_PREFIX)
-        return ReplayDiffers(
-            f"txnVersion {batch} of txnAppId '{name}' comes again with other rows than those that "
-            f"the store '{root}' has of it",
-            "the same rows, in any order",
-            "give the write the same input again; or keep the rows that are stored, and leave this "
-            "version out; or, if these are new rows and no repetition, give them a greater "
-            "txnVersion. Values such as the current time differ at each evaluation: leave them "
-            "out, or persist the DataFrame. Nothing of the batch is stored",
-        )
-    before = f"'commits/{batch - 1}'" if batch else "a file with the lines v1 and {}"
-    return ReplayDiffers(
-        f"batch {batch} of query {name} comes again with other rows than those that the "
-        f"store '{root}' has of it: an older checkpoint was put back, the query or its input has "
-        "changed, or its rows are not determined by its input (random values, the order of a list)",
-        "the same rows, in any order",
-        "put the newer checkpoint back; or give the query the code and input of before until this "
-        "batch is through; or keep the rows that are stored, and go on with the next batch: copy "
-        f"{before} of the checkpoint to 'commits/{batch}'. Nothing of the batch is stored",
-    )
+    return EditTargets(names, codes, sequences, us, author, erased)
 
 
 class Appendable(Protocol):
@@ -361,7 +272,7 @@ class Appendable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AppendCondition:
-    """What a batch requires of a series when it is committed (semantics 35.2).
+    """The state that a series must have when a batch is committed (semantics 35.2).
 
     Attributes:
         series: its name.
@@ -375,25 +286,25 @@ class AppendCondition:
 
     def check(self, index: SeriesIndex) -> None:
         """Raise ConditionFailed if the series is in another state."""
-        last = int(index.lookup([self.series])["last_sequence"][0])
+        last_sequence = int(index.lookup([self.series])["last_sequence"][0])
         same = self.erasures is None or self.erasures == (index.metadata.erasure,)
-        if last == self.sequence and same:
+        if last_sequence == self.sequence and same:
             return
         problem = (
             f"values were erased since the newest one of series '{self.series}' was read"
-            if last == self.sequence
-            else f"the last event of series '{self.series}' has sequence {last}, and "
+            if last_sequence == self.sequence
+            else f"the last event of series '{self.series}' has sequence {last_sequence}, and "
             f"{self.sequence} is expected"
         )
-        raise condition_error(problem, last)
+        raise condition_error(problem, last_sequence)
 
 
-def condition_error(problem: str, last: int) -> ConditionFailed:
+def condition_error(problem: str, last_sequence: int) -> ConditionFailed:
     """Return the error of a condition that does not hold; `last` is the highest sequence."""
     error = ConditionFailed(
         problem, next_step="read the series again, and decide anew. Nothing is stored"
     )
-    error.sequence = last
+    error.sequence = last_sequence
     return error
 
 
@@ -418,11 +329,11 @@ class Batch:
             nobody a writer.
         digest: the digest of its rows, from `digest_rows`; None skips the comparison with the rows
             that the store has for the same token.
-        future: how far ahead of the commit a timestamp may be.
+        future: the limit of how far a timestamp may be ahead of the commit.
         tasks: the tasks that have written the rows, in the order of the input; the caller removes
             their files once the batch is committed or given up.
-        limits: how many bytes of their rows are sorted in memory at once.
-        expected: the state of a series without which nothing is appended; None for any.
+        limits: the bytes of their rows that are sorted in memory at once.
+        expected: the state that a series must have; None for any.
     """
 
     rows: pa.Table
@@ -600,14 +511,14 @@ class _Commit:
         batch, context = self._batch, self._context
         results = [self._write_group(number, group) for number, group in enumerate(self._groups)]
         appended = sum_results(results)
-        written = [result.file for result in results if result.file is not None]
+        files = [result.file for result in results if result.file is not None]
         metadata, change = add_counts(self._metadata, appended.counts), appended.change
-        appends = batch.joins or bool(written)
+        appends = batch.joins or bool(files)
         if context.snapshot is not None and batch.has_edits:
-            edited, file = self._write_edits(context.snapshot, change, written)
+            edited, file = self._write_edits(context.snapshot, change, files)
             metadata = add_counts(metadata, edited.events.counts)
             change = edited.events.change
-            written += [file] if file is not None else []
+            files += [file] if file is not None else []
             self._numbered.append(edited.events)
         metadata = replace(metadata, rows=metadata.rows + change.num_rows)
         if not batch.is_correction:
@@ -618,7 +529,7 @@ class _Commit:
         self.paths.append(head_path(self._location, context.new_id))
         write_head(self._location, context.new_id, table)
         numbered = () if batch.tasks else tuple(self._numbered)
-        return PreparedCommit(context.new_id, after, written, self.paths, numbered)
+        return PreparedCommit(context.new_id, after, files, self.paths, numbered)
 
     def number(self, rows: pa.Table) -> NumberedRows:
         """Number appends that are in memory."""
@@ -649,16 +560,16 @@ class _Commit:
 
     def _confirm_optimistic(self) -> OptimisticNumber | None:
         """Return the tasks' optimistic number if it is that of this commit; else None."""
-        context, last = self._context, self._index.metadata
+        context, last_commit = self._context, self._index.metadata
         numbers = (task.optimistic for task in self._batch.tasks if task.optimistic is not None)
         optimistic = next(numbers, None)
         if optimistic is None:
             return None
-        if (optimistic.head_id, optimistic.commit) != (context.head_id, last.commit + 1):
+        if (optimistic.head_id, optimistic.commit) != (context.head_id, last_commit.commit + 1):
             return None
         # Use the absolute value, because the clock may have been set back since the tasks began.
-        error_us = abs(max(context.now_us, last.commit_us) - optimistic.commit_us)
-        if error_us > MAX_OPTIMISTIC_TIME_ERROR_US or optimistic.commit_us < last.commit_us:
+        error_us = abs(max(context.now_us, last_commit.commit_us) - optimistic.commit_us)
+        if error_us > MAX_OPTIMISTIC_TIME_ERROR_US or optimistic.commit_us < last_commit.commit_us:
             return None
         return optimistic
 
@@ -687,8 +598,8 @@ class _Commit:
             if not self._batch.tasks and not self._batch.has_edits:
                 rows = self._batch.rows
             else:
-                parts = [appends for output in group for appends in self._appends(output)]
-                rows = pa.Table.from_batches(parts, schema).combine_chunks()
+                batches = [appends for output in group for appends in self._appends(output)]
+                rows = pa.Table.from_batches(batches, schema).combine_chunks()
             rows = self._widen(rows)
             events = self.number(rows)
             self._numbered.append(events)
@@ -701,7 +612,7 @@ class _Commit:
         return write_sorted(self._location, path, wide, self._index, self._rules)
 
     def _has_the_types(self) -> bool:
-        """Return False if the store has got wider types since the rows were made for it."""
+        """Return False if the store has got wider types since the rows were staged."""
         if not self._context.values:
             return True
         staged = self._batch.rows.schema.empty_table()
@@ -726,14 +637,14 @@ class _Commit:
         return chunks + (sorter.spill() if sorter is not None else [])
 
     def _write_edits(
-        self, snapshot: Snapshot, appended: pa.Table, written: Sequence[WrittenFile]
+        self, snapshot: Snapshot, appended: pa.Table, new_files: Sequence[WrittenFile]
     ) -> tuple[NumberedEdits, WrittenFile | None]:
         batch, index = self._batch, self._index
         rows = pa.concat_tables(
             [edits for output in self._outputs for edits in self._edits(output)]
         ).combine_chunks()
         series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
-        data = [*snapshot.files, *(to_data_file(file, self._metadata.commit) for file in written)]
+        data = [*snapshot.files, *(to_data_file(file, self._metadata.commit) for file in new_files)]
         targets = find_originals(self._location, data, series, sequence)
         if self._access.policy is not None:
             self._access.require_edits(targets.author.drop_null().unique().to_pylist())
@@ -754,8 +665,10 @@ class _Commit:
     def _series(self, output: TaskOutput) -> pa.Array:
         if output.series is not None:
             return read_staged_task(self._location, output.series)["series"].unique()
-        parts = [split_edits(rows)[0]["series"].unique() for rows in self._inline_batches(output)]
-        return pa.chunked_array(parts, pa.string()).unique()
+        names_of_batches = [
+            split_edits(rows)[0]["series"].unique() for rows in self._inline_batches(output)
+        ]
+        return pa.chunked_array(names_of_batches, pa.string()).unique()
 
     def _appends(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
         yield from (split_edits(rows)[0] for rows in self._inline_batches(output))
@@ -786,38 +699,41 @@ def _group_by_series(
     """
     root = list(range(len(outputs)))
 
-    def find(at: int) -> int:
-        while root[at] != at:
-            at = root[at]
-        return at
+    def find(task: int) -> int:
+        while root[task] != task:
+            task = root[task]
+        return task
 
-    def join(one: int, other: int) -> None:
-        low, high = sorted((find(one), find(other)))
+    def join(task_a: int, task_b: int) -> None:
+        low, high = sorted((find(task_a), find(task_b)))
         root[high] = low
 
-    few = [at for at, output in enumerate(outputs) if output.inline is not None]
-    for at in few:
-        join(few[0], at)
-    for one, other in _overlapping_pairs(series):
-        join(one, other)
+    small_tasks = [task for task, output in enumerate(outputs) if output.inline is not None]
+    for task in small_tasks:
+        join(small_tasks[0], task)
+    for task_a, task_b in _overlapping_pairs(series):
+        join(task_a, task_b)
     groups: dict[int, list[TaskOutput]] = {}
-    for at, output in enumerate(outputs):
-        groups.setdefault(find(at), []).append(output)
+    for task, output in enumerate(outputs):
+        groups.setdefault(find(task), []).append(output)
     return list(groups.values())
 
 
 def _overlapping_pairs(series: Sequence[pa.Array]) -> list[tuple[int, int]]:
-    """Return enough pairs of lists to connect all that share a name; a list repeats no name."""
+    """Return enough pairs of lists to connect all lists that share a name.
+
+    No list repeats a name.
+    """
     # Encode the lists separately, with one dictionary: one array of all names could be too large.
     encoded_lists = pa.chunked_array(list(series), pa.string()).dictionary_encode().chunks
     codes = np.concatenate(
         [np.empty(0, np.int32), *(encoded.indices.to_numpy() for encoded in encoded_lists)]
     )
-    last = np.full(codes.max(initial=-1) + 1, -1)  # The last list so far that has each name.
+    last_list = np.full(codes.max(initial=-1) + 1, -1)  # The last list so far that has each name.
     pairs: list[tuple[int, int]] = []
     ends = np.cumsum([len(names) for names in series])
-    for other, mine in enumerate(np.split(codes, ends[:-1])):
-        before = np.flatnonzero(np.bincount(last[mine] + 1)[1:])
-        pairs += [(one, other) for one in before.tolist()]
-        last[mine] = other
+    for list_number, list_codes in enumerate(np.split(codes, ends[:-1])):
+        earlier_lists = np.flatnonzero(np.bincount(last_list[list_codes] + 1)[1:])
+        pairs += [(earlier_list, list_number) for earlier_list in earlier_lists.tolist()]
+        last_list[list_codes] = list_number
     return pairs

@@ -82,7 +82,7 @@ class SeriesLookup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The counts of a batch's rows that were not stored as they were given.
+    """The counts of a batch's rows that were not stored unchanged.
 
     Attributes:
         dropped: late rows that were left out, or edits without an original.
@@ -123,7 +123,7 @@ class NumberedRows:
         sequence: each event's sequence.
         timestamp_us: each event's timestamp.
         change: the index change: the state of the series `names` afterwards, without metadata.
-        counts: the counts of rows that were not stored as they were given.
+        counts: the counts of rows that were not stored unchanged.
         row: the same as `change` for an event that `number_event` has numbered.
     """
 
@@ -137,7 +137,7 @@ class NumberedRows:
     row: OneSeries | None = None
 
     def stats(self) -> FileStats | None:
-        """Return the bounds of a single event, which need not be looked up in the table."""
+        """Return the bounds of a single event, without a look-up in the table."""
         if self.row is None:
             return None
         name, sequence, us = self.row.series, int(self.sequence[0]), int(self.timestamp_us[0])
@@ -204,15 +204,15 @@ def number_rows(
     rows = sort_rows(series, stamps)
     _check_legal(rows)
     before = index.lookup(rows.names.to_pylist())
-    least_us = np.maximum(before["original_us"], index.cti_us)
-    is_late = rows.us < least_us[rows.codes]
+    min_us = np.maximum(before["original_us"], index.cti_us)
+    is_late = rows.us < min_us[rows.codes]
     ahead = _find_ahead(rows.us, is_late, future)
     counts = _apply_late_policy(is_late, rows, before, out_of_order, index.cti_us)
     counts += _apply_future_policy(ahead, rows, future)
-    kept = ~(is_late | ahead) if counts.dropped else ~ahead
-    if not kept.all():
-        rows = SortedRows(rows.order[kept], rows.names, rows.codes[kept], rows.us[kept])
-    us = np.maximum(rows.us, least_us[rows.codes]) if counts.adjusted else rows.us
+    is_kept = ~(is_late | ahead) if counts.dropped else ~ahead
+    if not is_kept.all():
+        rows = SortedRows(rows.order[is_kept], rows.names, rows.codes[is_kept], rows.us[is_kept])
+    us = np.maximum(rows.us, min_us[rows.codes]) if counts.adjusted else rows.us
     timed_us = us if stamps.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
     return _assign_sequences(rows._replace(us=timed_us), before, now_us, index.cti_us, counts)
 
@@ -225,10 +225,10 @@ def number_event(
     now_us: int,
     future: FutureRule | None = None,
 ) -> NumberedRows | None:
-    """Return what `number_rows` returns for one event that is stored as it is given.
+    """Return what `number_rows` returns for one event that is stored unchanged.
 
-    A single append is so, and takes a tenth of the time. Return None for any other event: one that
-    is late, too far ahead, illegal, or has no time that it may get. `number_rows` judges that.
+    For a single append this takes a tenth of the time. Return None for an event that is late, too
+    far ahead, illegal, or has no timestamp and can get none; `number_rows` decides about those.
 
     Args:
         series: the name of the series.
@@ -238,14 +238,14 @@ def number_event(
         now_us: as for `number_rows`.
         future: as for `number_rows`.
     """
-    least_us = max(before["original_us"], cti_us)
+    min_us = max(before["original_us"], cti_us)
     if us is None:
         us = max(before["newest_us"], now_us)
         if us == NEVER_US or us < cti_us:
             return None
     else:
-        most_us = FINAL_US if future is None else min(FINAL_US, future.last_us)
-        if not max(least_us, MIN_US) <= us <= most_us:
+        max_us = FINAL_US if future is None else min(FINAL_US, future.last_us)
+        if not max(min_us, MIN_US) <= us <= max_us:
             return None
     sequence = before["last_sequence"] + 1
     after = {
@@ -256,11 +256,11 @@ def number_event(
         "first_us": min(before["first_us"], us) if sequence else us,
         "edits": before["edits"],
     }
-    row, first = OneSeries(series, after), np.zeros(1, np.int64)
+    row, row_zero = OneSeries(series, after), np.zeros(1, np.int64)
     change = row.to_table()
     names = change["series"].chunk(0)
     numbers = np.array([sequence]), np.array([us])
-    return NumberedRows(first, names, first, *numbers, change, Counts(), row)
+    return NumberedRows(row_zero, names, row_zero, *numbers, change, Counts(), row)
 
 
 def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -> BoolArray:
@@ -544,7 +544,7 @@ class WriteResult:
 
 
 def _group_rows(rows: pa.Table) -> int:
-    """Return how many rows like these a row group has."""
+    """Return the number of rows like these in a row group."""
     return rows_for_bytes(rows, MAX_GROUP_BYTES, ROWS_PER_GROUP)
 
 
@@ -556,17 +556,17 @@ def write_sorted(
     `tables` come from `merge_sorted`. If all rows are dropped, write no file.
     """
     file = EventFile(location, path)
-    stood = _MovingIndex(index)
+    moving_index = _MovingIndex(index)
     counts = Counts()
     try:
         for rows in tables:
             series, stamps = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-            events = rules.number(series, stamps, stood)
+            events = rules.number(series, stamps, moving_index)
             if len(events.order):
                 file.add(build_events(rows, events, rules.metadata, rules.author))
-            stood.advance(events.change)
+            moving_index.advance(events.change)
             counts += events.counts
-        return WriteResult(file.close(), stood.change(), counts)
+        return WriteResult(file.close(), moving_index.change(), counts)
     except BaseException:
         file.abandon()
         raise
@@ -596,7 +596,7 @@ def sum_results(results: Sequence[WriteResult]) -> WriteResult:
 
 
 class _MovingIndex:
-    """An index that follows parts in rising order; only a part's last series may continue."""
+    """An index that follows tables in ascending order; only a table's last series may continue."""
 
     def __init__(self, index: SeriesIndex) -> None:
         self._index = index
@@ -618,13 +618,13 @@ class _MovingIndex:
             self._last = change.slice(change.num_rows - 1).combine_chunks()
 
     def change(self) -> pa.Table:
-        """Return the index change of all parts; for a series in two parts, the later one counts."""
+        """Return the index change of all tables; if a series is in two, the later one counts."""
         if not self._changes:
             return make_change(pa.array([], pa.string()), self._index.lookup([]))
-        whole = pa.concat_tables(self._changes).combine_chunks()
-        series = whole["series"].combine_chunks()
+        changes = pa.concat_tables(self._changes).combine_chunks()
+        series = changes["series"].combine_chunks()
         goes_on = pc.equal(series.slice(0, len(series) - 1), series.slice(1)).to_pylist()
-        return whole.filter(pa.array([not same for same in goes_on] + [True]))
+        return changes.filter(pa.array([not same for same in goes_on] + [True]))
 
 
 @dataclass
@@ -651,19 +651,19 @@ class EventFile:
         self._held.append(events.cast(pa.schema([f.with_nullable(True) for f in schema])))
         rows = sum(table.num_rows for table in self._held)
         group = _group_rows(events)
-        if rows >= group:  # Write whole row groups, and hold the rest.
+        if rows >= group:  # Write whole row groups, and hold the remaining rows.
             self._write(rows // group * group, group)
 
     def _write(self, rows: int, group: int) -> None:
-        whole = pa.concat_tables(self._held)
+        events = pa.concat_tables(self._held)
         if self._writer is None:
             self._sink = self.location.write(self.location.file(self.path))
             self._writer = pq.ParquetWriter(
-                self._sink, whole.schema, metadata_collector=self._made, **self._options
+                self._sink, events.schema, metadata_collector=self._made, **self._options
             )
-        self._writer.write_table(whole.slice(0, rows), row_group_size=group)
+        self._writer.write_table(events.slice(0, rows), row_group_size=group)
         self._groups += -(-rows // group)
-        self._held = [whole.slice(rows)] if whole.num_rows > rows else []
+        self._held = [events.slice(rows)] if events.num_rows > rows else []
 
     def close(self) -> WrittenFile | None:
         """Complete the file; return None, and write no file, if there were no events."""
@@ -692,8 +692,8 @@ class EventFile:
 
 
 def _value_fields(events: pa.Table) -> list[pa.Field]:
-    known = set(event_schema([]).names)
-    return [column for column in events.schema if column.name not in known]
+    metadata_names = set(event_schema([]).names)
+    return [column for column in events.schema if column.name not in metadata_names]
 
 
 def split_edits(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
@@ -718,20 +718,23 @@ def build_events(
     """
     values = [name for name in rows.schema.names if name not in STAGED_NAMES]
     size = len(events.order)
-    taken = [rows[name] for name in values]
+    value_columns = [rows[name] for name in values]
     if rows.num_rows > 1:
-        taken = [column.take(pa.array(events.order)) for column in taken]
+        value_columns = [column.take(pa.array(events.order)) for column in value_columns]
     stamp = pa.array(events.timestamp_us).view(INSTANT)
     authors = author_column(rows["author"], events, author)
     index = [series_column(events.names, events.codes), pa.array(events.sequence), stamp, authors]
     names = [*_EVENT_NAMES, *values, *_LAST_NAMES]
     commit = pa.array([metadata.commit], pa.int64()), pa.array([metadata.commit_us], INSTANT)
     if size == 1:
-        last = [*(originals or _NO_ORIGINAL), *commit]
+        last_columns = [*(originals or _NO_ORIGINAL), *commit]
     else:
         nulls = (_constant_column(null[0], size) for null in _NO_ORIGINAL)
-        last = [*(originals or nulls), *(_constant_column(one[0], size) for one in commit)]
-    return pa.Table.from_arrays([*index, *taken, *last], names=names)
+        last_columns = [
+            *(originals or nulls),
+            *(_constant_column(scalars[0], size) for scalars in commit),
+        ]
+    return pa.Table.from_arrays([*index, *value_columns, *last_columns], names=names)
 
 
 _EVENT_NAMES: Final = [field.name for field in EVENT_FIELDS]

@@ -1,12 +1,12 @@
-"""Map a DataFrame's columns to those of a store, convert its rows, and compute their digest.
+"""Map a DataFrame's columns to a store's, convert its rows, and recognize a repeated batch.
 
-The digest of a set of rows does not depend on their order or partitioning. The store keeps that of
-each query's last batch, and so recognizes whether a repeated batch has the same rows (semantics
-16.5). A row's digest combines those of its columns. The digest of a set is the sum over its rows,
-so the driver adds up the digests of tasks. Nulls add nothing: a column that was added in the
-meantime changes no digest. Floats count to about six digits, and as 0 below 1e-9: Spark adds up
-floats in the order in which its tasks end, so a sum that it computes again may differ in its last
-digits.
+The digest of a set of rows does not depend on their order or partitioning. For each query and
+application the store keeps the number of its last batch and the digest of that batch's rows, as
+transactions of its Delta log, and so recognizes whether a repeated batch has the same rows
+(semantics 16.5). A row's digest combines the hashes of its columns. The digest of a set is the sum
+over its rows, so the driver adds up the digests of tasks. Nulls add nothing, so a column that was
+added meanwhile changes no digest. Floats count to about six digits, and as 0 below 1e-9: Spark adds
+up floats in the order in which its tasks end, so a repeated sum may differ in its last digits.
 """
 
 import zlib
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import format_instant, split_cti_rows
 from pyspark_timestream.errors import OptionError
-from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
+from pyspark_tseries.errors import IncompatibleValue, ReplayDiffers, UpdateFailed
 from pyspark_tseries.model.arrays import Int64Array
 from pyspark_tseries.model.columns import (
     EVENT_FIELDS,
@@ -34,6 +34,7 @@ from pyspark_tseries.model.columns import (
     type_name,
     value_type,
 )
+from pyspark_tseries.model.commits import APPLICATION_PREFIX
 from pyspark_tseries.options import WriteOptions
 
 EDIT_OF: Final = ORIGINAL_FIELDS[0]
@@ -113,7 +114,7 @@ def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field]
     _check_type(edit_of, "editOfColumn", pa.int64())
     _check_type(cti, "ctiColumn", INSTANT)
     roles = [field and field.name for field in (series, stamp, author, edit_of, cti)]
-    rest = {key: field for key, field in by_name.items() if field.name not in roles}
+    other_columns = {key: field for key, field in by_name.items() if field.name not in roles}
     return RowPlan(
         series=roles[0],
         series_name=options.series_name,
@@ -121,17 +122,17 @@ def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field]
         author=roles[2],
         edit_of=roles[3],
         cti=roles[4],
-        values=_match_values(rest, stored, options.merge_schema),
+        values=_match_values(other_columns, stored, options.merge_schema),
     )
 
 
 def _by_name(incoming: pa.Schema) -> dict[str, pa.Field]:
     by_name: dict[str, pa.Field] = {}
     for field in incoming:
-        twin = by_name.setdefault(field.name.lower(), field)
-        if twin is not field:
+        same_name = by_name.setdefault(field.name.lower(), field)
+        if same_name is not field:
             raise IncompatibleValue(
-                f"columns '{twin.name}' and '{field.name}' have one name in a store",
+                f"columns '{same_name.name}' and '{field.name}' have one name in a store",
                 "names that differ in more than case",
                 "rename one of them",
             )
@@ -139,24 +140,24 @@ def _by_name(incoming: pa.Schema) -> dict[str, pa.Field]:
 
 
 def _find_column(
-    by_name: dict[str, pa.Field], name: str, named: str | None, default: str
+    by_name: dict[str, pa.Field], name: str, chosen: str | None, default: str
 ) -> pa.Field | None:
-    field = by_name.get((named or default).lower())
-    if field is None and named is not None:
+    field = by_name.get((chosen or default).lower())
+    if field is None and chosen is not None:
         raise _missing_column_error(
-            name, named, by_name, "name a column of the DataFrame, or leave it out"
+            name, chosen, by_name, "name a column of the DataFrame, or leave it out"
         )
     return field
 
 
 def _find_cti_column(
-    by_name: dict[str, pa.Field], named: str | None, stored: list[pa.Field] | None
+    by_name: dict[str, pa.Field], chosen: str | None, stored: list[pa.Field] | None
 ) -> pa.Field | None:
-    field = _find_column(by_name, "ctiColumn", named, _CTI)
-    if named is not None or field is None:
+    field = _find_column(by_name, "ctiColumn", chosen, _CTI)
+    if chosen is not None or field is None:
         return field
     # A store may have a value column of this name.
-    is_value = any(known.name.lower() == _CTI for known in stored or ())
+    is_value = any(stored_field.name.lower() == _CTI for stored_field in stored or ())
     return None if is_value or not pa.types.is_timestamp(field.type) else field
 
 
@@ -177,9 +178,9 @@ def _check_type(field: pa.Field | None, name: str, kind: pa.DataType) -> None:
 
 
 def _match_values(
-    rest: dict[str, pa.Field], stored: list[pa.Field] | None, merge: bool
+    incoming: dict[str, pa.Field], stored: list[pa.Field] | None, merge: bool
 ) -> tuple[tuple[str | None, pa.Field], ...]:
-    for key, field in rest.items():
+    for key, field in incoming.items():
         if key in RESERVED_NAMES:
             raise IncompatibleValue(
                 f"value column '{field.name}' is named like a metadata column of the store",
@@ -187,19 +188,23 @@ def _match_values(
                 "rename it",
             )
     if stored is None:
-        return tuple((f.name, new_value_field(f)) for f in rest.values())
-    known = {field.name.lower(): field for field in stored}
-    for key, field in rest.items():
+        return tuple((f.name, new_value_field(f)) for f in incoming.values())
+    fields_by_name = {field.name.lower(): field for field in stored}
+    for key, field in incoming.items():
         if merge:
             new = new_value_field(field)
-            known[key] = add_fields(known[key], new.type) if key in known else new
-        _check_value(field, known.get(key), stored)
-    return tuple((rest[k].name if k in rest else None, field) for k, field in known.items())
+            fields_by_name[key] = (
+                add_fields(fields_by_name[key], new.type) if key in fields_by_name else new
+            )
+        _check_value(field, fields_by_name.get(key), stored)
+    return tuple(
+        (incoming[k].name if k in incoming else None, field) for k, field in fields_by_name.items()
+    )
 
 
-def _check_value(field: pa.Field, known: pa.Field | None, stored: list[pa.Field]) -> None:
+def _check_value(field: pa.Field, stored_field: pa.Field | None, stored: list[pa.Field]) -> None:
     names = ", ".join(f"'{f.name}' {type_name(f.type)}" for f in stored) or "none"
-    if known is None:
+    if stored_field is None:
         raise IncompatibleValue(
             f"column '{field.name}' of type {type_name(field.type)} is not in the store, whose "
             "value columns are fixed at its creation",
@@ -207,14 +212,14 @@ def _check_value(field: pa.Field, known: pa.Field | None, stored: list[pa.Field]
             "drop the column, or set mergeSchema to add it",
         )
     kind = value_type(field)
-    if not fits(kind, known.type):
+    if not fits(kind, stored_field.type):
         step = "cast it"
-        if fits(known.type, kind):
+        if fits(stored_field.type, kind):
             step = "cast it, or give the store's column this type with TimeSeries.widen_columns"
         raise IncompatibleValue(
             f"column '{field.name}' is of type {type_name(field.type)}, in the store it is of "
-            f"type {type_name(known.type)}",
-            type_name(known.type),
+            f"type {type_name(stored_field.type)}",
+            type_name(stored_field.type),
             step,
         )
 
@@ -247,7 +252,7 @@ def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
 
 
 def cast_rows(picked: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
-    """Return what `pick_rows` has returned in the types of the store."""
+    """Return rows from `pick_rows`, cast to the types of the store."""
     columns = zip(picked.columns, plan.staged, strict=True)
     cast = [column.cast(field.type) for column, field in columns]
     return pa.RecordBatch.from_arrays(cast, schema=plan.staged)
@@ -260,8 +265,10 @@ def pick_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
         UpdateFailed: a row has no series, or an edit has a timestamp.
         IncompatibleValue: a text is not UTF-8.
     """
-    named = [plan.series, plan.author, *(name for name, _ in plan.values)]
-    check_text(batch, [name for name in named if name is not None], plan.series, plan.series_name)
+    text_columns = [plan.series, plan.author, *(name for name, _ in plan.values)]
+    check_text(
+        batch, [name for name in text_columns if name is not None], plan.series, plan.series_name
+    )
     _check_edit_timestamps(batch, plan)
     size = batch.num_rows
     if plan.series is None:
@@ -322,8 +329,8 @@ def digest_rows(rows: pa.RecordBatch | pa.Table) -> int:
     batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
     total = 0
     for batch in batches:
-        for first in range(0, batch.num_rows, ROWS_AT_ONCE):
-            total = add_digests(total, _digest(batch.slice(first, ROWS_AT_ONCE)))
+        for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+            total = add_digests(total, _digest(batch.slice(start, ROWS_AT_ONCE)))
     return total
 
 
@@ -341,7 +348,7 @@ def _digest(batch: pa.RecordBatch) -> int:
 
 
 def _named(name: str, hashes: Hashes) -> Hashes:
-    """Return what a column of this name adds to the hash of each row; 0 for null."""
+    """Return the numbers that a column of this name adds to the hash of each row; 0 for null."""
     seed = np.uint64(zlib.crc32(name.lower().encode(errors="replace")) * 2 + 1)
     return _scramble(hashes * seed)
 
@@ -388,8 +395,8 @@ def _hash_values(column: pa.Array) -> Hashes:
         return _sum_parts(_scramble(entries + _ODD), _offsets(column))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         values, offsets = _hash(column.values) + _ODD, _offsets(column)
-        places = _places(offsets, len(values))
-        return _sum_parts(_scramble(values * (places * np.uint64(2) + np.uint64(1))), offsets)
+        positions = _positions(offsets, len(values))
+        return _sum_parts(_scramble(values * (positions * np.uint64(2) + np.uint64(1))), offsets)
     if pa.types.is_fixed_size_list(kind):
         return _hash_values(column.cast(pa.list_(kind.value_type)))
     if _is_text(kind):
@@ -434,18 +441,18 @@ def _hash_text(column: pa.Array) -> Hashes:
     sizes = np.diff(ends)
     words = (sizes + 7) >> 3
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
-    places = np.arange(offsets[-1]) - np.repeat(offsets[:-1], words)
+    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], words)
     # Eight more bytes, so that a word of eight bytes may begin at any byte.
     letters = np.zeros(ends[-1] - ends[0] + 8, np.uint8)
     letters[:-8] = np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
     overlapping = np.ndarray(len(letters) - 7, np.uint64, letters, strides=(1,))
-    pieces = overlapping[np.repeat(ends[:-1] - ends[0], words) + 8 * places]
+    pieces = overlapping[np.repeat(ends[:-1] - ends[0], words) + 8 * positions]
     beyond = 8 * (words - 1) - sizes + 8  # Bytes of the last word that belong to the next text.
-    last = offsets[1:][words > 0] - 1
+    last_words = offsets[1:][words > 0] - 1
     shift = (8 * beyond[words > 0]).astype(np.uint64)
-    pieces[last] = (pieces[last] << shift) >> shift
+    pieces[last_words] = (pieces[last_words] << shift) >> shift
     pieces = _scramble(
-        (pieces ^ _OTHER_ODD) * (places.view(np.uint64) * np.uint64(2) + np.uint64(1))
+        (pieces ^ _OTHER_ODD) * (positions.view(np.uint64) * np.uint64(2) + np.uint64(1))
     )
     return _sum_parts(pieces, offsets) + sizes.view(np.uint64) * _ODD
 
@@ -456,11 +463,11 @@ def _offsets(lists: pa.Array) -> Int64Array:
     return offsets
 
 
-def _places(offsets: Int64Array, size: int) -> Hashes:
+def _positions(offsets: Int64Array, size: int) -> Hashes:
     """Return the position of each of `size` values in its list, from 0."""
-    places = np.arange(size)
-    places[offsets[0] : offsets[-1]] -= np.repeat(offsets[:-1], np.diff(offsets))
-    return places.view(np.uint64)
+    positions = np.arange(size)
+    positions[offsets[0] : offsets[-1]] -= np.repeat(offsets[:-1], np.diff(offsets))
+    return positions.view(np.uint64)
 
 
 def _sum_parts(pieces: Hashes, offsets: Int64Array) -> Hashes:
@@ -468,3 +475,94 @@ def _sum_parts(pieces: Hashes, offsets: Int64Array) -> Hashes:
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(pieces, dtype=np.uint64)])
     sizes = np.diff(offsets).view(np.uint64)
     return _scramble(sums[offsets[1:]] - sums[offsets[:-1]] + (sizes + np.uint64(1)) * _ODD)
+
+
+_DIGEST_PREFIX: Final = "tseries:rows:"
+
+
+def digest_transaction(transaction: str) -> str:
+    """Return the transaction with the digest of the last batch under `transaction`."""
+    return _DIGEST_PREFIX + transaction.removeprefix("tseries:")
+
+
+def batch_transactions(token: tuple[str, int] | None, digest: int | None) -> dict[str, int]:
+    """Return the transactions of a batch: its number, and the digest of its rows if known."""
+    if token is None:
+        return {}
+    return {
+        token[0]: token[1],
+        **({} if digest is None else {digest_transaction(token[0]): digest}),
+    }
+
+
+def is_replay(
+    root: str, token: tuple[str, int], digest: int | None, last: int | None, stored: int | None
+) -> bool:
+    """Return True if a batch repeats the last one of its transaction, False if it is new.
+
+    Args:
+        root: the store's location, for people.
+        token: the transaction, and the number of the batch.
+        digest: the digest of its rows; None if unknown.
+        last: the number of the last batch of this transaction in the store; None if there is none.
+        stored: the digest of that batch; None if unknown.
+
+    Raises:
+        ReplayDiffers: the batch is older than that one, or repeats it with other rows.
+    """
+    transaction, batch = token
+    if last is None or batch > last:
+        return False
+    if batch < last:
+        raise _older_batch_error(root, transaction, batch, last)
+    if digest is not None and stored is not None and digest != stored:
+        raise _other_rows_error(root, transaction, batch)
+    return True
+
+
+def _older_batch_error(root: str, transaction: str, batch: int, last: int) -> ReplayDiffers:
+    name = transaction.rpartition(":")[2]
+    if transaction.startswith(APPLICATION_PREFIX):
+        name = transaction.removeprefix(APPLICATION_PREFIX)
+        return ReplayDiffers(
+            f"txnVersion {batch} of txnAppId '{name}' is to be stored, and the store '{root}' has "
+            f"its version {last}",
+            f"a txnVersion above {last}, or {last} again with the same rows",
+            "give the write another txnAppId if it is new work: the numbers of batches begin at 0 "
+            "again with a new or deleted checkpoint. Nothing of the batch is stored",
+        )
+    return ReplayDiffers(
+        f"batch {batch} of query {name} is to be stored, and the store '{root}' has its "
+        f"batch {last}: the checkpoint is older than the store, as one that was put back, or "
+        "another driver runs this query as well",
+        f"a batch above {last}, or batch {last} again with the same rows",
+        "let one driver run the query alone; or put the newer checkpoint back, or a state of the "
+        "store that is as old as the checkpoint (a backup of both); or start with a new "
+        "checkpointLocation, and let the source start behind what is stored (startingOffsets, "
+        "startingTimestamp). Nothing of the batch is stored",
+    )
+
+
+def _other_rows_error(root: str, transaction: str, batch: int) -> ReplayDiffers:
+    name = transaction.rpartition(":")[2]
+    if transaction.startswith(APPLICATION_PREFIX):
+        name = transaction.removeprefix(APPLICATION_PREFIX)
+        return ReplayDiffers(
+            f"txnVersion {batch} of txnAppId '{name}' comes again with other rows than those that "
+            f"the store '{root}' has of it",
+            "the same rows, in any order",
+            "give the write the same input again; or keep the rows that are stored, and leave this "
+            "version out; or, if these are new rows and no repetition, give them a greater "
+            "txnVersion. Values such as the current time differ at each evaluation: leave them "
+            "out, or persist the DataFrame. Nothing of the batch is stored",
+        )
+    before = f"'commits/{batch - 1}'" if batch else "a file with the lines v1 and {}"
+    return ReplayDiffers(
+        f"batch {batch} of query {name} comes again with other rows than those that the "
+        f"store '{root}' has of it: an older checkpoint was put back, the query or its input has "
+        "changed, or its rows are not determined by its input (random values, the order of a list)",
+        "the same rows, in any order",
+        "put the newer checkpoint back; or give the query the code and input of before until this "
+        "batch is through; or keep the rows that are stored, and go on with the next batch: copy "
+        f"{before} of the checkpoint to 'commits/{batch}'. Nothing of the batch is stored",
+    )

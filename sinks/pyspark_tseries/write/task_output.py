@@ -38,11 +38,11 @@ from pyspark_tseries.write.numbering import (
 )
 from pyspark_tseries.write.rows import EDIT_OF
 
-MAX_PART_ROWS: Final = 10_000
+MAX_BATCH_ROWS: Final = 10_000
 """Read this many rows of a chunk at once; fewer if they are large."""
 
 MAX_MERGED_CHUNKS: Final = 64
-"""Merge up to this many chunks at once; each gets this fraction of the memory for one part."""
+"""Merge up to this many chunks at once; each gets this fraction of the memory for one batch."""
 
 Key = tuple[str, int]
 
@@ -103,11 +103,11 @@ class SpillSorter:
         rows = self.buffered()
         self._buffered, self._size = [], 0
         order, names, codes, us = sort_rows(*_sort_columns(rows))
-        first = np.flatnonzero(np.diff(codes, prepend=-1))
-        self._chunk_stats.append(_ChunkStats(names, us[first], bool((us == UNTIMED).any())))
-        parts = _split_parts(rows, order, self._budget)
+        first_rows = np.flatnonzero(np.diff(codes, prepend=-1))
+        self._chunk_stats.append(_ChunkStats(names, us[first_rows], bool((us == UNTIMED).any())))
+        tables = _split_rows(rows, order, self._budget)
         self.chunks.append(
-            _write_chunk(self._location, self._temp_paths.new_path(), rows.schema, parts)
+            _write_chunk(self._location, self._temp_paths.new_path(), rows.schema, tables)
         )
         return self.chunks
 
@@ -131,23 +131,23 @@ def _sort_columns(rows: pa.Table | pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     return (series.chunk(0), stamps.chunk(0)) if isinstance(rows, pa.Table) else (series, stamps)
 
 
-def _split_parts(rows: pa.Table, order: Int64Array, budget: int) -> Iterator[pa.Table]:
-    step = rows_for_bytes(rows, budget // MAX_MERGED_CHUNKS, MAX_PART_ROWS)
+def _split_rows(rows: pa.Table, order: Int64Array, budget: int) -> Iterator[pa.Table]:
+    step = rows_for_bytes(rows, budget // MAX_MERGED_CHUNKS, MAX_BATCH_ROWS)
     return (
         rows.take(pa.array(order[start : start + step])) for start in range(0, len(order), step)
     )
 
 
 def _write_chunk(
-    location: Location, path: str, schema: pa.Schema, parts: Iterable[pa.Table]
+    location: Location, path: str, schema: pa.Schema, tables: Iterable[pa.Table]
 ) -> str:
     with location.write(location.file(path)) as file:
-        _write_stream(file, schema, chain.from_iterable(part.to_batches() for part in parts))
+        _write_stream(file, schema, chain.from_iterable(table.to_batches() for table in tables))
     return path
 
 
 def read_chunk(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the parts of a chunk, which may also be a file of events."""
+    """Yield the batches of a chunk, which may also be a file of events."""
     if not path.endswith(".parquet"):
         with location.read(location.file(path)) as file:
             yield from pa.ipc.open_stream(file)
@@ -157,7 +157,7 @@ def read_chunk(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.
         location.read(location.file(path)) as file,
         pq.ParquetFile(file, page_checksum_verification=True) as events,
     ):
-        for batch in events.iter_batches(MAX_PART_ROWS, columns=stored, use_threads=False):
+        for batch in events.iter_batches(MAX_BATCH_ROWS, columns=stored, use_threads=False):
             columns = [
                 batch[field.name].cast(field.type)
                 if field.name in stored
@@ -168,16 +168,16 @@ def read_chunk(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.
 
 
 class _ChunkCursor:
-    """A position in a chunk; `part` has the next rows, None at the chunk's end."""
+    """A position in a chunk; `batch` has the next rows, None at the chunk's end."""
 
     def __init__(self, chunk: Iterator[pa.RecordBatch]) -> None:
         self._chunk = chunk
         self._next()
 
     def _next(self) -> None:
-        self.part = next((part for part in self._chunk if part.num_rows), None)
-        if self.part is not None:
-            self._series, stamps = _sort_columns(self.part)
+        self.batch = next((batch for batch in self._chunk if batch.num_rows), None)
+        if self.batch is not None:
+            self._series, stamps = _sort_columns(self.batch)
             us = stamps.cast(pa.int64()).fill_null(UNTIMED)
             self._us = us.to_numpy(zero_copy_only=False)
 
@@ -185,42 +185,42 @@ class _ChunkCursor:
         return self._series[row].as_py(), int(self._us[row])
 
     def last(self) -> Key:
-        """Return the key of the last row of the part."""
-        assert self.part is not None
-        return self._key(self.part.num_rows - 1)
+        """Return the key of the last row of the batch."""
+        assert self.batch is not None
+        return self._key(self.batch.num_rows - 1)
 
     def take_until(self, bound: Key, *, inclusive: bool) -> pa.RecordBatch:
-        """Take the part's rows before `bound`, and those equal to it if `inclusive`."""
-        assert self.part is not None
+        """Take the batch's rows before `bound`, and those equal to it if `inclusive`."""
+        assert self.batch is not None
         bisect = bisect_right if inclusive else bisect_left
-        end = bisect(range(self.part.num_rows), bound, key=self._key)
-        taken = self.part.slice(0, end)
-        if end == self.part.num_rows:
+        end = bisect(range(self.batch.num_rows), bound, key=self._key)
+        rows = self.batch.slice(0, end)
+        if end == self.batch.num_rows:
             self._next()
         elif end:
-            self.part = self.part.slice(end)
+            self.batch = self.batch.slice(end)
             self._series, self._us = self._series.slice(end), self._us[end:]
-        return taken
+        return rows
 
 
 def merge_sorted(chunks: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Table]:
     """Yield the rows of all chunks as tables; no row belongs before an earlier table.
 
     A table is not sorted: it has the rows of each chunk in turn. `sort_rows` sorts them and keeps
-    the order of equal ones. At most one part of each chunk is in memory.
+    the order of equal ones. At most one batch of each chunk is in memory.
     """
     reading = [_ChunkCursor(chunk) for chunk in chunks]
     while True:
         open_chunks = [
-            (chunk.last(), at) for at, chunk in enumerate(reading) if chunk.part is not None
+            (chunk.last(), i) for i, chunk in enumerate(reading) if chunk.batch is not None
         ]
         if not open_chunks:
             return
-        # After this part, no row before `bound` can come. Equal keys of later chunks wait until
+        # After this batch, no row before `bound` can come. Equal keys of later chunks wait until
         # this chunk is past the key, so that equal rows keep the order of the chunks.
-        bound, whose = min(open_chunks)
-        parts = [reading[at].take_until(bound, inclusive=at <= whose) for _, at in open_chunks]
-        yield pa.Table.from_batches([part for part in parts if part.num_rows]).combine_chunks()
+        bound, owner = min(open_chunks)
+        batches = [reading[i].take_until(bound, inclusive=i <= owner) for _, i in open_chunks]
+        yield pa.Table.from_batches([batch for batch in batches if batch.num_rows]).combine_chunks()
 
 
 def reduce_chunks(
@@ -242,12 +242,12 @@ def _merge_chunks(
     if len(chunks) == 1:
         return chunks[0]
     tables = merge_sorted([read_chunk(location, chunk, schema) for chunk in chunks])
-    parts = (
-        part
+    sorted_tables = (
+        table
         for rows in tables
-        for part in _split_parts(rows, sort_rows(*_sort_columns(rows))[0], budget)
+        for table in _split_rows(rows, sort_rows(*_sort_columns(rows))[0], budget)
     )
-    return _write_chunk(location, temp_paths.new_path(), schema, parts)
+    return _write_chunk(location, temp_paths.new_path(), schema, sorted_tables)
 
 
 INLINE_BYTES: Final = 64 * 1024
@@ -270,17 +270,17 @@ def stage(
     location: Location, batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str
 ) -> StagedRows:
     """Stage a task's rows inline if they are few, otherwise in the file `path`, batch by batch."""
-    rest = iter(batches)
-    held: list[pa.RecordBatch] = []
-    while sum(batch.nbytes for batch in held) <= INLINE_BYTES:
-        batch = next(rest, None)
+    unread = iter(batches)
+    few_batches: list[pa.RecordBatch] = []
+    while sum(batch.nbytes for batch in few_batches) <= INLINE_BYTES:
+        batch = next(unread, None)
         if batch is None:
             buffer = io.BytesIO()
-            return StagedRows(_write_stream(buffer, schema, held), buffer.getvalue())
-        held.append(batch)
+            return StagedRows(_write_stream(buffer, schema, few_batches), buffer.getvalue())
+        few_batches.append(batch)
     try:
         with location.write(path) as file:
-            return StagedRows(_write_stream(file, schema, chain(held, rest)), path=path)
+            return StagedRows(_write_stream(file, schema, chain(few_batches, unread)), path=path)
     except BaseException:
         location.discard([path])
         raise
@@ -297,7 +297,7 @@ def _write_stream(sink: io.IOBase, schema: pa.Schema, batches: Iterable[pa.Recor
 
 def read_staged(location: Location, staged: Iterable[StagedRows]) -> pa.Table:
     """Return the rows of all tasks, in the given order, in one chunk a column."""
-    return pa.concat_tables([read_staged_task(location, one) for one in staged]).combine_chunks()
+    return pa.concat_tables([read_staged_task(location, task) for task in staged]).combine_chunks()
 
 
 def read_staged_task(location: Location, staged: StagedRows) -> pa.Table:
@@ -412,23 +412,26 @@ def write_task_output(
     Raises:
         UpdateFailed: a timestamp is out of range.
     """
-    rest = iter(batches)
-    held: list[pa.RecordBatch] = []
+    unread = iter(batches)
+    few_batches: list[pa.RecordBatch] = []
     rows = size = 0
     names = TempPaths(location, unique_name)
-    for batch in rest:
-        held.append(batch)
+    for batch in unread:
+        few_batches.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows > limits.rows or size > limits.size:
             break
     else:
-        inline = stage(location, held, schema, location.file(names.new_path()))
+        inline = stage(location, few_batches, schema, location.file(names.new_path()))
         return TaskOutput(
-            rows, size, inline=inline, has_edits=any(split_edits(b)[1] is not None for b in held)
+            rows,
+            size,
+            inline=inline,
+            has_edits=any(split_edits(b)[1] is not None for b in few_batches),
         )
     task = _LargeTask(location, names, schema, limits.memory)
     try:
-        output = task.write(chain(held, rest), optimistic, author)
+        output = task.write(chain(few_batches, unread), optimistic, author)
     except BaseException:
         names.discard()
         raise

@@ -13,7 +13,7 @@ _PLACES: Final = {
     "merged_rows": "pyspark_tseries.model.series_index.MAX_MERGED_ROWS",
     "index_rows": "pyspark_tseries.storage.head_files.SMALL_INDEX_ROWS",
     "whole_read_bytes": "pyspark_tseries.storage.head_files.MAX_WHOLE_READ_BYTES",
-    "part_rows": "pyspark_tseries.write.task_output.MAX_PART_ROWS",
+    "part_rows": "pyspark_tseries.write.task_output.MAX_BATCH_ROWS",
     "merged_chunks": "pyspark_tseries.write.task_output.MAX_MERGED_CHUNKS",
     "group_rows": "pyspark_tseries.write.numbering.ROWS_PER_GROUP",
     "piece_rows": "pyspark_tseries.storage.row_reader.ROWS_PER_PIECE",
