@@ -79,9 +79,9 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows, scan_file
 from pyspark_tseries.store.commit_history import describe_change, is_given_up
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
+from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, digest_transaction
 from pyspark_tseries.write.numbering import FutureLimit
-from pyspark_tseries.write.rows import EDIT_OF, digest_transaction, staged_schema
+from pyspark_tseries.write.rows import EDIT_OF, staged_schema
 
 MAX_BUCKETS_PER_COMMIT: Final = 100_000
 """A run with more buckets makes several commits."""

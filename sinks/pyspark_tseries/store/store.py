@@ -66,8 +66,10 @@ from pyspark_tseries.write.batch import (
     Batch,
     CommitContext,
     PreparedCommit,
+    batch_transactions,
+    digest_transaction,
 )
-from pyspark_tseries.write.rows import batch_transactions, digest_transaction, is_replay
+from pyspark_tseries.write.rows import is_replay
 
 COLUMNS_TRANSACTION: Final = "tseries:columns"
 """Its version is the last commit that gave value columns wider types."""

@@ -6,6 +6,9 @@ very commit, the commit publishes the file unchanged. It numbers and writes the 
 groups, in memory or by merging sorted files. Edits come last, all in memory at once. The files are
 not part of the store until a Delta commit names them.
 
+For each query and application, the store keeps the number of its last batch and a digest of that
+batch's rows (`write/rows.py`), as transactions of its Delta log.
+
 Edits are checked against their originals (semantics 18). An edit is an ordinary event at the end of
 its series that also carries sequence, timestamp and author of the original it overrides. As in
 `numbering`, nothing is kept between attempts: after a lost race the edits are checked again.
@@ -58,7 +61,7 @@ from pyspark_tseries.write.numbering import (
     write_numbered,
     write_sorted,
 )
-from pyspark_tseries.write.rows import EDIT_OF, batch_transactions
+from pyspark_tseries.write.rows import EDIT_OF
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
     OptimisticNumber,
@@ -245,6 +248,24 @@ def find_originals(
     author = joined["author"].combine_chunks().cast(pa.string())
     erased = joined[ERASURE_FIELD.name].is_valid().to_numpy()
     return EditTargets(names, codes, sequences, us, author, erased)
+
+
+_DIGEST_PREFIX: Final = "tseries:rows:"
+
+
+def digest_transaction(transaction: str) -> str:
+    """Return the transaction with the digest of the last batch under `transaction`."""
+    return _DIGEST_PREFIX + transaction.removeprefix("tseries:")
+
+
+def batch_transactions(token: tuple[str, int] | None, digest: int | None) -> dict[str, int]:
+    """Return the transactions of a batch: its number, and the digest of its rows if known."""
+    if token is None:
+        return {}
+    return {
+        token[0]: token[1],
+        **({} if digest is None else {digest_transaction(token[0]): digest}),
+    }
 
 
 class Appendable(Protocol):

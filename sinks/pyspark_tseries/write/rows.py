@@ -477,24 +477,6 @@ def _sum_parts(pieces: Hashes, offsets: Int64Array) -> Hashes:
     return _scramble(sums[offsets[1:]] - sums[offsets[:-1]] + (sizes + np.uint64(1)) * _ODD)
 
 
-_DIGEST_PREFIX: Final = "tseries:rows:"
-
-
-def digest_transaction(transaction: str) -> str:
-    """Return the transaction with the digest of the last batch under `transaction`."""
-    return _DIGEST_PREFIX + transaction.removeprefix("tseries:")
-
-
-def batch_transactions(token: tuple[str, int] | None, digest: int | None) -> dict[str, int]:
-    """Return the transactions of a batch: its number, and the digest of its rows if known."""
-    if token is None:
-        return {}
-    return {
-        token[0]: token[1],
-        **({} if digest is None else {digest_transaction(token[0]): digest}),
-    }
-
-
 def is_replay(
     root: str, token: tuple[str, int], digest: int | None, last: int | None, stored: int | None
 ) -> bool:
